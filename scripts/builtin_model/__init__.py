@@ -1,0 +1,1 @@
+"""The built-in model: its corpus, its training and the measure of its answers."""
