@@ -1,0 +1,230 @@
+"""Brings .venv in line with requirements/: the work behind scripts/setup.
+
+Runs on the bare standard library. Whatever an earlier run left behind, killed at any point, the next one
+repairs; two at the same time take turns.
+"""
+
+import csv
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+STAMP = VENV / "tokenring-setup"
+TORCH = "torch==2.13.0"
+FREE_DISK_GB = {"cpu": 3, "gpu": 15}
+HEARTBEAT_S = 5.0
+HINTS = {
+    "No space left on device": "the disk is full",
+    "Could not find a version": "no package index has it: is the network up? (pip's settings apply)",
+    "NewConnectionError": "the package index cannot be reached: is the network up?",
+    "NameResolutionError": "the package index cannot be reached: is the network up?",
+    "CERTIFICATE_VERIFY_FAILED": "the index's certificate is not trusted: PIP_CERT names another authority",
+    "ensurepip": "this Python has no venv module (Debian, Ubuntu: apt install python3-venv)",
+}
+
+
+class SetupError(Exception):
+    """Set-up cannot go on; the message says why and what to do."""
+
+
+def main() -> int:
+    """Bring .venv up to date and return the exit status."""
+    profile = "gpu" if has_nvidia_gpu() else "cpu"
+    names = [profile, "dev"] if "--dev" in sys.argv[1:] else [profile]
+    files = [ROOT / "requirements" / f"{name}.txt" for name in names]
+    wanted = fingerprint(files)
+    if is_current(wanted):
+        return 0
+    try:
+        with turn():
+            if not is_current(wanted):
+                install(profile, files)
+                STAMP.write_text("\n".join([*wanted, ""]))
+    except SetupError as error:
+        print(f"tokenring: set-up failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("tokenring: set-up interrupted; the next run continues it", file=sys.stderr)
+        return 130
+    return 0
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether the NVIDIA driver shows this machine a GPU."""
+    if Path("/dev/nvidia0").exists():
+        return True
+    smi = shutil.which("nvidia-smi")
+    return smi is not None and subprocess.run([smi, "-L"], capture_output=True, check=False).stdout != b""
+
+
+def fingerprint(files: list[Path]) -> list[str]:
+    """One line per thing that .venv depends on; the stamp must hold them all."""
+    inputs = [*files, ROOT / "pyproject.toml", Path(__file__)]
+    return [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in inputs] + [
+        f"root {ROOT}"
+    ]
+
+
+def is_current(wanted: list[str]) -> bool:
+    """Whether an earlier run completed for these inputs and its interpreter is still there."""
+    try:
+        return set(wanted) <= set(STAMP.read_text().splitlines()) and (VENV / "bin" / "python").exists()
+    except OSError:
+        return False
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Hold the lock of this checkout's set-up; the kernel drops it with the process."""
+    with (ROOT / ".setup.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("tokenring: another set-up is running here, waiting for it", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def install(profile: str, files: list[Path]) -> None:
+    """Do the four steps, each safe to repeat."""
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"tokenring: {text}  ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
+
+    requirements = [part for path in files for part in ("-r", str(path))]
+    pins = sum("==" in line for path in files for line in path.read_text().splitlines())
+    machine = "an NVIDIA GPU" if profile == "gpu" else "the CPU"
+    say(f"[1/4] .venv with Python {sys.version.split()[0]}, for {machine}")
+    STAMP.unlink(missing_ok=True)
+    make_venv(say)
+    check_disk(profile)
+    forget_damaged(say)
+    say(f"[2/4] {TORCH}")
+    pip("install", TORCH, *(["-c", str(files[0])] if profile == "cpu" else []), say=say)
+    say(f"[3/4] {pins} pinned packages")
+    pip("install", *(["--no-deps"] if profile == "cpu" else []), *requirements, say=say)
+    say("[4/4] this checkout, byte code")
+    pip("install", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT), say=say)
+    compile_all()
+    say("ready")
+
+
+def make_venv(say: Callable[[str], None]) -> None:
+    """Create .venv, in place of one whose interpreter or pip is gone."""
+    probe = [str(VENV / "bin" / "python"), "-Ic", "import pip, sys; sys.exit(sys.version_info < (3, 11))"]
+    if VENV.exists():
+        with suppress(OSError):
+            if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
+                return
+        say("the .venv found does not run, making a new one")
+        shutil.rmtree(VENV)
+    # Resolved, because the interpreter running this may be the .venv's own link to it.
+    run([str(Path(sys.executable).resolve()), "-Im", "venv", str(VENV)], say)
+
+
+def check_disk(profile: str) -> None:
+    """Refuse early where a fresh install cannot fit."""
+    needed = FREE_DISK_GB[profile]
+    free_gb = shutil.disk_usage(VENV).free / 1e9
+    if free_gb < needed and not any(VENV.glob("lib/python3.*/site-packages/torch/version.py")):
+        raise SetupError(f"{VENV} needs about {needed} GB of disk, {free_gb:.1f} GB are free")
+
+
+def forget_damaged(say: Callable[[str], None]) -> None:
+    """Drop the record of each package that a killed run left incomplete, so that pip installs it again."""
+    for site in VENV.glob("lib/python3.*/site-packages"):
+        for leftover in site.glob("~*"):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        for package in site.glob("*.dist-info"):
+            if not is_whole(package):
+                say(f"repairing {package.name.removesuffix('.dist-info')}")
+                shutil.rmtree(package)
+
+
+def is_whole(package: Path) -> bool:
+    """Whether every file that the package's RECORD lists is there in its recorded size."""
+    try:
+        with (package / "RECORD").open(newline="") as record:
+            return all(
+                (package.parent / name).stat().st_size == int(size)
+                for name, _, size in csv.reader(record)
+                if size
+            )
+    except OSError:
+        return False
+
+
+def pip(*arguments: str, say: Callable[[str], None]) -> None:
+    """Run .venv's pip; byte code is made at the end, for all packages at once."""
+    options = ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "--no-color"]
+    command, *rest = arguments
+    run([str(VENV / "bin" / "python"), "-Im", "pip", command, "--no-compile", *options, *rest], say)
+
+
+def run(command: list[str], say: Callable[[str], None]) -> None:
+    """Run `command`, telling every few seconds what it is at; its output is shown if it fails."""
+    lines: list[str] = []
+    done = threading.Event()
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        heartbeat = threading.Thread(target=beat, args=(lines, done, say), daemon=True)
+        heartbeat.start()
+        try:
+            lines.extend(line.rstrip() for line in process.stdout or ())
+        except KeyboardInterrupt:
+            process.terminate()
+            raise
+        finally:
+            done.set()
+            heartbeat.join()
+    if process.returncode != 0:
+        raise SetupError(explain(command, process.returncode, lines))
+
+
+def beat(lines: list[str], done: threading.Event, say: Callable[[str], None]) -> None:
+    """Say the newest line of a running command every few seconds."""
+    while not done.wait(HEARTBEAT_S):
+        collected = sum(line.startswith(("Collecting ", "Requirement already")) for line in lines)
+        newest = next((line.strip() for line in reversed(lines) if not line.startswith("WARNING")), "…")
+        say(f"      {collected} packages, {newest[:70]}" if collected else f"      {newest[:70]}")
+
+
+def explain(command: list[str], status: int, lines: list[str]) -> str:
+    """The end of a failed command's output, led by the likely cause."""
+    output = "\n".join(lines)
+    cause = next((hint for mark, hint in HINTS.items() if mark in output), f"exit status {status}")
+    tail = "\n".join(f"    {line}" for line in lines[-12:])
+    return f"{cause}\n  {' '.join(command)}\n{tail}\n  run the same command again to continue"
+
+
+def compile_all() -> None:
+    """Byte-compile what the server imports, on all cores, so that the first start does not."""
+    site = next(VENV.glob("lib/python3.*/site-packages"))
+    quiet = [str(VENV / "bin" / "python"), "-Im", "compileall", "-q", "-q", "-j", "0"]
+    subprocess.run([*quiet, str(site), str(ROOT / "app")], stdout=subprocess.DEVNULL, check=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
