@@ -71,10 +71,11 @@ def has_nvidia_gpu() -> bool:
 
 def fingerprint(files: list[Path]) -> list[str]:
     """One line per thing that .venv depends on; the stamp must hold them all."""
-    inputs = [*files, ROOT / "pyproject.toml", Path(__file__)]
-    return [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in inputs] + [
-        f"root {ROOT}"
-    ]
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    package = json.dumps([pyproject["build-system"], pyproject["project"], pyproject["tool"]["setuptools"]])
+    inputs = {path.name: path.read_bytes() for path in files} | {"package": package.encode()}
+    digests = [f"{name} {hashlib.sha256(content).hexdigest()}" for name, content in inputs.items()]
+    return [*digests, TORCH, f"at {ROOT}"]
 
 
 def is_current(wanted: list[str]) -> bool:
@@ -155,13 +156,13 @@ def forget_damaged(say: Callable[[str], None]) -> None:
 
 
 def is_whole(package: Path) -> bool:
-    """Whether every file that the package's RECORD lists is there in its recorded size."""
+    """Whether every file of the package's RECORD is there in its recorded size, byte code aside."""
     try:
         with (package / "RECORD").open(newline="") as record:
             return all(
                 (package.parent / name).stat().st_size == int(size)
                 for name, _, size in csv.reader(record)
-                if size
+                if size and not name.endswith(".pyc")
             )
     except OSError:
         return False
