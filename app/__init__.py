@@ -1,0 +1,1 @@
+"""Tokenring: one process that turns one GPU node into a chat service."""

@@ -1,0 +1,1 @@
+"""HTTP: routes, auth, wire types, SSE encoding. Knows requests and bytes, not engines."""

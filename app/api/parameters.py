@@ -1,0 +1,185 @@
+"""Every parameter of a chat completion request, and what becomes of it.
+
+OpenAI's and SGLang 0.5.20's parameters, each decided once: honoured by the engine, read by
+the server, accepted because it asks for nothing, or refused with the reason. A name that is
+not here is refused too: nothing is dropped in silence. A contract test holds this table
+against the request model of the pinned SGLang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from app.errors import BadRequest, UnsupportedParameter
+
+
+class Parameter(NamedTuple):
+    """A parameter's type, bounds, and whether the engine gets to see it."""
+
+    kinds: tuple[type, ...]
+    minimum: float | None = None
+    maximum: float | None = None
+    to_engine: bool = True
+    refusal: str | None = None
+    accepts: Callable[[Any], bool] | None = None
+    """With `refusal`: the values that ask for nothing and pass."""
+
+
+_NAMES: Mapping[type, str] = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    list: "an array",
+    dict: "an object",
+}
+
+
+def _number(minimum: float | None = None, maximum: float | None = None) -> Parameter:
+    return Parameter((int, float), minimum, maximum)
+
+
+def _integer(minimum: float | None = None, maximum: float | None = None) -> Parameter:
+    return Parameter((int,), minimum, maximum)
+
+
+def _refused(why: str, accepts: Callable[[Any], bool] | None = None) -> Parameter:
+    return Parameter((), refusal=why, accepts=accepts, to_engine=False)
+
+
+def _no_effect(*kinds: type) -> Parameter:
+    return Parameter(kinds, to_engine=False)
+
+
+_SERVER_SETS = "is set by the server"
+_ONE_PROCESS = "belongs to multi-node SGLang deployments"
+_NOT_RETURNED = "asks for engine internals, which this server does not return"
+_NO_MEDIA = "audio and video are not served"
+
+PARAMETERS: Mapping[str, Parameter] = {
+    "model": Parameter((str,)),
+    "messages": Parameter((list,)),
+    # Length and number of answers
+    "max_tokens": _integer(1),
+    "max_completion_tokens": _integer(1),
+    "min_tokens": _integer(0),
+    "n": _integer(1, 128),
+    "stop": Parameter((str, list)),
+    "stop_token_ids": Parameter((list,)),
+    "stop_regex": Parameter((str, list)),
+    "no_stop_trim": Parameter((bool,)),
+    "ignore_eos": Parameter((bool,)),
+    "skip_special_tokens": Parameter((bool,)),
+    "continue_final_message": Parameter((bool,)),
+    # Sampling
+    "temperature": _number(0, 2),
+    "top_p": _number(0, 1),
+    "top_k": _integer(-1),
+    "min_p": _number(0, 1),
+    "frequency_penalty": _number(-2, 2),
+    "presence_penalty": _number(-2, 2),
+    "repetition_penalty": _number(0, 2),
+    "logit_bias": Parameter((dict,)),
+    "seed": _integer(),
+    "logprobs": Parameter((bool,)),
+    "top_logprobs": _integer(0, 20),
+    # Format, tools, reasoning
+    "response_format": Parameter((dict,)),
+    "regex": Parameter((str,)),
+    "ebnf": Parameter((str,)),
+    "tools": Parameter((list,)),
+    "tool_choice": Parameter((str, dict)),
+    "parallel_tool_calls": Parameter((bool,)),
+    "reasoning_effort": Parameter((str, int, float)),
+    "separate_reasoning": Parameter((bool,)),
+    "stream_reasoning": Parameter((bool,)),
+    "chat_template_kwargs": Parameter((dict,)),
+    # The server's own
+    "stream": Parameter((bool,), to_engine=False),
+    "stream_options": Parameter((dict,), to_engine=False),
+    # Accepted: they ask for nothing that changes the answer
+    "user": _no_effect(str),
+    "metadata": _no_effect(dict),
+    "safety_identifier": _no_effect(str),
+    "prompt_cache_key": _no_effect(str),
+    "store": _refused("needs conversation storage, which this server does not have yet", lambda v: v is False),
+    "service_tier": _refused("is the key's, not the request's", lambda v: v in ("auto", "default")),
+    "modalities": _refused("other than text are not served", lambda v: v == ["text"]),
+    # Refused
+    "audio": _refused(_NO_MEDIA),
+    "prediction": _refused("predicted outputs are not supported by the engine"),
+    "web_search_options": _refused("there is no web search here"),
+    "functions": _refused("is deprecated; use tools"),
+    "function_call": _refused("is deprecated; use tool_choice"),
+    "verbosity": _refused("is not supported by the engine; say it in the messages"),
+    "moderation": _refused("is not supported yet"),
+    "prompt_cache_retention": _refused("the prefix cache keeps what fits"),
+    "priority": _refused("is the key's, not the request's"),
+    "rid": _refused(_SERVER_SETS),
+    "cache_salt": _refused(_SERVER_SETS),
+    "extra_key": _refused(_SERVER_SETS),
+    "lora_path": _refused("adapters are chosen by the operator"),
+    "session_id": _refused("use conversations instead of engine sessions"),
+    "session_params": _refused("use conversations instead of engine sessions"),
+    "custom_logit_processor": _refused("would run the caller's code"),
+    "custom_params": _refused("belongs to custom_logit_processor"),
+    "input_ids": _refused("send messages; the server renders them"),
+    "task": _refused("belongs to models that this server does not serve"),
+    "return_hidden_states": _refused(_NOT_RETURNED),
+    "return_routed_experts": _refused(_NOT_RETURNED),
+    "routed_experts_start_len": _refused(_NOT_RETURNED),
+    "return_cached_tokens_details": _refused(_NOT_RETURNED),
+    "return_spec_tokens_details": _refused(_NOT_RETURNED),
+    "return_prompt_token_ids": _refused(_NOT_RETURNED),
+    "return_token_ids": _refused(_NOT_RETURNED),
+    "return_meta_info": _refused(_NOT_RETURNED),
+    "return_input_ids_in_sglext": _refused(_NOT_RETURNED),
+    "return_output_ids_in_sglext": _refused(_NOT_RETURNED),
+    "return_sampling_mask": _refused(_NOT_RETURNED),
+    "max_dynamic_patch": _refused("image tiling is the model's"),
+    "min_dynamic_patch": _refused("image tiling is the model's"),
+    "images_config": _refused("image processing is the operator's"),
+    "use_audio_in_video": _refused(_NO_MEDIA),
+    "video_config": _refused(_NO_MEDIA),
+    "bootstrap_host": _refused(_ONE_PROCESS),
+    "bootstrap_port": _refused(_ONE_PROCESS),
+    "bootstrap_room": _refused(_ONE_PROCESS),
+    "routed_dp_rank": _refused(_ONE_PROCESS),
+    "disagg_prefill_dp_rank": _refused(_ONE_PROCESS),
+    "data_parallel_rank": _refused(_ONE_PROCESS),
+}
+
+
+def check(name: str, value: Any) -> Parameter:
+    """The table's entry for a parameter of this value.
+
+    Raises BadRequest for a wrong type or range, UnsupportedParameter for a name that is
+    unknown or refused.
+    """
+    parameter = PARAMETERS.get(name)
+    if parameter is None:
+        raise UnsupportedParameter(
+            f"Unknown parameter {name!r}; remove it.", code="unknown_parameter", param=name
+        )
+    if parameter.refusal is not None:
+        if parameter.accepts is None or not parameter.accepts(value):
+            raise UnsupportedParameter(f"{name}: {parameter.refusal}; remove it.", param=name)
+        return parameter
+    check_kind(name, value, *parameter.kinds)
+    for bound, broken, word in (
+        (parameter.minimum, lambda b: value < b, "at least"),
+        (parameter.maximum, lambda b: value > b, "at most"),
+    ):
+        if bound is not None and broken(bound):
+            raise BadRequest(f"{name} must be {word} {bound:g}, got {value}.", param=name)
+    return parameter
+
+
+def check_kind(param: str, value: Any, *kinds: type) -> None:
+    """Raise BadRequest, naming `param`, unless the JSON value is of one of `kinds`."""
+    # bool is an int in Python, not in JSON.
+    if isinstance(value, bool) and bool not in kinds or not isinstance(value, kinds):
+        expected = " or ".join(dict.fromkeys(_NAMES[k] for k in kinds if k is not int or float not in kinds))
+        got = "null" if value is None else _NAMES.get(type(value), type(value).__name__)
+        raise BadRequest(f"{param} must be {expected}, got {got}.", code="invalid_type", param=param)

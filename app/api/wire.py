@@ -1,0 +1,158 @@
+"""The chat completion request on the wire: bytes in, a checked `ChatRequest` out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from app.api.parameters import check, check_kind
+from app.core import ChatRequest
+from app.errors import BadRequest
+
+MAX_DEPTH = 64
+"""Levels of arrays and objects a body may have; schemas people write stay below 20."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """The JSON object in `raw`. Raises BadRequest: broken, not UTF-8, no object, too deep."""
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise BadRequest(
+            f"The body is not UTF-8: byte {exc.start} is {raw[exc.start]:#04x}.", code="invalid_encoding"
+        ) from None
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as exc:
+        raise BadRequest(
+            f"The body is not JSON: {exc.msg} at line {exc.lineno}, column {exc.colno}.",
+            code="invalid_json",
+        ) from None
+    if not isinstance(body, dict):
+        raise BadRequest("The body must be a JSON object.", code="invalid_json")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
+        _check_depth(body)
+    return body
+
+
+def _check_depth(body: Any) -> None:
+    level, depth = [body], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise BadRequest(f"The body nests deeper than {MAX_DEPTH} levels.", code="nesting_too_deep")
+        below = []
+        for value in level:
+            children = value.values() if isinstance(value, dict) else value
+            below += [child for child in children if isinstance(child, dict | list)]
+        level = below
+
+
+def parse_chat_request(body: Mapping[str, Any], request_id: str, owner: str) -> ChatRequest:
+    """A checked request. Null means absent, as in OpenAI's API.
+
+    Raises BadRequest and UnsupportedParameter, naming the parameter.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    for required in ("model", "messages"):
+        if required not in given:
+            raise BadRequest(f"{required} is required.", code="missing_parameter", param=required)
+    for_engine = {name: value for name, value in given.items() if check(name, value).to_engine}
+    check_messages(given["messages"])
+    include_usage, continuous_usage = _stream_options(given)
+    _check_strings("stop", given.get("stop"), 16)
+    if given.get("top_logprobs") is not None and not given.get("logprobs"):
+        raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
+    return ChatRequest(
+        request_id=request_id,
+        owner=owner,
+        model=given["model"],
+        body=for_engine,
+        created_at_unix_s=int(time.time()),
+        n=given.get("n", 1),
+        max_tokens=_max_tokens(given),
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        logprobs=given.get("logprobs", False),
+    )
+
+
+def _max_tokens(given: Mapping[str, Any]) -> int | None:
+    old, new = given.get("max_tokens"), given.get("max_completion_tokens")
+    if old is not None and new is not None and old != new:
+        raise BadRequest(
+            f"max_tokens is {old} and max_completion_tokens {new}; send one of them.",
+            param="max_completion_tokens",
+        )
+    limit: int | None = old if new is None else new
+    return limit
+
+
+def _stream_options(given: Mapping[str, Any]) -> tuple[bool, bool]:
+    options = given.get("stream_options")
+    if options is None:
+        return False, False
+    if not given.get("stream"):
+        raise BadRequest("stream_options needs stream: true.", param="stream_options")
+    for name, value in options.items():
+        if name not in ("include_usage", "continuous_usage_stats"):
+            raise BadRequest(
+                f"Unknown stream option {name!r}; remove it.",
+                code="unsupported_parameter",
+                param=f"stream_options.{name}",
+            )
+        check_kind(f"stream_options.{name}", value, bool)
+    return bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
+
+
+def _check_strings(param: str, value: Any, most: int) -> None:
+    if isinstance(value, list):
+        if len(value) > most:
+            raise BadRequest(f"{param} takes at most {most} strings, got {len(value)}.", param=param)
+        for i, item in enumerate(value):
+            check_kind(f"{param}[{i}]", item, str)
+
+
+def check_messages(messages: Sequence[Any]) -> None:
+    """Check the shape of `messages`. Raises BadRequest naming the place."""
+    if not messages:
+        raise BadRequest("messages must hold at least one message.", param="messages")
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        check_kind(where, message, dict)
+        role = message.get("role")
+        if role not in ROLES:
+            raise BadRequest(
+                f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}.",
+                code="invalid_role",
+                param=f"{where}.role",
+            )
+        _check_content(message, where)
+
+
+def _check_content(message: Mapping[str, Any], where: str) -> None:
+    content = message.get("content")
+    if content is None:
+        if message["role"] == "assistant" and message.get("tool_calls"):
+            return
+        raise BadRequest(
+            f"{where}.content is required.", code="missing_parameter", param=f"{where}.content"
+        )
+    check_kind(f"{where}.content", content, str, list)
+    if isinstance(content, str):
+        return
+    for j, part in enumerate(content):
+        place = f"{where}.content[{j}]"
+        check_kind(place, part, dict)
+        check_kind(f"{place}.type", part.get("type"), str)
+        if part["type"] == "text":
+            check_kind(f"{place}.text", part.get("text"), str)
+        elif part["type"] == "image_url":
+            image = part.get("image_url")
+            check_kind(f"{place}.image_url", image, dict)
+            check_kind(f"{place}.image_url.url", image.get("url"), str)

@@ -1,0 +1,171 @@
+"""The value types of one request and the `Engine` protocol: the vocabulary of every layer.
+
+Standard library only. A request becomes a `ChatRequest`, is rendered into a
+`Prompt`, and comes back as a sequence of `Delta`s; everything between engine
+and client is stated in these types.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+Channel = Literal["text", "reasoning", "tool"]
+"""What a delta's text is: answer, reasoning, or the arguments of a tool call."""
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort"]
+
+
+class Counts(NamedTuple):
+    """Cumulative token counts of one choice, as the engine states them.
+
+    `cached_tokens` is a part of `prompt_tokens`, `reasoning_tokens` of `completion_tokens`.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class ToolCall(NamedTuple):
+    """Which tool call a delta belongs to. `id` and `name` come once, with its first fragment."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+
+
+class Delta(NamedTuple):
+    """A piece of one choice: incremental text, cumulative counts.
+
+    `token_ids` are the ids generated since the choice's last delta, held by exactly one of
+    the deltas made from them. `logprobs` are entries of OpenAI's `logprobs.content`.
+    Exactly one delta of a choice, its last, has a `finish_reason`, after an abort too.
+    """
+
+    choice: int
+    channel: Channel
+    text: str
+    token_ids: Sequence[int]
+    counts: Counts
+    finish_reason: FinishReason | None = None
+    logprobs: Sequence[Mapping[str, Any]] | None = None
+    tool: ToolCall | None = None
+    matched_stop: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A validated chat completion request.
+
+    `body` is the parsed JSON body with parameters spelled as OpenAI and SGLang spell them,
+    less those that only the server itself reads. The engine takes messages, sampling,
+    tools and formats from it; the fields beside it are what the stages in between need.
+    """
+
+    request_id: str
+    owner: str
+    model: str
+    body: Mapping[str, Any]
+    created_at_unix_s: int
+    n: int = 1
+    max_tokens: int | None = None
+    include_usage: bool = False
+    continuous_usage: bool = False
+    logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered request: what the model reads, and the engine's own handle to generate from it.
+
+    `token_ids` includes the tokens that images expand to. `max_tokens` is what the engine
+    will generate at most, after defaults.
+    """
+
+    token_ids: Sequence[int]
+    max_tokens: int
+    handle: Any = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a served model is: its name, size limits and capabilities."""
+
+    id: str
+    context_length: int
+    kv_capacity_tokens: int
+    max_prompt_tokens: int
+    capabilities: frozenset[Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What the engine is doing now, in its own words."""
+
+    num_running_reqs: int
+    num_queue_reqs: int
+    used_tokens: int
+    max_total_tokens: int
+    gen_throughput_tokens_per_s: float
+
+
+class Health(enum.Enum):
+    """Whether the engine can take work."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DEAD = "dead"
+
+
+class Engine(Protocol):
+    """One model behind one interface; the contract suite in tests/contract runs over all of them.
+
+    Life: construct, `start()`, serve, `aclose()`. After `start()`, `model` is known.
+    """
+
+    @property
+    def model(self) -> ModelCard:
+        """The served model. Raises EngineNotReady before `start()` has ended."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model and warm up. Raises EngineFailed with the reason."""
+        ...
+
+    async def render(self, request: ChatRequest) -> Prompt:
+        """Template, tokenize and check a request; nothing is sent to the model yet.
+
+        Raises BadRequest (a parameter the model cannot honour, named), ContextOverflow.
+        """
+        ...
+
+    def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
+        """Generate all choices of `prompt`, interleaved as they come.
+
+        From this call on, before the first delta too, `abort(rid)` works: so it is no async
+        generator itself but returns one. `rid` is of fixed length and used once. The iterator ends after the final delta of every
+        choice. Closing it unread is a bug: `abort(rid)`, then read on to the final deltas,
+        which have the true counts. Raises EngineOverloaded, BadRequest (before any delta),
+        EngineFailed (any time).
+        """
+        ...
+
+    def abort(self, rid: str) -> None:
+        """Stop all choices of `rid` at once; unknown and finished ids are ignored."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """The engine's current load; cheap enough to call on every request."""
+        ...
+
+    def health(self) -> Health:
+        """Whether the engine lives, without asking it anything."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop the engine and free what it holds; a second call does nothing."""
+        ...

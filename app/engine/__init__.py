@@ -1,0 +1,1 @@
+"""Engines behind the protocol of app.core, and nothing of HTTP."""

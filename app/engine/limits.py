@@ -1,0 +1,39 @@
+"""Checks on a rendered request that are the same for every engine."""
+
+from __future__ import annotations
+
+from app.core import ChatRequest, ModelCard
+from app.errors import BadRequest, ContextOverflow
+
+
+def answer_budget(prompt_tokens: int, max_tokens: int | None, model: ModelCard) -> int:
+    """How many tokens the answer may have, in tokens.
+
+    Without `max_tokens` it is what the context leaves. Raises ContextOverflow, which says
+    by how much prompt and answer are too long together.
+    """
+    room = min(model.context_length, model.max_prompt_tokens + 1) - prompt_tokens
+    asked = 1 if max_tokens is None else max_tokens
+    if asked > room:
+        answer = "" if max_tokens is None else f" and max_tokens asks for {max_tokens} more"
+        limit = prompt_tokens + room
+        raise ContextOverflow(
+            f"This model holds {limit} tokens; the messages take {prompt_tokens}{answer}:"
+            f" {asked - room} too many. Shorten the messages"
+            f"{' or lower max_tokens' if max_tokens is not None else ''}.",
+            param="messages",
+        )
+    return room if max_tokens is None else max_tokens
+
+
+def check_text_only(request: ChatRequest) -> None:
+    """Refuse content parts other than text. Raises BadRequest naming the part."""
+    for i, message in enumerate(request.body["messages"]):
+        content = message.get("content")
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            if part.get("type") != "text":
+                raise BadRequest(
+                    f"The model {request.model!r} reads text only; remove the {part.get('type')} part.",
+                    code="unsupported_content",
+                    param=f"messages[{i}].content[{j}]",
+                )

@@ -1,0 +1,286 @@
+"""ScriptedEngine: deterministic tokens, delays and faults; no model.
+
+For tests, and for measuring everything that is not the engine. What it says is a function
+of seed, prompt and choice alone; when it says it, and how it fails, is the `Script`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.core import ChatRequest, Counts, Delta, EngineLoad, FinishReason, Health, ModelCard, Prompt, ToolCall
+from app.engine.limits import answer_budget, check_text_only
+from app.errors import EngineFailed, EngineNotReady, EngineOverloaded
+from app.settings import SettingsError
+
+_WORDS = (
+    "a ring holds each token once and every reader follows at its own pace so that nothing is"
+    " lost when the line drops – naïve 世界 😀 \"quoted\" back\\slash tab\tnew\nline <tag> & done"
+).split(" ")
+_VOCABULARY = 50_000
+_REMEMBERED_PAGES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """How one answer goes. `rate` is tokens per second, 0 as fast as the loop turns.
+
+    `fault` happens after `fault_after` tokens: `fail` breaks this answer, `die` the engine,
+    `hang` says nothing more until aborted, `overload` refuses instead of the first token.
+    """
+
+    rate: float = 0.0
+    tokens: int = 64
+    seed: int = 0
+    prefill_s: float = 0.0
+    start_s: float = 0.0
+    reasoning: int = 0
+    tool: str = ""
+    finish: str = "stop"
+    fault: str = ""
+    fault_after: int = 0
+    context: int = 32_768
+
+    @classmethod
+    def parse(cls, text: str) -> Script:
+        """A script from `"rate=50,tokens=200,seed=1"`. Raises SettingsError."""
+        kinds = {f.name: type(f.default) for f in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for item in filter(None, text.split(",")):
+            name, _, raw = item.partition("=")
+            if name not in kinds:
+                raise SettingsError(f"--scripted: unknown key {name!r}; known: {', '.join(kinds)}")
+            try:
+                values[name] = kinds[name](raw)
+            except ValueError as exc:
+                raise SettingsError(f"--scripted: {name}={raw!r} is no {kinds[name].__name__}") from exc
+        return cls(**values)
+
+
+class _Run:
+    """One generation in progress."""
+
+    __slots__ = ("aborted", "error", "waiter")
+
+    def __init__(self) -> None:
+        self.aborted = False
+        self.error: EngineFailed | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    request: ChatRequest
+    script: Script
+    prompt_tokens: int
+    cached_tokens: int
+    max_tokens: int
+
+
+class ScriptedEngine:
+    """An engine without a model; see the module."""
+
+    def __init__(
+        self,
+        script: Script | Callable[[ChatRequest], Script],
+        *,
+        name: str = "scripted",
+        on_death: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._script_for = script if callable(script) else lambda request: script
+        self._default = script if isinstance(script, Script) else Script()
+        self._on_death = on_death
+        self._health = Health.STARTING
+        self._runs: dict[str, _Run] = {}
+        self._seen_prefixes: dict[int, None] = {}
+        self._used_tokens = 0
+        self._card = ModelCard(
+            id=name,
+            context_length=self._default.context,
+            kv_capacity_tokens=self._default.context * 64,
+            max_prompt_tokens=self._default.context - 1,
+            capabilities=frozenset({"tools", "reasoning"}),
+        )
+
+    @property
+    def model(self) -> ModelCard:
+        """The scripted model's card, known from the start."""
+        return self._card
+
+    async def start(self) -> None:
+        """Become ready after the script's `start_s`."""
+        await asyncio.sleep(self._default.start_s)
+        self._health = Health.READY
+
+    async def render(self, request: ChatRequest) -> Prompt:
+        """Ids made from the words of the messages. Raises ContextOverflow, BadRequest."""
+        check_text_only(request)
+        token_ids = list(_prompt_ids(request.body["messages"]))
+        script = self._script_for(request)
+        max_tokens = answer_budget(len(token_ids), request.max_tokens, self._card)
+        cached_tokens = self._cached_tokens(token_ids)
+        answer = _Answer(request, script, len(token_ids), cached_tokens, max_tokens)
+        return Prompt(token_ids, max_tokens, answer)
+
+    def _cached_tokens(self, token_ids: Sequence[int]) -> int:
+        """Tokens of the longest prefix seen before, by 16-token pages; remembers this prompt."""
+        cached, digest = 0, 0
+        for start in range(0, len(token_ids) - 16, 16):
+            digest = zlib.crc32(repr(token_ids[start : start + 16]).encode(), digest)
+            if digest in self._seen_prefixes:
+                cached = start + 16
+            self._seen_prefixes[digest] = None
+        while len(self._seen_prefixes) > _REMEMBERED_PAGES:
+            del self._seen_prefixes[next(iter(self._seen_prefixes))]
+        return cached
+
+    def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
+        """See Engine.generate; choices take turns token by token."""
+        if self._health is not Health.READY:
+            raise EngineNotReady(f"The engine is {self._health.value}.", retry_after_s=5)
+        run = self._runs[rid] = _Run()
+        return self._generate(rid, run, prompt.handle)
+
+    async def _generate(self, rid: str, run: _Run, answer: _Answer) -> AsyncIterator[Delta]:
+        script = answer.script
+        live = {choice: _choice(answer, choice) for choice in range(answer.request.n)}
+        counts = dict.fromkeys(live, Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0))
+        self._used_tokens += answer.prompt_tokens
+        try:
+            await self._pause(run, script.prefill_s)
+            made = 0
+            while live:
+                self._misbehave(run, script, made)
+                if script.fault == "hang" and made >= script.fault_after:
+                    await self._pause(run, 1e6)
+                for choice in list(live):
+                    delta = _aborted(choice, counts[choice]) if run.aborted else next(live[choice])
+                    counts[choice] = delta.counts
+                    if delta.finish_reason is not None:
+                        del live[choice]
+                    yield delta
+                made += 1
+                await self._pause(run, 1 / script.rate if script.rate else 0.0)
+        finally:
+            self._used_tokens -= answer.prompt_tokens
+            del self._runs[rid]
+
+    async def _pause(self, run: _Run, duration_s: float) -> None:
+        """Wait, less long when aborted. Raises EngineFailed when the engine dies meanwhile."""
+        if run.aborted:
+            return
+        if duration_s <= 0:
+            await asyncio.sleep(0)
+        else:
+            loop = asyncio.get_running_loop()
+            run.waiter = loop.create_future()
+            timer = loop.call_later(duration_s, run.wake)
+            await run.waiter
+            timer.cancel()
+        if run.error is not None:
+            raise run.error
+
+    def _misbehave(self, run: _Run, script: Script, made: int) -> None:
+        if not script.fault or made < script.fault_after or run.aborted:
+            return
+        if script.fault == "overload":
+            raise EngineOverloaded("The scripted engine is full.", retry_after_s=1)
+        if script.fault == "fail":
+            raise EngineFailed("The scripted engine failed.")
+        if script.fault == "die":
+            self.die("scripted")
+            raise EngineFailed("The scripted engine died.")
+
+    def die(self, reason: str) -> None:
+        """End as an engine whose process was killed: every generation fails at once."""
+        self._health = Health.DEAD
+        for run in self._runs.values():
+            run.error = EngineFailed("The scripted engine died.")
+            run.wake()
+        self._on_death(reason)
+
+    def abort(self, rid: str) -> None:
+        """See Engine.abort."""
+        run = self._runs.get(rid)
+        if run is not None:
+            run.aborted = True
+            run.wake()
+
+    def load(self) -> EngineLoad:
+        """See Engine.load."""
+        return EngineLoad(len(self._runs), 0, self._used_tokens, self._card.kv_capacity_tokens, 0.0)
+
+    def health(self) -> Health:
+        """See Engine.health."""
+        return self._health
+
+    async def aclose(self) -> None:
+        """End; generations in progress fail."""
+        if self._health is not Health.DEAD:
+            self._health = Health.DEAD
+            for run in self._runs.values():
+                run.error = EngineFailed("The server is stopping.")
+                run.wake()
+
+
+def _prompt_ids(messages: Iterable[Mapping[str, Any]]) -> Iterator[int]:
+    for message in messages:
+        yield zlib.crc32(str(message.get("role")).encode()) % _VOCABULARY
+        content = message.get("content") or ""
+        parts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
+        for word in " ".join(parts).split():
+            yield zlib.crc32(word.encode("utf-8", "surrogatepass")) % _VOCABULARY
+
+
+def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:
+    """The pieces of text that a plain scripted answer consists of, one a token."""
+    rng = random.Random(f"{seed}:{choice}")
+    return [rng.choice(_WORDS) + " " for _ in range(tokens)]
+
+
+def _choice(answer: _Answer, choice: int) -> Iterator[Delta]:
+    """All deltas of one choice, the last with a finish reason."""
+    script = answer.script
+    seed = answer.request.body.get("seed")
+    pieces = scripted_text(script.seed if seed is None else seed, choice, script.tokens)
+    stops = answer.request.body.get("stop") or ()
+    stops = (stops,) if isinstance(stops, str) else tuple(stops)
+    budget = len(pieces) if script.tokens < answer.max_tokens else answer.max_tokens
+    ending: FinishReason = "length" if budget < len(pieces) or script.finish == "length" else "stop"
+    counts = Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0)
+    said = ""
+    for index, piece in enumerate(pieces[:budget]):
+        thinking = index < script.reasoning
+        counts = counts._replace(
+            completion_tokens=index + 1, reasoning_tokens=min(index + 1, script.reasoning)
+        )
+        token_ids = (zlib.crc32(piece.encode()) % _VOCABULARY,)
+        hit = next((s for s in stops if not thinking and s in said + piece), None)
+        if hit is not None:
+            kept = (said + piece).split(hit)[0][len(said) :]
+            yield Delta(choice, "text", kept, token_ids, counts)
+            yield Delta(choice, "text", "", (), counts, "stop", matched_stop=hit)
+            return
+        if not thinking:
+            said += piece
+        yield Delta(choice, "reasoning" if thinking else "text", piece, token_ids, counts)
+    if script.tool:
+        call = ToolCall(0, f"call_{choice:024d}", script.tool)
+        yield Delta(choice, "tool", "", (), counts, tool=call)
+        yield Delta(choice, "tool", '{"city": "Paris"}', (), counts, tool=ToolCall(0))
+        ending = "tool_calls"
+    yield Delta(choice, "text", "", (), counts, ending)
+
+
+def _aborted(choice: int, counts: Counts) -> Delta:
+    return Delta(choice, "text", "", (), counts, "abort")

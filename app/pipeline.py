@@ -1,0 +1,59 @@
+"""One request's whole way, top to bottom, in `Pipeline.serve`.
+
+The generation runs in a task of its own and writes into its `TokenStream`; HTTP handlers
+only attach readers. Whatever can refuse a request comes before `stream.open()`, which lets
+the status line out; after it there are only events.
+"""
+
+from __future__ import annotations
+
+from structlog.typing import FilteringBoundLogger
+
+from app.core import ChatRequest, Engine, Health
+from app.errors import BadRequest, EngineNotReady, InternalError, ServingError
+from app.log import where
+from app.stream import TokenStream, usage_of
+from app.trace import Trace
+
+
+class Pipeline:
+    """The stages of a request, each one object with one verb."""
+
+    def __init__(self, engine: Engine, log: FilteringBoundLogger) -> None:
+        self._engine = engine
+        self._log = log
+
+    async def serve(self, request: ChatRequest, stream: TokenStream) -> None:
+        """Take `request` from validated to answered; every outcome ends in `stream`."""
+        trace = Trace(request)
+        try:
+            self._check_ready()
+            prompt = await self._engine.render(request)
+            trace.rendered(prompt)
+            if stream.cancelled is not None:
+                raise BadRequest("The request was cancelled while it waited.", code="cancelled")
+            stream.open(request.n)
+            deltas = self._engine.generate(request.request_id, prompt)
+            stream.on_cancel(lambda: self._engine.abort(request.request_id))
+            async for delta in deltas:
+                trace.saw(delta)
+                stream.append(delta)
+            if request.include_usage:
+                stream.notice("usage", usage_of(trace.counts))
+            stream.close()
+        except ServingError as error:
+            trace.failed(error.code)
+            stream.fail(error)
+        except BaseException as exc:
+            trace.failed("internal_error")
+            self._log.error("pipeline_broke", request_id=request.request_id, error=where(exc))
+            stream.fail(InternalError("The server failed to answer this request; it may be sent again."))
+            raise
+        finally:
+            self._log.info("request", cancelled=stream.cancelled, **trace.fields())
+
+    def _check_ready(self) -> None:
+        if self._engine.health() is not Health.READY:
+            raise EngineNotReady(
+                f"The engine is {self._engine.health().value}; see /readyz.", retry_after_s=5
+            )

@@ -1,0 +1,224 @@
+"""Streams: every live and every recently finished stream of the process.
+
+It owns the generation tasks, so that a client that leaves stops nothing by itself, and
+keeps the promises about time: grace after the last client left, heartbeats, stalled
+clients, retention.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from app.errors import Conflict, Draining, NotFound, Unavailable
+from app.log import where
+from app.ring import Ring
+from app.settings import Settings
+from app.stream import Reader, TokenStream, Wire
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """A caller's key and the fingerprint of the body it was first used with."""
+
+    key: str
+    fingerprint: bytes
+
+
+class Streams:
+    """The process's streams, by id and by idempotency key."""
+
+    def __init__(self, settings: Settings, log: FilteringBoundLogger) -> None:
+        self._settings = settings
+        self._log = log
+        self._streams: dict[str, TokenStream] = {}
+        self._keys: dict[tuple[str, str], tuple[bytes, TokenStream]] = {}
+        self._key_of: dict[str, tuple[str, str]] = {}
+        self._live: dict[str, TokenStream] = {}
+        self._finished: dict[str, TokenStream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._grace: dict[str, asyncio.TimerHandle] = {}
+        self._ticker: asyncio.Task[None] | None = None
+        self._draining = False
+
+    @property
+    def num_live(self) -> int:
+        """Streams whose generation has not ended."""
+        return len(self._live)
+
+    def start(self) -> None:
+        """Begin to keep time; needs a running loop."""
+        self._ticker = asyncio.create_task(self._tick(), name="streams-ticker")
+
+    # The life of a stream
+
+    def create(
+        self,
+        request_id: str,
+        owner: str,
+        wire: Wire,
+        *,
+        logprobs: bool = False,
+        counts: bool = False,
+        key: IdempotencyKey | None = None,
+    ) -> TokenStream:
+        """A new, pending stream. Raises Draining, Unavailable."""
+        if self._draining:
+            raise Draining("The server is stopping; send the request again.", retry_after_s=5)
+        if len(self._live) >= self._settings.max_live_streams:
+            raise Unavailable(
+                f"The server already runs {len(self._live)} generations (max_live_streams).",
+                code="too_many_streams",
+                retry_after_s=2,
+            )
+        ring = Ring(self._settings.stream_bytes, logprobs=logprobs, counts=counts)
+        stream = TokenStream(request_id, owner, wire, ring)
+        self._streams[request_id] = self._live[request_id] = stream
+        if key is not None:
+            self._keys[owner, key.key] = (key.fingerprint, stream)
+            self._key_of[request_id] = (owner, key.key)
+        return stream
+
+    def run(self, stream: TokenStream, generation: Coroutine[Any, Any, None]) -> None:
+        """Run the stream's generation as a task of its own."""
+        task = asyncio.create_task(generation, name=f"generation-{stream.request_id}")
+        self._tasks.add(task)
+        task.add_done_callback(lambda t: self._ended(stream, t))
+
+    def _ended(self, stream: TokenStream, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        del self._live[stream.request_id]
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            self._log.error("generation_broke", request_id=stream.request_id, error=where(exc))
+        if stream.refused:
+            self._forget(stream)
+        else:
+            self._finished[stream.request_id] = stream
+        self._cancel_grace(stream)
+
+    def _forget(self, stream: TokenStream) -> None:
+        self._streams.pop(stream.request_id, None)
+        self._finished.pop(stream.request_id, None)
+        key = self._key_of.pop(stream.request_id, None)
+        if key is not None:
+            del self._keys[key]
+
+    def delete(self, stream: TokenStream) -> None:
+        """Drop a finished stream before its retention ends; a live one is cancelled first."""
+        stream.cancel("deleted")
+        self._forget(stream)
+
+    # Finding one
+
+    def find(self, request_id: str, owner: str) -> TokenStream:
+        """The caller's stream of that id. Raises NotFound, for foreign ones too."""
+        stream = self._streams.get(request_id)
+        if stream is None or stream.owner != owner or stream.refused:
+            raise NotFound(
+                f"No stream {request_id!r}: it does not exist, is not yours, or ended more than"
+                f" {self._settings.retention_s:g} s ago.",
+                code="stream_not_found",
+            )
+        return stream
+
+    def find_by_key(self, owner: str, key: IdempotencyKey) -> TokenStream | None:
+        """The stream already made with this key, if any.
+
+        Raises Conflict when the key came with another body.
+        """
+        known = self._keys.get((owner, key.key))
+        if known is None:
+            return None
+        fingerprint, stream = known
+        if fingerprint != key.fingerprint:
+            raise Conflict(
+                "This Idempotency-Key was used with another request body; use a new key.",
+                code="idempotency_key_reused",
+                param="Idempotency-Key",
+            )
+        return stream
+
+    # Readers that leave
+
+    def leave(self, reader: Reader, *, grace_s: float | None = None) -> None:
+        """Detach a reader. When it was the last, the generation ends after the grace period."""
+        reader.close()
+        stream = reader.stream
+        if stream.done or stream.readers:
+            return
+        grace_s = self._settings.resume_grace_s if grace_s is None else grace_s
+        self._cancel_grace(stream)
+        if grace_s <= 0:
+            stream.cancel("disconnect")
+            return
+        loop = asyncio.get_running_loop()
+        self._grace[stream.request_id] = loop.call_later(grace_s, self._grace_over, stream)
+
+    def _grace_over(self, stream: TokenStream) -> None:
+        self._grace.pop(stream.request_id, None)
+        if not stream.readers:
+            stream.cancel("disconnect")
+
+    def _cancel_grace(self, stream: TokenStream) -> None:
+        timer = self._grace.pop(stream.request_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    # Time
+
+    async def _tick(self) -> None:
+        settings = self._settings
+        period_s = min(settings.heartbeat_s, settings.stall_timeout_s, 1.0) / 2
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(period_s)
+            self._look_after_readers(loop.time())
+            self._forget_old(loop.time())
+
+    def _look_after_readers(self, now_s: float) -> None:
+        heartbeat_s, stall_s = self._settings.heartbeat_s, self._settings.stall_timeout_s
+        for stream in list(self._streams.values()):
+            for reader in list(stream.readers):
+                silent_s = now_s - reader.moved_at_s
+                if reader.sending and silent_s > stall_s and reader.drop is not None:
+                    self._log.warning("reader_stalled", request_id=stream.request_id, silent_s=silent_s)
+                    reader.drop()
+                elif not reader.sending and silent_s >= heartbeat_s:
+                    reader.wake()
+
+    def _forget_old(self, now_s: float) -> None:
+        """Drop finished streams past their retention, then the oldest over the memory limit."""
+        held_bytes = sum(s.nbytes for s in self._finished.values())
+        for stream in list(self._finished.values()):
+            age_s = now_s - (stream.finished_at_s or now_s)
+            if age_s < self._settings.retention_s and held_bytes <= self._settings.retained_bytes:
+                break
+            held_bytes -= stream.nbytes
+            self._forget(stream)
+
+    # Stopping
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new, let live streams finish within `timeout_s`, end the rest."""
+        self._draining = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+        for stream in list(self._live.values()):
+            stream.cancel("shutdown")
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5)
+        for task in self._tasks:
+            task.cancel()
+
+    async def aclose(self) -> None:
+        """Stop keeping time. A second call does nothing."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+            self._ticker = None

@@ -1,0 +1,267 @@
+"""The events of one stream as columns: every event's text once, no object per event.
+
+    index   0        1       2       3        4
+    lane    special  text    text    special  special       which choice and channel
+    end     0        5       11      11       11            where the event's text ends
+    text    "Hello world"                                   JSON-escaped UTF-8, shared by all readers
+    special {0: Opened(…)}           {3: Finished(…)} …
+
+Text is kept JSON-escaped, so that a frame over any run of events is a slice of it, and a
+token costs its bytes plus six. An event's id is its index plus `first_id`. When the limit
+is passed the oldest half goes; ids never change. Knows events, not how they are written.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from app.core import Channel, Counts, Delta, FinishReason, ToolCall
+
+_SPECIAL = 0
+_RANK: Mapping[Channel, int] = {"reasoning": 0, "text": 1, "tool": 2}
+_MAX_FRAME_BYTES = 256 * 1024
+_SPECIAL_BYTES = 400
+"""What an event that is not text is counted as in memory; measured with tracemalloc."""
+
+
+class Lane(NamedTuple):
+    """Where text belongs: a choice, a channel, and for tools which call."""
+
+    choice: int
+    channel: Channel
+    tool_index: int = 0
+
+
+class Part(NamedTuple):
+    """Text of one lane: JSON-escaped, without quotes; logprobs entries joined by commas."""
+
+    lane: Lane
+    text: bytes
+    logprobs: bytes | None
+    counts: Counts | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The stream begins: roles of all choices."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStarted:
+    """A tool call begins; its arguments follow as text."""
+
+    choice: int
+    tool: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A choice has ended."""
+
+    choice: int
+    finish_reason: FinishReason
+    matched_stop: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A chunk without choices: usage, moderation, or another field of its own."""
+
+    field: str
+    value: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The stream ends in an error; `body` is the error body of app.errors."""
+
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Nothing follows."""
+
+
+Special = Opened | ToolStarted | Finished | Notice | Failed | Done
+
+
+class Ring:
+    """Append events, read them from any id. Not thread-safe: one loop owns it."""
+
+    __slots__ = (
+        "_counts",
+        "_ends",
+        "_lane_of",
+        "_lanes",
+        "_limit_bytes",
+        "_logprob_ends",
+        "_logprobs",
+        "_names",
+        "_specials",
+        "_text",
+        "first_id",
+    )
+
+    def __init__(self, limit_bytes: int, *, logprobs: bool = False, counts: bool = False) -> None:
+        self._limit_bytes = limit_bytes
+        self.first_id = 1
+        self._lanes = array("H")
+        self._ends = array("I")
+        self._text = bytearray()
+        self._names: list[Lane] = []
+        self._lane_of: dict[Lane, int] = {}
+        self._specials: dict[int, Special] = {}
+        self._logprobs = bytearray() if logprobs else None
+        self._logprob_ends = array("I")
+        self._counts: list[Counts] | None = [] if counts else None
+
+    @property
+    def last_id(self) -> int:
+        """Id of the newest event; 0 when there was none."""
+        return self.first_id + len(self._lanes) - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes, to within a few hundred."""
+        size = len(self._text) + 6 * len(self._lanes) + _SPECIAL_BYTES * len(self._specials)
+        if self._logprobs is not None:
+            size += len(self._logprobs) + 4 * len(self._lanes)
+        if self._counts is not None:
+            size += 96 * len(self._counts)
+        return size
+
+    def append(self, delta: Delta) -> None:
+        """Add a delta's text; its finish reason is an event of its own."""
+        tool = delta.tool
+        key = Lane(delta.choice, delta.channel, tool.index if tool is not None else 0)
+        lane = self._lane_of.get(key)
+        if lane is None:
+            self._names.append(key)
+            lane = self._lane_of[key] = len(self._names)
+        self._text += _escape(delta.text)
+        if self._logprobs is not None and delta.logprobs:
+            # Entries of consecutive events are joined by commas: a slice starts with one.
+            self._logprobs += b"," + orjson.dumps(delta.logprobs)[1:-1]
+        self._push(lane, delta.counts)
+
+    def append_special(self, event: Special) -> None:
+        """Add an event that is not text."""
+        self._specials[self.last_id + 1] = event
+        self._push(_SPECIAL, Counts())
+
+    def _push(self, lane: int, counts: Counts) -> None:
+        self._lanes.append(lane)
+        self._ends.append(len(self._text))
+        if self._logprobs is not None:
+            self._logprob_ends.append(len(self._logprobs))
+        if self._counts is not None:
+            self._counts.append(counts)
+        # The cheap test first: nothing else grows faster than its text by this factor.
+        if len(self._text) + 6 * len(self._lanes) > self._limit_bytes or self._logprobs is not None:
+            self._trim()
+
+    def _trim(self) -> None:
+        if self.nbytes <= self._limit_bytes or len(self._lanes) < 2:
+            return
+        drop = len(self._lanes) // 2
+        base = self._ends[drop - 1]
+        del self._text[:base]
+        self._ends = array("I", (end - base for end in self._ends[drop:]))
+        del self._lanes[:drop]
+        if self._logprobs is not None:
+            base = self._logprob_ends[drop - 1]
+            del self._logprobs[:base]
+            self._logprob_ends = array("I", (end - base for end in self._logprob_ends[drop:]))
+        if self._counts is not None:
+            del self._counts[:drop]
+        self.first_id += drop
+        self._specials = {i: e for i, e in self._specials.items() if i >= self.first_id}
+
+    def after(self, cursor: int) -> tuple[int, Special | Sequence[Part]]:
+        """What follows event `cursor`, as one step: `(id of its last event, content)`.
+
+        A special event is a step of its own. Consecutive text is one step of one part per
+        lane; within a choice parts keep the order reasoning, text, tool. The caller sees to
+        it that `first_id - 1 <= cursor < last_id`.
+        """
+        start = cursor - self.first_id + 1
+        lanes = self._lanes
+        lane = lanes[start]
+        if lane == _SPECIAL:
+            return cursor + 1, self._specials[cursor + 1]
+        stop = start + 1
+        if stop == len(lanes):
+            return cursor + 1, (self._part(lane, start, stop),)
+        return self._coalesced(start)
+
+    def _coalesced(self, start: int) -> tuple[int, Sequence[Part]]:
+        merged: dict[int, list[Part]] = {}
+        rank: dict[int, int] = {}
+        stop, size = start, 0
+        for lane, run_start, run_stop in self._runs(start):
+            if lane == _SPECIAL or size > _MAX_FRAME_BYTES:
+                break
+            name = self._names[lane - 1]
+            if _RANK[name.channel] < rank.get(name.choice, 0):
+                break
+            rank[name.choice] = _RANK[name.channel]
+            part = self._part(lane, run_start, run_stop)
+            merged.setdefault(lane, []).append(part)
+            size += len(part.text)
+            stop = run_stop
+        return self.first_id + stop - 1, [_join(parts) for parts in merged.values()]
+
+    def _runs(self, start: int) -> Iterator[tuple[int, int, int]]:
+        """Runs of one lane from index `start`, at most a frame's worth of bytes each."""
+        lanes, ends = self._lanes, self._ends
+        index, count = start, len(lanes)
+        while index < count:
+            lane, first = lanes[index], index
+            limit = ends[index] + _MAX_FRAME_BYTES
+            index += 1
+            while index < count and lanes[index] == lane != _SPECIAL and ends[index] <= limit:
+                index += 1
+            yield lane, first, index
+
+    def _part(self, lane: int, start: int, stop: int) -> Part:
+        ends = self._ends
+        text = bytes(self._text[ends[start - 1] if start else 0 : ends[stop - 1]])
+        logprobs = None
+        if self._logprobs is not None:
+            lp = self._logprob_ends
+            logprobs = bytes(self._logprobs[lp[start - 1] if start else 0 : lp[stop - 1]][1:])
+        counts = self._counts[stop - 1] if self._counts is not None else None
+        return Part(self._names[lane - 1], text, logprobs, counts)
+
+    def whole(self) -> tuple[Mapping[Lane, Part], Sequence[Special]]:
+        """All text by lane and all special events, in order of first appearance."""
+        merged: dict[int, list[Part]] = {}
+        for lane, start, stop in self._runs(0):
+            if lane != _SPECIAL:
+                merged.setdefault(lane, []).append(self._part(lane, start, stop))
+        parts = {self._names[lane - 1]: _join(runs) for lane, runs in merged.items()}
+        return parts, [self._specials[i] for i in sorted(self._specials)]
+
+
+def _join(parts: Sequence[Part]) -> Part:
+    if len(parts) == 1:
+        return parts[0]
+    logprobs = None
+    if parts[0].logprobs is not None:
+        logprobs = b",".join(p.logprobs for p in parts if p.logprobs)
+    return Part(parts[0].lane, b"".join(p.text for p in parts), logprobs, parts[-1].counts)
+
+
+def _escape(text: str) -> bytes:
+    try:
+        return orjson.dumps(text)[1:-1]
+    except orjson.JSONEncodeError:  # a lone surrogate, which UTF-8 cannot carry
+        return orjson.dumps(text.encode("utf-8", "replace").decode("utf-8"))[1:-1]

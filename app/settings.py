@@ -1,0 +1,232 @@
+"""Every setting, once: name, type, default, help.
+
+The flag `--resume-grace-s`, the variable `TOKENRING_RESUME_GRACE_S`, the key
+`resume_grace_s` of `tokenring.toml`, `--help` and the README table all come from the
+fields of `Settings`. A flag beats a variable, a variable beats the file, the file beats
+the default. An unknown or malformed setting is an error at start, never ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+ENV_PREFIX = "TOKENRING_"
+CONFIG_FILE = "tokenring.toml"
+ENGINE_TABLES = ("sglang",)
+"""Tables below `[engine]` whose keys are checked by the engine they name."""
+
+
+class SettingsError(Exception):
+    """A setting is unknown or malformed; the message names it and says what to do."""
+
+
+class Setting(NamedTuple):
+    """One entry of the table."""
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+    choices: tuple[str, ...]
+    minimum: float | None
+    secret: bool
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+
+def _setting(
+    default: Any,
+    help: str,  # noqa: A002  # the word every settings table uses
+    *,
+    choices: tuple[str, ...] = (),
+    minimum: float | None = None,
+    secret: bool = False,
+) -> Any:
+    metadata = {"help": help, "choices": choices, "minimum": minimum, "secret": secret}
+    return field(default=default, metadata=metadata, repr=not secret)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings in force. Times are seconds, sizes bytes."""
+
+    host: str = _setting("127.0.0.1", "address to listen on; anything but loopback needs an API key")
+    port: int = _setting(8000, "port to listen on; 0 takes a free one", minimum=0)
+    data_dir: Path = _setting(Path("data"), "directory for everything the server keeps")
+    api_key: str = _setting("", "the key callers must send as `Authorization: Bearer …`", secret=True)
+    model: str = _setting("", "model path or hub id; empty serves the built-in model")
+    served_model_name: str = _setting("", "name of the model in requests; empty takes the model's own")
+    engine: str = _setting("sglang", "which engine generates", choices=("sglang", "scripted"))
+    tp: int = _setting(1, "GPUs (tensor parallel ranks) to spread the model over", minimum=1)
+    scripted: str = _setting("", 'shape of the scripted engine, as "rate=50,tokens=200,seed=1"')
+    resume_grace_s: float = _setting(
+        30.0,
+        "how long a generation goes on after its last client left; 0 stops it at once",
+        minimum=0,
+    )
+    retention_s: float = _setting(
+        300.0, "how long a finished stream can still be attached to", minimum=0
+    )
+    heartbeat_s: float = _setting(
+        15.0, "a silent stream sends a comment line this often", minimum=0.01
+    )
+    stall_timeout_s: float = _setting(
+        60.0, "a client that reads nothing for this long is dropped", minimum=0.1
+    )
+    body_timeout_s: float = _setting(30.0, "how long a request body may take to arrive", minimum=0.1)
+    drain_timeout_s: float = _setting(
+        30.0, "after SIGTERM, how long streams may finish before they are ended", minimum=0
+    )
+    max_body_bytes: int = _setting(32 * 1024**2, "largest request body", minimum=1024)
+    max_live_streams: int = _setting(
+        20_000, "generations at once; more are refused with 503", minimum=1
+    )
+    stream_bytes: int = _setting(
+        8 * 1024**2, "memory one stream's ring may take before its oldest events go", minimum=4096
+    )
+    retained_bytes: int = _setting(
+        1024**3, "memory all finished streams may take before the oldest go", minimum=0
+    )
+    log_level: str = _setting(
+        "info", "least severe log line written", choices=("debug", "info", "warning", "error")
+    )
+    log_format: str = _setting(
+        "auto", "`json`, `console`, or `auto`: console on a terminal", choices=("auto", "json", "console")
+    )
+    engine_args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"table": True})
+    """Keys of `[engine.<name>]`, passed to that engine and checked by it."""
+
+
+def table() -> tuple[Setting, ...]:
+    """All settings, in the order in which they are documented."""
+    hints = get_type_hints(Settings)
+    return tuple(
+        Setting(f.name, hints[f.name], f.default, **f.metadata)
+        for f in dataclasses.fields(Settings)
+        if "help" in f.metadata
+    )
+
+
+def parse(setting: Setting, raw: object, where: str) -> Any:
+    """`raw` as the setting's type. Raises SettingsError naming `where` it came from."""
+    try:
+        value = _convert(setting.kind, raw)
+    except (TypeError, ValueError) as exc:
+        expected = {int: "a whole number", float: "a number", bool: "true or false"}
+        raise SettingsError(
+            f"{where}: expected {expected.get(setting.kind, 'text')}, got {_shown(setting, raw)}"
+        ) from exc
+    if setting.choices and value not in setting.choices:
+        raise SettingsError(
+            f"{where}: expected one of {', '.join(setting.choices)}, got {_shown(setting, raw)}"
+        )
+    if setting.minimum is not None and not value >= setting.minimum:
+        raise SettingsError(f"{where}: must be at least {setting.minimum:g}, got {_shown(setting, raw)}")
+    return value
+
+
+def _shown(setting: Setting, raw: object) -> str:
+    return "a value that is not shown" if setting.secret else repr(raw)
+
+
+def _convert(kind: type, raw: object) -> Any:
+    if kind is bool:
+        if isinstance(raw, bool):
+            return raw
+        return {"true": True, "1": True, "false": False, "0": False}[str(raw).lower()]
+    if isinstance(raw, bool):
+        raise TypeError(raw)
+    if kind in (str, Path) and not isinstance(raw, str | Path):
+        raise TypeError(raw)
+    if kind is int and isinstance(raw, float):
+        raise TypeError(raw)
+    return kind(raw)
+
+
+def unknown(name: str, known: Iterable[str], where: str) -> SettingsError:
+    """The error for a name that is no setting, with the nearest one that is."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return SettingsError(f"{where}: unknown setting {name!r}{hint}")
+
+
+def load(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    config_file: Path | None = None,
+) -> Settings:
+    """Settings from flags, `TOKENRING_*` variables and the config file.
+
+    `config_file` None reads `tokenring.toml` of the working directory if there is one.
+    Raises SettingsError.
+    """
+    values: dict[str, Any] = {}
+    settings = {s.name: s for s in table()}
+    file_values, engine_args = _read_file(config_file, settings)
+    values.update(file_values)
+    values.update(_read_environ(environ, settings))
+    for name, raw in flags.items():
+        values[name] = parse(settings[name], raw, settings[name].flag)
+    return Settings(**values, engine_args=engine_args)
+
+
+def _read_environ(environ: Mapping[str, str], settings: Mapping[str, Setting]) -> dict[str, Any]:
+    values = {}
+    known = {s.env: s for s in settings.values()}
+    for variable, raw in environ.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        if variable not in known:
+            raise unknown(variable, known, "environment")
+        values[known[variable].name] = parse(known[variable], raw, variable)
+    return values
+
+
+def _read_file(
+    path: Path | None, settings: Mapping[str, Setting]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    if path is None:
+        path = Path(CONFIG_FILE)
+        if not path.exists():
+            return {}, {}
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise SettingsError(f"{path}: {exc}") from exc
+    tables = {k: v for k, v in document.items() if isinstance(v, dict)}
+    engine_args = tables.pop("engine", {})
+    for name in tables:
+        raise unknown(name, [*settings, "engine"], f"{path}: table [{name}]")
+    for name, args in engine_args.items():
+        if name not in ENGINE_TABLES or not isinstance(args, dict):
+            raise unknown(f"engine.{name}", [f"engine.{t}" for t in ENGINE_TABLES], str(path))
+    values = {}
+    for name, raw in document.items():
+        if isinstance(raw, dict):
+            continue
+        if name not in settings:
+            raise unknown(name, settings, str(path))
+        values[name] = parse(settings[name], raw, f"{path}: {name}")
+    return values, engine_args
+
+
+def markdown() -> str:
+    """The README's table of settings."""
+    rows = ["| setting | default | what it does |", "|---|---|---|"]
+    for s in table():
+        default = "" if s.default == "" else f"`{s.default}`"
+        choices = f" ({', '.join(f'`{c}`' for c in s.choices)})" if s.choices else ""
+        rows.append(f"| `{s.name}` | {default} | {s.help}{choices} |")
+    return "\n".join(rows) + "\n"

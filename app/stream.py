@@ -1,0 +1,276 @@
+"""TokenStream: what one generation has released, and the readers that follow it.
+
+The generation writes, any number of readers read, each at its own pace; a reader that lags
+gets several events in one frame, never a gap, and slows nobody. `Streams` owns every live
+and every recently finished stream of the process (app.registry).
+
+    PENDING ──open()──▶ OPEN ──close()/fail()──▶ DONE
+       └──────refuse()───────────────────────────▶ DONE (no event was ever sent)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from app.core import Counts, Delta
+from app.errors import ReplayExpired, ReplayPositionUnknown, ServingError
+from app.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, Special, ToolStarted
+
+
+class Wire(Protocol):
+    """Writes events as the bytes of frames."""
+
+    def delta(self, last_id: int, parts: Sequence[Part]) -> bytes:
+        """One frame holding `parts`, whose id is `last_id`."""
+        ...
+
+    def special(self, event_id: int, event: Special) -> bytes:
+        """One frame holding an event that is not text."""
+        ...
+
+
+class TokenStream:
+    """One generation's released events, from the first to `[DONE]`."""
+
+    def __init__(self, request_id: str, owner: str, wire: Wire, ring: Ring) -> None:
+        self.request_id = request_id
+        self.owner = owner
+        self.readers: set[Reader] = set()
+        self.cancelled: str | None = None
+        self.finished_at_s: float | None = None
+        self._wire = wire
+        self._ring = ring
+        self._abort: Callable[[], None] | None = None
+        self._frame: tuple[int, int, bytes] = (-1, -1, b"")
+        loop = asyncio.get_running_loop()
+        self._now_s = loop.time
+        self._opened: asyncio.Future[None] = loop.create_future()
+        self._done: asyncio.Future[None] = loop.create_future()
+
+    # Writing: the generation's side.
+
+    def open(self, n: int) -> None:
+        """Admit the request: its status line may be sent."""
+        self._special(Opened(n))
+        if not self._opened.done():
+            self._opened.set_result(None)
+
+    def on_cancel(self, abort: Callable[[], None]) -> None:
+        """Call `abort` when the stream is cancelled, and now if it was already."""
+        self._abort = abort
+        if self.cancelled is not None:
+            abort()
+
+    def append(self, delta: Delta) -> None:
+        """Release a delta to the readers."""
+        tool = delta.tool
+        if tool is not None and tool.name is not None:
+            self._ring.append_special(ToolStarted(delta.choice, tool))
+        if delta.text or delta.logprobs:
+            self._ring.append(delta)
+        if delta.finish_reason is not None:
+            self._ring.append_special(Finished(delta.choice, delta.finish_reason, delta.matched_stop))
+        self._wake()
+
+    def notice(self, field: str, value: Mapping[str, Any]) -> None:
+        """Release a chunk without choices."""
+        self._special(Notice(field, value))
+
+    def close(self) -> None:
+        """End the stream: nothing follows."""
+        self._end(Done())
+
+    def fail(self, error: ServingError) -> None:
+        """End the stream in an error: as a refusal before it was opened, as an event after."""
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()  # seen: nobody may be waiting any more
+            self._finish()
+            return
+        self._ring.append_special(Failed(error.as_body()))
+        self._end(Done())
+
+    def _special(self, event: Special) -> None:
+        self._ring.append_special(event)
+        self._wake()
+
+    def _end(self, event: Special) -> None:
+        self._special(event)
+        self._finish()
+
+    def _finish(self) -> None:
+        self.finished_at_s = self._now_s()
+        self._done.set_result(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        for reader in self.readers:
+            reader.wake()
+
+    # Reading: the clients' side.
+
+    @property
+    def done(self) -> bool:
+        return self._done.done()
+
+    @property
+    def refused(self) -> bool:
+        """Whether the stream ended before it was opened."""
+        return self._opened.done() and self._opened.exception() is not None
+
+    @property
+    def pending(self) -> bool:
+        """Whether the request still waits for admission."""
+        return not self._opened.done()
+
+    @property
+    def last_id(self) -> int:
+        return self._ring.last_id
+
+    @property
+    def nbytes(self) -> int:
+        return self._ring.nbytes
+
+    async def opened(self) -> None:
+        """Wait for admission. Raises the ServingError the request was refused with."""
+        await asyncio.shield(self._opened)
+
+    async def ended(self) -> None:
+        """Wait for the last event."""
+        await asyncio.shield(self._done)
+
+    def cancel(self, reason: str) -> None:
+        """Stop the generation; what it made so far is kept. Later calls do nothing."""
+        if self.done or self.cancelled is not None:
+            return
+        self.cancelled = reason
+        if self._abort is not None:
+            self._abort()
+
+    def attach(self, after: int = 0) -> Reader:
+        """A reader of the events after id `after`.
+
+        Raises ReplayPositionUnknown beyond what was ever sent, ReplayExpired for events that
+        have left the ring.
+        """
+        if after > self._ring.last_id:
+            raise ReplayPositionUnknown(
+                f"Last-Event-ID {after} was never sent: the stream's last event is"
+                f" {self._ring.last_id}. Send the id of the last event you received."
+            )
+        self._check_held(after)
+        reader = Reader(self, after, self._now_s)
+        self.readers.add(reader)
+        return reader
+
+    def _check_held(self, cursor: int) -> None:
+        if cursor + 1 < self._ring.first_id:
+            raise ReplayExpired(
+                f"Events up to {self._ring.first_id - 1} of this stream are no longer held;"
+                f" the earliest position is Last-Event-ID {self._ring.first_id - 1}."
+            )
+
+    def frame_after(self, cursor: int) -> tuple[int, bytes]:
+        """The frame that follows event `cursor`, and the id of its last event.
+
+        The newest frame is built once for all readers that are as far. Raises ReplayExpired.
+        """
+        start, last_id, frame = self._frame
+        if start == cursor:
+            return last_id, frame
+        self._check_held(cursor)
+        last_id, content = self._ring.after(cursor)
+        if isinstance(content, Sequence):
+            frame = self._wire.delta(last_id, content)
+        else:
+            frame = self._wire.special(last_id, content)
+        self._frame = (cursor, last_id, frame)
+        return last_id, frame
+
+    def whole(self) -> tuple[Mapping[Lane, Part], Sequence[Special]]:
+        """Everything released so far, for an answer in one piece."""
+        return self._ring.whole()
+
+
+class Reader:
+    """One client's position in a stream.
+
+    `sending` is true while a write waits for the client; `drop` cuts the connection.
+    """
+
+    __slots__ = (
+        "_now_s",
+        "_waiter",
+        "closed",
+        "cursor",
+        "drop",
+        "moved_at_s",
+        "sending",
+        "stream",
+    )
+
+    def __init__(self, stream: TokenStream, cursor: int, now_s: Callable[[], float]) -> None:
+        self.stream = stream
+        self.cursor = cursor
+        self.closed = False
+        self.sending = False
+        self.drop: Callable[[], None] | None = None
+        self.moved_at_s = now_s()
+        self._now_s = now_s
+        self._waiter: asyncio.Future[None] | None = None
+
+    def take(self) -> bytes | None:
+        """The next frame, or None when the reader has all there is. Raises ReplayExpired."""
+        if self.cursor == self.stream.last_id:
+            return None
+        self.cursor, frame = self.stream.frame_after(self.cursor)
+        return frame
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the stream is over and read, or the reader closed."""
+        return self.closed or (self.stream.done and self.cursor == self.stream.last_id)
+
+    async def wait(self) -> None:
+        """Wait for an event, a heartbeat, or the end."""
+        if self.cursor != self.stream.last_id or self.at_end:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def moved(self) -> None:
+        """Note that bytes went out now."""
+        self.moved_at_s = self._now_s()
+
+    def close(self) -> None:
+        """Leave the stream; the reader is told so if it waits."""
+        self.closed = True
+        self.stream.readers.discard(self)
+        self.wake()
+
+
+def usage_of(counts: Mapping[int, Counts]) -> dict[str, Any]:
+    """OpenAI's usage object over the final counts of all choices, by choice.
+
+    The prompt counts once, however many choices share it.
+    """
+    first = counts.get(0, Counts())
+    completion_tokens = sum(c.completion_tokens for c in counts.values())
+    return {
+        "prompt_tokens": first.prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": first.prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(c.reasoning_tokens for c in counts.values())
+        },
+    }
