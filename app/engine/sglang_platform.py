@@ -15,7 +15,7 @@ CPU_PLATFORM = "app.engine.sglang_cpu:CpuPlatform"
 
 
 def activate() -> str | None:
-    """Name the CPU platform class for SGLang (entry point `sglang.srt.platforms`); None beside an accelerator."""
+    """The name of the CPU platform class (entry point `sglang.srt.platforms`); None beside an accelerator."""
     return CPU_PLATFORM if needs_cpu_platform() else None
 
 
@@ -44,7 +44,7 @@ def prepare_process() -> None:
         "qnms(Tensor dets, Tensor scores, float iou_threshold, float scale, int zero_point) -> Tensor"
     )
     # torch drops the schemas with the Library object: they must live as long as torchvision does.
-    importlib.import_module("torchvision").tokenring_schemas = library
+    setattr(importlib.import_module("torchvision"), "_tokenring_schemas", library)
 
 
 def _torchvision_loads() -> bool:
