@@ -6,7 +6,8 @@ the layer stack: it knows nothing else of the product.
 
     ServingError
     ├── BadRequest (400) ── ContextOverflow, UnsupportedParameter, ReplayPositionUnknown
-    ├── Unauthorized (401), NotFound (404) ── UnknownModel, Conflict (409)
+    ├── Unauthorized (401), Forbidden (403), NotFound (404) ── UnknownModel
+    ├── MethodNotAllowed (405), Conflict (409)
     ├── ReplayExpired (410), BodyTooLarge (413)
     ├── Unavailable (503, Retry-After) ── EngineNotReady, Draining, EngineOverloaded
     └── InternalError (500) ── EngineFailed
@@ -82,6 +83,14 @@ class Unauthorized(ServingError):
     status = 401
     type = "authentication_error"
     default_code = "invalid_api_key"
+
+
+class Forbidden(ServingError):
+    """The caller may not do this here."""
+
+    status = 403
+    type = "permission_error"
+    default_code = "forbidden"
 
 
 class NotFound(ServingError):

@@ -15,6 +15,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
+from app.core import ChatRequest
 from app.errors import Conflict, Draining, NotFound, Unavailable
 from app.log import where
 from app.ring import Ring
@@ -59,15 +60,13 @@ class Streams:
 
     def create(
         self,
-        request_id: str,
-        owner: str,
+        request: ChatRequest,
         wire: Wire,
         *,
-        logprobs: bool = False,
-        counts: bool = False,
+        limit_bytes: int | None = None,
         key: IdempotencyKey | None = None,
     ) -> TokenStream:
-        """A new, pending stream. Raises Draining, Unavailable."""
+        """A new, pending stream, whose ring holds `limit_bytes`. Raises Draining, Unavailable."""
         if self._draining:
             raise Draining("The server is stopping; send the request again.", retry_after_s=5)
         if len(self._live) >= self._settings.max_live_streams:
@@ -76,12 +75,16 @@ class Streams:
                 code="too_many_streams",
                 retry_after_s=2,
             )
-        ring = Ring(self._settings.stream_bytes, logprobs=logprobs, counts=counts)
-        stream = TokenStream(request_id, owner, wire, ring)
-        self._streams[request_id] = self._live[request_id] = stream
+        ring = Ring(
+            limit_bytes or self._settings.stream_bytes,
+            logprobs=request.logprobs,
+            counts=request.continuous_usage,
+        )
+        stream = TokenStream(request, wire, ring)
+        self._streams[request.request_id] = self._live[request.request_id] = stream
         if key is not None:
-            self._keys[owner, key.key] = (key.fingerprint, stream)
-            self._key_of[request_id] = (owner, key.key)
+            self._keys[request.owner, key.key] = (key.fingerprint, stream)
+            self._key_of[request.request_id] = (request.owner, key.key)
         return stream
 
     def run(self, stream: TokenStream, generation: Coroutine[Any, Any, None]) -> None:
@@ -118,7 +121,7 @@ class Streams:
     def find(self, request_id: str, owner: str) -> TokenStream:
         """The caller's stream of that id. Raises NotFound, for foreign ones too."""
         stream = self._streams.get(request_id)
-        if stream is None or stream.owner != owner or stream.refused:
+        if stream is None or stream.request.owner != owner or stream.refused:
             raise NotFound(
                 f"No stream {request_id!r}: it does not exist, is not yours, or ended more than"
                 f" {self._settings.retention_s:g} s ago.",

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from app.core import Counts, Delta
+from app.core import ChatRequest, Counts, Delta
 from app.errors import ReplayExpired, ReplayPositionUnknown, ServingError
 from app.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, Special, ToolStarted
 
@@ -34,9 +34,8 @@ class Wire(Protocol):
 class TokenStream:
     """One generation's released events, from the first to `[DONE]`."""
 
-    def __init__(self, request_id: str, owner: str, wire: Wire, ring: Ring) -> None:
-        self.request_id = request_id
-        self.owner = owner
+    def __init__(self, request: ChatRequest, wire: Wire, ring: Ring) -> None:
+        self.request = request
         self.readers: set[Reader] = set()
         self.cancelled: str | None = None
         self.finished_at_s: float | None = None
@@ -48,6 +47,10 @@ class TokenStream:
         self._now_s = loop.time
         self._opened: asyncio.Future[None] = loop.create_future()
         self._done: asyncio.Future[None] = loop.create_future()
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
 
     # Writing: the generation's side.
 

@@ -10,13 +10,13 @@ first data event. HTML living standard, section 9.2, "Server-sent events".
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from app.api.client import Client
 from app.core import ChatRequest
 from app.errors import ReplayExpired
 from app.registry import Streams
@@ -33,7 +33,6 @@ class ChunkWire:
 
     def __init__(self, request: ChatRequest, extra: Mapping[str, Any] | None = None) -> None:
         self._extra = extra or {}
-        self._null_usage = request.include_usage
         head = {
             "id": request.request_id,
             "object": "chat.completion.chunk",
@@ -53,7 +52,7 @@ class ChunkWire:
                 last_id,
                 self._opening(part.lane),
                 part.text,
-                b'"}]},"finish_reason":null}' if part.lane.channel == "tool" else b'"},"finish_reason":null}',
+                b'"}}]},"finish_reason":null}' if part.lane.channel == "tool" else b'"},"finish_reason":null}',
                 self._tail,
             )
         return self._several(last_id, parts)
@@ -145,14 +144,14 @@ def _choice(choice: int, parts: Sequence[Part]) -> bytes:
 
 
 class EventStream:
-    """An ASGI response that follows a reader to the end of its stream.
+    """An ASGI response that follows a reader to the end of its stream."""
 
-    A client that leaves is noticed while it is read from as well as while it is not.
-    """
-
-    def __init__(self, reader: Reader, streams: Streams, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, reader: Reader, streams: Streams, client: Client, headers: Mapping[str, str]
+    ) -> None:
         self._reader = reader
         self._streams = streams
+        self._client = client
         self._headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-store",
@@ -163,21 +162,15 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; returns when it ends or the client leaves."""
-        reader = self._reader
-        reader.drop = scope.get("extensions", {}).get("tokenring.drop")
-        watch = asyncio.ensure_future(_until_gone(receive, reader))
+        self._reader.drop = scope.get("extensions", {}).get("tokenring.drop")
+        self._client.on_gone(self._reader.close)
+        headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()]
         try:
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": 200,
-                    "headers": [(k.encode(), v.encode()) for k, v in self._headers.items()],
-                }
-            )
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send_frames(send)
         finally:
-            watch.cancel()
-            self._streams.leave(reader)
+            self._client.stop()
+            self._streams.leave(self._reader)
 
     async def _send_frames(self, send: Send) -> None:
         reader = self._reader
@@ -195,9 +188,3 @@ class EventStream:
             reader.sending = False
             reader.moved()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _until_gone(receive: Receive, reader: Reader) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    reader.close()

@@ -95,9 +95,10 @@ def _max_tokens(given: Mapping[str, Any]) -> int | None:
 
 def _stream_options(given: Mapping[str, Any]) -> tuple[bool, bool]:
     options = given.get("stream_options")
+    streaming = given.get("stream", False)
     if options is None:
-        return False, False
-    if not given.get("stream"):
+        return not streaming, False
+    if not streaming:
         raise BadRequest("stream_options needs stream: true.", param="stream_options")
     for name, value in options.items():
         if name not in ("include_usage", "continuous_usage_stats"):

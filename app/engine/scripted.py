@@ -21,7 +21,7 @@ from app.settings import SettingsError
 
 _WORDS = (
     "a ring holds each token once and every reader follows at its own pace so that nothing is"
-    " lost when the line drops – naïve 世界 😀 \"quoted\" back\\slash tab\tnew\nline <tag> & done"
+    ' lost when the line drops – naïve 世界 😀 "quoted" back\\slash tab\tnew\nline <tag> & done'
 ).split(" ")
 _VOCABULARY = 50_000
 _REMEMBERED_PAGES = 4096

@@ -1,0 +1,152 @@
+"""The chat completion routes: create, attach, stop."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sys
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from app.api.auth import Gatekeeper
+from app.api.client import Client
+from app.api.completion import completion
+from app.api.sse import ChunkWire, EventStream
+from app.api.wire import parse_body, parse_chat_request
+from app.core import ChatRequest
+from app.errors import BadRequest, ReplayPositionUnknown
+from app.registry import IdempotencyKey
+from app.runtime import Runtime
+from app.stream import TokenStream
+
+
+class ChatRoutes:
+    """Handlers of `/api/chat/completions` and `/v1/chat/completions`."""
+
+    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._streams = runtime.streams
+        self._gatekeeper = gatekeeper
+
+    async def create(self, request: Request) -> Response | EventStream:
+        """POST: start a generation, or attach to the one of the same Idempotency-Key."""
+        owner = self._gatekeeper.owner(request)
+        self._runtime.check_ready()
+        client = Client(request.receive)
+        raw = await client.body(
+            self._settings.max_body_bytes,
+            request.headers.get("content-length"),
+            self._settings.body_timeout_s,
+        )
+        body = parse_body(raw)
+        chat = parse_chat_request(body, new_request_id(), owner)
+        self._runtime.check_model(chat.model)
+        key = _idempotency_key(request, raw)
+        stream = self._streams.find_by_key(owner, key) if key is not None else None
+        if stream is None:
+            stream = self._start(chat, key, streaming=bool(body.get("stream")))
+        patient = key is not None
+        if body.get("stream"):
+            return await self._follow(request, client, stream, patient=patient)
+        return await self._answer(client, stream, patient=patient)
+
+    def _start(self, chat: ChatRequest, key: IdempotencyKey | None, *, streaming: bool) -> TokenStream:
+        # An answer in one piece needs its beginning; max_tokens bounds it.
+        limit_bytes = None if streaming else sys.maxsize
+        stream = self._streams.create(chat, ChunkWire(chat), key=key, limit_bytes=limit_bytes)
+        self._streams.run(stream, self._runtime.pipeline.serve(chat, stream))
+        return stream
+
+    async def _follow(
+        self, request: Request, client: Client, stream: TokenStream, *, patient: bool
+    ) -> Response | EventStream:
+        """The event stream from where the client left off, once the request is admitted."""
+        after = _last_event_id(request)
+        if not patient:
+            client.on_gone(lambda: stream.cancel("disconnect"))
+        try:
+            await stream.opened()
+        except BaseException:
+            client.stop()
+            raise
+        client.on_gone(lambda: None)  # from here on, to leave is not to stop
+        if after and stream.done and after == stream.last_id:
+            client.stop()
+            return Response(status_code=204)
+        reader = stream.attach(after)
+        return EventStream(reader, self._streams, client, _headers(stream))
+
+    async def _answer(self, client: Client, stream: TokenStream, *, patient: bool) -> Response:
+        """The whole answer in one piece; a client that leaves stops it, unless it can return."""
+        await_reader = stream.attach()
+        grace_s = None if patient else 0.0
+        client.on_gone(lambda: self._streams.leave(await_reader, grace_s=grace_s))
+        try:
+            await stream.opened()
+            await stream.ended()
+        finally:
+            client.stop()
+            self._streams.leave(await_reader, grace_s=grace_s)
+        return JSONResponse(completion(stream), headers=_headers(stream))
+
+    async def attach(self, request: Request) -> Response | EventStream:
+        """GET {id}: replay after `Last-Event-ID`, then follow."""
+        stream = self._find(request)
+        return await self._follow(request, Client(request.receive), stream, patient=True)
+
+    async def retrieve(self, request: Request) -> Response | EventStream:
+        """GET /v1/…/{id}: the finished answer as JSON, or the stream to those who accept one."""
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return await self.attach(request)
+        stream = self._find(request)
+        return await self._answer(Client(request.receive), stream, patient=True)
+
+    async def cancel(self, request: Request) -> Response:
+        """DELETE {id} and POST {id}/cancel: stop; what was generated stays attachable."""
+        stream = self._find(request)
+        stream.cancel("cancelled")
+        return JSONResponse({"id": stream.request_id, "object": "chat.completion", "cancelled": True})
+
+    async def delete(self, request: Request) -> Response:
+        """DELETE /v1/…/{id}: stop and forget, in OpenAI's shape."""
+        stream = self._find(request)
+        self._streams.delete(stream)
+        return JSONResponse(
+            {"id": stream.request_id, "object": "chat.completion.deleted", "deleted": True}
+        )
+
+    def _find(self, request: Request) -> TokenStream:
+        owner = self._gatekeeper.owner(request)
+        return self._streams.find(request.path_params["id"], owner)
+
+
+def new_request_id() -> str:
+    """A fresh id: of fixed length, and not to be guessed."""
+    return f"chatcmpl-{secrets.token_hex(14)}"
+
+
+def _headers(stream: TokenStream) -> dict[str, str]:
+    return {"x-request-id": stream.request_id}
+
+
+def _idempotency_key(request: Request, raw: bytes) -> IdempotencyKey | None:
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 0 < len(key) <= 255:
+        raise BadRequest("Idempotency-Key must have 1 to 255 characters.", param="Idempotency-Key")
+    return IdempotencyKey(key, hashlib.sha256(raw).digest())
+
+
+def _last_event_id(request: Request) -> int:
+    raw: Any = request.headers.get("last-event-id", request.query_params.get("last_event_id"))
+    if raw is None or raw == "":
+        return 0
+    if not (raw.isascii() and raw.isdigit() and len(raw) < 16):
+        raise ReplayPositionUnknown(
+            f"Last-Event-ID must be the id of an event, got {raw[:40]!r}.", param="Last-Event-ID"
+        )
+    return int(raw)

@@ -1,0 +1,69 @@
+"""The other end of one HTTP request: its body, and whether it is still there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from app.errors import BadRequest, BodyTooLarge
+
+
+class Client:
+    """Reads the body of a request, then watches for the client to leave."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._watch: asyncio.Task[None] | None = None
+        self._callback: Callable[[], None] | None = None
+        self.gone = False
+
+    async def body(self, limit_bytes: int, declared: str | None, timeout_s: float) -> bytes:
+        """The whole request body; `declared` is its content-length header.
+
+        Raises BodyTooLarge, BadRequest after `timeout_s`, ClientDisconnect.
+        """
+        if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
+            raise _too_large(limit_bytes)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    body += message.get("body", b"")
+                    if len(body) > limit_bytes:
+                        raise _too_large(limit_bytes)
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise BadRequest(
+                f"The body did not arrive within {timeout_s:g} s.", code="body_timeout"
+            ) from None
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the client leaves, now if it has; replaces an earlier one."""
+        self._callback = callback
+        if self.gone:
+            callback()
+        elif self._watch is None:
+            self._watch = asyncio.create_task(self._until_gone())
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        if self._callback is not None:
+            self._callback()
+
+
+def _too_large(limit_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is over {limit_bytes} bytes (max_body_bytes); send less.")

@@ -1,0 +1,140 @@
+"""The life of the process: bind, answer, start the engine, serve, drain, close."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from app.api.app import build_app
+from app.api.auth import is_loopback
+from app.errors import EngineFailed
+from app.log import configure
+from app.runtime import Runtime
+from app.settings import Settings, SettingsError
+
+EXIT_OK = 0
+EXIT_ENGINE_LOST = 3
+
+
+class Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, which also lets the application cut a connection.
+
+    Closing the usual way waits for a client that has stopped reading.
+    """
+
+    def on_message_begin(self) -> None:
+        """Put `tokenring.drop` into the request's scope."""
+        super().on_message_begin()
+        self.scope["extensions"] = {"tokenring.drop": self.transport.abort}  # type: ignore[typeddict-item]  # ours
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, without its signal handlers: the signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The bound socket. Raises SettingsError: in use, not ours, or open to the network."""
+    if not settings.api_key and not is_loopback(settings.host):
+        raise SettingsError(
+            f"--host {settings.host} is open to the network and needs a key:"
+            " set TOKENRING_API_KEY, or listen on 127.0.0.1."
+        )
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((settings.host, settings.port))
+    except OSError as exc:
+        sock.close()
+        raise SettingsError(
+            f"cannot listen on {settings.host}:{settings.port}: {exc.strerror};"
+            " stop the other program or choose another --port."
+        ) from exc
+    return sock
+
+
+def http_server(app: ASGIApp, settings: Settings) -> Server:
+    """The HTTP server over `app`."""
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=5,
+        backlog=4096,
+    )
+    return Server(config)
+
+
+async def serve(settings: Settings, sock: socket.socket) -> int:
+    """Serve until a signal or the engine's end; returns the exit status.
+
+    Own signal handlers come first: SGLang's children report their death by SIGQUIT, and
+    its own handlers would kill the process (sglang 0.5.20, Engine).
+    """
+    log = configure(settings.log_level, settings.log_format)
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    runtime = Runtime(settings, log)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    server = http_server(build_app(runtime), settings)
+    serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
+    host, port = sock.getsockname()[:2]
+    log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    if not settings.api_key:
+        log.warning("open_mode", hint="no API key is set; requests from this machine need none")
+    starting = asyncio.create_task(runtime.start(), name="start")
+    status = EXIT_OK
+    try:
+        status = await _until_over(runtime, starting, stop)
+        if status == EXIT_OK:
+            await runtime.drain()
+    finally:
+        starting.cancel()
+        server.should_exit = True
+        await serving
+        await runtime.aclose()
+        log.info("stopped", status=status)
+    return status
+
+
+async def _until_over(
+    runtime: Runtime, starting: asyncio.Task[None], stop: asyncio.Event
+) -> int:
+    """Wait for a signal, or for the engine's end. Returns the exit status."""
+    stopped = asyncio.create_task(stop.wait())
+    ended = asyncio.create_task(runtime.engine_ended.wait())
+    waiting: set[asyncio.Task[bool] | asyncio.Task[None]] = {stopped, ended, starting}
+    try:
+        while True:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if stopped in done:
+                return EXIT_OK
+            if ended in done:
+                return EXIT_ENGINE_LOST
+            try:
+                starting.result()
+            except EngineFailed as error:
+                runtime.phase = f"dead: {error.message}"
+                runtime.log.error("engine_start_failed", reason=error.message)
+                return EXIT_ENGINE_LOST
+    finally:
+        stopped.cancel()
+        ended.cancel()

@@ -1,0 +1,77 @@
+"""The routes about the server itself: alive, ready, which models."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from app.api.auth import Gatekeeper
+from app.core import Health
+from app.runtime import Runtime
+
+
+class ServiceRoutes:
+    """Handlers of `/healthz`, `/readyz` and the model lists."""
+
+    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
+        self._runtime = runtime
+        self._gatekeeper = gatekeeper
+        self._created_at_unix_s = int(time.time())
+
+    async def healthz(self, request: Request) -> Response:
+        """The process lives and its loop turns."""
+        return JSONResponse({"status": "alive"})
+
+    async def readyz(self, request: Request) -> Response:
+        """Whether requests can be served now, and why not."""
+        runtime = self._runtime
+        detail: dict[str, Any] = {"phase": runtime.phase, "live_streams": runtime.streams.num_live}
+        if runtime.phase != "ready" or runtime.engine.health() is not Health.READY:
+            return JSONResponse(
+                {"status": "not_ready", **detail}, status_code=503, headers={"retry-after": "5"}
+            )
+        load = runtime.engine.load()
+        detail["engine"] = {
+            "num_running_reqs": load.num_running_reqs,
+            "num_queue_reqs": load.num_queue_reqs,
+            "used_tokens": load.used_tokens,
+            "max_total_tokens": load.max_total_tokens,
+        }
+        return JSONResponse({"status": "ready", **detail})
+
+    async def models(self, request: Request) -> Response:
+        """GET /api/models: what is served, its limits and capabilities."""
+        self._gatekeeper.owner(request)
+        self._runtime.check_ready()
+        card = self._runtime.engine.model
+        model = self._openai(card.id) | {
+            "context_length": card.context_length,
+            "kv_capacity_tokens": card.kv_capacity_tokens,
+            "capabilities": sorted(card.capabilities),
+            "state": "ready",
+            "degraded": False,
+        }
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def models_openai(self, request: Request) -> Response:
+        """GET /v1/models, in OpenAI's exact shape."""
+        self._gatekeeper.owner(request)
+        self._runtime.check_ready()
+        return JSONResponse({"object": "list", "data": [self._openai(self._runtime.engine.model.id)]})
+
+    async def model_openai(self, request: Request) -> Response:
+        """GET /v1/models/{id}."""
+        self._gatekeeper.owner(request)
+        self._runtime.check_ready()
+        return JSONResponse(self._openai(self._runtime.check_model(request.path_params["id"]).id))
+
+    def _openai(self, model_id: str) -> dict[str, Any]:
+        return {
+            "id": model_id,
+            "object": "model",
+            "created": self._created_at_unix_s,
+            "owned_by": "tokenring",
+        }

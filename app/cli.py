@@ -1,0 +1,62 @@
+"""The command line: `serve`, `settings`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from app import settings as settings_module
+from app.settings import Settings, SettingsError
+
+EXIT_USAGE = 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; `serve` has one flag per setting."""
+    top = argparse.ArgumentParser(prog="tokenring", description="A complete chat service on one node.")
+    commands = top.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="serve the model over HTTP")
+    serve.add_argument(
+        "--config", type=Path, default=None, help="settings file (tokenring.toml, if there is one)"
+    )
+    for setting in settings_module.table():
+        default = "" if setting.default in ("", None) else f" (default {setting.default})"
+        serve.add_argument(
+            setting.flag,
+            dest=setting.name,
+            default=argparse.SUPPRESS,
+            choices=setting.choices or None,
+            metavar=None if setting.choices else setting.kind.__name__.upper(),
+            help=(setting.help + default).replace("%", "%%"),
+        )
+    show = commands.add_parser("settings", help="list every setting")
+    show.add_argument("--markdown", action="store_true", help="as the README's table")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    args = parser().parse_args(argv)
+    try:
+        if args.command == "settings":
+            print(settings_module.markdown(), end="")
+            return 0
+        flags = {k: v for k, v in vars(args).items() if k not in ("command", "config")}
+        return _serve(settings_module.load(flags, os.environ, args.config))
+    except SettingsError as error:
+        print(f"tokenring: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _serve(settings: Settings) -> int:
+    import uvloop
+
+    from app.api.server import listen, serve
+
+    sock = listen(settings)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(settings, sock))

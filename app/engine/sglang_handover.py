@@ -1,0 +1,201 @@
+"""From SGLang's detokenizer straight to our streams: one pass over each batch, no per-request task.
+
+SGLang's own path builds a `meta_info` dict and runs a waiter with a time-out for every request and
+token; here a batch's columns go to the request's sink. Requests that are not ours (none in normal
+service) take SGLang's path. For ours this leaves out what that path also does: SGLang's
+tokenizer-side metrics and traces, request dumps, LoRA release, weight versions, hidden states and
+speculative-decoding details; none of it is offered through `SGLangEngine`, which measures for itself.
+
+Nothing here ends the process: a failure is told once to `on_failure`, and to every stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import msgspec
+from sglang.srt.managers.io_struct import (
+    AbortReq,
+    BatchStrOutput,
+    TokenizedGenerateReqInput,
+    async_sock_recv,
+    unwrap_from_pickle,
+)
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
+
+from app.core import Counts
+from app.errors import BadRequest, EngineFailed, EngineOverloaded, ServingError
+
+RETRY_AFTER_FULL_S = 1
+
+
+class Sink(Protocol):
+    """Where one generated sequence goes."""
+
+    counts: Counts
+
+    def take(
+        self,
+        text: str,
+        token_ids: Any,
+        finish: dict[str, Any] | None,
+        counts: Counts,
+        batch: Any,
+        row: int,
+    ) -> None:
+        """One step's output. `finish` is SGLang's finish reason, given exactly once."""
+
+    def fail(self, error: ServingError) -> None:
+        """No more output will come."""
+
+
+class HandoverTokenizerManager(TokenizerManager):
+    """SGLang's TokenizerManager, with its output path for our requests replaced."""
+
+    def __init__(self, server_args: Any, port_args: Any, **options: Any) -> None:
+        super().__init__(server_args, port_args, **options)
+        self.on_failure: Callable[[str], None] = lambda reason: None
+        self._sinks: dict[str, Sink] = {}
+
+    # --- requests
+
+    async def submit(self, request: TokenizedGenerateReqInput, rid: str, sink: Sink) -> None:
+        """Send a copy of a tokenized request under `rid`; its output goes to `sink`."""
+        sent = copy.copy(request)
+        sent.rid = rid
+        # Sending moves image features into shared memory, in place; a prompt may be sent again.
+        sent.mm_inputs = copy.deepcopy(request.mm_inputs)
+        sent.time_stats = APIServerReqTimeStats(disagg_mode=self.disaggregation_mode)
+        sent.time_stats.set_created_time()
+        self._sinks[rid] = sink
+        try:
+            await self._send_one_request(sent)
+        except BaseException:
+            del self._sinks[rid]
+            raise
+
+    async def tokenize(self, obj: Any) -> TokenizedGenerateReqInput:
+        """SGLang's own checks, image processing and sampling parameters for one request, unsent."""
+        obj.normalize_batch_and_arguments()
+        self._init_req_state(obj)
+        try:
+            return await self._tokenize_one_request(obj)
+        finally:
+            del self.rid_to_state[obj.rid]
+
+    def abort_all_of(self, rid_prefix: str) -> None:
+        """Stop every request whose id starts with `rid_prefix`."""
+        self._dispatch_to_scheduler(AbortReq(rid=rid_prefix))
+
+    def fail_all(self, error: ServingError) -> None:
+        """End every stream with `error`."""
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink.fail(error)
+
+    # --- SGLang's loop
+
+    def auto_create_handle_loop(self) -> None:
+        """Start receiving on the running loop; unlike SGLang's, installs no signal handlers."""
+        if self.event_loop is None:
+            self.event_loop = asyncio.get_running_loop()
+            self.asyncio_tasks.add(self.event_loop.create_task(self._receive()))
+
+    async def stop(self) -> None:
+        """Stop receiving and close the sockets that SGLang leaves open."""
+        tasks = list(self.asyncio_tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for socket in (self.recv_from_detokenizer, self.send_to_scheduler):
+            socket.close(linger=0)
+        # Both sockets share one context, which SGLang keeps nowhere else.
+        self.recv_from_detokenizer.context.term()
+        self.load_snapshot_reader.close()
+
+    async def _receive(self) -> None:
+        try:
+            await self.handle_loop()
+        except Exception as exc:  # noqa: BLE001  # SGLang would kill the whole process here
+            self.on_failure(f"receiving from the detokenizer failed: {type(exc).__name__}")
+
+    async def handle_loop(self) -> None:
+        """Receive from the detokenizer for ever."""
+        socket = self.recv_from_detokenizer
+        while True:
+            message = await async_sock_recv(socket)
+            if type(message) is BatchStrOutput:
+                if not self._hand_over(message):
+                    await self._handle_batch_output(_without(message, self._sinks))
+                self._forget_finished(message)
+            else:
+                self._result_dispatcher(message)
+
+    def _hand_over(self, batch: BatchStrOutput) -> bool:
+        """Give each row to its sink; False if a row has none."""
+        sinks = self._sinks
+        all_ours = True
+        row = 0
+        for rid, text, token_ids, finish, prompt, completion, cached, reasoning in zip(
+            batch.rids,
+            batch.output_strs,
+            batch.output_ids,
+            batch.finished_reasons,
+            batch.prompt_tokens,
+            batch.completion_tokens,
+            batch.cached_tokens,
+            batch.reasoning_tokens,
+            strict=True,
+        ):
+            sink = sinks.get(rid)
+            if sink is None:
+                all_ours = False
+            else:
+                counts = Counts(prompt, completion, cached, reasoning)
+                sink.take(text, token_ids, finish, counts, batch, row)
+            row += 1
+        return all_ours
+
+    def _forget_finished(self, batch: BatchStrOutput) -> None:
+        for rid, finish in zip(batch.rids, batch.finished_reasons, strict=True):
+            if finish is not None:
+                self._sinks.pop(rid, None)
+
+    def _handle_abort_req(self, recv_obj: AbortReq) -> None:
+        """An abort or a refusal of a request that never ran."""
+        sink = self._sinks.pop(recv_obj.rid, None)
+        if sink is None:
+            super()._handle_abort_req(recv_obj)
+            return
+        finish = recv_obj.finished_reason or {"type": "abort", "message": recv_obj.abort_message}
+        sink.take("", (), finish, sink.counts, None, 0)
+
+
+def refusal(finish: dict[str, Any]) -> ServingError | None:
+    """The error in an abort that SGLang itself decided; None for one that we asked for."""
+    status = finish.get("status_code")
+    if status is None:
+        return None
+    message = str(finish.get("message") or "the engine refused the request")
+    if status == HTTPStatus.BAD_REQUEST:
+        return BadRequest(message)
+    if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
+        return EngineOverloaded(message, retry_after_s=RETRY_AFTER_FULL_S)
+    return EngineFailed(message)
+
+
+def _without(batch: BatchStrOutput, ours: dict[str, Sink]) -> BatchStrOutput:
+    """The rows of a batch that are not ours."""
+    rows = [row for row, rid in enumerate(batch.rids) if rid not in ours]
+    total = len(batch.rids)
+    columns = {}
+    for column in msgspec.structs.fields(type(batch)):
+        value = unwrap_from_pickle(getattr(batch, column.name))
+        if isinstance(value, list) and len(value) == total:
+            columns[column.name] = [value[row] for row in rows]
+    return msgspec.structs.replace(batch, **columns)

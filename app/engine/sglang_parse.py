@@ -1,0 +1,252 @@
+"""From the raw text of one choice to `Delta`s, by SGLang's own reasoning, tool-call and logprob code.
+
+`choice_sink` picks the cheapest sink that a request needs: most need no parser at all. The order of
+the steps is that of SGLang's `OpenAIServingChat._generate_stream_content`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import orjson
+from sglang.srt.entrypoints.openai.protocol import ToolChoice
+from sglang.srt.function_call.function_call_parser import FunctionCallParser
+from sglang.srt.function_call.json_array_parser import JsonArrayParser
+
+from app.core import Channel, Counts, Delta, FinishReason, ToolCall
+from app.engine.sglang_handover import refusal
+from app.errors import EngineFailed, ServingError
+
+FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class Output(Protocol):
+    """The stream that a choice's deltas go to."""
+
+    def put(self, delta: Delta) -> None: ...
+
+    def put_final(self, delta: Delta) -> None: ...
+
+    def fail(self, error: ServingError) -> None: ...
+
+
+class PlainChoice:
+    """A choice whose text is all answer: no parser, no logprobs."""
+
+    __slots__ = ("_out", "counts", "index")
+
+    def __init__(self, index: int, out: Output, prompt_tokens: int) -> None:
+        self.index = index
+        self._out = out
+        self.counts = Counts(prompt_tokens)
+
+    def take(
+        self,
+        text: str,
+        token_ids: Any,
+        finish: dict[str, Any] | None,
+        counts: Counts,
+        batch: Any,
+        row: int,
+    ) -> None:
+        del batch, row
+        self.counts = counts
+        if finish is None:
+            self._out.put(Delta(self.index, "text", text, token_ids, counts))
+        elif (error := refusal(finish)) is not None:
+            self._out.fail(error)
+        else:
+            reason = FINISH_REASONS[finish["type"]]
+            matched = finish.get("matched")
+            self._out.put_final(
+                Delta(self.index, "text", text, token_ids, counts, reason, matched_stop=matched)
+            )
+
+    def fail(self, error: ServingError) -> None:
+        self._out.fail(error)
+
+
+class _Piece:
+    """A parsed piece of text on its way to becoming a delta."""
+
+    __slots__ = ("channel", "text", "tool")
+
+    def __init__(self, channel: Channel, text: str, tool: ToolCall | None = None) -> None:
+        self.channel = channel
+        self.text = text
+        self.tool = tool
+
+
+class ParsedChoice:
+    """A choice with reasoning, tool calls or logprobs in it."""
+
+    def __init__(self, index: int, out: Output, prompt_tokens: int, chat: Any, request: Any) -> None:
+        self.index = index
+        self.counts = Counts(prompt_tokens)
+        self._out = out
+        self._chat = chat
+        self._request = request
+        self._reasoning: dict[int, Any] = {}
+        self._tools: Any = None
+        self._called_tools = False
+        self._reads_reasoning = bool(chat.reasoning_parser and request.separate_reasoning)
+        self._reads_tools = chat._tool_call_parsing_active(request)  # noqa: SLF001
+
+    def take(
+        self,
+        text: str,
+        token_ids: Any,
+        finish: dict[str, Any] | None,
+        counts: Counts,
+        batch: Any,
+        row: int,
+    ) -> None:
+        self.counts = counts
+        if finish is not None and (error := refusal(finish)) is not None:
+            self._out.fail(error)
+            return
+        try:
+            pieces = list(self._pieces(text, finish["type"] if finish else None))
+            logprobs = self._logprobs(batch, row) if self._request.logprobs else None
+        except Exception as exc:  # noqa: BLE001  # SGLang's parsers raise anything
+            self._out.fail(EngineFailed(f"the model's output could not be parsed: {type(exc).__name__}"))
+            return
+        self._emit(pieces, token_ids, finish, logprobs)
+
+    def fail(self, error: ServingError) -> None:
+        self._out.fail(error)
+
+    def _emit(
+        self,
+        pieces: list[_Piece],
+        token_ids: Any,
+        finish: dict[str, Any] | None,
+        logprobs: Sequence[Mapping[str, Any]] | None,
+    ) -> None:
+        """One delta per piece; the ids and logprobs go with the first, the finish with the last."""
+        if not pieces:
+            pieces.append(_Piece("text", ""))
+        last = len(pieces) - 1
+        for number, piece in enumerate(pieces):
+            final = finish is not None and number == last
+            delta = Delta(
+                choice=self.index,
+                channel=piece.channel,
+                text=piece.text,
+                token_ids=token_ids if number == 0 else (),
+                counts=self.counts,
+                finish_reason=self._finish_reason(finish) if final and finish else None,
+                logprobs=logprobs if number == 0 else None,
+                tool=piece.tool,
+                matched_stop=finish.get("matched") if final and finish else None,
+            )
+            (self._out.put_final if final else self._out.put)(delta)
+
+    def _finish_reason(self, finish: dict[str, Any]) -> FinishReason:
+        reason = FINISH_REASONS[finish["type"]]
+        return "tool_calls" if reason == "stop" and self._called_tools else reason
+
+    def _pieces(self, text: str, finish_type: str | None) -> Iterator[_Piece]:
+        if self._reads_reasoning:
+            thought, text = self._chat._process_reasoning_stream(  # noqa: SLF001
+                self.index, text, self._reasoning, {}, self._request, finish_type
+            )
+            if thought:
+                yield _Piece("reasoning", thought)
+        if self._reads_tools:
+            yield from self._tool_pieces(text, finish_type)
+        elif text:
+            yield _Piece("text", text)
+
+    def _tool_pieces(self, text: str, finish_type: str | None) -> Iterator[_Piece]:
+        if self._tools is None:
+            self._tools = self._tool_parser()
+        answer, calls = self._parse_tools(text, ended=finish_type not in {None, "abort"})
+        if answer:
+            yield _Piece("text", answer)
+        history = self._chat._get_history_tool_calls_cnt(self._request)  # noqa: SLF001
+        for call in calls:
+            self._called_tools = True
+            call_id = self._chat._process_tool_call_id(call, history) if call.name else None  # noqa: SLF001
+            tool = ToolCall(call.tool_index, call_id, call.name or None)
+            yield _Piece("tool", call.parameters, tool)
+        if finish_type is not None:
+            yield from self._unstreamed_arguments()
+
+    def _parse_tools(self, text: str, *, ended: bool) -> tuple[str, list[Any]]:
+        if isinstance(self._tools, JsonArrayParser):
+            tools = self._chat._effective_tools(self._request)  # noqa: SLF001
+            result = self._tools.parse_streaming_increment(text, tools)
+            return result.normal_text, result.calls
+        answer, calls = self._tools.parse_stream_chunk(text)
+        if not ended:
+            return answer, calls
+        end_answer, end_calls = self._tools.parse_stream_end()
+        return (answer or "") + end_answer, [*calls, *end_calls]
+
+    def _tool_parser(self) -> Any:
+        """As SGLang chooses: plain JSON where the grammar forces it, else the model's own format."""
+        required = self._request.tool_choice == "required" or isinstance(
+            self._request.tool_choice, ToolChoice
+        )
+        if not self._chat.tool_call_parser:
+            return JsonArrayParser()
+        parser = FunctionCallParser(
+            tools=self._chat._effective_tools(self._request),  # noqa: SLF001
+            tool_call_parser=self._chat.tool_call_parser,
+            tokenizer=self._chat.tokenizer_manager.tokenizer,
+        )
+        detector = parser.detector
+        native = detector.supports_structural_tag() or detector.parses_required_natively()
+        return parser if native or not required else JsonArrayParser()
+
+    def _unstreamed_arguments(self) -> Iterator[_Piece]:
+        """What the parser knows of the last call's arguments but has not given out."""
+        frame = self._chat._check_for_unstreamed_tool_args(  # noqa: SLF001
+            self._tools, {"meta_info": {"id": ""}}, self._request, self.index
+        )
+        if frame:
+            chunk = orjson.loads(frame.removeprefix("data: "))
+            call = chunk["choices"][0]["delta"]["tool_calls"][0]
+            yield _Piece("tool", call["function"]["arguments"], ToolCall(call["index"]))
+
+    def _logprobs(self, batch: Any, row: int) -> list[dict[str, Any]] | None:
+        """OpenAI's `logprobs.content` entries of this step's tokens.
+
+        Not SGLang's `_process_streaming_logprobs`: with several tokens in one step that gives each
+        the alternatives of the first.
+        """
+        if batch is None or not batch.output_token_logprobs_val:
+            return None
+        values, ids = batch.output_token_logprobs_val[row], batch.output_token_logprobs_idx[row]
+        texts = self._texts(ids)
+        entries = [_entry(text, value) for text, value in zip(texts, values, strict=True)]
+        count = self._request.top_logprobs or 0
+        for step, entry in enumerate(entries):
+            top: list[dict[str, Any]] = []
+            if count:
+                top_values = batch.output_top_logprobs_val[row][step] or []
+                top_ids = batch.output_top_logprobs_idx[row][step] or []
+                top = [_entry(t, v) for t, v in zip(self._texts(top_ids), top_values, strict=True)]
+            entry["top_logprobs"] = top
+        return entries
+
+    def _texts(self, ids: Sequence[int]) -> list[str]:
+        # One list per id: transformers 5 decodes a flat list to one string.
+        tokenizer = self._chat.tokenizer_manager.tokenizer
+        texts: list[str] = tokenizer.batch_decode([[token_id] for token_id in ids])
+        return texts
+
+
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def choice_sink(index: int, out: Output, prompt_tokens: int, chat: Any, request: Any) -> Any:
+    """The cheapest sink that can parse this request's output."""
+    reasoning = chat.reasoning_parser and request.separate_reasoning
+    tools = chat._tool_call_parsing_active(request)  # noqa: SLF001
+    if reasoning or tools or request.logprobs:
+        return ParsedChoice(index, out, prompt_tokens, chat, request)
+    return PlainChoice(index, out, prompt_tokens)

@@ -1,0 +1,104 @@
+"""The composition root: what the process consists of, opened in order, closed in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+from collections.abc import Callable
+
+from structlog.typing import FilteringBoundLogger
+
+from app.core import Engine, Health, ModelCard
+from app.engine.scripted import Script, ScriptedEngine
+from app.errors import EngineNotReady, UnknownModel
+from app.log import where
+from app.pipeline import Pipeline
+from app.registry import Streams
+from app.settings import Settings
+
+_START_RETRY_S = 5
+
+
+class Runtime:
+    """Everything that lives as long as the process; HTTP is put in front of it."""
+
+    def __init__(self, settings: Settings, log: FilteringBoundLogger) -> None:
+        self.settings = settings
+        self.log = log
+        self.phase = "starting: the engine loads the model"
+        self.engine_ended: asyncio.Event = asyncio.Event()
+        self.engine = build_engine(settings, self._engine_died)
+        self.streams = Streams(settings, log)
+        self.pipeline = Pipeline(self.engine, log)
+
+    @classmethod
+    def version(cls) -> str:
+        """The installed version of Tokenring."""
+        return importlib.metadata.version("tokenring")
+
+    async def start(self) -> None:
+        """Start the clockwork and the engine; returns when requests can be served.
+
+        Raises EngineFailed.
+        """
+        self.streams.start()
+        started_s = asyncio.get_running_loop().time()
+        await self.engine.start()
+        self.phase = "ready"
+        took_s = asyncio.get_running_loop().time() - started_s
+        card = self.engine.model
+        self.log.info(
+            "ready",
+            model=card.id,
+            context_length=card.context_length,
+            kv_capacity_tokens=card.kv_capacity_tokens,
+            engine_start_s=round(took_s, 2),
+        )
+
+    def _engine_died(self, reason: str) -> None:
+        """Called by the engine, on the loop, when it cannot go on."""
+        self.phase = f"dead: {reason}"
+        self.log.error("engine_died", reason=reason)
+        self.engine_ended.set()
+
+    def check_ready(self) -> None:
+        """Raise EngineNotReady unless requests can be served now."""
+        if self.engine.health() is not Health.READY:
+            raise EngineNotReady(
+                f"The server cannot take requests yet ({self.phase}); try again.",
+                retry_after_s=_START_RETRY_S,
+            )
+
+    def check_model(self, name: str) -> ModelCard:
+        """The card of the model a request names. Raises UnknownModel."""
+        card = self.engine.model
+        if name != card.id:
+            raise UnknownModel(
+                f"The model {name!r} is not served here; this server has {card.id!r}.", param="model"
+            )
+        return card
+
+    async def drain(self) -> None:
+        """Take nothing new and give live streams `drain_timeout_s` to finish."""
+        self.phase = "draining"
+        self.log.info("draining", live_streams=self.streams.num_live)
+        await self.streams.drain(self.settings.drain_timeout_s)
+
+    async def aclose(self) -> None:
+        """Close everything, the last opened first."""
+        for close in (self.streams.aclose, self.engine.aclose):
+            try:
+                await close()
+            except Exception as exc:
+                self.log.error("close_failed", error=where(exc))
+
+
+def build_engine(settings: Settings, on_death: Callable[[str], None]) -> Engine:
+    """The engine the settings ask for, not yet started. Raises SettingsError."""
+    if settings.engine == "scripted":
+        name = settings.served_model_name or "scripted"
+        return ScriptedEngine(Script.parse(settings.scripted), name=name, on_death=on_death)
+    # Imported here: SGLang and torch take seconds, and the scripted engine needs neither.
+    from app.engine.sglang_engine import SGLangEngine
+
+    return SGLangEngine(settings, on_death=on_death)
