@@ -30,7 +30,8 @@ class Counts(NamedTuple):
     reasoning_tokens: int = 0
 
 
-class ToolCall(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ToolCall:
     """Which tool call a delta belongs to. `id` and `name` come once, with its first fragment."""
 
     index: int
@@ -147,9 +148,9 @@ class Engine(Protocol):
         """Generate all choices of `prompt`, interleaved as they come.
 
         From this call on, before the first delta too, `abort(rid)` works: so it is no async
-        generator itself but returns one. `rid` is of fixed length and used once. The iterator ends after the final delta of every
-        choice. Closing it unread is a bug: `abort(rid)`, then read on to the final deltas,
-        which have the true counts. Raises EngineOverloaded, BadRequest (before any delta),
+        generator itself but returns one. `rid` is of fixed length and used once. The iterator ends after
+        the final delta of every choice. Closing it unread is a bug: `abort(rid)`, then read on
+        to the final deltas, which have the true counts. Raises EngineOverloaded, BadRequest (before any delta),
         EngineFailed (any time).
         """
         ...

@@ -5,7 +5,7 @@ after it, the same body is the last `data:` event of the stream. The bottom of
 the layer stack: it knows nothing else of the product.
 
     ServingError
-    ├── BadRequest (400) ── ContextOverflow, UnsupportedParameter, ReplayPositionUnknown
+    ├── BadRequest (400) ── ContextOverflow, UnsupportedParameter, ReplayPositionUnknown, Cancelled
     ├── Unauthorized (401), Forbidden (403), NotFound (404) ── UnknownModel
     ├── MethodNotAllowed (405), Conflict (409)
     ├── ReplayExpired (410), BodyTooLarge (413)
@@ -75,6 +75,12 @@ class ReplayPositionUnknown(BadRequest):
     """`Last-Event-ID` is not a number, or beyond what was ever sent."""
 
     default_code = "invalid_last_event_id"
+
+
+class Cancelled(BadRequest):
+    """The caller left or stopped the request before it was admitted."""
+
+    default_code = "cancelled"
 
 
 class Unauthorized(ServingError):

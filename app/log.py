@@ -38,9 +38,7 @@ def configure(level: str, fmt: str) -> FilteringBoundLogger:
     return cast(FilteringBoundLogger, structlog.get_logger())
 
 
-def _adopt_stdlib(
-    shared: list[structlog.typing.Processor], renderer: structlog.typing.Processor
-) -> None:
+def _adopt_stdlib(shared: list[structlog.typing.Processor], renderer: structlog.typing.Processor) -> None:
     """Give library log records (uvicorn, SGLang) the same shape; only warnings and worse.
 
     Library messages below that could carry request text (SGLang logs requests at info).

@@ -10,7 +10,7 @@ from __future__ import annotations
 from structlog.typing import FilteringBoundLogger
 
 from app.core import ChatRequest, Engine, Health
-from app.errors import BadRequest, EngineNotReady, InternalError, ServingError
+from app.errors import EngineNotReady, InternalError, ServingError
 from app.log import where
 from app.stream import TokenStream, usage_of
 from app.trace import Trace
@@ -30,8 +30,6 @@ class Pipeline:
             self._check_ready()
             prompt = await self._engine.render(request)
             trace.rendered(prompt)
-            if stream.cancelled is not None:
-                raise BadRequest("The request was cancelled while it waited.", code="cancelled")
             stream.open(request.n)
             deltas = self._engine.generate(request.request_id, prompt)
             stream.on_cancel(lambda: self._engine.abort(request.request_id))

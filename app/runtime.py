@@ -89,7 +89,7 @@ class Runtime:
         for close in (self.streams.aclose, self.engine.aclose):
             try:
                 await close()
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001  # the rest must be closed all the same
                 self.log.error("close_failed", error=where(exc))
 
 

@@ -76,12 +76,8 @@ class Settings:
         "how long a generation goes on after its last client left; 0 stops it at once",
         minimum=0,
     )
-    retention_s: float = _setting(
-        300.0, "how long a finished stream can still be attached to", minimum=0
-    )
-    heartbeat_s: float = _setting(
-        15.0, "a silent stream sends a comment line this often", minimum=0.01
-    )
+    retention_s: float = _setting(300.0, "how long a finished stream can still be attached to", minimum=0)
+    heartbeat_s: float = _setting(15.0, "a silent stream sends a comment line this often", minimum=0.01)
     stall_timeout_s: float = _setting(
         60.0, "a client that reads nothing for this long is dropped", minimum=0.1
     )
@@ -90,9 +86,7 @@ class Settings:
         30.0, "after SIGTERM, how long streams may finish before they are ended", minimum=0
     )
     max_body_bytes: int = _setting(32 * 1024**2, "largest request body", minimum=1024)
-    max_live_streams: int = _setting(
-        20_000, "generations at once; more are refused with 503", minimum=1
-    )
+    max_live_streams: int = _setting(20_000, "generations at once; more are refused with 503", minimum=1)
     stream_bytes: int = _setting(
         8 * 1024**2, "memory one stream's ring may take before its oldest events go", minimum=4096
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from app.core import ChatRequest, Counts, Delta
-from app.errors import ReplayExpired, ReplayPositionUnknown, ServingError
+from app.errors import Cancelled, ReplayExpired, ReplayPositionUnknown, ServingError
 from app.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, Special, ToolStarted
 
 
@@ -55,7 +55,9 @@ class TokenStream:
     # Writing: the generation's side.
 
     def open(self, n: int) -> None:
-        """Admit the request: its status line may be sent."""
+        """Admit the request: its status line may be sent. Raises Cancelled."""
+        if self.cancelled is not None:
+            raise Cancelled("The request was cancelled while it waited.")
         self._special(Opened(n))
         if not self._opened.done():
             self._opened.set_result(None)
@@ -231,14 +233,13 @@ class Reader:
         self.cursor, frame = self.stream.frame_after(self.cursor)
         return frame
 
-    @property
     def at_end(self) -> bool:
         """Whether the stream is over and read, or the reader closed."""
         return self.closed or (self.stream.done and self.cursor == self.stream.last_id)
 
     async def wait(self) -> None:
         """Wait for an event, a heartbeat, or the end."""
-        if self.cursor != self.stream.last_id or self.at_end:
+        if self.cursor != self.stream.last_id or self.at_end():
             return
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
@@ -273,7 +274,5 @@ def usage_of(counts: Mapping[int, Counts]) -> dict[str, Any]:
         "completion_tokens": completion_tokens,
         "total_tokens": first.prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
-        "completion_tokens_details": {
-            "reasoning_tokens": sum(c.reasoning_tokens for c in counts.values())
-        },
+        "completion_tokens_details": {"reasoning_tokens": sum(c.reasoning_tokens for c in counts.values())},
     }

@@ -114,9 +114,7 @@ class ChatRoutes:
         """DELETE /v1/…/{id}: stop and forget, in OpenAI's shape."""
         stream = self._find(request)
         self._streams.delete(stream)
-        return JSONResponse(
-            {"id": stream.request_id, "object": "chat.completion.deleted", "deleted": True}
-        )
+        return JSONResponse({"id": stream.request_id, "object": "chat.completion.deleted", "deleted": True})
 
     def _find(self, request: Request) -> TokenStream:
         owner = self._gatekeeper.owner(request)

@@ -103,7 +103,9 @@ PARAMETERS: Mapping[str, Parameter] = {
     "metadata": _no_effect(dict),
     "safety_identifier": _no_effect(str),
     "prompt_cache_key": _no_effect(str),
-    "store": _refused("needs conversation storage, which this server does not have yet", lambda v: v is False),
+    "store": _refused(
+        "needs conversation storage, which this server does not have yet", lambda v: v is False
+    ),
     "service_tier": _refused("is the key's, not the request's", lambda v: v in ("auto", "default")),
     "modalities": _refused("other than text are not served", lambda v: v == ["text"]),
     # Refused
@@ -167,19 +169,17 @@ def check(name: str, value: Any) -> Parameter:
             raise UnsupportedParameter(f"{name}: {parameter.refusal}; remove it.", param=name)
         return parameter
     check_kind(name, value, *parameter.kinds)
-    for bound, broken, word in (
-        (parameter.minimum, lambda b: value < b, "at least"),
-        (parameter.maximum, lambda b: value > b, "at most"),
-    ):
-        if bound is not None and broken(bound):
-            raise BadRequest(f"{name} must be {word} {bound:g}, got {value}.", param=name)
+    if parameter.minimum is not None and value < parameter.minimum:
+        raise BadRequest(f"{name} must be at least {parameter.minimum:g}, got {value}.", param=name)
+    if parameter.maximum is not None and value > parameter.maximum:
+        raise BadRequest(f"{name} must be at most {parameter.maximum:g}, got {value}.", param=name)
     return parameter
 
 
 def check_kind(param: str, value: Any, *kinds: type) -> None:
     """Raise BadRequest, naming `param`, unless the JSON value is of one of `kinds`."""
     # bool is an int in Python, not in JSON.
-    if isinstance(value, bool) and bool not in kinds or not isinstance(value, kinds):
+    if (isinstance(value, bool) and bool not in kinds) or not isinstance(value, kinds):
         expected = " or ".join(dict.fromkeys(_NAMES[k] for k in kinds if k is not int or float not in kinds))
         got = "null" if value is None else _NAMES.get(type(value), type(value).__name__)
         raise BadRequest(f"{param} must be {expected}, got {got}.", code="invalid_type", param=param)

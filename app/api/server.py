@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -32,7 +33,8 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Put `tokenring.drop` into the request's scope."""
         super().on_message_begin()
-        self.scope["extensions"] = {"tokenring.drop": self.transport.abort}  # type: ignore[typeddict-item]  # ours
+        extensions: dict[str, Any] = {"tokenring.drop": self.transport.abort}
+        self.scope["extensions"] = extensions
 
 
 class Server(uvicorn.Server):
@@ -65,7 +67,7 @@ def listen(settings: Settings) -> socket.socket:
     return sock
 
 
-def http_server(app: ASGIApp, settings: Settings) -> Server:
+def http_server(app: ASGIApp) -> Server:
     """The HTTP server over `app`."""
     config = uvicorn.Config(
         app,
@@ -94,7 +96,7 @@ async def serve(settings: Settings, sock: socket.socket) -> int:
     runtime = Runtime(settings, log)
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    server = http_server(build_app(runtime), settings)
+    server = http_server(build_app(runtime))
     serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
     host, port = sock.getsockname()[:2]
     log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
@@ -115,9 +117,7 @@ async def serve(settings: Settings, sock: socket.socket) -> int:
     return status
 
 
-async def _until_over(
-    runtime: Runtime, starting: asyncio.Task[None], stop: asyncio.Event
-) -> int:
+async def _until_over(runtime: Runtime, starting: asyncio.Task[None], stop: asyncio.Event) -> int:
     """Wait for a signal, or for the engine's end. Returns the exit status."""
     stopped = asyncio.create_task(stop.wait())
     ended = asyncio.create_task(runtime.engine_ended.wait())

@@ -52,7 +52,9 @@ class ChunkWire:
                 last_id,
                 self._opening(part.lane),
                 part.text,
-                b'"}}]},"finish_reason":null}' if part.lane.channel == "tool" else b'"},"finish_reason":null}',
+                b'"}}]},"finish_reason":null}'
+                if part.lane.channel == "tool"
+                else b'"},"finish_reason":null}',
                 self._tail,
             )
         return self._several(last_id, parts)
@@ -72,7 +74,7 @@ class ChunkWire:
         tail = self._tail
         counts = {p.lane.choice: p.counts for p in parts if p.counts is not None}
         if counts:
-            newest = {i: c for i, c in enumerate(counts.values())}
+            newest = dict(enumerate(counts.values()))
             tail = b'],"usage":%b}\n\n' % orjson.dumps(usage_of(newest))
         return b"id: %d\ndata: %b%b%b" % (last_id, self._head, choices, tail)
 
@@ -146,9 +148,7 @@ def _choice(choice: int, parts: Sequence[Part]) -> bytes:
 class EventStream:
     """An ASGI response that follows a reader to the end of its stream."""
 
-    def __init__(
-        self, reader: Reader, streams: Streams, client: Client, headers: Mapping[str, str]
-    ) -> None:
+    def __init__(self, reader: Reader, streams: Streams, client: Client, headers: Mapping[str, str]) -> None:
         self._reader = reader
         self._streams = streams
         self._client = client
@@ -174,7 +174,7 @@ class EventStream:
 
     async def _send_frames(self, send: Send) -> None:
         reader = self._reader
-        while not reader.at_end:
+        while not reader.at_end():
             try:
                 frame = reader.take()
             except ReplayExpired as error:
@@ -182,7 +182,7 @@ class EventStream:
                 reader.close()
             if frame is None:
                 await reader.wait()
-                frame = reader.take() or (b"" if reader.at_end else PING)
+                frame = reader.take() or (b"" if reader.at_end() else PING)
             reader.sending = True
             await send({"type": "http.response.body", "body": frame, "more_body": True})
             reader.sending = False

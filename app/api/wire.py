@@ -141,9 +141,7 @@ def _check_content(message: Mapping[str, Any], where: str) -> None:
     if content is None:
         if message["role"] == "assistant" and message.get("tool_calls"):
             return
-        raise BadRequest(
-            f"{where}.content is required.", code="missing_parameter", param=f"{where}.content"
-        )
+        raise BadRequest(f"{where}.content is required.", code="missing_parameter", param=f"{where}.content")
     check_kind(f"{where}.content", content, str, list)
     if isinstance(content, str):
         return

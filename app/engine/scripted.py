@@ -19,10 +19,11 @@ from app.engine.limits import answer_budget, check_text_only
 from app.errors import EngineFailed, EngineNotReady, EngineOverloaded
 from app.settings import SettingsError
 
-_WORDS = (
-    "a ring holds each token once and every reader follows at its own pace so that nothing is"
-    ' lost when the line drops – naïve 世界 😀 "quoted" back\\slash tab\tnew\nline <tag> & done'
-).split(" ")
+_SENTENCE = (
+    "a ring holds each token once and every reader follows at its own pace so that nothing is lost"
+    ' when the line drops naïve 世界 😀 "quoted" back\\slash <tag> & done'
+)
+_WORDS = (*_SENTENCE.split(), "tab\tnew\nline", "e\u0301", "\u05e9\u05dc\u05d5\u05dd")
 _VOCABULARY = 50_000
 _REMEMBERED_PAGES = 4096
 
@@ -50,7 +51,7 @@ class Script:
     @classmethod
     def parse(cls, text: str) -> Script:
         """A script from `"rate=50,tokens=200,seed=1"`. Raises SettingsError."""
-        kinds = {f.name: type(f.default) for f in dataclasses.fields(cls)}
+        kinds = {f.name: type(getattr(cls(), f.name)) for f in dataclasses.fields(cls)}
         values: dict[str, Any] = {}
         for item in filter(None, text.split(",")):
             name, _, raw = item.partition("=")
@@ -95,9 +96,9 @@ class ScriptedEngine:
         script: Script | Callable[[ChatRequest], Script],
         *,
         name: str = "scripted",
-        on_death: Callable[[str], None] = lambda reason: None,
+        on_death: Callable[[str], None] = lambda _reason: None,
     ) -> None:
-        self._script_for = script if callable(script) else lambda request: script
+        self._script_for = script if callable(script) else lambda _request: script
         self._default = script if isinstance(script, Script) else Script()
         self._on_death = on_death
         self._health = Health.STARTING
@@ -244,7 +245,7 @@ def _prompt_ids(messages: Iterable[Mapping[str, Any]]) -> Iterator[int]:
 
 def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:
     """The pieces of text that a plain scripted answer consists of, one a token."""
-    rng = random.Random(f"{seed}:{choice}")
+    rng = random.Random(f"{seed}:{choice}")  # noqa: S311  # reproducible, not secret
     return [rng.choice(_WORDS) + " " for _ in range(tokens)]
 
 

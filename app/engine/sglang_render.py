@@ -1,0 +1,240 @@
+"""From a chat request to what SGLang generates from: conversion by SGLang's own code, checks in front.
+
+Whatever can be refused is refused here, before the status line: an unknown or server-owned
+parameter, an unreadable image, a grammar that does not compile, a prompt that does not fit.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, NoReturn
+
+import orjson
+import pydantic
+import xgrammar
+from fastapi import HTTPException
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+
+from app.core import ChatRequest
+from app.errors import BadRequest, ContextOverflow, InternalError, UnsupportedParameter
+
+# Fields of SGLang's request that are the server's to set, or that hand out its internals.
+SERVER_OWNED = re.compile(
+    r"rid|cache_salt|extra_key|priority|lora_path|input_ids|task|custom_logit_processor|custom_params"
+    r"|routed_\w+|data_parallel_rank|disagg_\w+|bootstrap_\w+|session_\w+|return_\w+"
+)
+# Ours, read from `ChatRequest`; what SGLang would do with them does not apply.
+REPLACED = frozenset(
+    {"n", "stream", "stream_options", "model", "user", "max_tokens", "max_completion_tokens"}
+)
+# `reasoning` is read by a validator of SGLang's request without being one of its fields.
+KNOWN = frozenset(ChatCompletionRequest.model_fields) | {"reasoning"}
+MEDIA_PARTS = {"image_url": "url", "video_url": "url", "audio_url": "url"}
+MAX_CHOICES = 128
+PARAM_OF_SAMPLING = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "json_schema": "response_format",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What fits: the model's context, and the KV pool that one request can have."""
+
+    context_length: int
+    kv_capacity_tokens: int
+    max_prompt_tokens: int
+    page_size: int
+    default_max_tokens: int
+
+    def room_tokens(self, prompt_tokens: int) -> int:
+        """Tokens that can be generated after a prompt, by the scheduler's own arithmetic."""
+        pages = -(-prompt_tokens // self.page_size) * self.page_size
+        in_context = min(self.context_length, self.kv_capacity_tokens) - 2 - prompt_tokens
+        return min(in_context, self.kv_capacity_tokens - pages - self.page_size - 1)
+
+    def max_tokens(self, prompt_tokens: int, asked: int | None) -> int:
+        """Tokens to generate at most. Raises ContextOverflow saying by how many it is too much."""
+        if prompt_tokens > self.max_prompt_tokens:
+            self._refuse_prompt(prompt_tokens)
+        room = self.room_tokens(prompt_tokens)
+        if asked is None:
+            return min(room, self.default_max_tokens)
+        total = prompt_tokens + asked
+        if total > self.context_length:
+            raise ContextOverflow(
+                f"This model's maximum context length is {self.context_length} tokens, but you asked for "
+                f"{total}: {prompt_tokens} in the messages and {asked} in the completion. That is "
+                f"{total - self.context_length} too many.",
+                param="max_tokens",
+            )
+        return min(room, asked)
+
+    def _refuse_prompt(self, prompt_tokens: int) -> NoReturn:
+        excess = prompt_tokens - self.max_prompt_tokens
+        if self.kv_capacity_tokens < self.context_length:
+            what = f"This server's KV cache holds {self.kv_capacity_tokens} tokens"
+        else:
+            what = f"This model's maximum context length is {self.context_length} tokens"
+        raise ContextOverflow(
+            f"{what} and needs some for the answer; your messages are {prompt_tokens} tokens, "
+            f"{excess} too many.",
+            param="messages",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt's handle: the tokenized request, and what parsing its output needs."""
+
+    tokenized: Any
+    request: ChatCompletionRequest
+    choices: int
+    seed: int | None
+
+
+class Renderer:
+    """Converts requests for one loaded model. Not thread-safe: SGLang's caches are not."""
+
+    def __init__(self, chat: OpenAIServingChat, *, name: str, remote_media: bool, grammar: bool) -> None:
+        self._chat = chat
+        self._name = name
+        self._remote_media = remote_media
+        self._grammar = grammar
+        template = inspect.signature(chat.tokenizer_manager.tokenizer.apply_chat_template)
+        self._template_arguments = frozenset(template.parameters)
+
+    def convert(self, request: ChatRequest) -> tuple[Any, ChatCompletionRequest]:
+        """SGLang's internal request and its parsed chat request. Raises BadRequest naming the parameter."""
+        body = self._checked_body(request)
+        try:
+            chat_request = ChatCompletionRequest.model_validate(body)
+        except pydantic.ValidationError as exc:
+            raise _invalid(exc) from None
+        self._check(chat_request)
+        try:
+            internal, chat_request = self._chat._convert_to_internal_request(chat_request)  # noqa: SLF001
+            self._check_sampling(internal.sampling_params)
+        except (ValueError, HTTPException, pydantic.ValidationError) as exc:
+            raise _refused(exc) from None
+        except Exception as exc:
+            raise InternalError(f"The request could not be rendered: {type(exc).__name__}.") from exc
+        return internal, chat_request
+
+    def _checked_body(self, request: ChatRequest) -> dict[str, Any]:
+        # SGLang's validators change the dict that they are given.
+        body: dict[str, Any] = orjson.loads(orjson.dumps(dict(request.body)))
+        for name in [name for name, value in body.items() if value is None]:
+            del body[name]
+        for name in body:
+            if SERVER_OWNED.fullmatch(name):
+                raise UnsupportedParameter(f"{name}: only this server sets it.", param=name)
+            if name not in KNOWN:
+                raise UnsupportedParameter(f"{name}: this server does not have that parameter.", param=name)
+        asked = request.max_tokens
+        body = {name: value for name, value in body.items() if name not in REPLACED}
+        return body | {"model": self._name, "stream": True, "n": 1, "max_completion_tokens": asked}
+
+    def _check(self, request: ChatCompletionRequest) -> None:
+        self._check_media(request)
+        if problem := self._chat._validate_request(request):  # noqa: SLF001
+            raise BadRequest(problem, param=_named_in(problem, ("tool_choice", "tools")) or "messages")
+        if request.tools and request.tool_choice != "none" and not self._chat.tool_call_parser:
+            raise UnsupportedParameter("tools: this model has no tool-call format.", param="tools")
+        thinks = self._chat.reasoning_parser or self._chat.template_manager.reasoning_config
+        if request.reasoning_effort not in {None, "none"} and not thinks:
+            raise UnsupportedParameter(
+                "reasoning_effort: this model does not reason.", param="reasoning_effort"
+            )
+        for name in request.chat_template_kwargs or {}:
+            # It would replace the server's own template, or how it is applied.
+            if name in self._template_arguments:
+                raise UnsupportedParameter(
+                    f"chat_template_kwargs.{name}: only this server sets it.", param="chat_template_kwargs"
+                )
+
+    def _check_media(self, request: ChatCompletionRequest) -> None:
+        """Only bytes that came with the request: SGLang would also open a URL, or a file of this machine."""
+        for number, url in _media_urls(request):
+            if url.startswith("data:"):
+                continue
+            if self._remote_media and url.startswith(("http://", "https://")):
+                continue
+            raise BadRequest(
+                "Media must be sent as data: URLs; this server fetches none.",
+                param=f"messages[{number}].content",
+            )
+
+    def _check_sampling(self, values: Mapping[str, Any]) -> None:
+        """The checks of `SamplingParams`, and the grammar's, which SGLang makes only once it runs."""
+        manager = self._chat.tokenizer_manager
+        params = manager.sampling_params_class(**values)
+        params.normalize(manager.tokenizer)
+        params.verify(manager.model_config.vocab_size)
+        if self._grammar:
+            _check_grammar(params)
+
+
+def _check_grammar(params: Any) -> None:
+    compilers = {
+        "json_schema": xgrammar.Grammar.from_json_schema,
+        "regex": xgrammar.Grammar.from_regex,
+        "ebnf": xgrammar.Grammar.from_ebnf,
+    }
+    for name, compile_grammar in compilers.items():
+        source = getattr(params, name)
+        if source is None:
+            continue
+        try:
+            compile_grammar(source)
+        except Exception as exc:
+            reason = str(exc).splitlines()[-1][:200] if str(exc) else type(exc).__name__
+            param = PARAM_OF_SAMPLING.get(name, name)
+            raise BadRequest(f"{param}: not a grammar that can be followed: {reason}", param=param) from None
+
+
+def _media_urls(request: ChatCompletionRequest) -> Iterator[tuple[int, str]]:
+    for number, message in enumerate(request.messages):
+        content = getattr(message, "content", None)
+        for part in content if isinstance(content, list) else ():
+            source = getattr(part, part.type, None) if part.type in MEDIA_PARTS else None
+            if source is not None:
+                yield number, source.url
+
+
+def _invalid(exc: pydantic.ValidationError) -> BadRequest:
+    """The first error, with the parameter spelled as a caller spells it."""
+    # Of a union, pydantic lists every member's errors: the deepest is the one that nearly fitted.
+    error = max(exc.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]))
+    param = ""
+    for part in error["loc"]:
+        if isinstance(part, int):
+            param += f"[{part}]"
+        elif re.fullmatch(r"[a-z_0-9]+", part) and part not in {"str", "int", "float", "bool", "none"}:
+            param += f".{part}" if param else part
+    message = error["msg"].removeprefix("Value error, ")
+    return BadRequest(f"{param}: {message}" if param else message, param=param or None)
+
+
+def _refused(exc: Exception) -> BadRequest:
+    if isinstance(exc, BadRequest):
+        return exc
+    if isinstance(exc, HTTPException):
+        status = HTTPStatus(exc.status_code).phrase
+        return BadRequest(f"The request was refused: {status}: {exc.detail}")
+    message = str(exc)[:500]
+    names = (*PARAM_OF_SAMPLING, *sorted(KNOWN, key=len, reverse=True))
+    found = _named_in(message, names)
+    return BadRequest(message, param=PARAM_OF_SAMPLING.get(found, found) if found else None)
+
+
+def _named_in(message: str, names: tuple[str, ...]) -> str | None:
+    words = set(re.findall(r"\w+", message))
+    return next((name for name in names if name in words), None)
