@@ -148,10 +148,11 @@ class Engine(Protocol):
         """Generate all choices of `prompt`, interleaved as they come.
 
         From this call on, before the first delta too, `abort(rid)` works: so it is no async
-        generator itself but returns one. `rid` is of fixed length and used once. The iterator ends after
-        the final delta of every choice. Closing it unread is a bug: `abort(rid)`, then read on
-        to the final deltas, which have the true counts. Raises EngineOverloaded, BadRequest (before any delta),
-        EngineFailed (any time).
+        generator itself but returns one. `rid` is of fixed length and used once. The iterator
+        ends after the final delta of every choice. Closing it unread is a bug: `abort(rid)`,
+        then read on to the final deltas, which have the true counts.
+
+        Raises EngineOverloaded and BadRequest before any delta, EngineFailed at any time.
         """
         ...
 
