@@ -8,7 +8,6 @@ killed with the thread that started them. It also renders, one request at a time
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import gc
 import signal
@@ -17,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from app.core import ChatRequest, Delta, EngineLoad, Health, ModelCard, Prompt
+from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, ModelCard, Prompt
 from app.engine.sglang_args import NO_MEDIA_DOMAIN, SGLangOptions
 from app.engine.sglang_platform import prepare_process
 from app.engine.sglang_stream import GenerationStream
@@ -89,6 +88,7 @@ class SGLangEngine:
             await launched.manager.stop()
             for _, process in launched.processes:
                 process.close()
+            gc.unfreeze()
         self._thread.shutdown(wait=False)
         if self._owns_sigquit:
             self._owns_sigquit = False
@@ -103,7 +103,7 @@ class SGLangEngine:
     async def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request. Raises BadRequest naming the parameter, ContextOverflow."""
         launched, renderer = self._running()
-        from app.engine.sglang_render import MAX_CHOICES, Rendered
+        from app.engine.sglang_render import MAX_CHOICES, Rendered, refused
 
         if not 1 <= request.n <= MAX_CHOICES:
             raise BadRequest(f"n: must be between 1 and {MAX_CHOICES}.", param="n")
@@ -112,8 +112,11 @@ class SGLangEngine:
         internal.rid = f"render-{request.request_id}"
         try:
             tokenized = await launched.manager.tokenize(internal)
-        except ValueError as exc:  # sampling was checked before: what is left is the media
-            raise BadRequest("An image, video or audio part could not be read.", param="messages") from exc
+        except ValueError as exc:
+            if not internal.contains_mm_input():
+                raise refused(exc) from None
+            # SGLang's message holds the start of the data.
+            raise BadRequest("An image, video or audio part could not be read.", param="messages") from None
         rendered = Rendered(tokenized, chat_request, request.n, chat_request.seed)
         return Prompt(tokenized.input_ids, tokenized.sampling_params.max_new_tokens, rendered)
 
@@ -121,11 +124,11 @@ class SGLangEngine:
         """Generate all choices of `prompt`, interleaved as they come; the engine is asked at the first read."""
         if rid in self._streams:
             raise ValueError(f"request id {rid} is in use")
-        stream = GenerationStream(
-            prompt.handle.choices,
-            begin=lambda: self._begin(rid, prompt, stream),
-            on_end=lambda: self._ended(rid),
-        )
+
+        async def begin() -> None:
+            await self._begin(rid, prompt, stream)
+
+        stream = GenerationStream(prompt.handle.choices, begin, lambda: self._ended(rid))
         self._streams[rid] = stream
         return stream
 
@@ -135,9 +138,10 @@ class SGLangEngine:
         if stream is None or self._launched is None:
             return
         if stream.begun:
+            # SGLang aborts by prefix: ids are of fixed length, so this is exactly our choices.
             self._launched.manager.abort_all_of(f"{rid}-")
         else:
-            stream.abort_on_begin = True
+            stream.aborted = True
 
     def load(self) -> EngineLoad:
         """The engine's current load, as its schedulers last wrote it to shared memory."""
@@ -161,3 +165,108 @@ class SGLangEngine:
             state = self._health.value
             raise EngineNotReady(f"The engine is {state}.", retry_after_s=5)
         return self._launched, self._renderer
+
+    def _launch(self) -> Launched:
+        """In the engine's thread: import SGLang, which takes seconds, and start its processes."""
+        prepare_process()
+        from app.engine.sglang_launch import launch
+
+        return launch(self._options)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, launched: Launched) -> None:
+        """Notice a child's death at once, through the descriptor that becomes readable when it exits."""
+        launched.manager.on_failure = self._die
+        launched.manager.auto_create_handle_loop()
+        for name, process in launched.processes:
+            loop.add_reader(process.sentinel, self._child_exited, name, process)
+
+    def _child_exited(self, name: str, process: Any) -> None:
+        asyncio.get_running_loop().remove_reader(process.sentinel)
+        process.join(0)
+        self._die(f"SGLang's {name} process ended with exit code {process.exitcode}")
+
+    def _die(self, reason: str) -> None:
+        """Tell every stream and the owner, once. While starting, `start()` raises instead."""
+        if self._health is Health.DEAD:
+            return
+        was_ready = self._health is Health.READY
+        self._health = Health.DEAD
+        if self._launched is not None:
+            self._launched.manager.fail_all(EngineFailed(f"The engine died: {reason}."))
+        if was_ready:
+            self._on_death(reason)
+
+    def _describe(self, launched: Launched) -> None:
+        from app.engine.sglang_render import Limits, Renderer
+
+        self._limits = Limits(
+            context_length=launched.manager.context_len,
+            kv_capacity_tokens=launched.kv_capacity_tokens,
+            max_prompt_tokens=launched.max_req_input_len - 1,
+            page_size=launched.page_size,
+            reserved_tokens=launched.manager.num_reserved_tokens,
+            default_max_tokens=self._options.default_max_tokens,
+        )
+        launched.manager.fit = self._limits.max_tokens
+        domains = self._options.server_args.get("allowed_media_domains")
+        self._renderer = Renderer(
+            launched.chat,
+            name=self._options.name,
+            remote_media=bool(domains) and domains != [NO_MEDIA_DOMAIN],
+            grammar=launched.grammar_backend == "xgrammar",
+        )
+        self._model = ModelCard(
+            id=self._options.name,
+            context_length=launched.manager.context_len,
+            kv_capacity_tokens=launched.kv_capacity_tokens * launched.replicas,
+            max_prompt_tokens=self._limits.max_prompt_tokens,
+            capabilities=launched.capabilities(),
+        )
+
+    async def _warm_up(self) -> None:
+        """One short request, and one image: the first of each takes seconds, later ones do not."""
+        contents: list[Any] = ["Hello"]
+        if "vision" in self.model.capabilities:
+            image = {"type": "image_url", "image_url": {"url": WARM_UP_IMAGE}}
+            contents.append([image, {"type": "text", "text": "Hello"}])
+        for number, content in enumerate(contents):
+            body = {"messages": [{"role": "user", "content": content}]}
+            request = ChatRequest(f"warm-up-{number}", "", self.model.id, body, 0, max_tokens=2)
+            prompt = await self.render(request)
+            async for _ in self.generate(request.request_id, prompt):
+                pass
+
+    async def _begin(self, rid: str, prompt: Prompt, stream: GenerationStream) -> None:
+        """Send every choice to SGLang as a request of its own: the prefix cache shares their prompt."""
+        launched, _ = self._running()
+        from app.engine.sglang_parse import choice_sink
+
+        rendered = prompt.handle
+        for index in range(rendered.choices):
+            if stream.aborted:
+                final = Delta(index, "text", "", (), Counts(len(prompt.token_ids)), "abort")
+                stream.put_final(final)
+                continue
+            sink = choice_sink(index, stream, len(prompt.token_ids), launched.chat, rendered.request)
+            request = _with_seed(rendered.tokenized, rendered.seed, index)
+            await launched.manager.submit(request, f"{rid}-{index:03d}", sink)
+
+    def _ended(self, rid: str) -> None:
+        self._streams.pop(rid, None)
+
+    def _own_sigquit(self, loop: asyncio.AbstractEventLoop) -> None:
+        """SGLang's children report failure by SIGQUIT, whose default action ends this process."""
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:
+            loop.add_signal_handler(signal.SIGQUIT, self.on_child_failure)
+            self._owns_sigquit = True
+
+
+def _with_seed(tokenized: Any, seed: int | None, index: int) -> Any:
+    """Choices of a seeded request differ from one another, reproducibly."""
+    if seed is None or index == 0:
+        return tokenized
+    request = copy.copy(tokenized)
+    request.sampling_params = copy.copy(tokenized.sampling_params)
+    request.sampling_params.sampling_seed = seed + index
+    return request

@@ -60,6 +60,8 @@ class HandoverTokenizerManager(TokenizerManager):
     def __init__(self, server_args: Any, port_args: Any, **options: Any) -> None:
         super().__init__(server_args, port_args, **options)
         self.on_failure: Callable[[str], None] = lambda reason: None
+        self.fit: Callable[[int, int | None], int] | None = None
+        """(prompt tokens, tokens asked for) → tokens to generate at most; refuses what does not fit."""
         self._sinks: dict[str, Sink] = {}
 
     # --- requests
@@ -87,6 +89,12 @@ class HandoverTokenizerManager(TokenizerManager):
             return await self._tokenize_one_request(obj)
         finally:
             del self.rid_to_state[obj.rid]
+
+    def _validate_one_request(self, obj: Any, input_ids: list[int]) -> None:
+        if self.fit is not None:
+            asked = obj.sampling_params.get("max_new_tokens")
+            obj.sampling_params["max_new_tokens"] = self.fit(len(input_ids), asked)
+        super()._validate_one_request(obj, input_ids)
 
     def abort_all_of(self, rid_prefix: str) -> None:
         """Stop every request whose id starts with `rid_prefix`."""

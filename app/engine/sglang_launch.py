@@ -13,12 +13,13 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sglang.srt.entrypoints import engine as sglang_engine
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.managers.io_struct import ShutdownReq
 from sglang.srt.plugins import load_plugins
+from sglang.srt.runtime_context import get_schedule
 from sglang.srt.server_args import ServerArgs
 
 from app.engine.sglang_args import SGLangOptions, cpu_threads, server_arguments
@@ -27,6 +28,8 @@ from app.engine.sglang_platform import needs_cpu_platform
 from app.engine.sglang_process import child_environ, controller_entry, detokenizer_entry, scheduler_entry
 
 STOP_TIMEOUT_S = 10.0
+
+Capability = Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,21 @@ class Launched:
     kv_capacity_tokens: int
     max_req_input_len: int
     page_size: int
+    replicas: int
+    grammar_backend: str
+
+    def capabilities(self) -> frozenset[Capability]:
+        """What requests may ask of this model."""
+        found: set[Capability] = {"logprobs"}
+        if self.manager.mm_processor is not None and self.manager.image_token_id is not None:
+            found.add("vision")
+        if self.chat.tool_call_parser:
+            found.add("tools")
+        if self.chat.reasoning_parser:
+            found.add("reasoning")
+        if self.grammar_backend != "none":
+            found.add("json_schema")
+        return frozenset(found)
 
     def stop(self) -> None:
         """End the children and wait for them; blocks up to `STOP_TIMEOUT_S`."""
@@ -83,9 +101,11 @@ def launch(options: SGLangOptions) -> Launched:
         manager=manager,
         chat=OpenAIServingChat(manager, templates),
         processes=tuple(zip(watchdog._names, watchdog._processes, strict=True)),  # noqa: SLF001
-        kv_capacity_tokens=sum(info["max_total_num_tokens"] for info in infos[:1]),
+        kv_capacity_tokens=infos[0]["max_total_num_tokens"],
         max_req_input_len=infos[0]["max_req_input_len"],
-        page_size=server_args.page_size or 1,
+        page_size=get_schedule().page_size,
+        replicas=server_args.dp_size,
+        grammar_backend=manager.config_value("grammar_backend") or "none",
     )
 
 

@@ -21,7 +21,7 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 
 from app.core import ChatRequest
-from app.errors import BadRequest, ContextOverflow, InternalError, UnsupportedParameter
+from app.errors import BadRequest, ContextOverflow, InternalError, ServingError, UnsupportedParameter
 
 # Fields of SGLang's request that are the server's to set, or that hand out its internals.
 SERVER_OWNED = re.compile(
@@ -52,12 +52,14 @@ class Limits:
     kv_capacity_tokens: int
     max_prompt_tokens: int
     page_size: int
+    reserved_tokens: int
     default_max_tokens: int
 
     def room_tokens(self, prompt_tokens: int) -> int:
         """Tokens that can be generated after a prompt, by the scheduler's own arithmetic."""
         pages = -(-prompt_tokens // self.page_size) * self.page_size
         in_context = min(self.context_length, self.kv_capacity_tokens) - 2 - prompt_tokens
+        in_context -= self.reserved_tokens
         return min(in_context, self.kv_capacity_tokens - pages - self.page_size - 1)
 
     def max_tokens(self, prompt_tokens: int, asked: int | None) -> int:
@@ -122,8 +124,10 @@ class Renderer:
         try:
             internal, chat_request = self._chat._convert_to_internal_request(chat_request)  # noqa: SLF001
             self._check_sampling(internal.sampling_params)
+        except ServingError:
+            raise
         except (ValueError, HTTPException, pydantic.ValidationError) as exc:
-            raise _refused(exc) from None
+            raise refused(exc) from None
         except Exception as exc:
             raise InternalError(f"The request could not be rendered: {type(exc).__name__}.") from exc
         return internal, chat_request
@@ -223,9 +227,8 @@ def _invalid(exc: pydantic.ValidationError) -> BadRequest:
     return BadRequest(f"{param}: {message}" if param else message, param=param or None)
 
 
-def _refused(exc: Exception) -> BadRequest:
-    if isinstance(exc, BadRequest):
-        return exc
+def refused(exc: Exception) -> BadRequest:
+    """What SGLang refused, with the parameter if its message names one."""
     if isinstance(exc, HTTPException):
         status = HTTPStatus(exc.status_code).phrase
         return BadRequest(f"The request was refused: {status}: {exc.detail}")

@@ -17,7 +17,7 @@ from app.errors import ServingError
 class GenerationStream(AsyncIterator[Delta]):
     """Ends after the final delta of every choice, or raises what ended it."""
 
-    __slots__ = ("_begin", "_error", "_on_end", "_open_choices", "_pending", "_waiter")
+    __slots__ = ("_begin", "_error", "_on_end", "_open_choices", "_pending", "_waiter", "aborted")
 
     def __init__(
         self, choices: int, begin: Callable[[], Awaitable[None]], on_end: Callable[[], None]
@@ -28,6 +28,8 @@ class GenerationStream(AsyncIterator[Delta]):
         self._error: ServingError | None = None
         self._begin: Callable[[], Awaitable[None]] | None = begin
         self._on_end = on_end
+        self.aborted = False
+        """Set by an abort that came before the engine was asked."""
 
     @property
     def begun(self) -> bool:
