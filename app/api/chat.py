@@ -45,12 +45,14 @@ class ChatRoutes:
         chat = parse_chat_request(body, new_request_id(), owner)
         self._runtime.check_model(chat.model)
         key = _idempotency_key(request, raw)
+        after = _last_event_id(request)
         stream = self._streams.find_by_key(owner, key) if key is not None else None
         if stream is None:
+            _check_fresh(after)
             stream = self._start(chat, key, streaming=bool(body.get("stream")))
         patient = key is not None
         if body.get("stream"):
-            return await self._follow(request, client, stream, patient=patient)
+            return await self._follow(after, client, stream, patient=patient)
         return await self._answer(client, stream, patient=patient)
 
     def _start(self, chat: ChatRequest, key: IdempotencyKey | None, *, streaming: bool) -> TokenStream:
@@ -61,22 +63,21 @@ class ChatRoutes:
         return stream
 
     async def _follow(
-        self, request: Request, client: Client, stream: TokenStream, *, patient: bool
+        self, after: int, client: Client, stream: TokenStream, *, patient: bool
     ) -> Response | EventStream:
-        """The event stream from where the client left off, once the request is admitted."""
-        after = _last_event_id(request)
+        """The event stream after event `after`, once the request is admitted."""
         if not patient:
             client.on_gone(lambda: stream.cancel("disconnect"))
         try:
             await stream.opened()
+            client.on_gone(lambda: None)  # from here on, to leave is not to stop
+            if after and stream.done and after == stream.last_id:
+                client.stop()
+                return Response(status_code=204)
+            reader = stream.attach(after)
         except BaseException:
             client.stop()
             raise
-        client.on_gone(lambda: None)  # from here on, to leave is not to stop
-        if after and stream.done and after == stream.last_id:
-            client.stop()
-            return Response(status_code=204)
-        reader = stream.attach(after)
         return EventStream(reader, self._streams, client, _headers(stream))
 
     async def _answer(self, client: Client, stream: TokenStream, *, patient: bool) -> Response:
@@ -95,13 +96,18 @@ class ChatRoutes:
     async def attach(self, request: Request) -> Response | EventStream:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
         stream = self._find(request)
-        return await self._follow(request, Client(request.receive), stream, patient=True)
+        after = _last_event_id(request)
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream", headers=_headers(stream))
+        return await self._follow(after, Client(request.receive), stream, patient=True)
 
     async def retrieve(self, request: Request) -> Response | EventStream:
         """GET /v1/…/{id}: the finished answer as JSON, or the stream to those who accept one."""
         if "text/event-stream" in request.headers.get("accept", ""):
             return await self.attach(request)
         stream = self._find(request)
+        if request.method == "HEAD":
+            return Response(media_type="application/json", headers=_headers(stream))
         return await self._answer(Client(request.receive), stream, patient=True)
 
     async def cancel(self, request: Request) -> Response:
@@ -137,6 +143,16 @@ def _idempotency_key(request: Request, raw: bytes) -> IdempotencyKey | None:
     if not 0 < len(key) <= 255:
         raise BadRequest("Idempotency-Key must have 1 to 255 characters.", param="Idempotency-Key")
     return IdempotencyKey(key, hashlib.sha256(raw).digest())
+
+
+def _check_fresh(after: int) -> None:
+    """Refuse to start a generation for a client that believes it has seen a part of it."""
+    if after:
+        raise ReplayPositionUnknown(
+            f"Last-Event-ID {after} was never sent: there is no generation under this request's"
+            " Idempotency-Key. Attach with GET …/chat/completions/{id}, or send no Last-Event-ID.",
+            param="Last-Event-ID",
+        )
 
 
 def _last_event_id(request: Request) -> int:
