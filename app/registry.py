@@ -188,11 +188,12 @@ class Streams:
         for stream in list(self._streams.values()):
             for reader in list(stream.readers):
                 silent_s = now_s - reader.moved_at_s
-                if reader.sending and silent_s > stall_s and reader.drop is not None:
+                if not reader.stalling:
+                    if silent_s >= heartbeat_s:
+                        reader.unpark()
+                elif silent_s > stall_s and reader.outlet is not None:
                     self._log.warning("reader_stalled", request_id=stream.request_id, silent_s=silent_s)
-                    reader.drop()
-                elif not reader.sending and silent_s >= heartbeat_s:
-                    reader.wake()
+                    reader.outlet.abort()
 
     def _forget_old(self, now_s: float) -> None:
         """Drop finished streams past their retention, then the oldest over the memory limit."""

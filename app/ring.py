@@ -117,7 +117,7 @@ class Ring:
         self._ends = array("I")
         self._text = bytearray()
         self._names: list[Lane] = []
-        self._lane_of: dict[Lane, int] = {}
+        self._lane_of: dict[tuple[int, Channel, int], int] = {}
         self._specials: dict[int, Special] = {}
         self._logprobs = bytearray() if logprobs else None
         self._logprob_ends = array("I")
@@ -138,19 +138,29 @@ class Ring:
             size += 96 * len(self._counts)
         return size
 
-    def append(self, delta: Delta) -> None:
-        """Add a delta's text; its finish reason is an event of its own."""
+    @property
+    def plain(self) -> bool:
+        """Whether events are text and nothing beside it."""
+        return self._logprobs is None and self._counts is None
+
+    def append(self, delta: Delta) -> tuple[Lane, bytes]:
+        """Add a delta's text; its finish reason is an event of its own.
+
+        Returns the event's lane and escaped text.
+        """
         tool = delta.tool
-        key = Lane(delta.choice, delta.channel, tool.index if tool is not None else 0)
+        key = (delta.choice, delta.channel, 0 if tool is None else tool.index)
         lane = self._lane_of.get(key)
         if lane is None:
-            self._names.append(key)
+            self._names.append(Lane(*key))
             lane = self._lane_of[key] = len(self._names)
-        self._text += _escape(delta.text)
+        text = _escape(delta.text)
+        self._text += text
         if self._logprobs is not None and delta.logprobs:
             # Entries of consecutive events are joined by commas: a slice starts with one.
             self._logprobs += b"," + orjson.dumps(delta.logprobs)[1:-1]
         self._push(lane, delta.counts)
+        return self._names[lane - 1], text
 
     def append_special(self, event: Special) -> None:
         """Add an event that is not text."""

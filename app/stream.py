@@ -22,6 +22,10 @@ from app.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, S
 class Wire(Protocol):
     """Writes events as the bytes of frames."""
 
+    def text(self, event_id: int, lane: Lane, text: bytes) -> bytes:
+        """One frame holding one event's escaped text, nothing beside it."""
+        ...
+
     def delta(self, last_id: int, parts: Sequence[Part]) -> bytes:
         """One frame holding `parts`, whose id is `last_id`."""
         ...
@@ -74,10 +78,17 @@ class TokenStream:
         if tool is not None and tool.name is not None:
             self._ring.append_special(ToolStarted(delta.choice, tool))
         if delta.text or delta.logprobs:
-            self._ring.append(delta)
+            self._append_text(delta)
         if delta.finish_reason is not None:
             self._ring.append_special(Finished(delta.choice, delta.finish_reason, delta.matched_stop))
         self._wake()
+
+    def _append_text(self, delta: Delta) -> None:
+        ring = self._ring
+        lane, text = ring.append(delta)
+        if self.readers and ring.plain:
+            event_id = ring.last_id
+            self._frame = (event_id - 1, event_id, self._wire.text(event_id, lane, text))
 
     def notice(self, field: str, value: Mapping[str, Any]) -> None:
         """Release a chunk without choices."""
@@ -111,7 +122,7 @@ class TokenStream:
         self._wake()
 
     def _wake(self) -> None:
-        for reader in self.readers:
+        for reader in list(self.readers):
             reader.wake()
 
     # Reading: the clients' side.
@@ -199,67 +210,99 @@ class TokenStream:
         return self._ring.whole()
 
 
+class Outlet(Protocol):
+    """Where a reader's frames go: a client's connection."""
+
+    def ready(self) -> bool:
+        """Whether the client keeps up."""
+        ...
+
+    def write(self, frame: bytes) -> None:
+        """Send now; nothing happens once the client is gone."""
+        ...
+
+    async def drained(self) -> None:
+        """Wait until the client has caught up, or is gone."""
+        ...
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        ...
+
+
 class Reader:
     """One client's position in a stream.
 
-    `sending` is true while a write waits for the client; `drop` cuts the connection.
+    A reader that has everything parks in `wait()`. The next event then goes from the
+    generation's own task straight into the outlet, without a task switch; only a lagging
+    client, a heartbeat and the end wake the reader's task.
     """
 
-    __slots__ = (
-        "_now_s",
-        "_waiter",
-        "closed",
-        "cursor",
-        "drop",
-        "moved_at_s",
-        "sending",
-        "stream",
-    )
+    __slots__ = ("_now_s", "_waiter", "closed", "cursor", "moved_at_s", "outlet", "stalling", "stream")
 
     def __init__(self, stream: TokenStream, cursor: int, now_s: Callable[[], float]) -> None:
         self.stream = stream
         self.cursor = cursor
         self.closed = False
-        self.sending = False
-        self.drop: Callable[[], None] | None = None
+        self.outlet: Outlet | None = None
+        self.stalling = False
         self.moved_at_s = now_s()
         self._now_s = now_s
         self._waiter: asyncio.Future[None] | None = None
 
-    def take(self) -> bytes | None:
-        """The next frame, or None when the reader has all there is. Raises ReplayExpired."""
-        if self.cursor == self.stream.last_id:
-            return None
-        self.cursor, frame = self.stream.frame_after(self.cursor)
-        return frame
+    async def follow(self, outlet: Outlet, heartbeat: bytes) -> None:
+        """Send everything from the cursor on, until the stream ends or the reader is closed.
+
+        Raises ReplayExpired when the client lags so far that events have left the ring.
+        """
+        self.outlet = outlet
+        while not self.at_end():
+            if not outlet.ready():
+                self.stalling = True
+                await outlet.drained()
+                self.stalling = False
+            if self.cursor == self.stream.last_id:
+                await self._wait()
+            self._send(heartbeat)
+
+    def _send(self, idle: bytes = b"") -> None:
+        """Send the next frame, or `idle` when there is none and the stream goes on."""
+        assert self.outlet is not None
+        if self.cursor != self.stream.last_id:
+            self.cursor, frame = self.stream.frame_after(self.cursor)
+            self.outlet.write(frame)
+        elif not self.at_end():
+            self.outlet.write(idle)
+        self.moved_at_s = self._now_s()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
 
     def at_end(self) -> bool:
         """Whether the stream is over and read, or the reader closed."""
         return self.closed or (self.stream.done and self.cursor == self.stream.last_id)
 
-    async def wait(self) -> None:
-        """Wait for an event, a heartbeat, or the end."""
-        if self.cursor != self.stream.last_id or self.at_end():
-            return
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
-
     def wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+        """Take note of an event: send it if the reader is parked and its client keeps up."""
+        if self._waiter is None or self.outlet is None:
+            return
+        while self.cursor != self.stream.last_id and self.outlet.ready():
+            self._send()
+        if self.at_end() or self.cursor != self.stream.last_id:
+            self.unpark()
 
-    def moved(self) -> None:
-        """Note that bytes went out now."""
-        self.moved_at_s = self._now_s()
+    def unpark(self) -> None:
+        """Wake the reader's task: for a heartbeat, or because there is nothing to wait for."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def close(self) -> None:
-        """Leave the stream; the reader is told so if it waits."""
+        """Leave the stream; the reader's task is told so if it waits."""
         self.closed = True
         self.stream.readers.discard(self)
-        self.wake()
+        self.unpark()
 
 
 def usage_of(counts: Mapping[int, Counts]) -> dict[str, Any]:

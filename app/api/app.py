@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.api.auth import Gatekeeper
 from app.api.chat import ChatRoutes
 from app.api.service import ServiceRoutes
+from app.api.sse import CONNECTION
 from app.errors import InternalError, MethodNotAllowed, NotFound, ServingError
 from app.log import where
 from app.runtime import Runtime
@@ -102,6 +103,4 @@ class _Guard:
         try:
             await error_response(error)(scope, receive, send)
         except RuntimeError:  # the response had begun: cut it, so that the client sees it broke
-            drop = scope.get("extensions", {}).get("tokenring.drop")
-            if drop is not None:
-                drop()
+            scope["extensions"][CONNECTION].abort()

@@ -21,9 +21,11 @@ from app.core import ChatRequest
 from app.errors import ReplayExpired
 from app.registry import Streams
 from app.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Special, ToolStarted
-from app.stream import Reader, usage_of
+from app.stream import Outlet, Reader, usage_of
 
 PING = b": ping\n"
+CONNECTION = "tokenring.connection"
+"""The ASGI extension under which the server hands out the request's `Outlet`."""
 RETRY_MS = 1000
 _FIELD = {"text": b'"content"', "reasoning": b'"reasoning_content"'}
 
@@ -42,29 +44,26 @@ class ChunkWire:
         self._head = orjson.dumps(head)[:-1] + b',"choices":['
         # OpenAI: with include_usage every chunk but the usage chunk has `"usage": null`.
         self._tail = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
+        self._closing = b'"},"finish_reason":null}' + self._tail
+        self._tool_closing = b'"}}]},"finish_reason":null}' + self._tail
         self._openings: dict[Lane, bytes] = {}
+
+    def text(self, event_id: int, lane: Lane, text: bytes) -> bytes:
+        """See app.stream.Wire. The token path: one dictionary look-up and one join."""
+        opening = self._openings.get(lane)
+        if opening is None:
+            opening = self._openings[lane] = self._head + b'{"index":%d,"delta":{%b' % (
+                lane.choice,
+                _field(lane),
+            )
+        closing = self._tool_closing if lane.channel == "tool" else self._closing
+        return b"id: %d\ndata: %b%b%b" % (event_id, opening, text, closing)
 
     def delta(self, last_id: int, parts: Sequence[Part]) -> bytes:
         """See app.stream.Wire."""
         if len(parts) == 1 and parts[0].logprobs is None and parts[0].counts is None:
-            part = parts[0]
-            return b"id: %d\ndata: %b%b%b%b" % (
-                last_id,
-                self._opening(part.lane),
-                part.text,
-                b'"}}]},"finish_reason":null}'
-                if part.lane.channel == "tool"
-                else b'"},"finish_reason":null}',
-                self._tail,
-            )
+            return self.text(last_id, parts[0].lane, parts[0].text)
         return self._several(last_id, parts)
-
-    def _opening(self, lane: Lane) -> bytes:
-        opening = self._openings.get(lane)
-        if opening is None:
-            opening = self._head + b'{"index":%d,"delta":{%b' % (lane.choice, _field(lane))
-            self._openings[lane] = opening
-        return opening
 
     def _several(self, last_id: int, parts: Sequence[Part]) -> bytes:
         by_choice: dict[int, list[Part]] = {}
@@ -162,29 +161,21 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; returns when it ends or the client leaves."""
-        self._reader.drop = scope.get("extensions", {}).get("tokenring.drop")
-        self._client.on_gone(self._reader.close)
+        reader = self._reader
+        outlet: Outlet = scope["extensions"][CONNECTION]
+        self._client.on_gone(reader.close)
         headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._send_frames(send)
+            if scope["method"] != "HEAD":
+                await self._follow(outlet)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._client.stop()
-            self._streams.leave(self._reader)
+            self._streams.leave(reader)
 
-    async def _send_frames(self, send: Send) -> None:
-        reader = self._reader
-        while not reader.at_end():
-            try:
-                frame = reader.take()
-            except ReplayExpired as error:
-                frame = b"data: %b\n\n" % orjson.dumps(error.as_body())
-                reader.close()
-            if frame is None:
-                await reader.wait()
-                frame = reader.take() or (b"" if reader.at_end() else PING)
-            reader.sending = True
-            await send({"type": "http.response.body", "body": frame, "more_body": True})
-            reader.sending = False
-            reader.moved()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    async def _follow(self, outlet: Outlet) -> None:
+        try:
+            await self._reader.follow(outlet, PING)
+        except ReplayExpired as error:
+            outlet.write(b"data: %b\n\n" % orjson.dumps(error.as_body()))

@@ -236,11 +236,11 @@ class ScriptedEngine:
 
 def _prompt_ids(messages: Iterable[Mapping[str, Any]]) -> Iterator[int]:
     for message in messages:
-        yield zlib.crc32(str(message.get("role")).encode()) % _VOCABULARY
+        yield _token_id(str(message.get("role")))
         content = message.get("content") or ""
         parts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
         for word in " ".join(parts).split():
-            yield zlib.crc32(word.encode("utf-8", "surrogatepass")) % _VOCABULARY
+            yield _token_id(word)
 
 
 def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:
@@ -251,36 +251,48 @@ def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:
 
 def _choice(answer: _Answer, choice: int) -> Iterator[Delta]:
     """All deltas of one choice, the last with a finish reason."""
-    script = answer.script
-    seed = answer.request.body.get("seed")
-    pieces = scripted_text(script.seed if seed is None else seed, choice, script.tokens)
-    stops = answer.request.body.get("stop") or ()
-    stops = (stops,) if isinstance(stops, str) else tuple(stops)
-    budget = len(pieces) if script.tokens < answer.max_tokens else answer.max_tokens
-    ending: FinishReason = "length" if budget < len(pieces) or script.finish == "length" else "stop"
+    script, body = answer.script, answer.request.body
+    pieces = scripted_text(body.get("seed", script.seed), choice, script.tokens)
+    budget = min(len(pieces), answer.max_tokens)
+    cut = _Stop(body.get("stop") or ())
     counts = Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0)
-    said = ""
-    for index, piece in enumerate(pieces[:budget]):
-        thinking = index < script.reasoning
-        counts = counts._replace(
-            completion_tokens=index + 1, reasoning_tokens=min(index + 1, script.reasoning)
-        )
-        token_ids = (zlib.crc32(piece.encode()) % _VOCABULARY,)
-        hit = next((s for s in stops if not thinking and s in said + piece), None)
-        if hit is not None:
-            kept = (said + piece).split(hit)[0][len(said) :]
-            yield Delta(choice, "text", kept, token_ids, counts)
-            yield Delta(choice, "text", "", (), counts, "stop", matched_stop=hit)
+    for index, piece in enumerate(pieces[:budget], start=1):
+        thinking = index <= script.reasoning
+        counts = Counts(answer.prompt_tokens, index, answer.cached_tokens, min(index, script.reasoning))
+        text = piece if thinking else cut.kept(piece)
+        yield Delta(choice, "reasoning" if thinking else "text", text, (_token_id(piece),), counts)
+        if cut.hit is not None:
+            yield Delta(choice, "text", "", (), counts, "stop", matched_stop=cut.hit)
             return
-        if not thinking:
-            said += piece
-        yield Delta(choice, "reasoning" if thinking else "text", piece, token_ids, counts)
+    ending: FinishReason = "length" if budget < len(pieces) or script.finish == "length" else "stop"
     if script.tool:
         call = ToolCall(0, f"call_{choice:024d}", script.tool)
         yield Delta(choice, "tool", "", (), counts, tool=call)
         yield Delta(choice, "tool", '{"city": "Paris"}', (), counts, tool=ToolCall(0))
         ending = "tool_calls"
     yield Delta(choice, "text", "", (), counts, ending)
+
+
+class _Stop:
+    """Cuts text at the first stop string; one that spans pieces is cut where it ends."""
+
+    def __init__(self, stops: str | Sequence[str]) -> None:
+        self._stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        self._said = ""
+        self.hit: str | None = None
+
+    def kept(self, piece: str) -> str:
+        if not self._stops:
+            return piece
+        before, self._said = self._said, self._said + piece
+        self.hit = next((s for s in self._stops if s in self._said), None)
+        if self.hit is None:
+            return piece
+        return self._said.split(self.hit)[0][len(before) :]
+
+
+def _token_id(piece: str) -> int:
+    return zlib.crc32(piece.encode()) % _VOCABULARY
 
 
 def _aborted(choice: int, counts: Counts) -> Delta:
