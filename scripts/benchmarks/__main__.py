@@ -1,0 +1,29 @@
+"""`scripts/bench NAME`: one subcommand per benchmark."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from scripts.benchmarks import bare, path, serve
+
+BENCHMARKS = {
+    "bare": (bare, "start the peer: SGLang's own server on the same model, platform and engine flags"),
+    "serve": (serve, "ours against the peer, interleaved: CPU per token, tokens/s, TTFT, TPOT, ITL"),
+    "path": (path, "our full path with a scripted engine against a bare ASGI app, one core each"),
+}
+
+
+def main() -> int:
+    """Run the named benchmark; its exit status is the command's."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    commands = parser.add_subparsers(dest="benchmark", required=True)
+    for name, (module, text) in BENCHMARKS.items():
+        module.add_arguments(commands.add_parser(name, help=text, description=module.__doc__))
+    arguments = parser.parse_args()
+    status: int = BENCHMARKS[arguments.benchmark][0].run(arguments)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""One loaded run of one server: the load generator beside it, CPU read at both ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from scripts.benchmarks.load import LoadPlan
+from scripts.benchmarks.processes import ServerProcess, machine_busy_s
+from scripts.benchmarks.stats import percentile
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What one run measured. Times of a request are pooled over the run's requests."""
+
+    server: str
+    streams: int
+    requests: int
+    output_tokens: int
+    wall_s: float
+    serving_cpu_us_per_token: float
+    engine_cpu_us_per_token: float
+    load_cpu_us_per_token: float
+    serving_cpus: float
+    other_cpus: float
+    tokens_per_s: float
+    frames_per_s: float
+    frames_per_serving_cpu_s: float
+    frames_per_token: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    tpot_p50_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
+    prompt_tokens: int
+    cached_tokens: int
+    text_sha256: list[str]
+    ttft_ms: list[float]
+    e2e_ms: list[float]
+
+
+class RunFailed(RuntimeError):
+    """A stream was not whole, so that the run measured something else."""
+
+
+def run_load(server: ServerProcess, plan: LoadPlan, *, load_cpus: set[int] | None = None) -> RunResult:
+    """Run `plan` against `server`. Raises RunFailed unless every stream was whole to its `[DONE]`."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "scripts.benchmarks.load"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=_pinner(load_cpus),  # noqa: PLW1509  this process has no other thread that holds a lock
+    ) as generator:
+        say, hear = _dialogue(generator)
+        say(json.dumps(asdict(plan)))
+        hear("ready")
+        busy_before_s, before = machine_busy_s(), server.cpu()
+        say("go")
+        hear("done")
+        used, busy_s = server.cpu() - before, machine_busy_s() - busy_before_s
+        report = json.loads(hear())
+    _check_whole(server.name, plan, report)
+    others_s = busy_s - used.serving_s - used.engine_s - report["load_cpu_s"]
+    return _summary(server.name, plan, report, used.serving_s, used.engine_s, others_s)
+
+
+def served_model(port: int) -> str:
+    """The id of the first model the server lists."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=30) as response:
+        model_id: str = json.load(response)["data"][0]["id"]
+    return model_id
+
+
+def freeze_gc(port: int) -> None:
+    """SGLang's own remedy against long garbage collections: the peer is measured at its best."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/freeze_gc", method="POST")
+    urllib.request.urlopen(request, timeout=30).close()
+
+
+def _pinner(cpus: set[int] | None) -> Callable[[], None] | None:
+    return None if cpus is None else lambda: os.sched_setaffinity(0, cpus)
+
+
+def _dialogue(generator: subprocess.Popen[str]) -> tuple[Callable[[str], None], Callable[..., str]]:
+    stdin, stdout = generator.stdin, generator.stdout
+    assert stdin is not None
+    assert stdout is not None
+
+    def say(line: str) -> None:
+        stdin.write(line + "\n")
+        stdin.flush()
+
+    def hear(expected: str | None = None) -> str:
+        line = stdout.readline().rstrip("\n")
+        if not line or (expected is not None and line != expected):
+            raise RunFailed(f"the load generator said {line!r} instead of {expected or 'its report'}")
+        return line
+
+    return say, hear
+
+
+def _check_whole(name: str, plan: LoadPlan, report: dict[str, Any]) -> None:
+    errors = [request["error"] for request in report["requests"] if request["error"]]
+    missing = len(plan.bodies) - len(report["requests"])
+    if errors or missing:
+        first = errors[0] if errors else "never sent"
+        raise RunFailed(
+            f"{name}: {len(errors) + missing} of {len(plan.bodies)} streams failed; first: {first}"
+        )
+
+
+def _summary(
+    name: str, plan: LoadPlan, report: dict[str, Any], serving_s: float, engine_s: float, others_s: float
+) -> RunResult:
+    requests: list[dict[str, Any]] = report["requests"]
+    tokens = sum(request["completion_tokens"] for request in requests)
+    frames = sum(request["content_frames"] for request in requests)
+    wall_s: float = report["wall_s"]
+    ttft_ms = [request["ttft_s"] * 1e3 for request in requests]
+    itl_ms = [gap * 1e3 for request in requests for gap in request["itl_s"]]
+    return RunResult(
+        server=name,
+        streams=plan.streams,
+        requests=len(requests),
+        output_tokens=tokens,
+        wall_s=wall_s,
+        serving_cpu_us_per_token=serving_s / tokens * 1e6,
+        engine_cpu_us_per_token=engine_s / tokens * 1e6,
+        load_cpu_us_per_token=report["load_cpu_s"] / tokens * 1e6,
+        serving_cpus=serving_s / wall_s,
+        other_cpus=max(0.0, others_s) / wall_s,
+        tokens_per_s=tokens / wall_s,
+        frames_per_s=frames / wall_s,
+        frames_per_serving_cpu_s=frames / serving_s,
+        frames_per_token=frames / tokens,
+        ttft_p50_ms=percentile(ttft_ms, 50),
+        ttft_p99_ms=percentile(ttft_ms, 99),
+        tpot_p50_ms=percentile([request["tpot_s"] * 1e3 for request in requests], 50),
+        itl_p50_ms=percentile(itl_ms, 50),
+        itl_p99_ms=percentile(itl_ms, 99),
+        prompt_tokens=sum(request["prompt_tokens"] for request in requests),
+        cached_tokens=sum(request["cached_tokens"] for request in requests),
+        text_sha256=[request["text_sha256"][:16] for request in requests],
+        ttft_ms=[round(value, 3) for value in ttft_ms],
+        e2e_ms=[round(request["e2e_s"] * 1e3, 3) for request in requests],
+    )

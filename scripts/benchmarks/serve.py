@@ -1,0 +1,202 @@
+"""`bench serve`: ours against SGLang's bare server, interleaved pairs in one run.
+
+Both servers are up at once, so that a pair is seconds apart and shares the machine's mood; the one that
+is not loaded is frozen (SIGSTOP), because an idle SGLang scheduler polls without rest and would
+take a core from the other. Who goes first alternates from pair to pair. One unmeasured pair per load
+warms both up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.benchmarks import bare, report
+from scripts.benchmarks.driver import RunResult, freeze_gc, run_load, served_model
+from scripts.benchmarks.load import LoadPlan
+from scripts.benchmarks.machine import describe_machine
+from scripts.benchmarks.processes import ServerProcess, free_port
+from scripts.benchmarks.prompts import chat_work
+
+PEER = "bare"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of the comparison: a running server and where it takes chats."""
+
+    server: ServerProcess
+    path: str
+    model: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench serve`."""
+    parser.add_argument(
+        "--streams", default="16,64", help="concurrent streams, comma-separated (default: 16,64)"
+    )
+    parser.add_argument("--pairs", type=int, default=9, help="measured pairs per load (default: 9)")
+    parser.add_argument(
+        "--tokens", type=int, default=128, help="mean output tokens per request (default: 128)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="requests per stream and run (default: 3)")
+    parser.add_argument("--prompt-words", type=int, default=40, help="words per prompt (default: 40)")
+    parser.add_argument("--model", default="", help="path or hub id (default: the built-in model)")
+    parser.add_argument("--tp", type=int, default=1, help="tensor parallel size")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, machine and every run")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write the ratios as a plot")
+    parser.add_argument("--ours-command", help="start ours with this command, {port} replaced")
+    parser.add_argument("--peer-command", help="start the peer with this command, {port} replaced")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the table, write what was asked for."""
+    loads = [int(streams) for streams in arguments.streams.split(",")]
+    machine = describe_machine()
+    with tempfile.TemporaryDirectory() as folder, _both_sides(arguments, Path(folder)) as (ours, peer):
+        commands = {"ours": ours.server.command, PEER: peer.server.command}
+        measured = {streams: measure_pairs(ours, peer, streams, arguments) for streams in loads}
+    comparisons = [
+        item for pairs in measured.values() for item in report.compare(report.SERVE_FIGURES, *_columns(pairs))
+    ]
+    print(report.markdown_table(comparisons, PEER))
+    for streams, pairs in measured.items():
+        print(_footnote(streams, pairs))
+    if arguments.json:
+        _write_json(arguments, machine, commands, measured, comparisons)
+    if arguments.plot:
+        title = f"Tokenring against SGLang's bare server, {machine['commit']}, {machine['date_utc']}"
+        report.write_svg(arguments.plot, comparisons, title)
+    return 0
+
+
+def measure_pairs(
+    ours: Side, peer: Side, streams: int, arguments: argparse.Namespace
+) -> list[tuple[RunResult, RunResult]]:
+    """The warm-up pair, then the measured ones; the prompts of a pair are the same on both sides."""
+    pairs = []
+    for number in range(-1, arguments.pairs):
+        first, second = (ours, peer) if number % 2 == 0 else (peer, ours)
+        results = {side.server.name: _turn(side, streams, number, arguments) for side in (first, second)}
+        pair = results["ours"], results[PEER]
+        if number >= 0:
+            pairs.append(pair)
+            print(_progress(number, *pair), file=sys.stderr)
+    return pairs
+
+
+def _turn(side: Side, streams: int, pair: int, arguments: argparse.Namespace) -> RunResult:
+    seed = 1_000_000 * streams + pair + 1
+    work = chat_work(
+        side.model,
+        streams * arguments.rounds,
+        mean_tokens=arguments.tokens,
+        prompt_words=arguments.prompt_words,
+        seed=seed,
+    )
+    plan = LoadPlan("127.0.0.1", side.server.port, side.path, work.bodies, work.output_tokens, streams)
+    side.server.thaw()
+    try:
+        run_load(side.server, _wake_up(plan))
+        return run_load(side.server, plan)
+    finally:
+        side.server.freeze()
+
+
+def _wake_up(plan: LoadPlan) -> LoadPlan:
+    """One unmeasured request after the thaw, in which timers that fell due in the freeze fire."""
+    body = plan.bodies[0].replace('"content": "', '"content": "wake up ', 1)
+    return LoadPlan(plan.host, plan.port, plan.path, [body], plan.output_tokens[:1], 1)
+
+
+@contextlib.contextmanager
+def _both_sides(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[Side, Side]]:
+    with contextlib.ExitStack() as stack:
+        sides = []
+        for name in ("ours", PEER):
+            server = _server(name, arguments, folder)
+            stack.callback(server.stop)
+            print(f"starting {name}: {shlex.join(server.command)}", file=sys.stderr)
+            server.start()
+            server.wait_ready()
+            path = "/v1/chat/completions" if server.ready_path == "/health" else "/api/chat/completions"
+            if server.ready_path == "/health":
+                freeze_gc(server.port)
+            sides.append(Side(server, path, served_model(server.port)))
+            server.freeze()
+        yield sides[0], sides[1]
+
+
+def _server(name: str, arguments: argparse.Namespace, folder: Path) -> ServerProcess:
+    port = free_port()
+    override = arguments.ours_command if name == "ours" else arguments.peer_command
+    if override:
+        command = shlex.split(override.replace("{port}", str(port)))
+    elif name == "ours":
+        command = our_command(port, folder / "data", model=arguments.model, tp=arguments.tp)
+    else:
+        command = bare.peer_command(arguments.model, port, tp=arguments.tp)
+    return ServerProcess(name, command, port, folder / f"{name}.log")
+
+
+def our_command(port: int, data_dir: Path, *, model: str, tp: int) -> list[str]:
+    """How ours is started: every setting at its default but where and what it serves."""
+    command = [sys.executable, "-m", "app", "serve", "--port", str(port), "--data-dir", str(data_dir)]
+    if model:
+        command += ["--model", model]
+    return command if tp == 1 else [*command, "--tp", str(tp)]
+
+
+def _columns(pairs: list[tuple[RunResult, RunResult]]) -> tuple[list[RunResult], list[RunResult]]:
+    return [ours for ours, _ in pairs], [peer for _, peer in pairs]
+
+
+def _progress(number: int, ours: RunResult, peer: RunResult) -> str:
+    return (
+        f"{ours.streams} streams, pair {number + 1}: CPU/token {ours.serving_cpu_us_per_token:.1f} : "
+        f"{peer.serving_cpu_us_per_token:.1f} us, "
+        f"{ours.tokens_per_s:.0f} : {peer.tokens_per_s:.0f} tokens/s, "
+        f"TTFT p50 {ours.ttft_p50_ms:.0f} : {peer.ttft_p50_ms:.0f} ms, "
+        f"others used {ours.other_cpus:.2f} : {peer.other_cpus:.2f} CPUs"
+    )
+
+
+def _footnote(streams: int, pairs: list[tuple[RunResult, RunResult]]) -> str:
+    ours, peer = _columns(pairs)
+    others = [run.other_cpus for run in ours + peer]
+    return (
+        f"{streams} streams: {len(pairs)} pairs of {ours[0].output_tokens} tokens, every stream whole; "
+        f"same text {report.same_text_share(ours, peer):.0%}; "
+        f"other processes used {min(others):.2f} to {max(others):.2f} CPUs"
+    )
+
+
+def _write_json(
+    arguments: argparse.Namespace,
+    machine: dict[str, object],
+    commands: dict[str, list[str]],
+    measured: dict[int, list[tuple[RunResult, RunResult]]],
+    comparisons: list[report.Comparison],
+) -> None:
+    options = ("streams", "pairs", "tokens", "rounds", "prompt_words")
+    settings: dict[str, Any] = {
+        "benchmark": "serve",
+        "machine": machine,
+        "options": {name: getattr(arguments, name) for name in options},
+        "commands": commands,
+        "comparisons": [report.comparison_record(item) for item in comparisons],
+    }
+    runs = [
+        report.run_record(number, run)
+        for pairs in measured.values()
+        for number, pair in enumerate(pairs)
+        for run in pair
+    ]
+    report.write_json(arguments.json, settings, runs)
