@@ -5,17 +5,70 @@ after it, the same body is the last `data:` event of the stream. The bottom of
 the layer stack: it knows nothing else of the product.
 
     ServingError
-    ├── BadRequest (400) ── ContextOverflow, UnsupportedParameter, ReplayPositionUnknown, Cancelled
+    ├── BadRequest (400) ── ContextOverflow, UnsupportedParameter, ReplayPositionUnknown, Cancelled,
+    │                        InvalidHTTP
     ├── Unauthorized (401), Forbidden (403), NotFound (404) ── UnknownModel
     ├── MethodNotAllowed (405), Conflict (409)
-    ├── ReplayExpired (410), BodyTooLarge (413)
+    ├── ReplayExpired (410), BodyTooLarge (413), HeadersTooLarge (431)
     ├── Unavailable (503, Retry-After) ── EngineNotReady, Draining, EngineOverloaded
     └── InternalError (500) ── EngineFailed
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+
+class Code(NamedTuple):
+    """One row of docs/errors.md: the status that comes with a code, and what it says."""
+
+    status: int
+    meaning: str
+
+
+CODES: Mapping[str, Code] = {
+    # The request
+    "invalid_json": Code(400, "The body is not a JSON object."),
+    "invalid_encoding": Code(400, "The body is not UTF-8."),
+    "nesting_too_deep": Code(400, "The body nests arrays and objects too deeply."),
+    "missing_parameter": Code(400, "A required parameter is absent."),
+    "invalid_type": Code(400, "A parameter has the wrong JSON type."),
+    "invalid_value": Code(400, "A parameter's value is out of range or cannot be read."),
+    "invalid_role": Code(400, "A message's `role` is none of OpenAI's."),
+    "unknown_parameter": Code(400, "No such parameter; nothing is dropped in silence."),
+    "unsupported_parameter": Code(400, "A parameter that this server or model cannot honour."),
+    "unsupported_content": Code(400, "A content part that the model cannot read, as an image."),
+    "context_length_exceeded": Code(400, "Messages and answer do not fit; says by how many tokens."),
+    "body_timeout": Code(400, "The body did not arrive in time."),
+    "body_too_large": Code(413, "The body is over `max_body_bytes`."),
+    "headers_too_large": Code(431, "The request line and headers are over 64 KiB."),
+    "invalid_http": Code(400, "The bytes are not an HTTP request."),
+    "cancelled": Code(400, "The request was stopped before it was admitted."),
+    # Who and where
+    "missing_api_key": Code(401, "The request has no API key."),
+    "invalid_api_key": Code(401, "The API key is wrong."),
+    "forbidden": Code(403, "Not allowed here; without a key, only local requests are."),
+    "not_found": Code(404, "The object does not exist, or is not yours."),
+    "model_not_found": Code(404, "No model of that name is served here."),
+    "route_not_found": Code(404, "There is no such route."),
+    "method_not_allowed": Code(405, "The route has other methods; `Allow` names them."),
+    # Streams
+    "stream_not_found": Code(404, "No such stream: unknown, not yours, or its retention has ended."),
+    "invalid_last_event_id": Code(400, "`Last-Event-ID` is no number, or was never sent."),
+    "events_expired": Code(410, "The events after `Last-Event-ID` are no longer held."),
+    "conflict": Code(409, "The request contradicts one the server already has."),
+    "idempotency_key_reused": Code(409, "The Idempotency-Key was used with another body."),
+    # The server
+    "internal_error": Code(500, "A fault of the server's; the request may be sent again."),
+    "engine_failed": Code(500, "The engine died while it generated; the request may be sent again."),
+    "unavailable": Code(503, "The server cannot take the request now."),
+    "engine_not_ready": Code(503, "The engine is starting, or has died; see `/readyz`."),
+    "engine_overloaded": Code(503, "The engine has no room for the request."),
+    "too_many_streams": Code(503, "`max_live_streams` generations run already."),
+    "draining": Code(503, "The server is stopping."),
+}
+"""Every code a caller can meet. Codes are stable: one may be added, none changes its meaning."""
 
 
 class ServingError(Exception):
@@ -83,6 +136,12 @@ class Cancelled(BadRequest):
     default_code = "cancelled"
 
 
+class InvalidHTTP(BadRequest):
+    """What came is not an HTTP request."""
+
+    default_code = "invalid_http"
+
+
 class Unauthorized(ServingError):
     """No API key, or a wrong one."""
 
@@ -145,6 +204,14 @@ class BodyTooLarge(ServingError):
     default_code = "body_too_large"
 
 
+class HeadersTooLarge(ServingError):
+    """The request line and headers are over the limit."""
+
+    status = 431
+    type = "invalid_request_error"
+    default_code = "headers_too_large"
+
+
 class Unavailable(ServingError):
     """The node cannot take the request now; `Retry-After` says when to try again."""
 
@@ -179,3 +246,10 @@ class EngineFailed(InternalError):
     """The engine died while it was generating."""
 
     default_code = "engine_failed"
+
+
+def markdown() -> str:
+    """The table of codes in docs/errors.md."""
+    rows = ["| code | status | meaning |", "|---|---|---|"]
+    rows += [f"| `{name}` | {code.status} | {code.meaning} |" for name, code in CODES.items()]
+    return "\n".join(rows) + "\n"

@@ -10,9 +10,9 @@ from __future__ import annotations
 from structlog.typing import FilteringBoundLogger
 
 from app.core import ChatRequest, Engine, Health
-from app.errors import EngineNotReady, InternalError, ServingError
+from app.errors import Draining, EngineNotReady, InternalError, ServingError
 from app.log import where
-from app.stream import TokenStream, usage_of
+from app.stream import SHUTDOWN, TokenStream, usage_of
 from app.trace import Trace
 
 
@@ -38,6 +38,8 @@ class Pipeline:
                 stream.append(delta)
             if request.include_usage:
                 stream.notice("usage", usage_of(trace.counts))
+            if stream.cancelled == SHUTDOWN:
+                raise Draining("The server stopped before the answer was complete; ask again.")
             stream.close()
         except ServingError as error:
             trace.failed(error.code)

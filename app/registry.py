@@ -20,7 +20,7 @@ from app.errors import Conflict, Draining, NotFound, Unavailable
 from app.log import where
 from app.ring import Ring
 from app.settings import Settings
-from app.stream import Reader, TokenStream, Wire
+from app.stream import SHUTDOWN, Reader, TokenStream, Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class Streams:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
         for stream in list(self._live.values()):
-            stream.cancel("shutdown")
+            stream.cancel(SHUTDOWN)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
         for task in self._tasks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import sys
 from collections.abc import Callable
 
 from structlog.typing import FilteringBoundLogger
@@ -18,16 +19,21 @@ from app.settings import Settings
 
 _START_RETRY_S = 5
 
+OnDeath = Callable[[str], None]
+EngineFactory = Callable[[Settings, OnDeath], Engine]
+
 
 class Runtime:
     """Everything that lives as long as the process; HTTP is put in front of it."""
 
-    def __init__(self, settings: Settings, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self, settings: Settings, log: FilteringBoundLogger, make_engine: EngineFactory | None = None
+    ) -> None:
         self.settings = settings
         self.log = log
         self.phase = "starting: the engine loads the model"
         self.engine_ended: asyncio.Event = asyncio.Event()
-        self.engine = build_engine(settings, self._engine_died)
+        self.engine = (make_engine or build_engine)(settings, self._engine_died)
         self.streams = Streams(settings, log)
         self.pipeline = Pipeline(self.engine, log)
 
@@ -93,12 +99,20 @@ class Runtime:
                 self.log.error("close_failed", error=where(exc))
 
 
-def build_engine(settings: Settings, on_death: Callable[[str], None]) -> Engine:
+def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
     """The engine the settings ask for, not yet started. Raises SettingsError."""
     if settings.engine == "scripted":
         name = settings.served_model_name or "scripted"
         return ScriptedEngine(Script.parse(settings.scripted), name=name, on_death=on_death)
-    # Imported here: SGLang and torch take seconds, and the scripted engine needs neither.
+    # Imported here, not above: the scripted engine must start without torch.
+    from app.engine.sglang_args import SGLangOptions
     from app.engine.sglang_engine import SGLangEngine
 
-    return SGLangEngine(settings, on_death=on_death)
+    options = SGLangOptions(
+        model=settings.model,
+        served_model_name=settings.served_model_name,
+        tp=settings.tp,
+        server_args=settings.engine_args.get("sglang", {}),
+        default_max_tokens=settings.default_max_tokens or sys.maxsize,
+    )
+    return SGLangEngine(options, on_death=on_death)

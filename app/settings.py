@@ -70,6 +70,9 @@ class Settings:
     served_model_name: str = _setting("", "name of the model in requests; empty takes the model's own")
     engine: str = _setting("sglang", "which engine generates", choices=("sglang", "scripted"))
     tp: int = _setting(1, "GPUs (tensor parallel ranks) to spread the model over", minimum=1)
+    default_max_tokens: int = _setting(
+        0, "longest answer to a request without `max_tokens`; 0 leaves it the rest of the context", minimum=0
+    )
     scripted: str = _setting("", 'shape of the scripted engine, as "rate=50,tokens=200,seed=1"')
     resume_grace_s: float = _setting(
         30.0,

@@ -19,6 +19,10 @@ from app.errors import Cancelled, ReplayExpired, ReplayPositionUnknown, ServingE
 from app.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, Special, ToolStarted
 
 
+SHUTDOWN = "shutdown"
+"""Reason to cancel: the server stops, and says so at the stream's end."""
+
+
 class Wire(Protocol):
     """Writes events as the bytes of frames."""
 

@@ -224,7 +224,7 @@ def explain(command: list[str], status: int, lines: list[str]) -> str:
 
 
 def compile_all() -> None:
-    """Byte-compile what the server imports, on all cores: without, its first start takes four times as long."""
+    """Byte-compile what the server imports, on all cores: else the first start takes four times as long."""
     site = next(VENV.glob("lib/python3.*/site-packages"))
     command = [str(VENV / "bin" / "python"), "-Im", "compileall", "-q", "-q", "-j", "0", "-x", NOT_COMPILED]
     # A file that no server imports may not compile (templates, other Pythons' syntax): not an error.

@@ -20,6 +20,7 @@ from app.log import where
 from app.runtime import Runtime
 
 Handler = Callable[[Request], Awaitable[ASGIApp]]
+_APOLOGIZED = "tokenring.apologized"
 
 
 def build_app(runtime: Runtime) -> ASGIApp:
@@ -48,8 +49,10 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route("/v1" + one, chat.delete, "DELETE"),
         route("/v1" + one + "/cancel", chat.cancel, "POST"),
     ]
-    handlers = {ServingError: _serving_error, HTTPException: _http_exception}
-    return _Guard(Starlette(routes=routes, exception_handlers=handlers), runtime)
+    handlers = {ServingError: _serving_error, HTTPException: _http_exception, Exception: _apologize}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # a redirect is built from the Host header, and drops bodies
+    return _Guard(app, runtime)
 
 
 def error_response(error: ServingError) -> Response:
@@ -71,12 +74,24 @@ async def _http_exception(request: Request, exc: Exception) -> Response:
     """Starlette's own refusals, all of them about routes."""
     assert isinstance(exc, HTTPException)
     if exc.status_code == 405:
-        allowed = (exc.headers or {}).get("Allow", "")
+        allowed = ", ".join(sorted(_methods(request)))
         message = f"{request.method} is not possible here; allowed: {allowed}."
         response = error_response(MethodNotAllowed(message))
         response.headers["allow"] = allowed
         return response
     return error_response(NotFound(f"There is no route {request.url.path!r}.", code="route_not_found"))
+
+
+def _methods(request: Request) -> set[str]:
+    """The methods of all routes that match the request's path; Starlette names the first route's."""
+    matching = [r for r in request.app.routes if r.path_regex.match(request.url.path)]
+    return {method for route in matching for method in route.methods}
+
+
+async def _apologize(request: Request, exc: Exception) -> Response:
+    """The answer to an error that nobody foresaw; Starlette raises it on, to `_Guard`."""
+    request.scope[_APOLOGIZED] = True
+    return error_response(InternalError("The server failed to answer this request; it may be sent again."))
 
 
 class _Guard:
@@ -96,11 +111,5 @@ class _Guard:
             self._log.error("request_broke", path=scope.get("path"), error=where(exc))
             if scope["type"] != "http":
                 raise
-            await self._apologize(scope, receive, send)
-
-    async def _apologize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = InternalError("The server failed to answer this request; it may be sent again.")
-        try:
-            await error_response(error)(scope, receive, send)
-        except RuntimeError:  # the response had begun: cut it, so that the client sees it broke
-            scope["extensions"][CONNECTION].abort()
+            if _APOLOGIZED not in scope:  # the response had begun: cut it, so that the client sees it broke
+                scope["extensions"][CONNECTION].abort()

@@ -42,13 +42,20 @@ class Gatekeeper:
             raise Unauthorized("The API key is wrong.")
 
     def _check_local(self, request: Request) -> None:
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname
-        origin = request.headers.get("origin")
-        from_outside = origin is not None and not is_loopback(urlsplit(origin).hostname or "")
-        if from_outside or (host is not None and not is_loopback(host)):
+        host, origin = request.headers.get("host"), request.headers.get("origin")
+        from_outside = origin is not None and not is_loopback(_hostname(origin))
+        if from_outside or (host and not is_loopback(_hostname(f"//{host}"))):
             raise Forbidden(
                 "Without an API key this server answers local requests only; set TOKENRING_API_KEY."
             )
+
+
+def _hostname(url: str) -> str:
+    """The host of a URL; empty when there is none, or the URL cannot be read."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def is_loopback(host: str) -> bool:

@@ -7,16 +7,13 @@ import contextlib
 import signal
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.api.app import build_app
 from app.api.auth import is_loopback
-from app.api.sse import CONNECTION
+from app.api.protocol import Protocol
 from app.errors import EngineFailed
 from app.log import configure
 from app.runtime import Runtime
@@ -24,46 +21,6 @@ from app.settings import Settings, SettingsError
 
 EXIT_OK = 0
 EXIT_ENGINE_LOST = 3
-
-
-class Connection:
-    """A request's connection, past ASGI: frames go out in one call, not through every layer.
-
-    The response is started and ended the usual way; in between, each frame is one HTTP chunk.
-    """
-
-    __slots__ = ("_flow", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
-        self._transport = transport
-        self._flow = flow
-
-    def ready(self) -> bool:
-        """See app.stream.Outlet."""
-        return not self._flow.write_paused
-
-    def write(self, frame: bytes) -> None:
-        """See app.stream.Outlet."""
-        if not self._transport.is_closing():
-            self._transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
-
-    async def drained(self) -> None:
-        """See app.stream.Outlet."""
-        await self._flow.drain()
-
-    def abort(self) -> None:
-        """Cut the connection; closing the usual way waits for a client that does not read."""
-        self._transport.abort()
-
-
-class Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, which hands the application its connection."""
-
-    def on_message_begin(self) -> None:
-        """Put the connection into the request's scope."""
-        super().on_message_begin()
-        extensions: dict[str, Any] = {CONNECTION: Connection(self.transport, self.flow)}
-        self.scope["extensions"] = extensions
 
 
 class Server(uvicorn.Server):

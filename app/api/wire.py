@@ -29,6 +29,8 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as exc:
+        if exc.msg == "depth limit exceeded":  # orjson's own, at 1,024 levels
+            raise _too_deep() from None
         raise BadRequest(
             f"The body is not JSON: {exc.msg} at line {exc.lineno}, column {exc.colno}.",
             code="invalid_json",
@@ -40,12 +42,16 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
+def _too_deep() -> BadRequest:
+    return BadRequest(f"The body nests deeper than {MAX_DEPTH} levels.", code="nesting_too_deep")
+
+
 def _check_depth(body: Any) -> None:
     level, depth = [body], 0
     while level:
         depth += 1
         if depth > MAX_DEPTH:
-            raise BadRequest(f"The body nests deeper than {MAX_DEPTH} levels.", code="nesting_too_deep")
+            raise _too_deep()
         below = []
         for value in level:
             children = value.values() if isinstance(value, dict) else value
@@ -101,6 +107,8 @@ def _stream_options(given: Mapping[str, Any]) -> tuple[bool, bool]:
     if not streaming:
         raise BadRequest("stream_options needs stream: true.", param="stream_options")
     for name, value in options.items():
+        if name == "include_obfuscation" and value is False:
+            continue
         if name not in ("include_usage", "continuous_usage_stats"):
             raise BadRequest(
                 f"Unknown stream option {name!r}; remove it.",

@@ -19,6 +19,7 @@ import psutil
 ENGINE_TITLES = ("sglang::scheduler", "sglang::detokenizer")
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 20.0
+ORPHANS_TIMEOUT_S = 1.0
 
 
 class ServerFailed(RuntimeError):
@@ -110,14 +111,14 @@ class ServerProcess:
         tree = [process for process, _ in self._tree()]
         self.thaw()
         self._process.terminate()
-        deadline_s = time.monotonic() + STOP_TIMEOUT_S
-        while any(map(_lives, tree)) and time.monotonic() < deadline_s:
-            self._process.poll()
-            time.sleep(0.05)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_TIMEOUT_S)
+        _wait_gone(tree, ORPHANS_TIMEOUT_S)
         for process in filter(_lives, tree):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self._process.wait()
+        _wait_gone(tree, STOP_TIMEOUT_S)
         self._process = None
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -160,6 +161,12 @@ def machine_busy_s() -> float:
     """CPU seconds the whole machine has been busy: tells how much others used during a run."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
+
+
+def _wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while any(map(_lives, processes)) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -18,7 +18,7 @@ class Shape:
 
     vocab_size: int = 3072
     hidden_size: int = 256
-    num_layers: int = 4
+    num_layers: int = 3
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 64
