@@ -46,6 +46,7 @@ class TokenStream:
         self.request = request
         self.readers: set[Reader] = set()
         self.cancelled: str | None = None
+        self.error: ServingError | None = None
         self.finished_at_s: float | None = None
         self._wire = wire
         self._ring = ring
@@ -104,6 +105,7 @@ class TokenStream:
 
     def fail(self, error: ServingError) -> None:
         """End the stream in an error: as a refusal before it was opened, as an event after."""
+        self.error = error
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # seen: nobody may be waiting any more

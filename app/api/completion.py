@@ -7,21 +7,14 @@ from typing import Any
 
 import orjson
 
-from app.errors import ServingError
-from app.ring import Failed, Finished, Lane, Notice, Part, ToolStarted
+from app.ring import Finished, Lane, Notice, Part, ToolStarted
 from app.stream import TokenStream
-
-
-class Refused(ServingError):
-    """An error body that came out of a stream, to be answered as a status."""
-
-    def __init__(self, body: Mapping[str, Any]) -> None:
-        error = body["error"]
-        super().__init__(error["message"], code=error["code"], param=error["param"])
 
 
 def completion(stream: TokenStream) -> dict[str, Any]:
     """OpenAI's chat.completion object. Raises ServingError when the stream ended in one."""
+    if stream.error is not None:
+        raise stream.error
     parts, specials = stream.whole()
     request = stream.request
     choices: dict[int, dict[str, Any]] = {}
@@ -33,8 +26,6 @@ def completion(stream: TokenStream) -> dict[str, Any]:
     }
     for event in specials:
         match event:
-            case Failed(body):
-                raise Refused(body)
             case ToolStarted(choice, tool):
                 call = {
                     "id": tool.id,

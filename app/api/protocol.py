@@ -1,0 +1,127 @@
+"""HTTP/1.1 on one connection: uvicorn's protocol, with bounds and our error body where it has none.
+
+uvicorn answers what is not HTTP in plain text and takes headers of any size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from app.api.sse import CONNECTION
+from app.errors import HeadersTooLarge, InvalidHTTP, ServingError
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Request line and headers together; nginx and Node allow less by default."""
+
+_LINGER_S = 2.0
+
+
+class Connection:
+    """A request's connection, past ASGI: frames go out in one call, not through every layer.
+
+    The response is started and ended the usual way; in between, each frame is one HTTP chunk.
+    """
+
+    __slots__ = ("_flow", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
+        self._transport = transport
+        self._flow = flow
+
+    def ready(self) -> bool:
+        """See app.stream.Outlet."""
+        return not self._flow.write_paused
+
+    def write(self, frame: bytes) -> None:
+        """See app.stream.Outlet."""
+        if not self._transport.is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
+
+    async def drained(self) -> None:
+        """See app.stream.Outlet."""
+        await self._flow.drain()
+
+    def abort(self) -> None:
+        """Cut the connection; closing the usual way waits for a client that does not read."""
+        self._transport.abort()
+
+
+class Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, which hands the application its connection and bounds the headers."""
+
+    _head_bytes: int | None = 0
+    """Bytes of an unfinished head, not counting the read it began in; None outside of one."""
+    _refused = False
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, unless the connection is already being closed."""
+        if self._refused:
+            return
+        before = self._head_bytes
+        super().data_received(data)
+        if self._head_bytes is None or self._refused:
+            return
+        # One header line reaches the parser's callbacks only once it is whole: count here too.
+        if before is not None:
+            self._head_bytes = before + len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(_headers_too_large())
+
+    def on_message_begin(self) -> None:
+        """Put the connection into the request's scope."""
+        super().on_message_begin()
+        self._head_bytes = 0
+        extensions: dict[str, Any] = {CONNECTION: Connection(self.transport, self.flow)}
+        self.scope["extensions"] = extensions
+
+    def on_headers_complete(self) -> None:
+        """Start the application, unless the head is over the limit."""
+        head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if head_bytes > MAX_HEAD_BYTES:
+            self._refuse(_headers_too_large())
+            return
+        super().on_headers_complete()
+        self._head_bytes = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP in our own words."""
+        self._refuse(InvalidHTTP("This is not an HTTP/1.1 request."))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: who asks for an upgrade gets HTTP/1.1 (RFC 9110, section 7.8)."""
+
+    def _refuse(self, error: ServingError) -> None:
+        """Answer with `error` and close; in the midst of another answer, only close."""
+        if self._refused:
+            return
+        self._refused = True
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            answering = cycle.response_started or not cycle.more_body
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if answering:
+                self.transport.close()
+                return
+        self.transport.write(_response(error))
+        # Closed with unread bytes, the kernel would reset the connection and lose the answer.
+        self.transport.write_eof()
+        self.loop.call_later(_LINGER_S, self.transport.close)
+
+
+def _headers_too_large() -> HeadersTooLarge:
+    return HeadersTooLarge(f"The request line and headers are over {MAX_HEAD_BYTES} bytes; send less.")
+
+
+def _response(error: ServingError) -> bytes:
+    body = orjson.dumps(error.as_body())
+    return (
+        STATUS_LINE[error.status]
+        + b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        + body
+    )
