@@ -18,7 +18,6 @@ from app.core import ChatRequest, Counts, Delta
 from app.errors import Cancelled, ReplayExpired, ReplayPositionUnknown, ServingError
 from app.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, Special, ToolStarted
 
-
 SHUTDOWN = "shutdown"
 """Reason to cancel: the server stops, and says so at the stream's end."""
 
