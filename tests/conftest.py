@@ -1,0 +1,52 @@
+"""Fixtures: real servers with the scripted engine, in the test's own loop or as a process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import MakeScript, Serve, Served, ServerProcess, Spawn, serve_here, start_process
+
+from app.engine.scripted import Script
+from app.settings import Settings
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    """Tests run on the event loop that serves in production."""
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Servers in the test's loop, by script and settings; they end with the test."""
+    started: list[Served] = []
+
+    async def start(
+        script: MakeScript | None = None, *, send_buffer_bytes: int | None = None, **settings: Any
+    ) -> Served:
+        served = await serve_here(script or Script(), Settings(port=0, **settings), send_buffer_bytes)
+        started.append(served)
+        return served
+
+    yield start
+    for served in started:
+        await served.close()
+
+
+@pytest.fixture
+async def spawn(tmp_path: Path) -> AsyncIterator[Spawn]:
+    """Server processes with the scripted engine, by script and flags; they end with the test."""
+    started: list[ServerProcess] = []
+
+    async def start(script: str = "", *args: str, **env: str) -> ServerProcess:
+        flags = ("--engine", "scripted", "--scripted", script, *args)
+        process = await start_process(tmp_path, *flags, **env)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        await process.close()
