@@ -1,0 +1,107 @@
+"""The pins agree with each other and with SGLang's own; the scripts can be run; the README's tree exists."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from scripts import set_up
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+COMMANDS = [*sorted(path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and not path.suffix)]
+
+# In SGLang's list, but CUDA's: a CPU machine takes the version xgrammar asks for, or has none.
+NOT_ON_CPU = {"apache-tvm-ffi"}
+
+
+def pins(name: str) -> dict[str, Version]:
+    """The versions a requirements file pins, by canonical name; anything but `name==version` fails."""
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    found = {}
+    for line in lines:
+        if line and not line.startswith("#"):
+            requirement = Requirement(line)
+            assert re.fullmatch(r"==[^*,]+", str(requirement.specifier)), line
+            canonical = canonicalize_name(requirement.name)
+            assert canonical not in found, f"{canonical} twice in {name}"
+            found[canonical] = Version(str(requirement.specifier)[2:])
+    return found
+
+
+@pytest.mark.parametrize("name", ["cpu.txt", "gpu.txt", "dev.txt"])
+def test_every_requirement_is_an_exact_pin(name: str) -> None:
+    """Each line is `name==version`, no name twice."""
+    assert pins(name)
+
+
+@pytest.mark.parametrize("profile", ["cpu.txt", "gpu.txt"])
+def test_what_the_package_depends_on_is_pinned(profile: str) -> None:
+    """Every dependency of pyproject.toml is in the set, in a version that it allows."""
+    pinned = pins(profile) | pins_of_torch()
+    for text in PROJECT["dependencies"]:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), text
+
+
+def pins_of_torch() -> dict[str, Version]:
+    """The torch that scripts/setup installs before the rest."""
+    requirement = Requirement(set_up.TORCH)
+    return {requirement.name: Version(str(requirement.specifier)[2:])}
+
+
+def test_cpu_and_gpu_run_the_same_versions_of_ours() -> None:
+    """Where both sets pin a package, they pin the same version."""
+    cpu, gpu = pins("cpu.txt") | pins_of_torch(), pins("gpu.txt")
+    assert {name: version for name, version in gpu.items() if cpu.get(name, version) != version} == {}
+
+
+def test_the_gpu_extra_is_the_gpu_set() -> None:
+    """pyproject.toml's gpu extra and requirements/gpu.txt name the same kernels."""
+    pinned = pins("gpu.txt")
+    for text in PROJECT["optional-dependencies"]["gpu"]:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), text
+
+
+def test_no_pin_contradicts_sglang() -> None:
+    """What SGLang requires and the CPU set has, it has in a version that SGLang allows."""
+    pinned = pins("cpu.txt") | pins_of_torch()
+    for text in importlib.metadata.requires("sglang") or []:
+        requirement = Requirement(text)
+        name = canonicalize_name(requirement.name)
+        if (
+            name in pinned
+            and name not in NOT_ON_CPU
+            and (not requirement.marker or requirement.marker.evaluate())
+        ):
+            assert requirement.specifier.contains(pinned[name]), text
+
+
+def test_the_cpu_set_is_what_is_installed() -> None:
+    """The tests run on the pinned versions."""
+    for name, version in pins("cpu.txt").items():
+        assert Version(importlib.metadata.version(name)) == version, name
+
+
+@pytest.mark.parametrize("name", [*(f"scripts/{command}" for command in COMMANDS), ".ci/run"])
+def test_commands_can_be_run(name: str) -> None:
+    """Each command is executable and starts with an interpreter line; shell ones parse."""
+    path = ROOT / name
+    assert os.access(path, os.X_OK)
+    first = path.read_text().splitlines()[0]
+    assert first.startswith("#!/usr/bin/env ")
+    if first.endswith("bash"):
+        assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
+
+
+def test_the_fixed_commands_are_there() -> None:
+    """The commands that the README promises exist."""
+    assert {"serve", "test", "check", "bench", "setup"} <= set(COMMANDS)

@@ -1,0 +1,178 @@
+"""scripts/setup: what it repairs, when it does nothing, and what it says when it cannot go on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import set_up
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The site-packages of an empty .venv that set_up works on."""
+    monkeypatch.setattr(set_up, "ROOT", tmp_path)
+    monkeypatch.setattr(set_up, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(set_up, "STAMP", tmp_path / ".venv" / "stamp")
+    site = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
+    site.mkdir(parents=True)
+    return site
+
+
+def add_package(site: Path, name: str) -> Path:
+    """Put an installed package of one module in `site`, as pip leaves it; returns the module."""
+    module = site / f"{name}.py"
+    module.write_text("x = 1\n")
+    record = site / f"{name}-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text(
+        f"{name}.py,sha256=abc,6\n__pycache__/{name}.pyc,sha256=abc,100\n{name}-1.0.dist-info/RECORD,,\n"
+    )
+    return module
+
+
+def quiet(_: str) -> None:
+    """Takes progress lines."""
+
+
+def test_whole_packages_are_left_alone(site: Path) -> None:
+    """A package with all its files stays installed, with or without byte code."""
+    add_package(site, "whole")
+    set_up.forget_damaged(quiet)
+    assert (site / "whole-1.0.dist-info").exists()
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "no record"])
+def test_damaged_packages_are_installed_again(site: Path, damage: str) -> None:
+    """A package that a killed run left incomplete is forgotten, so that pip installs it again."""
+    module = add_package(site, "damaged")
+    if damage == "missing":
+        module.unlink()
+    elif damage == "truncated":
+        module.write_text("x")
+    else:
+        (site / "damaged-1.0.dist-info" / "RECORD").unlink()
+    set_up.forget_damaged(quiet)
+    assert not (site / "damaged-1.0.dist-info").exists()
+
+
+def test_leftovers_of_a_killed_upgrade_go(site: Path) -> None:
+    """pip's renamed copies (~package) are removed."""
+    (site / "~orch").mkdir()
+    (site / "~orch" / "__init__.py").touch()
+    set_up.forget_damaged(quiet)
+    assert not list(site.iterdir())
+
+
+def test_a_venv_that_does_not_run_is_replaced(site: Path) -> None:
+    """A .venv whose interpreter is gone is made anew; one that runs is kept."""
+    python = set_up.VENV / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to("/nonexistent/python3")
+    (site / "remains.py").touch()
+    set_up.make_venv(quiet)
+    assert subprocess.run([python, "-c", "import pip"], check=False).returncode == 0
+    assert not (site / "remains.py").exists()
+
+    (site / "kept.py").touch()
+    set_up.make_venv(quiet)
+    assert (site / "kept.py").exists()
+
+
+def test_current_means_same_requirements_and_same_place(site: Path) -> None:
+    """The stamp of a completed run covers its own requirements only, and no other directory."""
+    requirements = set_up.ROOT / "cpu.txt"
+    requirements.write_text("a==1\n")
+    pyproject = set_up.ROOT / "pyproject.toml"
+    pyproject.write_text("[build-system]\n[project]\n[tool.setuptools]\n")
+    wanted = set_up.fingerprint([requirements])
+    assert not set_up.is_current(wanted)
+
+    (set_up.VENV / "bin").mkdir()
+    (set_up.VENV / "bin" / "python").symlink_to(sys.executable)
+    set_up.STAMP.write_text("\n".join([*wanted, "dev.txt abc"]))
+    assert set_up.is_current(wanted)
+
+    requirements.write_text("a==2\n")
+    assert not set_up.is_current(set_up.fingerprint([requirements]))
+    requirements.write_text("a==1\n")
+    pyproject.write_text("[build-system]\n[project]\n[tool.setuptools]\n[tool.ruff]\nline-length=1\n")
+    assert set_up.is_current(set_up.fingerprint([requirements]))
+    (set_up.VENV / "bin" / "python").unlink()
+    assert not set_up.is_current(wanted)
+
+
+def test_two_runs_take_turns(site: Path) -> None:
+    """A second set-up of the same checkout says that it waits, and goes on when the first is done."""
+    code = (
+        f"import pathlib; from scripts import set_up; set_up.ROOT = pathlib.Path({str(set_up.ROOT)!r})\n"
+        "with set_up.turn(): print('in')"
+    )
+    with set_up.turn():
+        second = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert second.stderr is not None
+        assert "waiting" in second.stderr.readline()
+        assert second.poll() is None
+    out, _ = second.communicate(timeout=30)
+    assert out == "in\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        ("OSError: [Errno 28] No space left on device", "the disk is full"),
+        ("ERROR: Could not find a version that satisfies the requirement x", "is the network up?"),
+        ("urllib3.exceptions.NameResolutionError: Failed to resolve", "is the network up?"),
+        ("The virtual environment was not created because ensurepip is not available", "python3-venv"),
+        ("something else", "exit status 3"),
+    ],
+)
+def test_a_failed_step_names_the_cause(output: str, cause: str) -> None:
+    """The likely cause leads, the command and the end of its output follow."""
+    message = set_up.explain(["pip", "install", "x"], 3, ["first line", output])
+    assert cause in message.splitlines()[0]
+    assert "pip install x" in message
+    assert output in message
+
+
+def test_a_failing_command_raises_with_its_output(site: Path) -> None:
+    """What a step printed before it failed is in the error."""
+    with pytest.raises(set_up.SetupError, match="the disk is full"):
+        set_up.run([sys.executable, "-c", "raise SystemExit('No space left on device')"], quiet)
+
+
+def test_too_small_a_disk_is_refused_before_anything_is_downloaded(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says how much is needed and how much is free."""
+    monkeypatch.setitem(set_up.FREE_DISK_GB, "cpu", 10**9)
+    with pytest.raises(set_up.SetupError, match=r"about 1000000000 GB of disk, [0-9.]+ GB are free"):
+        set_up.check_disk("cpu")
+
+
+def test_without_a_fit_python_setup_says_so(tmp_path: Path) -> None:
+    """scripts/setup on a machine whose only Python is too old names the version it needs, and stops."""
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / "setup").write_text((ROOT / "scripts" / "setup").read_text())
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("dirname", "bash"):
+        (tools / tool).symlink_to(f"/usr/bin/{tool}")
+    (tools / "python3").write_text("#!/bin/bash\nexit 1\n")
+    (tools / "python3").chmod(0o755)
+    result = subprocess.run(
+        ["/usr/bin/bash", scripts / "setup"],
+        env={**os.environ, "PATH": str(tools), "PYTHON": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "needs Python 3.11 or newer" in result.stderr
