@@ -38,8 +38,7 @@ class Pipeline:
                 stream.append(delta)
             if request.include_usage:
                 stream.notice("usage", usage_of(trace.counts))
-            if stream.cancelled == SHUTDOWN:
-                raise Draining("The server stopped before the answer was complete; ask again.")
+            _check_not_cut(stream)
             stream.close()
         except ServingError as error:
             trace.failed(error.code)
@@ -57,3 +56,8 @@ class Pipeline:
             raise EngineNotReady(
                 f"The engine is {self._engine.health().value}; see /readyz.", retry_after_s=5
             )
+
+
+def _check_not_cut(stream: TokenStream) -> None:
+    if stream.cancelled == SHUTDOWN:
+        raise Draining("The server stopped before the answer was complete; ask again.")
