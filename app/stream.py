@@ -179,7 +179,8 @@ class TokenStream:
         if after > self._ring.last_id:
             raise ReplayPositionUnknown(
                 f"Last-Event-ID {after} was never sent: the stream's last event is"
-                f" {self._ring.last_id}. Send the id of the last event you received."
+                f" {self._ring.last_id}. Send the id of the last event you received.",
+                param="Last-Event-ID",
             )
         self._check_held(after)
         reader = Reader(self, after, self._now_s)
@@ -190,7 +191,8 @@ class TokenStream:
         if cursor + 1 < self._ring.first_id:
             raise ReplayExpired(
                 f"Events up to {self._ring.first_id - 1} of this stream are no longer held;"
-                f" the earliest position is Last-Event-ID {self._ring.first_id - 1}."
+                f" the earliest position is Last-Event-ID {self._ring.first_id - 1}.",
+                param="Last-Event-ID",
             )
 
     def frame_after(self, cursor: int) -> tuple[int, bytes]:
