@@ -4,6 +4,7 @@ Runs on the bare standard library. Whatever an earlier run left behind, killed a
 repairs; two at the same time take turns.
 """
 
+import argparse
 import csv
 import fcntl
 import hashlib
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -42,8 +43,9 @@ class SetupError(Exception):
 
 def main() -> int:
     """Bring .venv up to date and return the exit status."""
-    profile = "gpu" if has_nvidia_gpu() else "cpu"
-    names = [profile, "dev"] if "--dev" in sys.argv[1:] else [profile]
+    options = parse(sys.argv[1:])
+    profile = options.profile or ("gpu" if has_nvidia_gpu() else "cpu")
+    names = [profile, "dev"] if options.dev else [profile]
     files = [ROOT / "requirements" / f"{name}.txt" for name in names]
     wanted = fingerprint(files)
     if is_current(wanted):
@@ -51,7 +53,7 @@ def main() -> int:
     try:
         with turn():
             if not is_current(wanted):
-                install(profile, files)
+                install(profile, files, system_site_packages=options.system_site_packages)
                 STAMP.write_text("\n".join([*wanted, ""]))
     except SetupError as error:
         print(f"tokenring: set-up failed: {error}", file=sys.stderr)
@@ -60,6 +62,17 @@ def main() -> int:
         print("tokenring: set-up interrupted; the next run continues it", file=sys.stderr)
         return 130
     return 0
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The options of scripts/setup."""
+    parser = argparse.ArgumentParser(prog="scripts/setup", description="Make .venv fit for this checkout.")
+    parser.add_argument("--dev", action="store_true", help="with what checks and tests need")
+    parser.add_argument("--profile", choices=["cpu", "gpu"], help="instead of looking for an NVIDIA GPU")
+    parser.add_argument(
+        "--system-site-packages", action="store_true", help="use what the system's Python has"
+    )
+    return parser.parse_args(arguments)
 
 
 def has_nvidia_gpu() -> bool:
@@ -99,7 +112,7 @@ def turn() -> Iterator[None]:
         yield
 
 
-def install(profile: str, files: list[Path]) -> None:
+def install(profile: str, files: list[Path], *, system_site_packages: bool) -> None:
     """Do the four steps, each safe to repeat."""
     began = time.monotonic()
 
@@ -111,7 +124,7 @@ def install(profile: str, files: list[Path]) -> None:
     machine = "an NVIDIA GPU" if profile == "gpu" else "the CPU"
     say(f"[1/4] .venv with Python {sys.version.split()[0]}, for {machine}")
     STAMP.unlink(missing_ok=True)
-    make_venv(say)
+    make_venv(say, ["--system-site-packages"] if system_site_packages else [])
     check_disk(profile)
     forget_damaged(say)
     say(f"[2/4] {TORCH}")
@@ -124,7 +137,7 @@ def install(profile: str, files: list[Path]) -> None:
     say("ready")
 
 
-def make_venv(say: Callable[[str], None]) -> None:
+def make_venv(say: Callable[[str], None], options: Sequence[str] = ()) -> None:
     """Create .venv, in place of one whose interpreter or pip is gone."""
     probe = [str(VENV / "bin" / "python"), "-Ic", "import pip, sys; sys.exit(sys.version_info < (3, 11))"]
     if VENV.exists():
@@ -134,7 +147,7 @@ def make_venv(say: Callable[[str], None]) -> None:
         say("the .venv found does not run, making a new one")
         shutil.rmtree(VENV)
     # Resolved, because the interpreter running this may be the .venv's own link to it.
-    run([str(Path(sys.executable).resolve()), "-Im", "venv", str(VENV)], say)
+    run([str(Path(sys.executable).resolve()), "-Im", "venv", *options, str(VENV)], say)
 
 
 def check_disk(profile: str) -> None:
