@@ -18,11 +18,12 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 import msgspec
+import zmq
 from sglang.srt.managers.io_struct import (
     AbortReq,
     BatchStrOutput,
     TokenizedGenerateReqInput,
-    async_sock_recv,
+    sock_recv,
     unwrap_from_pickle,
 )
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -63,6 +64,9 @@ class HandoverTokenizerManager(TokenizerManager):
         self.fit: Callable[[int, int | None], int] | None = None
         """(prompt tokens, tokens asked for) → tokens to generate at most; refuses what does not fit."""
         self._sinks: dict[str, Sink] = {}
+        # The socket without asyncio around it: a future for each batch costs more than the batch.
+        self._inbox = zmq.Socket.shadow(self.recv_from_detokenizer.underlying)
+        self._others: asyncio.Queue[Any] = asyncio.Queue()
 
     # --- requests
 
@@ -110,55 +114,78 @@ class HandoverTokenizerManager(TokenizerManager):
 
     def auto_create_handle_loop(self) -> None:
         """Start receiving on the running loop; unlike SGLang's, installs no signal handlers."""
-        if self.event_loop is None:
-            self.event_loop = asyncio.get_running_loop()
-            self.asyncio_tasks.add(self.event_loop.create_task(self._receive()))
+        if self.event_loop is not None:
+            return
+        loop = asyncio.get_running_loop()
+        self.event_loop = loop
+        loop.add_reader(self._inbox.fileno(), self._on_readable)
+        self.asyncio_tasks.add(loop.create_task(self._handle_others()))
 
     async def stop(self) -> None:
         """Stop receiving and close the sockets that SGLang leaves open."""
+        if self.event_loop is not None:
+            self.event_loop.remove_reader(self._inbox.fileno())
         tasks = list(self.asyncio_tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        context = self.recv_from_detokenizer.context  # one for all sockets; SGLang keeps it nowhere else
         for socket in (self.recv_from_detokenizer, self.send_to_scheduler):
             socket.close(linger=0)
-        # Both sockets share one context, which SGLang keeps nowhere else.
-        self.recv_from_detokenizer.context.term()
+        context.term()
         self.load_snapshot_reader.close()
 
-    async def _receive(self) -> None:
+    def _on_readable(self) -> None:
+        """Take everything that has come; the descriptor tells of it once."""
         try:
-            await self.handle_loop()
-        except Exception as exc:  # noqa: BLE001  # SGLang would kill the whole process here
-            self.on_failure(f"receiving from the detokenizer failed: {type(exc).__name__}")
+            while True:
+                self._receive(sock_recv(self._inbox, zmq.NOBLOCK))
+        except zmq.Again:
+            pass
+        except Exception as exc:  # noqa: BLE001  # SGLang would end the whole process here
+            self._broken(exc)
 
-    async def handle_loop(self) -> None:
-        """Receive from the detokenizer for ever."""
-        socket = self.recv_from_detokenizer
-        while True:
-            message = await async_sock_recv(socket)
-            if type(message) is BatchStrOutput:
-                if not self._hand_over(message):
-                    await self._handle_batch_output(_without(message, self._sinks))
-                self._forget_finished(message)
-            else:
-                self._result_dispatcher(message)
+    def _receive(self, message: Any) -> None:
+        if type(message) is not BatchStrOutput:
+            self._others.put_nowait(message)
+            return
+        if not self._hand_over(message):
+            self._others.put_nowait(_without(message, self._sinks))
+        for rid, finish in zip(message.rids, message.finished_reasons, strict=True):
+            if finish is not None:
+                self._sinks.pop(rid, None)
+
+    async def _handle_others(self) -> None:
+        """SGLang's own handling of what is not ours, in order of arrival."""
+        try:
+            while True:
+                message = await self._others.get()
+                if isinstance(message, BatchStrOutput):
+                    await self._handle_batch_output(message)
+                else:
+                    self._result_dispatcher(message)
+        except Exception as exc:  # noqa: BLE001  # as above
+            self._broken(exc)
+
+    def _broken(self, exc: Exception) -> None:
+        self.on_failure(f"receiving from the detokenizer failed: {type(exc).__name__}")
 
     def _hand_over(self, batch: BatchStrOutput) -> bool:
         """Give each row to its sink; False if a row has none."""
         sinks = self._sinks
         all_ours = True
-        row = 0
-        for rid, text, token_ids, finish, prompt, completion, cached, reasoning in zip(
-            batch.rids,
-            batch.output_strs,
-            batch.output_ids,
-            batch.finished_reasons,
-            batch.prompt_tokens,
-            batch.completion_tokens,
-            batch.cached_tokens,
-            batch.reasoning_tokens,
-            strict=True,
+        for row, (rid, text, token_ids, finish, prompt, completion, cached, reasoning) in enumerate(
+            zip(
+                batch.rids,
+                batch.output_strs,
+                batch.output_ids,
+                batch.finished_reasons,
+                batch.prompt_tokens,
+                batch.completion_tokens,
+                batch.cached_tokens,
+                batch.reasoning_tokens,
+                strict=True,
+            )
         ):
             sink = sinks.get(rid)
             if sink is None:
@@ -166,13 +193,7 @@ class HandoverTokenizerManager(TokenizerManager):
             else:
                 counts = Counts(prompt, completion, cached, reasoning)
                 sink.take(text, token_ids, finish, counts, batch, row)
-            row += 1
         return all_ours
-
-    def _forget_finished(self, batch: BatchStrOutput) -> None:
-        for rid, finish in zip(batch.rids, batch.finished_reasons, strict=True):
-            if finish is not None:
-                self._sinks.pop(rid, None)
 
     def _handle_abort_req(self, recv_obj: AbortReq) -> None:
         """An abort or a refusal of a request that never ran."""
