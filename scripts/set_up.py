@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -133,7 +134,7 @@ def install(profile: str, files: list[Path], *, system_site_packages: bool) -> N
     pip("install", *(["--no-deps"] if profile == "cpu" else []), *requirements, say=say)
     say("[4/4] this checkout, byte code")
     pip("install", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT), say=say)
-    compile_all()
+    compile_all(say)
     say("ready")
 
 
@@ -219,13 +220,22 @@ def run(command: list[str], say: Callable[[str], None]) -> None:
 
 
 def beat(lines: list[str], done: threading.Event, say: Callable[[str], None]) -> None:
-    """Say the newest line of a running command every few seconds."""
+    """Say every few seconds how far a running command is."""
     while not done.wait(HEARTBEAT_S):
-        collected = sum(
-            line.startswith(("Collecting ", "Processing ", "Requirement already")) for line in lines
-        )
-        newest = next((line.strip() for line in reversed(lines) if not line.startswith("WARNING")), "…")
-        say(f"      {collected} packages, {newest[:70]}" if collected else f"      {newest[:70]}")
+        say(f"      {progress(lines)}")
+
+
+def progress(lines: list[str]) -> str:
+    """Where pip is, by its output so far; "working" for other commands."""
+    found = sum(line.startswith(("Collecting ", "Processing ", "Requirement already")) for line in lines)
+    if any(line.startswith("Installing collected") for line in lines):
+        return f"installing {found} packages"
+    newest = next((line.strip() for line in reversed(lines) if "Downloading" in line), "")
+    size = re.search(r"\([0-9.]+ [kMG]B\)", newest)
+    name = re.search(r"Downloading (?:\S*/)?([A-Za-z0-9_.]+-[0-9][^-]*)", newest)
+    if name:
+        return f"{found} packages found, fetching {name[1]} {size[0] if size else ''}".rstrip()
+    return f"{found} packages found" if found else "working"
 
 
 def explain(command: list[str], status: int, lines: list[str]) -> str:
@@ -236,12 +246,13 @@ def explain(command: list[str], status: int, lines: list[str]) -> str:
     return f"{cause}\n  {' '.join(command)}\n{tail}\n  run the same command again to continue"
 
 
-def compile_all() -> None:
+def compile_all(say: Callable[[str], None]) -> None:
     """Byte-compile what the server imports, on all cores: else the first start takes four times as long."""
     site = next(VENV.glob("lib/python3.*/site-packages"))
     command = [str(VENV / "bin" / "python"), "-Im", "compileall", "-q", "-q", "-j", "0", "-x", NOT_COMPILED]
     # A file that no server imports may not compile (templates, other Pythons' syntax): not an error.
-    subprocess.run([*command, str(site), str(ROOT / "app")], stdout=subprocess.DEVNULL, check=False)
+    with suppress(SetupError):
+        run([*command, str(site), str(ROOT / "app")], say)
 
 
 if __name__ == "__main__":

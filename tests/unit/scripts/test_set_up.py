@@ -176,3 +176,27 @@ def test_without_a_fit_python_setup_says_so(tmp_path: Path) -> None:
     )
     assert result.returncode == 1
     assert "needs Python 3.11 or newer" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ([], "working"),
+        (["Collecting torch==2.13.0"], "1 packages found"),
+        (
+            ["Collecting a", "Collecting b", "  Downloading https://x/y/b-1.2-py3-none-any.whl (2.5 MB)"],
+            "2 packages found, fetching b-1.2 (2.5 MB)",
+        ),
+        (
+            [
+                "Processing /wheels/a-1-py3-none-any.whl",
+                "Requirement already satisfied: b",
+                "Installing collected packages: a",
+            ],
+            "installing 2 packages",
+        ),
+    ],
+)
+def test_progress_tells_what_pip_is_at(lines: list[str], told: str) -> None:
+    """How many packages, which one is being fetched, or that they are being installed."""
+    assert set_up.progress(lines) == told
