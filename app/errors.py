@@ -87,9 +87,9 @@ class ServingError(Exception):
         retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = _elided(message, 500)
         self.code = code or self.default_code
-        self.param = param
+        self.param = param and _elided(param, 100)
         self.retry_after_s = retry_after_s
 
     def as_body(self) -> dict[str, object]:
@@ -102,6 +102,11 @@ class ServingError(Exception):
                 "code": self.code,
             }
         }
+
+
+def _elided(text: str, limit: int) -> str:
+    """`text` without its middle when it is longer: messages quote what callers send."""
+    return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2) :]}"
 
 
 class BadRequest(ServingError):

@@ -21,6 +21,7 @@ from app.settings import Settings, SettingsError
 
 EXIT_OK = 0
 EXIT_ENGINE_LOST = 3
+BACKLOG = 4096
 
 
 class Server(uvicorn.Server):
@@ -33,7 +34,7 @@ class Server(uvicorn.Server):
 
 
 def listen(settings: Settings) -> socket.socket:
-    """The bound socket. Raises SettingsError: in use, not ours, or open to the network."""
+    """The listening socket. Raises SettingsError: in use, not ours, or open to the network."""
     if not settings.api_key and not is_loopback(settings.host):
         raise SettingsError(
             f"--host {settings.host} is open to the network and needs a key:"
@@ -44,6 +45,8 @@ def listen(settings: Settings) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((settings.host, settings.port))
+        # From here on a client waits instead of being refused: "listening" is logged before uvicorn runs.
+        sock.listen(BACKLOG)
     except OSError as exc:
         sock.close()
         raise SettingsError(
@@ -66,7 +69,7 @@ def http_server(app: ASGIApp) -> Server:
         server_header=False,
         date_header=False,
         timeout_graceful_shutdown=5,
-        backlog=4096,
+        backlog=BACKLOG,
     )
     return Server(config)
 
