@@ -22,7 +22,7 @@ class Shape:
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 64
-    intermediate_size: int = 768
+    intermediate_size: int = 640
     max_positions: int = 8192
     rope_theta: float = 100_000.0
     norm_eps: float = 1e-5
@@ -119,7 +119,9 @@ class SmallLlama(nn.Module):
         nn.init.normal_(self.embed_tokens.weight, std=0.02)
         for name, weight in self.named_parameters():
             if weight.dim() == 2 and "embed" not in name:
-                scale = (2 * self.shape.num_layers) ** -0.5 if "o_proj" in name or "down_proj" in name else 1.0
+                scale = (
+                    (2 * self.shape.num_layers) ** -0.5 if "o_proj" in name or "down_proj" in name else 1.0
+                )
                 nn.init.normal_(weight, std=scale * weight.shape[1] ** -0.5)
 
     def hidden(self, ids: Tensor) -> Tensor:
@@ -142,7 +144,10 @@ class SmallLlama(nn.Module):
 
     def exported(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """The weights under transformers' names; the tied output projection is not repeated."""
-        return {f"model.{name}": weight.detach().to(dtype).contiguous() for name, weight in self.named_parameters()}
+        return {
+            f"model.{name}": weight.detach().to(dtype).contiguous()
+            for name, weight in self.named_parameters()
+        }
 
 
 def rotary(shape: Shape, length: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,125 @@
+"""Reads the intent files and draws questions for an intent.
+
+An intent file has blocks headed `== name`; its lines are `A:` an answer (as it is), `Q:` a whole question,
+`V:` a thing to do (infinitive), `S:` a told situation, `N:` a topic. All but `A:` are grammar patterns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from scripts.builtin_model.grammar import Lexicon, Pattern, expand, parse, slots_of
+
+FOLDER = Path(__file__).parent
+WRAPPED = ("V", "S", "N")
+_NOT_INTENTS = ("lexicon.txt", "wrappers.txt")
+_SPACES = re.compile(r" {2,}")
+_SPACE_BEFORE_MARK = re.compile(r" ([?.!,])(?= |$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """One thing a user may want, the answers to it, and its wordings by kind (Q, V, S, N)."""
+
+    name: str
+    topic: str
+    answers: tuple[str, ...]
+    wordings: tuple[tuple[str, Pattern], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wordings:
+    """Everything that questions are made of."""
+
+    intents: tuple[Intent, ...]
+    lexicon: Lexicon
+    wrappers: Lexicon
+
+
+def load_wordings(folder: Path = FOLDER) -> Wordings:
+    """Read and check the whole corpus folder; raises `ValueError` naming a bad line."""
+    lexicon = _read_slots(folder / "lexicon.txt")
+    wrappers = _read_slots(folder / "wrappers.txt")
+    files = sorted(path for path in folder.glob("*.txt") if path.name not in _NOT_INTENTS)
+    intents = tuple(intent for path in files for intent in _read_intents(path))
+    names = [intent.name for intent in intents]
+    if len(names) != len(set(names)):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"intent named twice: {twice}")
+    for intent in intents:
+        missing = {slot for _, wording in intent.wordings for slot in slots_of(wording)} - set(lexicon)
+        if missing:
+            raise ValueError(f"{intent.name}: unknown slots {sorted(missing)}")
+    return Wordings(intents, lexicon, wrappers)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+        if line.strip() and not line.startswith("#"):
+            yield number, line.strip()
+
+
+def _read_slots(path: Path) -> dict[str, tuple[Pattern, ...]]:
+    """A file of `name: pattern ;; pattern`; a name given again adds to what it has."""
+    slots: dict[str, tuple[Pattern, ...]] = {}
+    for number, line in _lines(path):
+        name, colon, rest = line.partition(": ")
+        if not colon:
+            raise ValueError(f"{path.name}:{number}: no `name: `")
+        slots[name] = slots.get(name, ()) + tuple(parse(part.strip()) for part in rest.split(" ;; "))
+    return slots
+
+
+def _read_intents(path: Path) -> Iterator[Intent]:
+    name, answers, wordings = "", list[str](), list[tuple[str, Pattern]]()
+    for number, line in _lines(path):
+        if line.startswith("== "):
+            if name:
+                yield _intent(name, path, answers, wordings)
+            name, answers, wordings = line[3:], [], []
+            continue
+        kind, colon, text = line.partition(": ")
+        if not colon or not name or kind not in ("A", "Q", *WRAPPED):
+            raise ValueError(f"{path.name}:{number}: not an intent line")
+        if kind == "A":
+            answers.append(text)
+        else:
+            wordings.append((kind, _parse_at(path, number, text)))
+    yield _intent(name, path, answers, wordings)
+
+
+def _parse_at(path: Path, number: int, text: str) -> Pattern:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{path.name}:{number}: {error}") from None
+
+
+def _intent(name: str, path: Path, answers: list[str], wordings: list[tuple[str, Pattern]]) -> Intent:
+    if not answers or not wordings:
+        raise ValueError(f"{path.name}: intent {name!r} needs answers and wordings")
+    return Intent(name, path.stem, tuple(answers), tuple(wordings))
+
+
+def draw_question(intent: Intent, wordings: Wordings, rng: Random) -> str:
+    """One wording of the intent, wrapped as its kind asks, before any noise."""
+    kind, pattern = rng.choice(intent.wordings)
+    text = expand(pattern, wordings.lexicon, rng)
+    if kind in WRAPPED:
+        slots = {**wordings.lexicon, "x": ((text,),)}
+        text = expand(rng.choice(wordings.wrappers[kind]), slots, rng)
+    return tidy(text)
+
+
+def draw_aside(name: str, wordings: Wordings, rng: Random) -> str:
+    """A prefix, a suffix or a filler word (`name`) to put around or into a question."""
+    return tidy(expand(rng.choice(wordings.wrappers[name]), wordings.lexicon, rng))
+
+
+def tidy(text: str) -> str:
+    """Single spaces, none before a mark or at the ends."""
+    return _SPACE_BEFORE_MARK.sub(r"\1", _SPACES.sub(" ", text)).strip()
