@@ -77,6 +77,9 @@ CPU_DEFAULTS: Mapping[str, Any] = {
     "chunked_prefill_size": -1,
 }
 
+# SGLang's detection from the template knows no rule for the plain `<tool_call>` format.
+BUILTIN_DEFAULTS: Mapping[str, Any] = {"tool_call_parser": "qwen", "reasoning_parser": None}
+
 CPU_POOL_BYTES = 4 * 1024**3
 CPU_POOL_CONTEXTS = 32
 SMALL_MODEL_BYTES = 2 * 1024**3
@@ -112,6 +115,8 @@ def server_arguments(options: SGLangOptions) -> dict[str, Any]:
     """
     check(options.server_args)
     arguments = dict(DEFAULTS)
+    if not options.model:
+        arguments |= BUILTIN_DEFAULTS
     arguments |= {
         "model_path": options.model_path,
         "served_model_name": options.name,

@@ -141,7 +141,9 @@ class Renderer:
             if SERVER_OWNED.fullmatch(name):
                 raise UnsupportedParameter(f"{name}: only this server sets it.", param=name)
             if name not in KNOWN:
-                raise UnsupportedParameter(f"{name}: this server does not have that parameter.", param=name)
+                raise UnsupportedParameter(
+                    f"{name}: this server does not have that parameter.", code="unknown_parameter", param=name
+                )
         asked = request.max_tokens
         body = {name: value for name, value in body.items() if name not in REPLACED}
         return body | {"model": self._name, "stream": True, "n": 1, "max_completion_tokens": asked}

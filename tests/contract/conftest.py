@@ -1,0 +1,44 @@
+"""Engines that are started once for all tests, in the loop that all tests run on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from app.core import Engine
+from app.engine.scripted import Script, ScriptedEngine
+
+
+@pytest.fixture(scope="session")
+async def sglang_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
+    """Real SGLang on the CPU with the built-in model."""
+    from app.engine.sglang_args import SGLangOptions
+    from app.engine.sglang_engine import SGLangEngine
+
+    engine = SGLangEngine(SGLangOptions(server_args={"random_seed": 7}))
+    await engine.start()
+    yield engine
+    await engine.aclose()
+
+
+@pytest.fixture(scope="session")
+async def scripted_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
+    """The engine without a model."""
+    engine = ScriptedEngine(Script(rate=2000, tokens=400, context=8192))
+    await engine.start()
+    yield engine
+    await engine.aclose()
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("scripted"),
+        pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(300)]),
+    ]
+)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Each engine in turn."""
+    started: Engine = request.getfixturevalue(f"{request.param}_engine")
+    return started

@@ -1,0 +1,148 @@
+"""What every engine promises, held against each of them; SGLang is the real one, on the CPU."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from engines import ask, chat, fresh_rid
+
+from app.core import Engine, Health
+from app.errors import ContextOverflow
+
+# SGLang's imports warn; what our own code warns of would be an error in the other tests.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+async def test_a_started_engine_is_ready_and_describes_its_model(engine: Engine) -> None:
+    """After start, health is READY and the card has limits that requests can count on."""
+    assert engine.health() is Health.READY
+    card = engine.model
+    assert card.id
+    assert 0 < card.max_prompt_tokens < card.context_length
+    assert card.kv_capacity_tokens > 0
+
+
+async def test_counts_are_exact_and_cumulative(engine: Engine) -> None:
+    """Counts never fall, and end at the number of ids handed over and of prompt tokens."""
+    answer = await ask(engine, chat(max_tokens=24, ignore_eos=True))
+    completions = [delta.counts.completion_tokens for delta in answer.deltas]
+    assert completions == sorted(completions)
+    assert answer.counts().completion_tokens == len(answer.token_ids()) == 24
+    assert answer.counts().prompt_tokens == len(answer.prompt.token_ids)
+    running = 0
+    for delta in answer.deltas:
+        running += len(delta.token_ids)
+        assert delta.counts.completion_tokens == running
+
+
+async def test_max_tokens_ends_with_length(engine: Engine) -> None:
+    """An answer cut by max_tokens has exactly that many tokens and says so, once."""
+    answer = await ask(engine, chat(max_tokens=5, ignore_eos=True))
+    assert answer.prompt.max_tokens == 5
+    assert [delta.finish_reason for delta in answer.deltas if delta.finish_reason] == ["length"]
+    assert answer.finish_reason() == "length"
+    assert answer.counts().completion_tokens == 5
+
+
+async def test_every_choice_has_one_final_delta(engine: Engine) -> None:
+    """With n=3 the choices come interleaved, each with its own counts and its own one end."""
+    answer = await ask(engine, chat(n=3, max_tokens=8, ignore_eos=True))
+    assert {delta.choice for delta in answer.deltas} == {0, 1, 2}
+    first_end = next(i for i, delta in enumerate(answer.deltas) if delta.finish_reason)
+    assert {delta.choice for delta in answer.deltas[:first_end]} == {0, 1, 2}
+    for choice in range(3):
+        finals = [delta for delta in answer.of(choice) if delta.finish_reason]
+        assert finals == [answer.of(choice)[-1]]
+        assert answer.counts(choice).completion_tokens == len(answer.token_ids(choice)) == 8
+
+
+async def test_an_abort_ends_with_the_true_counts(engine: Engine) -> None:
+    """After abort, one final delta tells what was really generated."""
+    answer = await ask(engine, chat(max_tokens=400, ignore_eos=True), abort_after=3)
+    assert answer.finish_reason() == "abort"
+    assert 3 <= answer.counts().completion_tokens == len(answer.token_ids()) < 400
+    assert answer.counts().prompt_tokens == len(answer.prompt.token_ids)
+
+
+async def test_an_abort_ends_every_choice(engine: Engine) -> None:
+    """One abort stops all choices of a request, each with a final delta."""
+    answer = await ask(engine, chat(n=3, max_tokens=400, ignore_eos=True), abort_after=6)
+    assert [answer.finish_reason(choice) for choice in range(3)] == ["abort"] * 3
+    for choice in range(3):
+        assert answer.counts(choice).completion_tokens == len(answer.token_ids(choice)) < 400
+
+
+async def test_an_abort_before_the_first_read_is_an_abort(engine: Engine) -> None:
+    """A request aborted before anything ran ends with its prompt counted and nothing generated."""
+    answer = await ask(engine, chat(n=2, max_tokens=400, ignore_eos=True), abort_after=0)
+    for choice in range(2):
+        assert answer.finish_reason(choice) == "abort"
+        assert answer.counts(choice).completion_tokens == len(answer.token_ids(choice)) < 400
+
+
+async def test_aborting_an_unknown_request_disturbs_nobody(engine: Engine) -> None:
+    """Unknown ids, ids that are a prefix of a live one and finished ids are ignored."""
+    request = chat(max_tokens=12, ignore_eos=True)
+    prompt = await engine.render(request)
+    received = 0
+    async for delta in engine.generate(request.request_id, prompt):
+        received += len(delta.token_ids)
+        for rid in (fresh_rid(), request.request_id[:16], ""):
+            engine.abort(rid)
+    engine.abort(request.request_id)
+    assert received == 12
+
+
+async def test_a_shared_prefix_is_reported_as_cached(engine: Engine) -> None:
+    """The second request with the same long system prompt finds most of it in the cache."""
+    system = {"role": "system", "content": f"{fresh_rid()} Answer in one short sentence. " * 30}
+    answers = [
+        await ask(engine, chat(messages=[system, {"role": "user", "content": question}], max_tokens=2))
+        for question in ("What is a ring?", "Who are you?")
+    ]
+    first, second = (answer.counts() for answer in answers)
+    assert second.cached_tokens > 0.8 * second.prompt_tokens
+    assert first.cached_tokens < 0.2 * first.prompt_tokens
+
+
+async def test_a_prompt_that_does_not_fit_is_refused_with_the_excess(engine: Engine) -> None:
+    """The message states by how many tokens the prompt is too long."""
+    word = "stream "
+    with pytest.raises(ContextOverflow) as refused:
+        await engine.render(chat(word * engine.model.context_length * 2))
+    assert refused.value.code == "context_length_exceeded"
+    assert " too many" in refused.value.message
+
+
+async def test_an_answer_that_does_not_fit_is_refused_with_the_excess(engine: Engine) -> None:
+    """Prompt and max_tokens together are held against the context, to the token."""
+    prompt = await engine.render(chat(max_tokens=1))
+    room = engine.model.context_length - len(prompt.token_ids)
+    with pytest.raises(ContextOverflow, match=r"\b7 too many"):
+        await engine.render(chat(max_tokens=room + 7))
+
+
+async def test_without_max_tokens_the_answer_fits(engine: Engine) -> None:
+    """A request that names no limit gets one that its prompt leaves room for."""
+    prompt = await engine.render(chat(max_tokens=None))
+    assert 0 < prompt.max_tokens <= engine.model.context_length - len(prompt.token_ids)
+
+
+async def test_64_requests_at_once_are_all_answered_exactly(engine: Engine) -> None:
+    """Many streams at once keep their tokens apart and their counts right."""
+    requests = [
+        chat(f"Question {number}", max_tokens=8 + number % 5, ignore_eos=True) for number in range(64)
+    ]
+    answers = await asyncio.gather(*(ask(engine, request) for request in requests))
+    for number, answer in enumerate(answers):
+        assert answer.counts().completion_tokens == len(answer.token_ids()) == 8 + number % 5
+
+
+async def test_load_is_back_to_zero_when_nothing_runs(engine: Engine) -> None:
+    """The load that an engine reports follows what it does."""
+    await ask(engine, chat(max_tokens=4, ignore_eos=True))
+    async with asyncio.timeout(5):
+        while engine.load().num_running_reqs:
+            await asyncio.sleep(0.05)
+    assert engine.load().max_total_tokens > 0
