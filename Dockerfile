@@ -6,7 +6,10 @@ ARG SGLANG_IMAGE=lmsysorg/sglang:v0.5.20
 ARG PYTHON_IMAGE=python:3.11-slim
 
 FROM ${PYTHON_IMAGE} AS cpu
-ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+ARG PIP_CERT
 WORKDIR /opt/tokenring
 # Requirements before source, so that a change of source keeps the layer with the packages.
 COPY pyproject.toml README.md LICENSE ./
@@ -28,7 +31,10 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD \
 ENTRYPOINT ["python", "-m", "app", "serve", "--host", "0.0.0.0", "--port", "8000", "--data-dir", "/data"]
 
 FROM ${SGLANG_IMAGE} AS gpu
-ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+ARG PIP_CERT
 WORKDIR /opt/tokenring
 COPY pyproject.toml README.md LICENSE ./
 COPY requirements requirements
