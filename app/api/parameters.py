@@ -8,8 +8,10 @@ against the request model of the pinned SGLang.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+
+import orjson
 
 from app.errors import BadRequest, UnsupportedParameter
 
@@ -22,7 +24,7 @@ class Parameter(NamedTuple):
     maximum: float | None = None
     to_engine: bool = True
     refusal: str | None = None
-    accepts: Callable[[Any], bool] | None = None
+    accepts: tuple[Any, ...] = ()
     """With `refusal`: the values that ask for nothing and pass."""
 
 
@@ -44,7 +46,7 @@ def _integer(minimum: float | None = None, maximum: float | None = None) -> Para
     return Parameter((int,), minimum, maximum)
 
 
-def _refused(why: str, accepts: Callable[[Any], bool] | None = None) -> Parameter:
+def _refused(why: str, *accepts: Any) -> Parameter:
     return Parameter((), refusal=why, accepts=accepts, to_engine=False)
 
 
@@ -56,6 +58,7 @@ _SERVER_SETS = "is set by the server"
 _ONE_PROCESS = "belongs to multi-node SGLang deployments"
 _NOT_RETURNED = "asks for engine internals, which this server does not return"
 _NO_MEDIA = "audio and video are not served"
+_SERVERS_OWN = ("stream", "stream_options")
 
 PARAMETERS: Mapping[str, Parameter] = {
     "model": Parameter((str,)),
@@ -103,11 +106,9 @@ PARAMETERS: Mapping[str, Parameter] = {
     "metadata": _no_effect(dict),
     "safety_identifier": _no_effect(str),
     "prompt_cache_key": _no_effect(str),
-    "store": _refused(
-        "needs conversation storage, which this server does not have yet", lambda v: v is False
-    ),
-    "service_tier": _refused("is the key's, not the request's", lambda v: v in ("auto", "default")),
-    "modalities": _refused("other than text are not served", lambda v: v == ["text"]),
+    "store": _refused("needs conversation storage, which this server does not have yet", False),
+    "service_tier": _refused("is the key's, not the request's", "auto", "default"),
+    "modalities": _refused("other than text are not served", ["text"]),
     # Refused
     "audio": _refused(_NO_MEDIA),
     "prediction": _refused("predicted outputs are not supported by the engine"),
@@ -165,7 +166,8 @@ def check(name: str, value: Any) -> Parameter:
             f"Unknown parameter {name!r}; remove it.", code="unknown_parameter", param=name
         )
     if parameter.refusal is not None:
-        if parameter.accepts is None or not parameter.accepts(value):
+        # By type too: 0 == False.
+        if not any(type(value) is type(v) and value == v for v in parameter.accepts):
             raise UnsupportedParameter(f"{name}: {parameter.refusal}; remove it.", param=name)
         return parameter
     check_kind(name, value, *parameter.kinds)
@@ -176,10 +178,44 @@ def check(name: str, value: Any) -> Parameter:
     return parameter
 
 
+def markdown() -> str:
+    """The tables of docs/parameters.md."""
+    honoured = ["| parameter | type | range |", "|---|---|---|"]
+    unheeded = ["| parameter | type |", "|---|---|"]
+    refused = ["| parameter | why | passes |", "|---|---|---|"]
+    for name, p in PARAMETERS.items():
+        kinds = " or ".join(_kind_names(p.kinds))
+        if p.refusal is not None:
+            passes = ", ".join(f"`{orjson.dumps(v).decode()}`" for v in p.accepts)
+            refused.append(f"| `{name}` | {p.refusal} | {passes} |")
+        elif p.to_engine or name in _SERVERS_OWN:
+            honoured.append(f"| `{name}` | {kinds} | {_range(p)} |")
+        else:
+            unheeded.append(f"| `{name}` | {kinds} |")
+    parts = [
+        ("Honoured", honoured),
+        ("Accepted, and without effect on the answer", unheeded),
+        ("Refused with `unsupported_parameter`", refused),
+    ]
+    return "\n".join("\n".join([f"## {title}", "", *rows, ""]) for title, rows in parts)
+
+
+def _range(parameter: Parameter) -> str:
+    low, high = parameter.minimum, parameter.maximum
+    if high is not None:
+        return f"{low:g} to {high:g}"
+    return "" if low is None else f"at least {low:g}"
+
+
+def _kind_names(kinds: Iterable[type]) -> list[str]:
+    """The kinds as a caller knows them; an integer is a number."""
+    return list(dict.fromkeys(_NAMES[k] for k in kinds if k is not int or float not in kinds))
+
+
 def check_kind(param: str, value: Any, *kinds: type) -> None:
     """Raise BadRequest, naming `param`, unless the JSON value is of one of `kinds`."""
     # bool is an int in Python, not in JSON.
     if (isinstance(value, bool) and bool not in kinds) or not isinstance(value, kinds):
-        expected = " or ".join(dict.fromkeys(_NAMES[k] for k in kinds if k is not int or float not in kinds))
+        expected = " or ".join(_kind_names(kinds))
         got = "null" if value is None else _NAMES.get(type(value), type(value).__name__)
         raise BadRequest(f"{param} must be {expected}, got {got}.", code="invalid_type", param=param)

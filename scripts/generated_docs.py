@@ -1,0 +1,48 @@
+"""The tables in docs/ that come from the code, between a pair of marker lines in each file.
+
+usage: python -m scripts.generated_docs [--check]; with --check it changes nothing and fails if it would.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from app import errors
+from app.api import parameters
+
+ROOT = Path(__file__).parent.parent
+BEGIN = "<!-- from here to the end: scripts/docs -->\n"
+TABLES: Mapping[str, Callable[[], str]] = {
+    "docs/errors.md": errors.markdown,
+    "docs/parameters.md": parameters.markdown,
+}
+
+
+def generated(path: str, text: str) -> str:
+    """`text` of the file at `path` with everything after the marker made anew."""
+    head, marker, _ = text.partition(BEGIN)
+    if not marker:
+        raise ValueError(f"{path} has no line {BEGIN!r}")
+    return head + marker + "\n" + TABLES[path]()
+
+
+def main(argv: list[str]) -> int:
+    """Write the files, or with --check name those that differ; returns the exit status."""
+    stale = []
+    for path in TABLES:
+        text = (ROOT / path).read_text("utf-8")
+        if generated(path, text) != text:
+            stale.append(path)
+    if "--check" in argv:
+        print("\n".join(f"{path} is stale: run scripts/docs" for path in stale), end="")
+        return 1 if stale else 0
+    for path in stale:
+        (ROOT / path).write_text(generated(path, (ROOT / path).read_text("utf-8")), "utf-8")
+        print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

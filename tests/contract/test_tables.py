@@ -1,0 +1,88 @@
+"""The tables of error codes and parameters are complete, and docs/ shows them as they are."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+from openai.types.chat import completion_create_params
+
+from app import errors
+from app.api.parameters import PARAMETERS, check
+from app.errors import CODES, ServingError, UnsupportedParameter
+from scripts.generated_docs import ROOT, TABLES, generated
+
+SGLANG_FIELDS = """
+import json
+from app.engine.sglang_platform import prepare_process
+prepare_process()
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+print(json.dumps(sorted(ChatCompletionRequest.model_fields)))
+"""
+
+
+def error_classes() -> list[type[ServingError]]:
+    """The whole tree of errors."""
+    return [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, ServingError)]
+
+
+def codes_in(path: Path) -> Iterator[str]:
+    """Every literal `code=` in a module."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.keyword) and node.arg == "code":
+            assert isinstance(node.value, ast.Constant | ast.Name), f"{path}:{node.value.lineno}"
+            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+                yield node.value.value
+
+
+def test_every_code_is_in_the_table_and_used():
+    """The table of codes has each code that app/ raises, and no other."""
+    raised = {code for path in (ROOT / "app").rglob("*.py") for code in codes_in(path)}
+    defaults = {c.default_code for c in error_classes() if c is not ServingError}
+    assert raised | defaults == set(CODES)
+
+
+def test_default_codes_have_their_class_s_status():
+    """An error class and the table agree on the status that goes with its code."""
+    for error in error_classes():
+        assert CODES[error.default_code].status == error.status, error
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_docs_are_as_generated(path: str):
+    """The generated part of the file is what scripts/docs would write now."""
+    text = (ROOT / path).read_text("utf-8")
+    assert text == generated(path, text)
+
+
+def test_every_sglang_field_is_decided():
+    """The table has every field of the pinned SGLang's request, and the engine gets no other."""
+    command = [sys.executable, "-W", "ignore", "-c", SGLANG_FIELDS]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=55)
+    fields = set(json.loads(run.stdout.splitlines()[-1]))
+    assert fields - set(PARAMETERS) == set()
+    to_engine = {name for name, p in PARAMETERS.items() if p.to_engine}
+    assert to_engine - fields == set()
+
+
+def test_every_openai_parameter_is_decided():
+    """The table has every parameter of the pinned OpenAI SDK."""
+    known = set(get_type_hints(completion_create_params.CompletionCreateParamsBase)) | {"stream"}
+    assert known - set(PARAMETERS) == set()
+
+
+def test_a_refusal_passes_only_what_asks_for_nothing():
+    """A refused parameter passes with its neutral values, by type too, and with no other."""
+    assert check("store", value=False).refusal is not None
+    for value in (True, 0, "false"):
+        with pytest.raises(UnsupportedParameter, match="store"):
+            check("store", value=value)
+    assert check("modalities", ["text"]).to_engine is False
+    with pytest.raises(UnsupportedParameter):
+        check("modalities", ["text", "audio"])
