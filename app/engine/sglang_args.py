@@ -77,8 +77,13 @@ CPU_DEFAULTS: Mapping[str, Any] = {
     "chunked_prefill_size": -1,
 }
 
-# SGLang's detection from the template knows no rule for the plain `<tool_call>` format.
-BUILTIN_DEFAULTS: Mapping[str, Any] = {"tool_call_parser": "qwen", "reasoning_parser": None}
+BUILTIN_DEFAULTS: Mapping[str, Any] = {
+    # SGLang's detection from the template knows no rule for the plain `<tool_call>` format.
+    "tool_call_parser": "qwen",
+    "reasoning_parser": None,
+    # A model that never saw JSON would fill the answer with the white space that a schema allows.
+    "constrained_json_disable_any_whitespace": True,
+}
 
 CPU_POOL_BYTES = 4 * 1024**3
 CPU_POOL_CONTEXTS = 32

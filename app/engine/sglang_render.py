@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn
@@ -151,7 +151,9 @@ class Renderer:
     def _check(self, request: ChatCompletionRequest) -> None:
         self._check_media(request)
         if problem := self._chat._validate_request(request):  # noqa: SLF001
-            raise BadRequest(problem, param=_named_in(problem, ("tool_choice", "tools")) or "messages")
+            words = {"Tool": "tools", "Tools": "tools", "schema_": "response_format"}
+            found = _named_in(problem, words)
+            raise BadRequest(problem, param=words[found] if found else "messages")
         if request.tools and request.tool_choice != "none" and not self._chat.tool_call_parser:
             raise UnsupportedParameter("tools: this model has no tool-call format.", param="tools")
         thinks = self._chat.reasoning_parser or self._chat.template_manager.reasoning_config
@@ -217,16 +219,28 @@ def _media_urls(request: ChatCompletionRequest) -> Iterator[tuple[int, str]]:
 
 def _invalid(exc: pydantic.ValidationError) -> BadRequest:
     """The first error, with the parameter spelled as a caller spells it."""
-    # Of a union, pydantic lists every member's errors: the deepest is the one that nearly fitted.
-    error = max(exc.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]))
+    # A message may be of several types, and pydantic lists the errors of each: take the nearest miss.
+    attempts: dict[tuple[Any, ...], list[Any]] = {}
+    for error in exc.errors(include_url=False, include_input=False):
+        loc = error["loc"]
+        types = [number for number, part in enumerate(loc) if not _is_of_caller(part)]
+        attempts.setdefault(loc[: types[0] + 1] if types else (), []).append(error)
+    error = min(attempts.values(), key=lambda errors: (_misses_role(errors), len(errors)))[0]
     param = ""
-    for part in error["loc"]:
-        if isinstance(part, int):
-            param += f"[{part}]"
-        elif re.fullmatch(r"[a-z_0-9]+", part) and part not in {"str", "int", "float", "bool", "none"}:
-            param += f".{part}" if param else part
+    for part in filter(_is_of_caller, error["loc"]):
+        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
     message = error["msg"].removeprefix("Value error, ")
     return BadRequest(f"{param}: {message}" if param else message, param=param or None)
+
+
+def _is_of_caller(part: int | str) -> bool:
+    """Whether a part of an error's location is the caller's own, not the name of a type that was tried."""
+    scalars = {"str", "int", "float", "bool", "none"}
+    return isinstance(part, int) or (re.fullmatch(r"[a-z_0-9]+", part) is not None and part not in scalars)
+
+
+def _misses_role(errors: list[Any]) -> bool:
+    return any(error["loc"][-1] == "role" for error in errors)
 
 
 def refused(exc: Exception) -> BadRequest:
@@ -235,11 +249,10 @@ def refused(exc: Exception) -> BadRequest:
         status = HTTPStatus(exc.status_code).phrase
         return BadRequest(f"The request was refused: {status}: {exc.detail}")
     message = str(exc)[:500]
-    names = (*PARAM_OF_SAMPLING, *sorted(KNOWN, key=len, reverse=True))
-    found = _named_in(message, names)
+    found = _named_in(message, KNOWN | PARAM_OF_SAMPLING.keys())
     return BadRequest(message, param=PARAM_OF_SAMPLING.get(found, found) if found else None)
 
 
-def _named_in(message: str, names: tuple[str, ...]) -> str | None:
-    words = set(re.findall(r"\w+", message))
-    return next((name for name in names if name in words), None)
+def _named_in(message: str, names: Collection[str]) -> str | None:
+    """The first word of a message that is one of `names`."""
+    return next((word for word in re.findall(r"\w+", message) if word in names), None)

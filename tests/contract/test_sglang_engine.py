@@ -1,0 +1,308 @@
+"""What SGLang alone can do: formats, tools, logprobs, seeds; and its own counts as the reference."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+from engines import Answer, ask, chat
+
+from app.core import Counts, Delta
+from app.errors import BadRequest, ServingError, UnsupportedParameter
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("default"),
+]
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Ulm", "Bonn"]}, "days": {"enum": [1, 2]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {
+    "type": "function",
+    "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+async def sglangs_own(engine: Any, request: Any) -> dict[str, Any]:
+    """The same prompt through SGLang's own path: the last chunk, with all text and ids."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    prompt = await engine.render(request)
+    params = {"temperature": 0, "max_new_tokens": prompt.max_tokens}
+    for name in ("ignore_eos", "stop", "regex"):
+        if name in request.body:
+            params[name] = request.body[name]
+    internal = GenerateReqInput(
+        input_ids=list(prompt.token_ids), sampling_params=params, stream=True, rid=request.request_id
+    )
+    text, token_ids, last = "", [], {}
+    async for last in engine._launched.manager.generate_request(internal, None):
+        text += last["text"]
+        token_ids += last["output_ids"]
+    return last | {"text": text, "output_ids": token_ids}
+
+
+@pytest.mark.parametrize(
+    "body", [{"ignore_eos": True}, {"stop": ["e"]}, {"regex": "[a-z ]{5,30}"}], ids=["plain", "stop", "regex"]
+)
+async def test_text_and_counts_equal_sglangs_own(sglang_engine: Any, body: dict[str, Any]) -> None:
+    """The batched hand-over gives the text, ids, counts and finish of SGLang's own path."""
+    requests = [
+        chat(f"{number} bottles of what?", temperature=0, max_tokens=32, **body) for number in range(12)
+    ]
+    ours = [await ask(sglang_engine, request) for request in requests]
+    theirs = [await sglangs_own(sglang_engine, request) for request in requests]
+    for answer, reference in zip(ours, theirs, strict=True):
+        meta = reference["meta_info"]
+        assert answer.text() == reference["text"]
+        assert answer.token_ids() == reference["output_ids"]
+        assert answer.counts().prompt_tokens == meta["prompt_tokens"]
+        assert answer.counts().completion_tokens == meta["completion_tokens"]
+        assert answer.finish_reason() == meta["finish_reason"]["type"]
+        assert answer.of()[-1].matched_stop == meta["finish_reason"].get("matched")
+
+
+async def test_both_paths_at_once_keep_their_outputs_apart(sglang_engine: Any) -> None:
+    """Batches that mix our requests with SGLang's own reach both, whole."""
+    requests = [chat(f"Say {number}", temperature=0, max_tokens=40, ignore_eos=True) for number in range(8)]
+    ours, theirs = await asyncio.gather(
+        asyncio.gather(*(ask(sglang_engine, request) for request in requests[:4])),
+        asyncio.gather(*(sglangs_own(sglang_engine, request) for request in requests[4:])),
+    )
+    assert [len(answer.token_ids()) for answer in ours] == [40] * 4
+    assert [len(reference["output_ids"]) for reference in theirs] == [40] * 4
+
+
+async def test_the_stream_is_the_whole_text(sglang_engine: Any) -> None:
+    """The deltas' text, joined, is what the tokenizer makes of all ids."""
+    answer = await ask(sglang_engine, chat(max_tokens=64, ignore_eos=True, skip_special_tokens=False))
+    tokenizer = sglang_engine._launched.manager.tokenizer
+    whole = tokenizer.decode(answer.token_ids())
+    assert whole.startswith(answer.text().removesuffix("\ufffd"))
+    assert len(answer.text()) > 0
+
+
+async def test_greedy_output_repeats(sglang_engine: Any) -> None:
+    """At temperature 0 the same prompt gives the same ids, alone and among others."""
+    alone = await ask(sglang_engine, chat("Once", temperature=0, max_tokens=32, ignore_eos=True))
+    others = [chat(f"Other {number}", max_tokens=32, ignore_eos=True) for number in range(7)]
+    again, *_ = await asyncio.gather(
+        ask(sglang_engine, chat("Once", temperature=0, max_tokens=32, ignore_eos=True)),
+        *(ask(sglang_engine, other) for other in others),
+    )
+    assert alone.token_ids() == again.token_ids()
+
+
+async def test_a_stop_string_ends_the_answer_before_it(sglang_engine: Any) -> None:
+    """The stop string is named in the final delta and not part of the text."""
+    free = await ask(sglang_engine, chat(temperature=0, max_tokens=40, ignore_eos=True))
+    stop = free.text()[10:13]
+    stopped = await ask(sglang_engine, chat(temperature=0, max_tokens=40, ignore_eos=True, stop=[stop]))
+    assert stopped.finish_reason() == "stop"
+    assert stopped.of()[-1].matched_stop == stop
+    assert stop not in stopped.text()
+    assert free.text().startswith(stopped.text())
+    assert stopped.counts().completion_tokens == len(stopped.token_ids()) < 40
+
+
+async def test_an_abort_in_the_queue_counts_the_prompt_and_nothing_else(sglang_engine: Any) -> None:
+    """Requests beyond max_running_requests wait; aborted there, they were never run."""
+    running = [chat(f"{number}", max_tokens=200, ignore_eos=True) for number in range(256)]
+    tasks = [asyncio.create_task(ask(sglang_engine, request)) for request in running]
+    try:
+        async with asyncio.timeout(60):
+            while sglang_engine.load().num_running_reqs < 256:
+                await asyncio.sleep(0.05)
+        waiting = chat("I wait", max_tokens=50, ignore_eos=True)
+        prompt = await sglang_engine.render(waiting)
+        deltas: list[Delta] = []
+        stream = sglang_engine.generate(waiting.request_id, prompt)
+        reader = asyncio.create_task(_read(stream, deltas))
+        await asyncio.sleep(0)  # the reader's first step sends the request
+        sglang_engine.abort(waiting.request_id)
+        await reader
+    finally:
+        for request in running:
+            sglang_engine.abort(request.request_id)
+        await asyncio.gather(*tasks)
+    assert [delta.finish_reason for delta in deltas] == ["abort"]
+    assert deltas[0].counts == Counts(prompt_tokens=len(prompt.token_ids))
+
+
+async def _read(stream: Any, into: list[Delta]) -> None:
+    async for delta in stream:
+        into.append(delta)
+
+
+# --- formats
+
+
+async def test_a_json_schema_is_obeyed(sglang_engine: Any) -> None:
+    """With response_format json_schema the text parses and fits the schema."""
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "level": {"enum": ["low", "high"]}},
+        "required": ["ok", "level"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "state", "schema": schema, "strict": True}}
+    answer = await ask(sglang_engine, chat(response_format=form, max_tokens=64))
+    value = json.loads(answer.text())
+    assert isinstance(value["ok"], bool)
+    assert value["level"] in {"low", "high"}
+    assert answer.finish_reason() == "stop"
+
+
+async def test_a_regex_is_obeyed(sglang_engine: Any) -> None:
+    """SGLang's own `regex` parameter constrains the text."""
+    answer = await ask(sglang_engine, chat(regex="[0-9]{3}-[a-f]{4}", max_tokens=32))
+    assert re.fullmatch("[0-9]{3}-[a-f]{4}", answer.text())
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"regex": "(("}, "regex"),
+        ({"ebnf": "root ::= ["}, "ebnf"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"top_p": 7}, "top_p"),
+        ({"min_tokens": 99, "max_tokens": 4}, "min_tokens"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"tool_choice": "required"}, "tools"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": []}, "messages"),
+    ],
+)
+async def test_what_sglang_refuses_is_refused_by_name(
+    sglang_engine: Any, body: dict[str, Any], param: str
+) -> None:
+    """A value that SGLang cannot take is a 400 before anything runs, and names the parameter."""
+    with pytest.raises(BadRequest) as refused:
+        await sglang_engine.render(chat(**body))
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"cache_salt": "mine"},
+        {"priority": 100},
+        {"rid": "0"},
+        {"lora_path": "/x"},
+        {"custom_logit_processor": "x"},
+        {"session_params": {"id": "x"}},
+        {"bootstrap_host": "x"},
+        {"extra_key": "x"},
+        {"return_hidden_states": True},
+        {"input_ids": [1, 2]},
+        {"no_such_parameter": 1},
+        {"reasoning_effort": "high"},
+        {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
+    ],
+    ids=lambda body: next(iter(body)),
+)
+async def test_server_owned_parameters_are_refused_by_name(sglang_engine: Any, body: dict[str, Any]) -> None:
+    """What only the server sets never comes from a caller's body, even if the API layer let it pass."""
+    with pytest.raises(UnsupportedParameter) as refused:
+        await sglang_engine.render(chat(**body))
+    assert refused.value.param == next(iter(body))
+
+
+async def test_an_image_is_refused_by_a_text_model(sglang_engine: Any) -> None:
+    """A model that reads text only says which part it cannot read."""
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    with pytest.raises(BadRequest) as refused:
+        await sglang_engine.render(chat([part]))
+    assert refused.value.code == "unsupported_content"
+
+
+async def test_a_rendering_error_leaves_nothing_behind(sglang_engine: Any) -> None:
+    """A refused request leaves no state in SGLang's tables."""
+    with pytest.raises(ServingError):
+        await sglang_engine.render(chat(temperature=-1))
+    with pytest.raises(ServingError):
+        await sglang_engine.render(chat("stream " * 20_000))
+    assert sglang_engine._launched.manager.rid_to_state == {}
+    assert sglang_engine._streams == {}
+
+
+# --- tools
+
+
+def calls(answer: Answer) -> dict[int, dict[str, Any]]:
+    """The tool calls of a choice, put together from their fragments as a client does."""
+    found: dict[int, dict[str, Any]] = {}
+    for delta in answer.of():
+        if delta.tool is not None:
+            call = found.setdefault(delta.tool.index, {"ids": [], "names": [], "arguments": ""})
+            call["ids"] += [delta.tool.id] if delta.tool.id else []
+            call["names"] += [delta.tool.name] if delta.tool.name else []
+            call["arguments"] += delta.text
+    return found
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=["required", "named"]
+)
+async def test_a_forced_tool_call_streams_its_arguments(sglang_engine: Any, choice: Any) -> None:
+    """The call has one id and one name, its fragments parse as arguments, and the finish says so."""
+    tools = [WEATHER] if choice == "required" else [WEATHER, CLOCK]
+    answer = await ask(sglang_engine, chat(tools=tools, tool_choice=choice, max_tokens=300, temperature=0))
+    assert answer.finish_reason() == "tool_calls"
+    found = calls(answer)
+    assert found
+    for call in found.values():
+        assert len(call["ids"]) == 1
+        assert call["names"] == ["weather"]
+        assert json.loads(call["arguments"])["city"] in {"Ulm", "Bonn"}
+    assert answer.text() == ""
+    assert answer.counts().completion_tokens == len(answer.token_ids())
+
+
+async def test_tools_left_to_the_model_may_go_unused(sglang_engine: Any) -> None:
+    """With tool_choice auto an answer without a call is text, and finishes as text does."""
+    answer = await ask(sglang_engine, chat(tools=[CLOCK], max_tokens=6, ignore_eos=True, temperature=0))
+    assert answer.finish_reason() == "length"
+    assert calls(answer) == {}
+    assert answer.counts().completion_tokens == len(answer.token_ids()) == 6
+
+
+# --- logprobs
+
+
+async def test_logprobs_are_one_entry_per_token(sglang_engine: Any) -> None:
+    """Entries have OpenAI's shape; greedy, each token is the first of its own alternatives."""
+    answer = await ask(
+        sglang_engine,
+        chat(logprobs=True, top_logprobs=3, temperature=0, max_tokens=12, ignore_eos=True),
+    )
+    entries = answer.logprobs()
+    assert len(entries) == 12
+    for entry in entries:
+        assert entry["bytes"] == list(entry["token"].encode())
+        assert len(entry["top_logprobs"]) == 3
+        best = max(entry["top_logprobs"], key=lambda alternative: alternative["logprob"])
+        assert best["token"] == entry["token"]
+        assert best["logprob"] == pytest.approx(entry["logprob"])
+
+
+async def test_logprobs_without_alternatives(sglang_engine: Any) -> None:
+    """Without top_logprobs the alternatives are an empty list, as OpenAI's are."""
+    answer = await ask(sglang_engine, chat(logprobs=True, max_tokens=4, ignore_eos=True))
+    assert [entry["top_logprobs"] for entry in answer.logprobs()] == [[]] * 4
