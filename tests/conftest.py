@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from servers import MakeScript, Serve, Served, ServerProcess, Spawn, serve_here, start_process
 
-from app.engine.scripted import Script
+from app.engine.scripted import Script, ScriptedEngine
 from app.settings import Settings
 
 
@@ -25,9 +25,14 @@ async def serve() -> AsyncIterator[Serve]:
     started: list[Served] = []
 
     async def start(
-        script: MakeScript | None = None, *, send_buffer_bytes: int | None = None, **settings: Any
+        script: MakeScript | None = None,
+        *,
+        send_buffer_bytes: int | None = None,
+        engine_type: type[ScriptedEngine] = ScriptedEngine,
+        **settings: Any,
     ) -> Served:
-        served = await serve_here(script or Script(), Settings(port=0, **settings), send_buffer_bytes)
+        in_force = Settings(port=0, **settings)
+        served = await serve_here(script or Script(), in_force, send_buffer_bytes, engine_type)
         started.append(served)
         return served
 

@@ -73,6 +73,15 @@ class Served:
         """A streaming request up to its headers; see sse_client.open_stream."""
         return await open_stream(self.port, body, **options)
 
+    @property
+    def connections(self) -> set[Any]:
+        """The HTTP protocols of all open connections."""
+        return self.server.server_state.connections
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """Log lines of that event."""
+        return [line for line in self.log if line["event"] == event]
+
     async def close(self) -> None:
         """Stop as the process does, without waiting for anyone."""
         await self.runtime.streams.drain(0)
@@ -85,11 +94,16 @@ class Served:
 Serve = Callable[..., Awaitable[Served]]
 
 
-async def serve_here(script: MakeScript, settings: Settings, send_buffer_bytes: int | None) -> Served:
+async def serve_here(
+    script: MakeScript,
+    settings: Settings,
+    send_buffer_bytes: int | None = None,
+    engine_type: type[ScriptedEngine] = ScriptedEngine,
+) -> Served:
     """A server in this loop; a small send buffer makes a client that does not read felt at once."""
     log = structlog.testing.LogCapture()
     logger = structlog.wrap_logger(None, processors=[log])
-    runtime = Runtime(settings, logger, lambda _settings, died: ScriptedEngine(script, on_death=died))
+    runtime = Runtime(settings, logger, lambda _settings, died: engine_type(script, on_death=died))
     sock = listen(settings)
     if send_buffer_bytes is not None:
         # Accepted connections inherit it.
