@@ -1,0 +1,294 @@
+"""OpenAI's own SDKs against real servers: the pinned Python one, the newest, and Node's.
+
+One list of cases; openai_sdk/driver.py and driver.mjs carry each out and say what they saw.
+Heartbeats flow at 100 ms, while ids are on and the engine is slower than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import MakeScript, Serve
+
+from app.core import ChatRequest
+from app.engine.scripted import Script, scripted_text
+from scripts.openai_environments import Offline, newest_python, node_driver
+
+DRIVER = Path(__file__).parent / "openai_sdk/driver.py"
+SLOW = Script(prefill_s=0.22, rate=6, tokens=4)
+FAST = Script(tokens=4)
+WORDS = scripted_text(0, 0, 4)
+TEXT = "".join(WORDS)
+USAGE = {"include_usage": True}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+Seen = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What an SDK is asked to do, on which server, and what it must have seen."""
+
+    name: str
+    op: str
+    check: Callable[[Seen], bool]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] | None = None
+    script: MakeScript = FAST
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    api_key: str = "none"
+    max_retries: int = 0
+
+
+def refused(name: str, error: str, status: int, code: str, **case: Any) -> Case:
+    """A case that must raise the SDK's exception for `status`, with our `code` in it."""
+
+    def check(seen: Seen) -> bool:
+        # For statuses without a class of their own, Python has APIStatusError and Node APIError.
+        classes = ("APIStatusError", "APIError") if error == "APIStatusError" else (error,)
+        return seen["error"] in classes and (seen["status"], seen["code"]) == (status, code)
+
+    return Case(name, case.pop("op", "create"), check, **case)
+
+
+class OnceFull:
+    """The engine is full for the first request, and not after it."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    def __call__(self, _request: ChatRequest) -> Script:
+        self.requests += 1
+        return Script(tokens=4, fault="overload" if self.requests == 1 else "")
+
+
+def by_content(request: ChatRequest) -> Script:
+    """The fault that the message names."""
+    return Script(tokens=4, fault=request.body["messages"][0]["content"])
+
+
+def said(text: str, *, finish: str = "stop") -> Callable[[Seen], bool]:
+    """One choice with this text."""
+    return lambda seen: (seen["text"], seen["finish"]) == ([text], [finish])
+
+
+def called_tool(seen: Seen) -> bool:
+    """One tool call after the text, put together."""
+    call = ["get_weather", '{"city": "Paris"}']
+    return seen["tools"] == [[call]] and seen["finish"] == ["tool_calls"] and seen["text"] == [TEXT]
+
+
+TOOL = Script(prefill_s=0.22, rate=6, tokens=4, tool="get_weather")
+
+SCRIPTED = [
+    Case("one piece", "create", said(TEXT)),
+    Case("usage in one piece", "create", lambda s: s["usage"] > 4),
+    Case("streaming", "stream", said(TEXT), script=SLOW),
+    Case("no usage unless asked", "stream", lambda s: s["usage"] is None),
+    Case("usage in the stream", "stream", lambda s: s["usage"] > 4, {"stream_options": USAGE}, script=SLOW),
+    Case("stop", "create", said(WORDS[0] + WORDS[1]), {"stop": [WORDS[2].strip()]}),
+    Case("stop in the stream", "stream", said(WORDS[0] + WORDS[1]), {"stop": WORDS[2].strip()}, script=SLOW),
+    Case("max_tokens", "stream", said(WORDS[0] + WORDS[1], finish="length"), {"max_tokens": 2}),
+    Case("n=2", "create", lambda s: s["text"] == [TEXT, "".join(scripted_text(0, 1, 4))], {"n": 2}),
+    Case(
+        "n=2 in the stream",
+        "stream",
+        lambda s: s["text"] == [TEXT, "".join(scripted_text(0, 1, 4))] and s["finish"] == ["stop", "stop"],
+        {"n": 2},
+        script=SLOW,
+    ),
+    Case(
+        "a tool call",
+        "create",
+        called_tool,
+        {"tools": [WEATHER]},
+        script=Script(tokens=4, tool="get_weather"),
+    ),
+    Case("a tool call in the stream", "stream", called_tool, {"tools": [WEATHER]}, script=TOOL),
+    Case("the SDK's own accumulator", "stream_helper", said(TEXT), script=SLOW),
+    Case("the accumulator, a tool call", "stream_helper", called_tool, {"tools": [WEATHER]}, script=TOOL),
+    Case(
+        "raw response",
+        "raw",
+        lambda s: s["status"] == 200 and s["request_id"] == s["sdk_request_id"] == s["id"],
+    ),
+    Case(
+        "resume after a dropped connection",
+        "resume",
+        lambda s: (
+            s["ids"] == [1, 2, 3, 4]
+            and s["pings"] >= 2
+            and s["text"] == ["".join(scripted_text(0, 0, 8)[3:])]
+            and s["finish"] == ["stop"]
+        ),
+        script=Script(prefill_s=0.22, rate=6, tokens=8),
+    ),
+    Case(
+        "models and stored completions",
+        "objects",
+        lambda s: s["models"] == ["scripted"] and s["model"] == "scripted" and s["text"] == [TEXT],
+    ),
+    refused("400", "BadRequestError", 400, "invalid_value", params={"max_tokens": 0}),
+    refused("400 in a stream", "BadRequestError", 400, "invalid_value", params={"n": 0}, op="stream"),
+    refused(
+        "400, too long",
+        "BadRequestError",
+        400,
+        "context_length_exceeded",
+        params={"messages": [{"role": "user", "content": "a " * 33_000}]},
+    ),
+    refused("401", "AuthenticationError", 401, "invalid_api_key", settings={"api_key": "right"}),
+    Case("a key", "stream", said(TEXT), settings={"api_key": "right"}, api_key="right"),
+    refused("403", "PermissionDeniedError", 403, "forbidden", headers={"Origin": "https://evil.example"}),
+    refused("404", "NotFoundError", 404, "model_not_found", params={"model": "gpt-4o"}),
+    refused(
+        "413",
+        "APIStatusError",
+        413,
+        "body_too_large",
+        params={"messages": [{"role": "user", "content": "a" * 5000}]},
+        settings={"max_body_bytes": 4096},
+    ),
+    refused(
+        "500",
+        "InternalServerError",
+        500,
+        "engine_failed",
+        script=by_content,
+        params={"messages": [{"role": "user", "content": "fail"}]},
+    ),
+    refused(
+        "503",
+        "InternalServerError",
+        503,
+        "engine_overloaded",
+        script=by_content,
+        params={"messages": [{"role": "user", "content": "overload"}]},
+    ),
+    Case(
+        "a stream that breaks",
+        "broken_stream",
+        lambda s: (s["error"], s["code"], s["text"]) == ("APIError", "engine_failed", [WORDS[0] + WORDS[1]]),
+        script=Script(prefill_s=0.22, rate=6, tokens=4, fault="fail", fault_after=2),
+    ),
+]
+
+
+class Sdk:
+    """One SDK in a process of its own."""
+
+    def __init__(self, command: list[str]) -> None:
+        # As a user runs it: no proxy, no key and no base URL of this shell's.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={"PATH": "/usr/bin:/bin"}
+        )
+        self.version = self._answer()["sdk"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the driver ended with {self._process.wait()}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    async def run(self, port: int, case: Case, model: str = "scripted") -> dict[str, Any]:
+        """What the SDK saw of a case, in a thread: the server is in this loop."""
+        messages = [{"role": "user", "content": "Hello there"}]
+        question = {
+            "op": case.op,
+            "params": {"model": model, "messages": messages, **case.params},
+            "headers": case.headers and dict(case.headers),
+            "base_url": f"http://127.0.0.1:{port}/v1",
+            "api_key": case.api_key,
+            "max_retries": case.max_retries,
+        }
+        return await asyncio.to_thread(self._ask, question)
+
+    def close(self) -> None:
+        """End the process."""
+        with self._process:
+            self._process.kill()
+
+
+def command_of(name: str) -> list[str]:
+    """The driver's command for an SDK. Skips where the registry or Node cannot be had."""
+    try:
+        if name == "node":
+            return node_driver()
+        python = sys.executable if name == "pinned" else str(newest_python())
+        return [python, "-I", str(DRIVER)]
+    except Offline as exc:
+        pytest.skip(f"the registry cannot be reached, and the SDK was never installed: {exc}")
+    except FileNotFoundError as exc:
+        pytest.skip(f"not installed: {exc}")
+
+
+@pytest.fixture(scope="session", params=["pinned", "newest", "node"])
+def sdk(request: pytest.FixtureRequest) -> Iterator[Sdk]:
+    """Each SDK in turn."""
+    started = Sdk(command_of(request.param))
+    yield started
+    started.close()
+
+
+# The first test of an SDK may have to install it.
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize("case", SCRIPTED, ids=lambda case: case.name)
+async def test_sdk(sdk: Sdk, serve: Serve, case: Case):
+    """The SDK makes of each answer, stream and error what its users expect."""
+    served = await serve(case.script, heartbeat_s=0.1, **case.settings)
+    seen = await sdk.run(served.port, case)
+    assert "crash" not in seen, (sdk.version, seen)
+    assert case.check(seen), (sdk.version, seen)
+
+
+async def test_conflict(sdk: Sdk, serve: Serve):
+    """Another body under a used Idempotency-Key raises ConflictError."""
+    served = await serve(FAST)
+    headers = {"Idempotency-Key": "used"}
+    first = Case("first", "create", said(TEXT), headers=headers)
+    assert first.check(await sdk.run(served.port, first))
+    second = refused(
+        "409", "ConflictError", 409, "idempotency_key_reused", headers=headers, params={"max_tokens": 3}
+    )
+    seen = await sdk.run(served.port, second)
+    assert second.check(seen), (sdk.version, seen)
+
+
+async def test_retry_after_is_kept(sdk: Sdk, serve: Serve):
+    """On 503 the SDK waits the second that Retry-After asks for, tries again and succeeds."""
+    engine = OnceFull()
+    served = await serve(engine)
+    case = Case("retry", "create", said(TEXT), max_retries=2)
+    seen = await sdk.run(served.port, case)
+    assert case.check(seen), (sdk.version, seen)
+    assert engine.requests == 2
+    assert 1.0 <= seen["took_s"] < 8.0, "by its own back-off it would have waited half a second"
