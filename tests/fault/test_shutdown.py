@@ -1,0 +1,132 @@
+"""SIGTERM in every phase: nothing new, what runs may finish, what cannot is told, and the process ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+from servers import ServerProcess, Spawn, chat
+from sse_client import Connection, Stream, fetch, open_stream
+
+from app.engine.scripted import scripted_text
+
+PATH = "/api/chat/completions"
+
+
+async def begin(process: ServerProcess, tokens: int) -> tuple[int, Stream]:
+    """A stream of that many tokens, of which some have come."""
+    port = await process.ready()
+    stream = await open_stream(port, chat())
+    await stream.read_events(5)
+    return port, stream
+
+
+async def test_sigterm_lets_streams_finish(spawn: Spawn):
+    """SIGTERM in the middle of a stream: it is read to its end, then the process exits with 0."""
+    process = await spawn("rate=50,tokens=60")
+    _, stream = await begin(process, 60)
+    process.terminate()
+    async with stream:
+        transcript = await stream.to_end()
+    assert transcript.content() == "".join(scripted_text(0, 0, 60))
+    assert transcript.finish_reasons == {0: "stop"}
+    assert transcript.done
+    assert await process.exit_status() == 0
+
+
+async def test_port_answers_while_draining(spawn: Spawn):
+    """While it drains, the server says so, refuses new work, and lets clients return to live streams."""
+    process = await spawn("rate=50,tokens=100")
+    port, stream = await begin(process, 100)
+    process.terminate()
+    await process.logged("draining")
+    ready = await fetch(port, "GET", "/readyz")
+    assert (ready.status, ready.json()["phase"]) == (503, "draining")
+    assert (await fetch(port, "GET", "/healthz")).status == 200
+    refused = await fetch(port, "POST", PATH, chat())
+    assert refused.refusal() == (503, "draining", None)
+    assert int(refused.headers["retry-after"]) > 0
+    stream.connection.reset()
+    async with await open_stream(port, stream_id=stream.id, after=stream.transcript.last_id) as again:
+        rest = await again.to_end()
+    assert rest.done
+    assert stream.transcript.content() + rest.content() == "".join(scripted_text(0, 0, 100))
+    assert await process.exit_status() == 0
+
+
+async def test_drain_timeout_ends_streams_truthfully(spawn: Spawn):
+    """A stream that outlasts the drain timeout ends in an error, never as if it were complete."""
+    process = await spawn("rate=50,tokens=100000", "--drain-timeout-s", "0.5")
+    _, stream = await begin(process, 100_000)
+    process.terminate()
+    async with stream:
+        transcript = await stream.to_end()
+    assert transcript.errors[0]["code"] == "draining"
+    assert transcript.finish_reasons == {0: "abort"}
+    assert transcript.done
+    assert await process.exit_status(10) == 0
+
+
+async def test_non_streaming_answer_cut_by_shutdown_is_an_error(spawn: Spawn):
+    """A non-streaming request that outlasts the drain timeout is refused, not answered in part."""
+    process = await spawn("rate=50,tokens=100000", "--drain-timeout-s", "0.2")
+    port = await process.ready()
+    async with await Connection.to(port) as connection:
+        await connection.request("POST", PATH, chat(stream=False))
+        async with await open_stream(port, chat()) as other:  # so that the first has been taken in
+            await other.read_events(1)
+            process.terminate()
+            answer = await connection.response()
+    assert answer.refusal() == (503, "draining", None)
+    assert await process.exit_status(10) == 0
+
+
+async def test_sigterm_while_the_engine_starts(spawn: Spawn):
+    """The port answers while the engine starts, and SIGTERM then ends the process at once, with 0."""
+    process = await spawn("start_s=60")
+    port = await process.port()
+    assert (await fetch(port, "GET", "/healthz")).status == 200
+    ready = await fetch(port, "GET", "/readyz")
+    assert ready.status == 503
+    assert ready.json()["phase"].startswith("starting")
+    refused = await fetch(port, "POST", PATH, chat())
+    assert refused.refusal() == (503, "engine_not_ready", None)
+    assert int(refused.headers["retry-after"]) > 0
+    process.terminate()
+    assert await process.exit_status(5) == 0
+    assert not process.noise
+
+
+async def test_stalled_client_does_not_hold_up_the_end(spawn: Spawn):
+    """SIGTERM ends the process though a client holds its connection and never reads."""
+    process = await spawn("tokens=30000", "--drain-timeout-s", "1")
+    port = await process.ready()
+    async with await open_stream(port, chat(), receive_buffer_bytes=4096):
+        await process.logged("request")
+        process.terminate()
+        assert await process.exit_status(15) == 0
+
+
+async def test_second_signal_does_not_break_the_drain(spawn: Spawn):
+    """An impatient second SIGTERM leaves the drain as it is: streams still end well."""
+    process = await spawn("rate=50,tokens=40")
+    _, stream = await begin(process, 40)
+    process.terminate()
+    await process.logged("draining")
+    process.terminate()
+    async with stream:
+        assert (await stream.to_end()).content() == "".join(scripted_text(0, 0, 40))
+    assert await process.exit_status() == 0
+
+
+async def test_engine_death_ends_the_process(spawn: Spawn):
+    """When the engine dies, every stream is told, and the process exits with 3 for its supervisor."""
+    process = await spawn("rate=100,tokens=1000,fault=die,fault_after=20")
+    port = await process.ready()
+    streams = [await open_stream(port, chat()) for _ in range(3)]
+    transcripts = await asyncio.gather(*(stream.to_end() for stream in streams))
+    for stream, transcript in zip(streams, transcripts, strict=True):
+        stream.connection.close()
+        assert [e["code"] for e in transcript.errors] == ["engine_failed"]
+        assert transcript.done
+    assert await process.exit_status(10) == 3
+    assert not process.noise
