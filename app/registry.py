@@ -187,7 +187,7 @@ class Streams:
         heartbeat_s, stall_s = self._settings.heartbeat_s, self._settings.stall_timeout_s
         for stream in list(self._streams.values()):
             for reader in list(stream.readers):
-                silent_s = now_s - reader.moved_at_s
+                silent_s = reader.silent_s(now_s)
                 if not reader.stalling:
                     if silent_s >= heartbeat_s:
                         reader.unpark()

@@ -143,10 +143,10 @@ class Ring:
         """Whether events are text and nothing beside it."""
         return self._logprobs is None and self._counts is None
 
-    def append(self, delta: Delta) -> tuple[Lane, bytes]:
+    def append(self, delta: Delta) -> tuple[int, Lane, bytes]:
         """Add a delta's text; its finish reason is an event of its own.
 
-        Returns the event's lane and escaped text.
+        Returns the event's id, lane and escaped text.
         """
         tool = delta.tool
         key = (delta.choice, delta.channel, 0 if tool is None else tool.index)
@@ -160,7 +160,7 @@ class Ring:
             # Entries of consecutive events are joined by commas: a slice starts with one.
             self._logprobs += b"," + orjson.dumps(delta.logprobs)[1:-1]
         self._push(lane, delta.counts)
-        return self._names[lane - 1], text
+        return self.last_id, self._names[lane - 1], text
 
     def append_special(self, event: Special) -> None:
         """Add an event that is not text."""

@@ -49,6 +49,7 @@ class TokenStream:
         self.finished_at_s: float | None = None
         self._wire = wire
         self._ring = ring
+        self._plain = ring.plain
         self._abort: Callable[[], None] | None = None
         self._frame: tuple[int, int, bytes] = (-1, -1, b"")
         loop = asyncio.get_running_loop()
@@ -88,10 +89,8 @@ class TokenStream:
         self._wake()
 
     def _append_text(self, delta: Delta) -> None:
-        ring = self._ring
-        lane, text = ring.append(delta)
-        if self.readers and ring.plain:
-            event_id = ring.last_id
+        event_id, lane, text = self._ring.append(delta)
+        if self.readers and self._plain:
             self._frame = (event_id - 1, event_id, self._wire.text(event_id, lane, text))
 
     def notice(self, field: str, value: Mapping[str, Any]) -> None:
@@ -183,7 +182,7 @@ class TokenStream:
                 param="Last-Event-ID",
             )
         self._check_held(after)
-        reader = Reader(self, after, self._now_s)
+        reader = Reader(self, after, self._now_s())
         self.readers.add(reader)
         return reader
 
@@ -245,16 +244,16 @@ class Reader:
     client, a heartbeat and the end wake the reader's task.
     """
 
-    __slots__ = ("_now_s", "_waiter", "closed", "cursor", "moved_at_s", "outlet", "stalling", "stream")
+    __slots__ = ("_moved", "_moved_at_s", "_waiter", "closed", "cursor", "outlet", "stalling", "stream")
 
-    def __init__(self, stream: TokenStream, cursor: int, now_s: Callable[[], float]) -> None:
+    def __init__(self, stream: TokenStream, cursor: int, now_s: float) -> None:
         self.stream = stream
         self.cursor = cursor
         self.closed = False
         self.outlet: Outlet | None = None
         self.stalling = False
-        self.moved_at_s = now_s()
-        self._now_s = now_s
+        self._moved = False
+        self._moved_at_s = now_s
         self._waiter: asyncio.Future[None] | None = None
 
     async def follow(self, outlet: Outlet, heartbeat: bytes) -> None:
@@ -280,11 +279,18 @@ class Reader:
             self.outlet.write(frame)
         elif not self.at_end():
             self.outlet.write(idle)
-        self.moved_at_s = self._now_s()
+        self._moved = True
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
+
+    def silent_s(self, now_s: float) -> float:
+        """How long nothing was sent, to within the time since this was last asked."""
+        if self._moved:
+            self._moved = False
+            self._moved_at_s = now_s
+        return now_s - self._moved_at_s
 
     def at_end(self) -> bool:
         """Whether the stream is over and read, or the reader closed."""
@@ -294,9 +300,10 @@ class Reader:
         """Take note of an event: send it if the reader is parked and its client keeps up."""
         if self._waiter is None or self.outlet is None:
             return
-        while self.cursor != self.stream.last_id and self.outlet.ready():
+        last_id = self.stream.last_id
+        while self.cursor != last_id and self.outlet.ready():
             self._send()
-        if self.at_end() or self.cursor != self.stream.last_id:
+        if self.cursor != last_id or self.at_end():
             self.unpark()
 
     def unpark(self) -> None:

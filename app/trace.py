@@ -29,11 +29,11 @@ class Trace:
     def saw(self, delta: Delta) -> None:
         """A delta has come from the engine."""
         self.counts[delta.choice] = delta.counts
-        self._last_token_s = time.monotonic()
         if self._first_token_s is None and delta.token_ids:
-            self._first_token_s = self._last_token_s
+            self._first_token_s = time.monotonic()
         if delta.finish_reason is not None:
             self._finish_reasons[delta.choice] = delta.finish_reason
+            self._last_token_s = time.monotonic()
 
     def failed(self, code: str) -> None:
         """The request ended in an error."""
