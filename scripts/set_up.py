@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "tokenring-setup"
 TORCH = "torch==2.13.0"
+LOCKS = {"cpu": "cpu.txt", "gpu": "gpu-lock.txt"}
 FREE_DISK_GB = {"cpu": 3, "gpu": 15}
 HEARTBEAT_S = 5.0
 NOT_COMPILED = r"/(tests?|torch/testing/_internal|multimodal_gen|sglang/test|site-packages/pip)/"
@@ -48,13 +49,15 @@ def main() -> int:
     profile = options.profile or ("gpu" if has_nvidia_gpu() else "cpu")
     names = [profile, "dev"] if options.dev else [profile]
     files = [ROOT / "requirements" / f"{name}.txt" for name in names]
-    wanted = fingerprint(files)
+    # An image's own packages are left as they are; elsewhere every version is given.
+    lock = None if options.system_site_packages else ROOT / "requirements" / LOCKS[profile]
+    wanted = fingerprint([*files, *([lock] if lock else [])])
     if is_current(wanted):
         return 0
     try:
         with turn():
             if not is_current(wanted):
-                install(profile, files, system_site_packages=options.system_site_packages)
+                install(profile, files, lock)
                 STAMP.write_text("\n".join([*wanted, ""]))
     except SetupError as error:
         print(f"tokenring: set-up failed: {error}", file=sys.stderr)
@@ -113,7 +116,7 @@ def turn() -> Iterator[None]:
         yield
 
 
-def install(profile: str, files: list[Path], *, system_site_packages: bool) -> None:
+def install(profile: str, files: list[Path], lock: Path | None) -> None:
     """Do the four steps, each safe to repeat."""
     began = time.monotonic()
 
@@ -125,13 +128,15 @@ def install(profile: str, files: list[Path], *, system_site_packages: bool) -> N
     machine = "an NVIDIA GPU" if profile == "gpu" else "the CPU"
     say(f"[1/4] .venv with Python {sys.version.split()[0]}, for {machine}")
     STAMP.unlink(missing_ok=True)
-    make_venv(say, ["--system-site-packages"] if system_site_packages else [])
+    make_venv(say, [] if lock else ["--system-site-packages"])
     check_disk(profile)
     forget_damaged(say)
     say(f"[2/4] {TORCH}")
-    pip("install", TORCH, *(["-c", str(files[0])] if profile == "cpu" else []), say=say)
+    constraints = ["-c", str(lock)] if lock else []
+    pip("install", TORCH, *constraints, say=say)
     say(f"[3/4] {pins} pinned packages")
-    pip("install", *(["--no-deps"] if profile == "cpu" else []), *requirements, say=say)
+    # cpu.txt is complete and leaves out what SGLang asks for in vain; gpu.txt lets pip add the rest.
+    pip("install", *(["--no-deps"] if profile == "cpu" else constraints), *requirements, say=say)
     say("[4/4] this checkout, byte code")
     pip("install", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT), say=say)
     compile_all(say)
@@ -228,7 +233,7 @@ def beat(lines: list[str], done: threading.Event, say: Callable[[str], None]) ->
 def progress(lines: list[str]) -> str:
     """Where pip is, by its output so far; "working" for other commands."""
     found = sum(line.startswith(("Collecting ", "Processing ", "Requirement already")) for line in lines)
-    if any(line.startswith("Installing collected") for line in lines):
+    if found and any(line.startswith("Installing collected") for line in lines):
         return f"installing {found} packages"
     newest = next((line.strip() for line in reversed(lines) if "Downloading" in line), "")
     size = re.search(r"\([0-9.]+ [kMG]B\)", newest)

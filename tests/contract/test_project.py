@@ -36,7 +36,7 @@ def pins(name: str) -> dict[str, Version]:
     return found
 
 
-@pytest.mark.parametrize("name", ["cpu.txt", "gpu.txt", "dev.txt"])
+@pytest.mark.parametrize("name", ["cpu.txt", "gpu.txt", "gpu-lock.txt", "dev.txt"])
 def test_every_requirement_is_an_exact_pin(name: str) -> None:
     """Each line is `name==version`, no name twice."""
     assert pins(name)
@@ -61,6 +61,17 @@ def test_cpu_and_gpu_run_the_same_versions_of_ours() -> None:
     """Where both sets pin a package, they pin the same version."""
     cpu, gpu = pins("cpu.txt") | pins_of_torch(), pins("gpu.txt")
     assert {name: version for name, version in gpu.items() if cpu.get(name, version) != version} == {}
+
+
+def test_the_gpu_lock_is_complete() -> None:
+    """Whatever SGLang and this package ask for on a GPU node has its version, one that both allow."""
+    locked, chosen = pins("gpu-lock.txt"), pins("gpu.txt")
+    assert {name: locked.get(name) for name in chosen} == chosen
+    for text in [*(importlib.metadata.requires("sglang") or []), *PROJECT["dependencies"]]:
+        requirement = Requirement(text)
+        if not requirement.marker or requirement.marker.evaluate({"extra": ""}):
+            version = locked[canonicalize_name(requirement.name)]
+            assert requirement.specifier.contains(version, prereleases=True), text
 
 
 def test_the_gpu_extra_is_the_gpu_set() -> None:
