@@ -42,6 +42,7 @@ class Streams:
         self._key_of: dict[str, tuple[str, str]] = {}
         self._live: dict[str, TokenStream] = {}
         self._finished: dict[str, TokenStream] = {}
+        self._forgotten: set[TokenStream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._grace: dict[str, asyncio.TimerHandle] = {}
         self._ticker: asyncio.Task[None] | None = None
@@ -100,12 +101,13 @@ class Streams:
             self._log.error("generation_broke", request_id=stream.request_id, error=where(exc))
         if stream.refused:
             self._forget(stream)
-        else:
+        elif stream.request_id in self._streams:  # not deleted meanwhile
             self._finished[stream.request_id] = stream
         self._cancel_grace(stream)
 
     def _forget(self, stream: TokenStream) -> None:
-        self._streams.pop(stream.request_id, None)
+        if self._streams.pop(stream.request_id, None) is not None and stream.readers:
+            self._forgotten.add(stream)
         self._finished.pop(stream.request_id, None)
         key = self._key_of.pop(stream.request_id, None)
         if key is not None:
@@ -185,7 +187,8 @@ class Streams:
 
     def _look_after_readers(self, now_s: float) -> None:
         heartbeat_s, stall_s = self._settings.heartbeat_s, self._settings.stall_timeout_s
-        for stream in list(self._streams.values()):
+        self._forgotten = {stream for stream in self._forgotten if stream.readers}
+        for stream in [*self._streams.values(), *self._forgotten]:
             for reader in list(stream.readers):
                 silent_s = reader.silent_s(now_s)
                 if not reader.stalling:

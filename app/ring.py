@@ -174,8 +174,8 @@ class Ring:
             self._logprob_ends.append(len(self._logprobs))
         if self._counts is not None:
             self._counts.append(counts)
-        # The cheap test first: nothing else grows faster than its text by this factor.
-        if len(self._text) + 6 * len(self._lanes) > self._limit_bytes or self._logprobs is not None:
+        # The cheap test first: plain events are little but their text.
+        if len(self._text) + 6 * len(self._lanes) > self._limit_bytes or not self.plain:
             self._trim()
 
     def _trim(self) -> None:

@@ -212,7 +212,8 @@ class TokenStream:
         return last_id, frame
 
     def whole(self) -> tuple[Mapping[Lane, Part], Sequence[Special]]:
-        """Everything released so far, for an answer in one piece."""
+        """Everything released so far, for an answer in one piece. Raises ReplayExpired."""
+        self._check_held(0)
         return self._ring.whole()
 
 
@@ -264,12 +265,20 @@ class Reader:
         self.outlet = outlet
         while not self.at_end():
             if not outlet.ready():
-                self.stalling = True
-                await outlet.drained()
-                self.stalling = False
+                await self.caught_up(outlet)
+                continue  # the client may have left meanwhile
             if self.cursor == self.stream.last_id:
                 await self._wait()
             self._send(heartbeat)
+
+    async def caught_up(self, outlet: Outlet) -> None:
+        """Wait for a client that lags; one that reads nothing meanwhile is cut by the registry."""
+        self.outlet = outlet
+        self.stalling = True
+        try:
+            await outlet.drained()
+        finally:
+            self.stalling = False
 
     def _send(self, idle: bytes = b"") -> None:
         """Send the next frame, or `idle` when there is none and the stream goes on."""

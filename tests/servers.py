@@ -88,6 +88,8 @@ class Served:
         self.server.should_exit = True
         self.server.force_exit = True
         await self.serving
+        for connection in list(self.connections):  # a failed test may leave clients that do not read
+            connection.transport.abort()
         await self.runtime.aclose()
 
 

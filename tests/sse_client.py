@@ -29,7 +29,7 @@ async def until(condition: Callable[[], Any], timeout_s: float = 10.0, every_s: 
 
 @dataclass(frozen=True)
 class Event:
-    """One dispatched event; `id` is the last event id at that point."""
+    """One dispatched event; `id` is None for one that came without."""
 
     id: int | None
     data: str
@@ -47,7 +47,7 @@ class SSEParser:
         self._buffer = b""
         self._data: list[str] = []
         self._type = ""
-        self._fields_since_blank = 0
+        self._id: int | None = None
         self.last_id: int | None = None
         self.comments = 0
         self.retries: list[tuple[int, bool]] = []
@@ -76,7 +76,7 @@ class SSEParser:
         if name == "data":
             self._data.append(value)
         elif name == "id":
-            self.last_id = int(value)
+            self._id = self.last_id = int(value)
         elif name == "event":
             self._type = value
         elif name == "retry":
@@ -86,10 +86,11 @@ class SSEParser:
     def _dispatch(self) -> Event | None:
         data, self._data = self._data, []
         kind, self._type = self._type or "message", ""
+        event_id, self._id = self._id, None
         if not data:
             self.blank_without_data += 1
             return None
-        return Event(self.last_id, "\n".join(data), kind)
+        return Event(event_id, "\n".join(data), kind)
 
 
 class Chunked:

@@ -43,6 +43,10 @@ def listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Inherited by connections: an answer complete but unread must not be kept for ever.
+        stall_ms = min(int(settings.stall_timeout_s * 1000), 2**31 - 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     try:
         sock.bind((settings.host, settings.port))
         # From here on a client waits instead of being refused: "listening" is logged before uvicorn runs.

@@ -179,3 +179,4 @@ class EventStream:
             await self._reader.follow(outlet, PING)
         except ReplayExpired as error:
             outlet.write(b"data: %b\n\n" % orjson.dumps(error.as_body()))
+        await self._reader.caught_up(outlet)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
+import pytest
 from servers import ServerProcess, Spawn, chat
-from sse_client import Connection, Stream, fetch, open_stream
+from sse_client import Connection, Stream, fetch, open_stream, until
 
 from app.engine.scripted import scripted_text
 
@@ -96,12 +98,15 @@ async def test_sigterm_while_the_engine_starts(spawn: Spawn):
     assert not process.noise
 
 
-async def test_stalled_client_does_not_hold_up_the_end(spawn: Spawn):
-    """SIGTERM ends the process though a client holds its connection and never reads."""
-    process = await spawn("tokens=30000", "--drain-timeout-s", "1")
+@pytest.mark.parametrize("tokens", [30_000, 12500])
+async def test_stalled_clients_do_not_hold_up_the_end(spawn: Spawn, tokens: int):
+    """SIGTERM ends the process though clients hold their connections and never read."""
+    process = await spawn(f"tokens={tokens}", "--drain-timeout-s", "1")
     port = await process.ready()
-    async with await open_stream(port, chat(), receive_buffer_bytes=4096):
-        await process.logged("request")
+    async with contextlib.AsyncExitStack() as stalled:
+        for _ in range(3):
+            await stalled.enter_async_context(await open_stream(port, chat(), receive_buffer_bytes=4096))
+        await until(lambda: len([line for line in process.log if line["event"] == "request"]) == 3)
         process.terminate()
         assert await process.exit_status(15) == 0
 
