@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, cast, get_type_hints
 
 ENV_PREFIX = "TOKENRING_"
 CONFIG_FILE = "tokenring.toml"
@@ -35,6 +36,7 @@ class Setting(NamedTuple):
     help: str
     choices: tuple[str, ...]
     minimum: float | None
+    maximum: float | None
     secret: bool
 
     @property
@@ -52,9 +54,10 @@ def _setting(
     *,
     choices: tuple[str, ...] = (),
     minimum: float | None = None,
+    maximum: float | None = None,
     secret: bool = False,
 ) -> Any:
-    metadata = {"help": help, "choices": choices, "minimum": minimum, "secret": secret}
+    metadata = {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum, "secret": secret}
     return field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -63,7 +66,7 @@ class Settings:
     """The settings in force. Times are seconds, sizes bytes."""
 
     host: str = _setting("127.0.0.1", "address to listen on; anything but loopback needs an API key")
-    port: int = _setting(8000, "port to listen on; 0 takes a free one", minimum=0)
+    port: int = _setting(8000, "port to listen on; 0 takes a free one", minimum=0, maximum=65_535)
     data_dir: Path = _setting(Path("data"), "directory for everything the server keeps")
     api_key: str = _setting("", "the key callers must send as `Authorization: Bearer …`", secret=True)
     model: str = _setting("", "model path or hub id; empty serves the built-in model")
@@ -120,7 +123,7 @@ def parse(setting: Setting, raw: object, where: str) -> Any:
     """`raw` as the setting's type. Raises SettingsError naming `where` it came from."""
     try:
         value = _convert(setting.kind, raw)
-    except (TypeError, ValueError) as exc:
+    except (KeyError, TypeError, ValueError) as exc:
         expected = {int: "a whole number", float: "a number", bool: "true or false"}
         raise SettingsError(
             f"{where}: expected {expected.get(setting.kind, 'text')}, got {_shown(setting, raw)}"
@@ -131,6 +134,8 @@ def parse(setting: Setting, raw: object, where: str) -> Any:
         )
     if setting.minimum is not None and not value >= setting.minimum:
         raise SettingsError(f"{where}: must be at least {setting.minimum:g}, got {_shown(setting, raw)}")
+    if setting.maximum is not None and value > setting.maximum:
+        raise SettingsError(f"{where}: must be at most {setting.maximum:g}, got {_shown(setting, raw)}")
     return value
 
 
@@ -149,6 +154,8 @@ def _convert(kind: type, raw: object) -> Any:
         raise TypeError(raw)
     if kind is int and isinstance(raw, float):
         raise TypeError(raw)
+    if kind is float and not math.isfinite(value := float(cast("str | float", raw))):
+        raise ValueError(value)
     return kind(raw)
 
 

@@ -38,7 +38,7 @@ class Gatekeeper:
             raise Unauthorized(
                 "Send your API key as the header `Authorization: Bearer KEY`.", code="missing_api_key"
             )
-        if not hmac.compare_digest(key.strip().encode(), self._api_key):
+        if not hmac.compare_digest(key.strip().encode("latin-1"), self._api_key):
             raise Unauthorized("The API key is wrong.")
 
     def _check_local(self, request: Request) -> None:
