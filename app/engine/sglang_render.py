@@ -121,6 +121,7 @@ class Renderer:
         except pydantic.ValidationError as exc:
             raise _invalid(exc) from None
         self._check(chat_request)
+        _keep_named_tool(chat_request)
         try:
             internal, chat_request = self._chat._convert_to_internal_request(chat_request)  # noqa: SLF001
             self._check_sampling(internal.sampling_params)
@@ -188,6 +189,17 @@ class Renderer:
         params.verify(manager.model_config.vocab_size)
         if self._grammar:
             _check_grammar(params)
+
+
+def _keep_named_tool(request: ChatCompletionRequest) -> None:
+    """With a named `tool_choice`, leave that tool alone in the request.
+
+    The grammar that SGLang 0.5.20 builds for most formats (`get_legacy_structural_tag`) has all
+    tools in it, so the model could call another than the one named.
+    """
+    choice = request.tool_choice
+    if request.tools and not isinstance(choice, str):
+        request.tools = [tool for tool in request.tools if tool.function.name == choice.function.name]
 
 
 def _check_grammar(params: Any) -> None:
