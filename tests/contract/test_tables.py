@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import get_type_hints
 
 import pytest
 from openai.types.chat import completion_create_params
+from servers import Serve
 
 from app import errors
 from app.api.parameters import PARAMETERS, check
@@ -75,6 +77,17 @@ def test_every_openai_parameter_is_decided():
     """The table has every parameter of the pinned OpenAI SDK."""
     known = set(get_type_hints(completion_create_params.CompletionCreateParamsBase)) | {"stream"}
     assert known - set(PARAMETERS) == set()
+
+
+async def test_api_docs_name_every_route(serve: Serve):
+    """docs/api.md has each route that the server has, and no other."""
+    served = await serve()
+    app = served.server.config.app._app  # type: ignore[union-attr]  # the Starlette under the guard
+    routes = {(method, route.path) for route in app.routes for method in route.methods}
+    cells = re.findall(r"^\| (`.+?`) \|", (ROOT / "docs/api.md").read_text("utf-8"), re.MULTILINE)
+    documented = [tuple(name.strip("`").split()) for cell in cells for name in cell.split("<br>")]
+    assert len(documented) == len(set(documented))
+    assert set(documented) == {(method, path) for method, path in routes if method != "HEAD"}
 
 
 def test_a_refusal_passes_only_what_asks_for_nothing():
