@@ -61,7 +61,7 @@ DEFAULTS: Mapping[str, Any] = {
     "sampling_defaults": "model",
     "trust_remote_code": False,
     "allowed_media_domains": [NO_MEDIA_DOMAIN],
-    "log_level": "warning",
+    "log_level": "error",
     "skip_server_warmup": True,
 }
 

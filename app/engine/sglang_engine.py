@@ -12,6 +12,7 @@ import copy
 import gc
 import signal
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from app.engine.sglang_launch import Launched
     from app.engine.sglang_render import Limits, Renderer
 
+EXIT_WAIT_S = 0.5
 WARM_UP_IMAGE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQMAAACQp+OdAAAAA1BMVEV/f3+QyhsjAAAAD0lEQVQoU2Ng"
     "GAWjYGACAAJAAAEq1i4VAAAAAElFTkSuQmCC"
@@ -171,10 +173,13 @@ class SGLangEngine:
 
     def _launch(self) -> Launched:
         """In the engine's thread: import SGLang, which takes seconds, and start its processes."""
-        prepare_process()
-        from app.engine.sglang_launch import launch
+        with warnings.catch_warnings():
+            # Imports warn of hardware that this machine does not have.
+            warnings.simplefilter("ignore")
+            prepare_process()
+            from app.engine.sglang_launch import launch
 
-        return launch(self._options)
+            return launch(self._options)
 
     def _watch(self, loop: asyncio.AbstractEventLoop, launched: Launched) -> None:
         """Notice a child's death at once, through the descriptor that becomes readable when it exits."""
@@ -185,7 +190,7 @@ class SGLangEngine:
 
     def _child_exited(self, name: str, process: Any) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)
-        process.join(0)
+        process.join(EXIT_WAIT_S)  # its descriptors close a moment before it can be reaped
         self._die(f"SGLang's {name} process ended with exit code {process.exitcode}")
 
     def _die(self, reason: str) -> None:

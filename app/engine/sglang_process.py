@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from typing import Any
 
 from app.engine.sglang_platform import needs_cpu_platform, prepare_process
@@ -29,6 +30,8 @@ class ChildEntry:
         self.__dict__.update(state)
         for name, value in self._environ.items():
             os.environ.setdefault(name, value)
+        # Imports of parts that this machine cannot use; what fails is logged as an error.
+        warnings.simplefilter("ignore")
         prepare_process()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -52,13 +55,16 @@ def child_environ(threads: int, ranks: int) -> dict[str, str]:
 
 
 def scheduler_entry(environ: dict[str, str]) -> ChildEntry:
+    """The target of scheduler processes."""
     return ChildEntry("sglang.srt.managers.scheduler", "run_scheduler_process", environ)
 
 
 def detokenizer_entry(environ: dict[str, str]) -> ChildEntry:
+    """The target of detokenizer processes."""
     return ChildEntry("sglang.srt.managers.detokenizer_manager", "run_detokenizer_process", environ)
 
 
 def controller_entry(environ: dict[str, str]) -> ChildEntry:
+    """The target of the process that shares requests out among data-parallel replicas."""
     module = "sglang.srt.managers.data_parallel_controller"
     return ChildEntry(module, "run_data_parallel_controller_process", environ)

@@ -23,6 +23,7 @@ WEATHER = {
     "type": "function",
     "function": {
         "name": "weather",
+        "strict": True,
         "parameters": {
             "type": "object",
             "properties": {"city": {"enum": ["Ulm", "Bonn"]}, "days": {"enum": [1, 2]}},

@@ -1,0 +1,180 @@
+"""Engines of their own, each in a process of its own, because SGLang keeps one configuration per process.
+
+`python sglang_scenarios.py NAME [ARGUMENT]` runs one and prints what happened as JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+from engines import ask, chat
+
+from app.engine.sglang_args import BUILTIN_MODEL, SGLangOptions
+from app.engine.sglang_engine import SGLangEngine
+from app.engine.sglang_platform import prepare_process
+from app.errors import BadRequest, ServingError
+
+LONG = {"max_tokens": 4000, "ignore_eos": True}
+
+
+async def started(on_death: Callable[[str], None] | None = None, **options: Any) -> SGLangEngine:
+    engine = SGLangEngine(SGLangOptions(**options), on_death=on_death)
+    await engine.start()
+    return engine
+
+
+def child(name: str) -> int:
+    """The process id of SGLang's child of that kind."""
+    found = [p for p in psutil.Process().children(recursive=True) if name in p.name()]
+    assert len(found) == 1, [p.name() for p in psutil.Process().children(recursive=True)]
+    return int(found[0].pid)
+
+
+def children_left() -> int:
+    """SGLang's processes that still run; multiprocessing's own tracker stays by design."""
+    return sum("sglang" in p.name() for p in psutil.Process().children(recursive=True))
+
+
+async def death_of(name: str) -> dict[str, Any]:
+    """Kill a child in the middle of a generation."""
+    deaths: list[str] = []
+    engine = await started(deaths.append)
+    request = chat(n=2, **LONG)
+    prompt = await engine.render(request)
+    received, error, killed_at, noticed_s = 0, None, 0.0, 0.0
+    try:
+        async for delta in engine.generate(request.request_id, prompt):
+            received += len(delta.token_ids)
+            if received >= 10 and not killed_at:
+                killed_at = time.monotonic()
+                os.kill(child(name), signal.SIGKILL)
+    except ServingError as exc:
+        noticed_s, error = time.monotonic() - killed_at, type(exc).__name__
+    render_error = None
+    try:
+        await engine.render(chat())
+    except ServingError as exc:
+        render_error = type(exc).__name__
+    health = engine.health().value
+    await engine.aclose()
+    return {
+        "received": received,
+        "error": error,
+        "noticed_s": noticed_s,
+        "deaths": deaths,
+        "health": health,
+        "render_error": render_error,
+        "children_left": children_left(),
+    }
+
+
+async def restart(_: str) -> dict[str, Any]:
+    """Close and start again in the same process, and go on from where an answer stood."""
+    descriptors, threads, texts = [], [], []
+    for _round in range(3):
+        engine = await started(server_args={"random_seed": 1})
+        texts.append((await ask(engine, chat(temperature=0, max_tokens=20, ignore_eos=True))).text())
+        await engine.aclose()
+        descriptors.append(psutil.Process().num_fds())
+        threads.append(psutil.Process().num_threads())
+    return {"descriptors": descriptors, "threads": threads, "texts": texts}
+
+
+async def tensor_parallel(_: str) -> dict[str, Any]:
+    """Two ranks over gloo."""
+    engine = await started(tp=2)
+    answer = await ask(engine, chat(temperature=0, max_tokens=16, ignore_eos=True, n=2))
+    schedulers = sum("scheduler" in p.name() for p in psutil.Process().children(recursive=True))
+    await engine.aclose()
+    return {
+        "schedulers": schedulers,
+        "counts": [answer.counts(choice) for choice in range(2)],
+        "ids": [answer.token_ids(choice) for choice in range(2)],
+    }
+
+
+async def single(_: str) -> dict[str, Any]:
+    """The reference for `tensor_parallel`: one rank."""
+    engine = await started()
+    answer = await ask(engine, chat(temperature=0, max_tokens=16, ignore_eos=True))
+    await engine.aclose()
+    return {"ids": answer.token_ids()}
+
+
+async def bad_start(path: str) -> dict[str, Any]:
+    """A model that is not there, and one whose scheduler fails while it loads."""
+    torn = Path(path, "torn")
+    shutil.copytree(BUILTIN_MODEL, torn)
+    os.truncate(torn / "model.safetensors", 1000)
+    outcomes = []
+    for options in (
+        {"model": path + "/nothing-here"},
+        {"model": str(torn)},
+        {"server_args": {"max_total_token": 64}},
+    ):
+        engine = SGLangEngine(SGLangOptions(**options))
+        try:
+            await engine.start()
+        except Exception as exc:  # noqa: BLE001  # which one it is, is the result
+            outcomes.append([type(exc).__name__, str(exc)])
+        await engine.aclose()
+    return {"outcomes": outcomes, "children_left": children_left()}
+
+
+async def vision(path: str) -> dict[str, Any]:
+    """Images of several sizes to a tiny Qwen2.5-VL, then what cannot be read."""
+    import tiny_vision
+
+    prepare_process()
+    tiny_vision.build(Path(path))
+    engine = await started(model=path, server_args={"enable_multimodal": True})
+    sizes = {"none": [], "112": [(112, 112)], "224": [(224, 112)], "two": [(56, 56), (112, 112)]}
+    counts = {}
+    for name, images in [*sizes.items(), ("again", sizes["112"])]:
+        answer = await ask(engine, chat(_with_images(images), max_tokens=4, ignore_eos=True, n=2))
+        counts[name] = [*answer.counts(1), len(answer.prompt.token_ids)]
+    refused = {}
+    for url in ("data:image/png;base64,AAAA", "file:///etc/hosts", "http://127.0.0.1:9/x.png", "/etc/x.png"):
+        try:
+            await engine.render(chat([{"type": "image_url", "image_url": {"url": url}}]))
+        except BadRequest as exc:
+            refused[url] = [exc.param, exc.message]
+    capabilities = sorted(engine.model.capabilities)
+    await engine.aclose()
+    return {"counts": counts, "refused": refused, "capabilities": capabilities}
+
+
+def _with_images(sizes: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    return [
+        *({"type": "image_url", "image_url": {"url": _png(*size)}} for size in sizes),
+        {"type": "text", "text": "what is this"},
+    ]
+
+
+def _png(width: int, height: int) -> str:
+    from PIL import Image
+
+    data = io.BytesIO()
+    Image.new("RGB", (width, height), (200, 30, 30)).save(data, "PNG")
+    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+SCENARIOS: dict[str, Callable[[str], Awaitable[dict[str, Any]]]] = {
+    f.__name__: f for f in (death_of, restart, tensor_parallel, single, bad_start, vision)
+}
+
+if __name__ == "__main__":
+    result = uvloop.run(SCENARIOS[sys.argv[1]](sys.argv[2] if len(sys.argv) > 2 else ""))
+    print("RESULT " + json.dumps(result))

@@ -1,0 +1,89 @@
+"""SGLang's start, death and configurations: each in a process of its own (`sglang_scenarios.py`)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
+
+
+def run(scenario: str, argument: str = "") -> dict[str, Any]:
+    """What one scenario printed; its log when it failed."""
+    command = [sys.executable, str(HERE / "sglang_scenarios.py"), scenario, argument]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=HERE.parents[1], timeout=380, check=False
+    )
+    results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert results, done.stderr[-4000:]
+    result: dict[str, Any] = json.loads(results[-1].removeprefix("RESULT "))
+    return result
+
+
+@pytest.mark.parametrize("process", ["scheduler", "detokenizer"])
+def test_a_killed_child_ends_streams_and_not_the_server(process: str) -> None:
+    """kill -9 of a child in mid-generation: told within 2 s, once; streams raise; nothing is left running."""
+    seen = run("death_of", process)
+    assert seen["error"] == "EngineFailed"
+    assert seen["noticed_s"] < 2
+    assert seen["received"] >= 10
+    assert len(seen["deaths"]) == 1
+    assert process in seen["deaths"][0]
+    assert "-9" in seen["deaths"][0]
+    assert seen["health"] == "dead"
+    assert seen["render_error"] == "EngineNotReady"
+    assert seen["children_left"] == 0
+
+
+def test_an_engine_can_be_started_again_in_the_same_process() -> None:
+    """Three lives leave no descriptor or thread behind, and each gives the same greedy answer."""
+    seen = run("restart")
+    assert seen["descriptors"][-1] <= seen["descriptors"][0]
+    assert seen["threads"][-1] <= seen["threads"][0]
+    assert len(set(seen["texts"])) == 1
+
+
+def test_tensor_parallel_over_two_processes() -> None:
+    """With tp=2 two schedulers share the model over gloo; counts are exact, the answer that of one."""
+    seen = run("tensor_parallel")
+    assert seen["schedulers"] == 2
+    assert [counts[1] for counts in seen["counts"]] == [16, 16]
+    assert seen["ids"][0] == seen["ids"][1]
+    assert seen["ids"][0] == run("single")["ids"]
+
+
+def test_a_failed_start_says_why_and_leaves_the_process_alive(tmp_path: Path) -> None:
+    """A missing model, torn weights and an unknown argument are exceptions with the reason."""
+    seen = run("bad_start", str(tmp_path))
+    (missing, missing_why), (torn, torn_why), (unknown, unknown_why) = seen["outcomes"]
+    assert (missing, torn, unknown) == ("EngineFailed", "EngineFailed", "SettingsError")
+    assert "nothing-here" in missing_why
+    assert "scheduler" in torn_why
+    assert "max_total_tokens" in unknown_why
+    assert seen["children_left"] == 0
+
+
+def test_images_are_counted_and_bad_ones_refused(tmp_path: Path) -> None:
+    """Image tokens are part of prompt_tokens, repeats hit the cache, and only sent bytes are ever read."""
+    seen = run("vision", str(tmp_path))
+    assert "vision" in seen["capabilities"]
+    prompt = {name: counts[0] for name, counts in seen["counts"].items()}
+    # 28 x 28 pixels are one token, and two more frame each image.
+    assert prompt["112"] - prompt["none"] == 16 + 2
+    assert prompt["224"] - prompt["none"] == 32 + 2
+    assert prompt["two"] - prompt["none"] == 4 + 16 + 2 * 2
+    for _prompt, completion, cached, _reasoning, rendered in seen["counts"].values():
+        assert (completion, rendered) == (4, _prompt)
+        assert cached < _prompt
+    assert seen["counts"]["again"][2] == prompt["112"] - 1
+    assert seen["refused"]["data:image/png;base64,AAAA"][0] == "messages"
+    for url in ("file:///etc/hosts", "http://127.0.0.1:9/x.png", "/etc/x.png"):
+        assert seen["refused"][url][0] == "messages[0].content"
