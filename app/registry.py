@@ -99,6 +99,8 @@ class Streams:
         del self._live[stream.request_id]
         if not task.cancelled() and (exc := task.exception()) is not None:
             self._log.error("generation_broke", request_id=stream.request_id, error=where(exc))
+        if isinstance(stream.error, Unavailable):
+            self._free_key(stream)  # the caller was told to send it again
         if stream.refused:
             self._forget(stream)
         elif stream.request_id in self._streams:  # not deleted meanwhile
@@ -109,6 +111,9 @@ class Streams:
         if self._streams.pop(stream.request_id, None) is not None and stream.readers:
             self._forgotten.add(stream)
         self._finished.pop(stream.request_id, None)
+        self._free_key(stream)
+
+    def _free_key(self, stream: TokenStream) -> None:
         key = self._key_of.pop(stream.request_id, None)
         if key is not None:
             del self._keys[key]

@@ -363,6 +363,8 @@ class Stream:
         self.head = head
         self.parser = SSEParser()
         self.transcript = Transcript()
+        self._pieces = connection.pieces(head)
+        self._pending: list[Event] = []
 
     @property
     def id(self) -> str:
@@ -370,11 +372,16 @@ class Stream:
         return self.head.headers["x-request-id"]
 
     async def events(self) -> AsyncIterator[Event]:
-        """The events as they come."""
-        async for piece in self.connection.pieces(self.head):
-            for event in self.parser.feed(piece):
+        """The events as they come; a later call goes on where this one was left."""
+        while True:
+            while self._pending:
+                event = self._pending.pop(0)
                 self.transcript.add(event)
                 yield event
+            piece = await anext(self._pieces, None)
+            if piece is None:
+                return
+            self._pending = self.parser.feed(piece)
 
     async def to_end(self) -> Transcript:
         """Read on to the end of the response."""
