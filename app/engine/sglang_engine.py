@@ -41,7 +41,7 @@ class SGLangEngine:
 
     def __init__(self, options: SGLangOptions, *, on_death: Callable[[str], None] | None = None) -> None:
         self._options = options
-        self._on_death = on_death or (lambda reason: None)
+        self._on_death = on_death or (lambda _reason: None)
         self._health = Health.STARTING
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sglang")
         self._launched: Launched | None = None
@@ -60,7 +60,7 @@ class SGLangEngine:
         return self._model
 
     async def start(self) -> None:
-        """Load the model and warm up. Raises EngineFailed with the reason, SettingsError for a bad argument."""
+        """Load the model and warm up. Raises EngineFailed with the reason, or SettingsError."""
         loop = asyncio.get_running_loop()
         self._own_sigquit(loop)
         try:
@@ -126,7 +126,7 @@ class SGLangEngine:
         return Prompt(tokenized.input_ids, tokenized.sampling_params.max_new_tokens, rendered)
 
     def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
-        """Generate all choices of `prompt`, interleaved as they come; the engine is asked at the first read."""
+        """Generate all choices of `prompt`, interleaved as they come; begins at the first read."""
         if rid in self._streams:
             raise ValueError(f"request id {rid} is in use")
 

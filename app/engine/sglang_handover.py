@@ -60,12 +60,13 @@ class HandoverTokenizerManager(TokenizerManager):
 
     def __init__(self, server_args: Any, port_args: Any, **options: Any) -> None:
         super().__init__(server_args, port_args, **options)
-        self.on_failure: Callable[[str], None] = lambda reason: None
+        self.on_failure: Callable[[str], None] = lambda _reason: None
         self.fit: Callable[[int, int | None], int] | None = None
         """(prompt tokens, tokens asked for) → tokens to generate at most; refuses what does not fit."""
         self._sinks: dict[str, Sink] = {}
         # The socket without asyncio around it: a future for each batch costs more than the batch.
-        self._inbox = zmq.Socket.shadow(self.recv_from_detokenizer.underlying)
+        self._inbox: Any = zmq.Socket.shadow(self.recv_from_detokenizer.underlying)
+        self._receiving: asyncio.AbstractEventLoop | None = None
         self._others: asyncio.Queue[Any] = asyncio.Queue()
 
     # --- requests
@@ -114,17 +115,16 @@ class HandoverTokenizerManager(TokenizerManager):
 
     def auto_create_handle_loop(self) -> None:
         """Start receiving on the running loop; unlike SGLang's, installs no signal handlers."""
-        if self.event_loop is not None:
+        if self._receiving is not None:
             return
-        loop = asyncio.get_running_loop()
-        self.event_loop = loop
+        self._receiving = self.event_loop = loop = asyncio.get_running_loop()
         loop.add_reader(self._inbox.fileno(), self._on_readable)
         self.asyncio_tasks.add(loop.create_task(self._handle_others()))
 
     async def stop(self) -> None:
         """Stop receiving and close the sockets that SGLang leaves open."""
-        if self.event_loop is not None:
-            self.event_loop.remove_reader(self._inbox.fileno())
+        if self._receiving is not None:
+            self._receiving.remove_reader(self._inbox.fileno())
         tasks = list(self.asyncio_tasks)
         for task in tasks:
             task.cancel()

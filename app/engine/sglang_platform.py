@@ -44,7 +44,7 @@ def prepare_process() -> None:
         "qnms(Tensor dets, Tensor scores, float iou_threshold, float scale, int zero_point) -> Tensor"
     )
     # torch drops the schemas with the Library object: they must live as long as torchvision does.
-    importlib.import_module("torchvision")._tokenring_schemas = library
+    vars(importlib.import_module("torchvision"))["_tokenring_schemas"] = library
 
 
 def _torchvision_loads() -> bool:

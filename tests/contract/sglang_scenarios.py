@@ -30,6 +30,7 @@ LONG = {"max_tokens": 4000, "ignore_eos": True}
 
 
 async def started(on_death: Callable[[str], None] | None = None, **options: Any) -> SGLangEngine:
+    """A running engine."""
     engine = SGLangEngine(SGLangOptions(**options), on_death=on_death)
     await engine.start()
     return engine

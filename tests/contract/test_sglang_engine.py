@@ -145,8 +145,7 @@ async def test_an_abort_in_the_queue_counts_the_prompt_and_nothing_else(sglang_e
 
 
 async def _read(stream: Any, into: list[Delta]) -> None:
-    async for delta in stream:
-        into.append(delta)
+    into.extend([delta async for delta in stream])
 
 
 # --- formats
