@@ -1,0 +1,233 @@
+"""The ring: what is put in comes out, from any cursor, in any framing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.core import Counts, Delta, ToolCall
+from app.ring import Done, Finished, Lane, Opened, Part, Ring, ToolStarted
+
+BIG = 10**9
+LANES = (Lane(0, "reasoning"), Lane(0, "text"), Lane(0, "tool", 0), Lane(0, "tool", 1), Lane(1, "text"))
+RANK = {"reasoning": 0, "text": 1, "tool": 2}
+
+
+def delta(text: str, lane: Lane = Lane(0, "text"), **fields) -> Delta:
+    tool = ToolCall(lane.tool_index) if lane.channel == "tool" else None
+    return Delta(lane.choice, lane.channel, text, (), fields.pop("counts", Counts()), tool=tool, **fields)
+
+
+def unescaped(part: Part) -> str:
+    return orjson.loads(b'"' + part.text + b'"')
+
+
+@dataclass
+class Reading:
+    """What a reader has understood of a ring."""
+
+    cursor: int = 0
+    ids: list[int] = field(default_factory=list)
+    text: dict[Lane, str] = field(default_factory=dict)
+    specials: list[object] = field(default_factory=list)
+
+    def step(self, ring: Ring) -> None:
+        self.cursor, content = ring.after(self.cursor)
+        self.ids.append(self.cursor)
+        if not isinstance(content, list | tuple):
+            self.specials.append(content)
+            return
+        order: dict[int, list[int]] = {}
+        for part in content:
+            order.setdefault(part.lane.choice, []).append(RANK[part.lane.channel])
+            self.text[part.lane] = self.text.get(part.lane, "") + unescaped(part)
+        assert all(ranks == sorted(ranks) for ranks in order.values()), "reasoning, text, tool"
+        assert len({part.lane for part in content}) == len(content), "one part per lane"
+
+
+# Any text an engine may give, less the lone surrogates that UTF-8 cannot carry.
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+events = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(LANES), text),
+        st.integers(0, 1).map(lambda choice: Finished(choice, "stop", None)),
+    ),
+    max_size=40,
+)
+
+
+@given(events=events, walks=st.lists(st.lists(st.integers(1, 45), max_size=20), min_size=1, max_size=4))
+def test_any_walk_reads_the_appended_text(events, walks):
+    """Readers that step at any times, between any appends, all end with the same text and order."""
+    ring = Ring(BIG)
+    ring.append_special(Opened(2))
+    readings = [Reading() for _ in walks]
+    expected: dict[Lane, str] = {}
+    for number, event in enumerate(events, start=1):
+        if isinstance(event, Finished):
+            ring.append_special(event)
+        else:
+            lane, piece = event
+            ring.append(delta(piece, lane))
+            expected[lane] = expected.get(lane, "") + piece
+        for reading, walk in zip(readings, walks, strict=True):
+            for _ in range(walk.count(number)):
+                if reading.cursor < ring.last_id:
+                    reading.step(ring)
+    ring.append_special(Done())
+    for reading in readings:
+        while reading.cursor < ring.last_id:
+            reading.step(ring)
+        assert reading.text == expected
+        assert reading.ids == sorted(set(reading.ids))
+        assert reading.ids[-1] == ring.last_id == len(events) + 2
+        assert reading.specials == [Opened(2), *(e for e in events if isinstance(e, Finished)), Done()]
+
+
+@given(pieces=st.lists(text, min_size=1, max_size=40), data=st.data())
+def test_text_after_a_cursor_is_the_rest(pieces, data):
+    """From any cursor on, a late reader gets exactly the events after it."""
+    ring = Ring(BIG)
+    for piece in pieces:
+        ring.append(delta(piece))
+    cursor = data.draw(st.integers(0, len(pieces) - 1))
+    reading = Reading(cursor)
+    while reading.cursor < ring.last_id:
+        reading.step(ring)
+    assert reading.text[Lane(0, "text")] == "".join(pieces[cursor:])
+    assert reading.ids[0] > cursor
+
+
+@given(
+    pieces=st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=300), min_size=1, max_size=200
+    ),
+    plain=st.booleans(),
+)
+def test_trimmed_ring_is_bounded_and_keeps_the_newest(pieces, plain):
+    """Over its limit a ring drops its oldest events, keeps ids, and what is left is right."""
+    ring = Ring(4096, logprobs=not plain, counts=not plain)
+    for number, piece in enumerate(pieces, start=1):
+        entry = [{"token": piece, "logprob": -1.0}]
+        ring.append(delta(piece, counts=Counts(1, number), logprobs=None if plain else entry))
+        newest = len(orjson.dumps(piece)) * (1 if plain else 2) + 200
+        assert ring.nbytes <= 4096 + newest
+        assert ring.last_id == number
+    reading = Reading(ring.first_id - 1)
+    while reading.cursor < ring.last_id:
+        reading.step(ring)
+    assert reading.text[Lane(0, "text")] == "".join(pieces[ring.first_id - 1 :])
+
+
+def test_counts_of_every_event_are_within_the_limit():
+    """Counts kept for continuous usage are memory too: the limit holds for them."""
+    ring = Ring(64 * 1024, counts=True)
+    for number in range(5_000):
+        ring.append(delta("word ", counts=Counts(1, number)))
+    assert ring.nbytes <= 64 * 1024
+    _, (part,) = ring.after(ring.last_id - 1)
+    assert part.counts == Counts(1, 4_999)
+
+
+def test_coalesced_counts_are_the_newest():
+    """A frame over several events has the counts of the last of them."""
+    ring = Ring(BIG, counts=True)
+    for number in (1, 2, 3):
+        ring.append(delta("x", counts=Counts(7, number)))
+    last_id, (part,) = ring.after(0)
+    assert (last_id, part.counts) == (3, Counts(7, 3))
+
+
+def test_logprobs_keep_to_their_text():
+    """Logprobs are sliced and joined with the events they belong to, absent ones too."""
+    ring = Ring(BIG, logprobs=True)
+    for number in range(6):
+        entry = None if number == 2 else [{"token": str(number)}, {"token": f"{number}b"}]
+        ring.append(delta(str(number), logprobs=entry))
+    _, (part,) = ring.after(1)
+    tokens = [entry["token"] for entry in orjson.loads(b"[" + part.logprobs + b"]")]
+    assert tokens == ["1", "1b", "3", "3b", "4", "4b", "5", "5b"]
+    _, (last,) = ring.after(5)
+    assert orjson.loads(b"[" + last.logprobs + b"]") == [{"token": "5"}, {"token": "5b"}]
+
+
+def test_frame_has_a_size():
+    """A reader that lags by megabytes gets them in frames of bounded size, in order."""
+    ring = Ring(BIG)
+    for _ in range(3000):
+        ring.append(delta("x" * 1000))
+        ring.append(delta("y" * 1000, Lane(1, "text")))
+    reading, sizes = Reading(), []
+    while reading.cursor < ring.last_id:
+        before = sum(map(len, reading.text.values()))
+        reading.step(ring)
+        sizes.append(sum(map(len, reading.text.values())) - before)
+    assert max(sizes) < 600_000
+    assert reading.text == {Lane(0, "text"): "x" * 3_000_000, Lane(1, "text"): "y" * 3_000_000}
+
+
+def test_order_within_a_choice_is_never_turned_round():
+    """Reasoning after text begins a frame of its own; another choice's does not."""
+    ring = Ring(BIG)
+    for channel in ("text", "reasoning", "text"):
+        ring.append(delta(channel[0], Lane(0, channel)))
+    assert [ring.after(i)[0] for i in (0, 1)] == [1, 3]
+    ring = Ring(BIG)
+    ring.append(delta("a", Lane(0, "text")))
+    ring.append(delta("b", Lane(1, "reasoning")))
+    assert ring.after(0)[0] == 2
+
+
+def test_special_event_is_a_step_of_its_own():
+    """Text is not merged across an event that is not text."""
+    ring = Ring(BIG)
+    ring.append(delta("a"))
+    ring.append_special(ToolStarted(0, ToolCall(0, "id", "name")))
+    ring.append(delta("b"))
+    assert [ring.after(i)[0] for i in range(3)] == [1, 2, 3]
+
+
+@given(events=st.lists(st.tuples(st.sampled_from(LANES), text), max_size=40))
+def test_whole_is_all_text_by_lane(events):
+    """The answer in one piece is the same text as the frames."""
+    ring = Ring(BIG)
+    expected: dict[Lane, str] = {}
+    for lane, piece in events:
+        ring.append(delta(piece, lane))
+        expected[lane] = expected.get(lane, "") + piece
+    parts, specials = ring.whole()
+    assert {lane: unescaped(part) for lane, part in parts.items()} == expected
+    assert not specials
+
+
+@pytest.mark.parametrize("hostile", ["\ud800", "a\udfffb", '"\\\x00\x1f\u2028\u2029\x7f', "\U0001f600"])
+def test_any_text_is_valid_json(hostile: str):
+    """Control characters, quotes, line separators and lone surrogates leave the JSON whole."""
+    ring = Ring(BIG)
+    ring.append(delta("before "))
+    ring.append(delta(hostile))
+    ring.append(delta(" after"))
+    _, (part,) = ring.after(0)
+    read = unescaped(part)
+    assert read.startswith("before ")
+    assert read.endswith(" after")
+    if hostile.isprintable() or "\x00" in hostile:
+        assert read == f"before {hostile} after"
+
+
+def test_memory_is_as_stated():
+    """`nbytes` is within a quarter of what Python really allocates."""
+    import tracemalloc
+
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    ring = Ring(BIG)
+    for number in range(20_000):
+        ring.append(delta(f"word{number} "))
+    held = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert 0.75 < held / ring.nbytes < 1.25
