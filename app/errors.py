@@ -77,6 +77,7 @@ class ServingError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str] = "internal_error"
+    default_retry_after_s: ClassVar[int | None] = None
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class ServingError(Exception):
         self.message = _elided(message, 500)
         self.code = code or self.default_code
         self.param = param and _elided(param, 100)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
 
     def as_body(self) -> dict[str, object]:
         """OpenAI's error body (API reference, "Error codes")."""
@@ -223,12 +224,14 @@ class Unavailable(ServingError):
     status = 503
     type = "server_error"
     default_code = "unavailable"
+    default_retry_after_s = 1
 
 
 class EngineNotReady(Unavailable):
     """The engine is still starting, or has died."""
 
     default_code = "engine_not_ready"
+    default_retry_after_s = 5
 
 
 class EngineOverloaded(Unavailable):

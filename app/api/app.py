@@ -62,6 +62,8 @@ def error_response(error: ServingError) -> Response:
         headers["retry-after"] = str(error.retry_after_s)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if error.status == 409:
+        headers["x-should-retry"] = "false"  # OpenAI's SDKs send a refused conflict twice more
     return JSONResponse(error.as_body(), status_code=error.status, headers=headers)
 
 

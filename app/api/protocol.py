@@ -18,6 +18,9 @@ from app.errors import HeadersTooLarge, InvalidHTTP, ServingError
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together; nginx and Node allow less by default."""
 
+HEAD_TIMEOUT_S = 30.0
+"""How long a request's head may take to arrive, and a fresh connection to begin one."""
+
 _LINGER_S = 2.0
 
 
@@ -57,6 +60,17 @@ class Protocol(HttpToolsProtocol):
     _head_bytes: int | None = 0
     """Bytes of an unfinished head, not counting the read it began in; None outside of one."""
     _refused = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Give the client time for its first request's head; later ones have uvicorn's keep-alive."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        super().connection_lost(exc)
+        self._stop_head_timer()
 
     def data_received(self, data: bytes) -> None:
         """Parse, unless the connection is already being closed."""
@@ -76,6 +90,7 @@ class Protocol(HttpToolsProtocol):
         """Put the connection into the request's scope."""
         super().on_message_begin()
         self._head_bytes = 0
+        self._await_head()
         extensions: dict[str, Any] = {CONNECTION: Connection(self.transport, self.flow)}
         self.scope["extensions"] = extensions
 
@@ -87,6 +102,16 @@ class Protocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self._head_bytes = None
+        self._stop_head_timer()
+
+    def _await_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in our own words."""

@@ -225,6 +225,7 @@ def check_shape(answer: Response) -> None:
     assert error["message"].endswith((".", ")"))
     assert "Traceback" not in answer.body.decode()
     assert ("retry-after" in answer.headers) == (answer.status == 503)
+    assert ("x-should-retry" in answer.headers) == (answer.status == 409)
 
 
 async def use_the_key(port: int) -> None:
@@ -369,6 +370,17 @@ async def test_a_body_that_does_not_come(serve: Serve):
         answer = await connection.response()
     assert answer.refusal() == (400, "body_timeout", None)
     check_shape(answer)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nhost: local", b"POST"])
+async def test_a_head_that_does_not_come(serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: bytes):
+    """A connection whose request never gets past its head is closed after HEAD_TIMEOUT_S."""
+    monkeypatch.setattr("app.api.protocol.HEAD_TIMEOUT_S", 0.1)
+    served = await serve(Script(tokens=20, rate=50))
+    async with await served.open(chat()) as slow, await Connection.to(served.port) as connection:
+        await connection.send(sent)
+        assert await connection.read() == b""
+        assert (await slow.to_end()).done, "a stream may take longer than a head"
 
 
 async def test_our_own_faults(serve: Serve, monkeypatch: pytest.MonkeyPatch):

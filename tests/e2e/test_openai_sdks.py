@@ -152,16 +152,23 @@ async def test_sdk(sdk: Sdk, serve: Serve, case: Case):
 
 
 async def test_conflict(sdk: Sdk, serve: Serve):
-    """Another body under a used Idempotency-Key raises ConflictError."""
+    """Another body under a used Idempotency-Key raises ConflictError at once: it is not tried again."""
     served = await serve(FAST)
     headers = {"Idempotency-Key": "used"}
     first = Case("first", "create", said(TEXT), headers=headers)
     assert first.check(await sdk.run(served.port, first))
     second = refused(
-        "409", "ConflictError", 409, "idempotency_key_reused", headers=headers, params={"max_tokens": 3}
+        "409",
+        "ConflictError",
+        409,
+        "idempotency_key_reused",
+        headers=headers,
+        params={"max_tokens": 3},
+        max_retries=2,
     )
     seen = await sdk.run(served.port, second)
     assert second.check(seen), (sdk.version, seen)
+    assert seen["took_s"] < 0.7, "two retries would back off for more than a second"
 
 
 async def test_retry_after_is_kept(sdk: Sdk, serve: Serve):
