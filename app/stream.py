@@ -310,8 +310,12 @@ class Reader:
         if self._waiter is None or self.outlet is None:
             return
         last_id = self.stream.last_id
-        while self.cursor != last_id and self.outlet.ready():
-            self._send()
+        try:
+            while self.cursor != last_id and self.outlet.ready():
+                self._send()
+        except ReplayExpired:  # this runs in the generation's task: the reader's own meets it again
+            self.unpark()
+            return
         if self.cursor != last_id or self.at_end():
             self.unpark()
 

@@ -17,12 +17,14 @@ LANES = (Lane(0, "reasoning"), Lane(0, "text"), Lane(0, "tool", 0), Lane(0, "too
 RANK = {"reasoning": 0, "text": 1, "tool": 2}
 
 
-def delta(text: str, lane: Lane = Lane(0, "text"), **fields) -> Delta:
+def delta(text: str, lane: Lane = LANES[1], **fields) -> Delta:
+    """A delta of one lane."""
     tool = ToolCall(lane.tool_index) if lane.channel == "tool" else None
     return Delta(lane.choice, lane.channel, text, (), fields.pop("counts", Counts()), tool=tool, **fields)
 
 
 def unescaped(part: Part) -> str:
+    """The text of a part."""
     return orjson.loads(b'"' + part.text + b'"')
 
 
@@ -51,6 +53,7 @@ class Reading:
 
 # Any text an engine may give, less the lone surrogates that UTF-8 cannot carry.
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+long_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
 events = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(LANES), text),
@@ -103,9 +106,7 @@ def test_text_after_a_cursor_is_the_rest(pieces, data):
 
 
 @given(
-    pieces=st.lists(
-        st.text(st.characters(exclude_categories=["Cs"]), max_size=300), min_size=1, max_size=200
-    ),
+    pieces=st.lists(long_text, min_size=1, max_size=200),
     plain=st.booleans(),
 )
 def test_trimmed_ring_is_bounded_and_keeps_the_newest(pieces, plain):
