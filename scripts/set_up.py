@@ -28,7 +28,7 @@ TORCH = "torch==2.13.0"
 LOCKS = {"cpu": "cpu.txt", "gpu": "gpu-lock.txt"}
 FREE_DISK_GB = {"cpu": 3, "gpu": 15}
 HEARTBEAT_S = 5.0
-NOT_COMPILED = r"/(tests?|torch/testing/_internal|multimodal_gen|sglang/test|site-packages/pip)/"
+NOT_COMPILED = r"/(tests?|multimodal_gen|sglang/test|site-packages/pip)/"
 HINTS = {
     "No space left on device": "the disk is full",
     "Could not find a version": "no package index has it: is the network up? (pip's settings apply)",
