@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from scripts.benchmarks import bare, path, serve
+from scripts.benchmarks import bare, connections, path, serve
 
 BENCHMARKS = {
     "bare": (bare, "start the peer: SGLang's own server on the same model, platform and engine flags"),
     "serve": (serve, "ours against the peer, interleaved: CPU per token, tokens/s, TTFT, TPOT, ITL"),
     "path": (path, "our full path with a scripted engine against a bare ASGI app, one core each"),
+    "connections": (connections, "10,000 open streams, one event per second each: delivery, delay, memory"),
 }
 
 

@@ -59,7 +59,7 @@ def run_load(server: ServerProcess, plan: LoadPlan, *, load_cpus: set[int] | Non
         text=True,
         preexec_fn=_pinner(load_cpus),  # noqa: PLW1509  this process has no other thread that holds a lock
     ) as generator:
-        say, hear = _dialogue(generator)
+        say, hear = dialogue(generator)
         say(json.dumps(asdict(plan)))
         hear("ready")
         busy_before_s, before = machine_busy_s(), server.cpu()
@@ -89,7 +89,8 @@ def _pinner(cpus: set[int] | None) -> Callable[[], None] | None:
     return None if cpus is None else lambda: os.sched_setaffinity(0, cpus)
 
 
-def _dialogue(generator: subprocess.Popen[str]) -> tuple[Callable[[str], None], Callable[..., str]]:
+def dialogue(generator: subprocess.Popen[str]) -> tuple[Callable[[str], None], Callable[..., str]]:
+    """To say a line to a load process, and to hear one, which may have to be the expected one."""
     stdin, stdout = generator.stdin, generator.stdout
     assert stdin is not None
     assert stdout is not None
