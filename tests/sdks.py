@@ -61,7 +61,8 @@ def refused(name: str, error: str, status: int, code: str, **case: Any) -> Case:
     def check(seen: Seen) -> bool:
         # For statuses without a class of their own, Python has APIStatusError and Node APIError.
         classes = ("APIStatusError", "APIError") if error == "APIStatusError" else (error,)
-        return seen["error"] in classes and (seen["status"], seen["code"]) == (status, code)
+        named = seen["error"] in classes and bool(seen["request_id"])
+        return named and (seen["status"], seen["code"]) == (status, code)
 
     return Case(name, case.pop("op", "create"), check, **case)
 

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from app.api.auth import Gatekeeper
 from app.api.client import Client
 from app.api.completion import completion
+from app.api.refusal import STREAM_ID
 from app.api.sse import ChunkWire, EventStream
 from app.api.wire import parse_body, parse_chat_request
 from app.core import ChatRequest
@@ -50,6 +51,7 @@ class ChatRoutes:
         if stream is None:
             _check_fresh(after)
             stream = self._start(chat, key, streaming=bool(body.get("stream")))
+        request.scope[STREAM_ID] = stream.request_id
         patient = key is not None
         if body.get("stream"):
             return await self._follow(after, client, stream, patient=patient)

@@ -225,6 +225,8 @@ def check_shape(answer: Response) -> None:
     assert error["message"].endswith((".", ")"))
     assert "Traceback" not in answer.body.decode()
     assert ("retry-after" in answer.headers) == (answer.status == 503)
+    if error["code"] not in ("invalid_http", "headers_too_large"):
+        assert answer.headers["x-request-id"].startswith(("req_", "chatcmpl-"))
     assert ("x-should-retry" in answer.headers) == (answer.status == 409)
 
 
@@ -267,6 +269,22 @@ async def test_nothing_of_a_bad_input_is_logged(spawn: Spawn):
     assert CANARY not in written
     assert "Traceback" not in written
     assert {line["level"] for line in process.log} <= {"info", "warning"}
+
+
+async def test_each_refusal_is_one_log_line(serve: Serve):
+    """A refused request is logged once, under the id it was answered with, with its code."""
+    served = await serve(Script(tokens=2))
+    unknown = await served.call("GET", CHAT + "/" + CANARY)
+    invalid_value = await served.post(body(max_tokens=0))
+    overflow = await served.post(body("a " * 33_000))
+    lines = [line for line in served.log if "request_id" in line]
+    assert [(line["request_id"], line["error"]) for line in lines] == [
+        (unknown.headers["x-request-id"], "stream_not_found"),
+        (invalid_value.headers["x-request-id"], "invalid_value"),
+        (overflow.headers["x-request-id"], "context_length_exceeded"),
+    ]
+    assert [line["event"] for line in lines] == ["refused", "refused", "request"]
+    assert lines[0]["route"] == CHAT + "/{id}"
 
 
 async def test_overflow_says_by_how_much(server: ServerProcess):

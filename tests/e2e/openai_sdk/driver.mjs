@@ -149,6 +149,7 @@ const error = (exc) => ({
   code: exc.code ?? null,
   param: exc.param ?? null,
   message: exc.message,
+  request_id: exc.requestID ?? null,
 });
 
 async function run(testCase) {

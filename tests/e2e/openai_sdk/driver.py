@@ -157,6 +157,7 @@ def error(exc: Any) -> dict[str, Any]:
         "code": exc.code,
         "param": exc.param,
         "message": exc.message,
+        "request_id": getattr(exc, "request_id", None),
     }
 
 
