@@ -31,10 +31,10 @@ HEARTBEAT_S = 5.0
 NOT_COMPILED = r"/(tests?|multimodal_gen|sglang/test|site-packages/pip)/"
 HINTS = {
     "No space left on device": "the disk is full",
-    "Could not find a version": "no package index has it: is the network up? (pip's settings apply)",
     "NewConnectionError": "the package index cannot be reached: is the network up?",
     "NameResolutionError": "the package index cannot be reached: is the network up?",
     "CERTIFICATE_VERIFY_FAILED": "the index's certificate is not trusted: PIP_CERT names another authority",
+    "Could not find a version": "no package index has it: is the network up? (pip's settings apply)",
     "ensurepip": "this Python has no venv module (Debian, Ubuntu: apt install python3-venv)",
 }
 
