@@ -19,7 +19,7 @@ def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; `serve` has one flag per setting."""
     top = argparse.ArgumentParser(prog="tokenring", description="A complete chat service on one node.")
     commands = top.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser("serve", help="serve the model over HTTP")
+    serve = commands.add_parser("serve", help="serve the model over HTTP", allow_abbrev=False)
     serve.add_argument(
         "--config", type=Path, default=None, help="settings file (tokenring.toml, if there is one)"
     )
@@ -57,6 +57,5 @@ def _serve(settings: Settings) -> int:
 
     from app.api.server import listen, serve
 
-    sock = listen(settings)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with listen(settings) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings, sock))

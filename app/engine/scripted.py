@@ -26,6 +26,8 @@ _SENTENCE = (
 _WORDS = (*_SENTENCE.split(), "tab\tnew\nline", "e\u0301", "\u05e9\u05dc\u05d5\u05dd")
 _VOCABULARY = 50_000
 _REMEMBERED_PAGES = 4096
+_FAULTS = ("", "fail", "die", "hang", "overload")
+_FINISHES = ("stop", "length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,10 @@ class Script:
                 values[name] = kinds[name](raw)
             except ValueError as exc:
                 raise SettingsError(f"--scripted: {name}={raw!r} is no {kinds[name].__name__}") from exc
-        return cls(**values)
+        script = cls(**values)
+        if script.fault not in _FAULTS or script.finish not in _FINISHES:
+            raise SettingsError(f"--scripted: fault is one of {_FAULTS}, finish one of {_FINISHES}")
+        return script
 
 
 class _Run:
