@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import secrets
 import signal
 import threading
 import warnings
@@ -222,6 +223,7 @@ class SGLangEngine:
             name=self._options.name,
             remote_media=bool(domains) and domains != [NO_MEDIA_DOMAIN],
             grammar=launched.grammar_backend == "xgrammar",
+            deterministic=launched.deterministic,
         )
         self._model = ModelCard(
             id=self._options.name,
@@ -256,7 +258,9 @@ class SGLangEngine:
                 stream.put_final(final)
                 continue
             sink = choice_sink(index, stream, len(prompt.token_ids), launched.chat, rendered.request)
-            request = _with_seed(rendered.tokenized, rendered.seed, index)
+            request = rendered.tokenized
+            if launched.deterministic:
+                request = _with_seed(request, rendered.seed, index)
             await launched.manager.submit(request, f"{rid}-{index:03d}", sink)
 
     def _ended(self, rid: str) -> None:
@@ -271,10 +275,11 @@ class SGLangEngine:
 
 
 def _with_seed(tokenized: Any, seed: int | None, index: int) -> Any:
-    """Choices of a seeded request differ from one another, reproducibly."""
-    if seed is None or index == 0:
-        return tokenized
+    """Choices of a seeded request differ from one another, reproducibly; unseeded ones are random.
+
+    In deterministic mode SGLang would take 42 for every request without a seed.
+    """
     request = copy.copy(tokenized)
     request.sampling_params = copy.copy(tokenized.sampling_params)
-    request.sampling_params.sampling_seed = seed + index
+    request.sampling_params.sampling_seed = secrets.randbits(31) if seed is None else seed + index
     return request

@@ -44,6 +44,7 @@ class Launched:
     page_size: int
     replicas: int
     grammar_backend: str
+    deterministic: bool
 
     def capabilities(self) -> frozenset[Capability]:
         """What requests may ask of this model."""
@@ -106,6 +107,7 @@ def launch(options: SGLangOptions) -> Launched:
         page_size=get_schedule().page_size,
         replicas=server_args.dp_size,
         grammar_backend=manager.config_value("grammar_backend") or "none",
+        deterministic=server_args.enable_deterministic_inference,
     )
 
 

@@ -89,6 +89,7 @@ class ParsedChoice:
         self._request = request
         self._reasoning: dict[int, Any] = {}
         self._tools: Any = None
+        self._before_call: _TextBeforeCall | None = None
         self._called_tools = False
         self._reads_reasoning = bool(chat.reasoning_parser and request.separate_reasoning)
         self._reads_tools = chat._tool_call_parsing_active(request)  # noqa: SLF001
@@ -162,6 +163,7 @@ class ParsedChoice:
     def _tool_pieces(self, text: str, finish_type: str | None) -> Iterator[_Piece]:
         if self._tools is None:
             self._tools = self._tool_parser()
+            self._before_call = _TextBeforeCall(getattr(self._tools, "detector", None))
         answer, calls = self._parse_tools(text, ended=finish_type not in {None, "abort"})
         if answer:
             yield _Piece("text", answer)
@@ -179,11 +181,18 @@ class ParsedChoice:
             tools = self._chat._effective_tools(self._request)  # noqa: SLF001
             result = self._tools.parse_streaming_increment(text, tools)
             return result.normal_text, result.calls
-        answer, calls = self._tools.parse_stream_chunk(text)
-        if not ended:
-            return answer, calls
-        end_answer, end_calls = self._tools.parse_stream_end()
-        return (answer or "") + end_answer, [*calls, *end_calls]
+        assert self._before_call is not None
+        answer, calls = "", []
+        for piece in self._before_call.pieces(text):
+            piece_answer, piece_calls = self._tools.parse_stream_chunk(piece)
+            answer += piece_answer or ""
+            calls += piece_calls
+        if ended:
+            end_answer, end_calls = self._tools.parse_stream_end()
+            answer += end_answer
+            calls += end_calls
+        answer += self._before_call.lost(answer, ended=ended)
+        return answer, calls
 
     def _tool_parser(self) -> Any:
         """As SGLang chooses: plain JSON where the grammar forces it, else the model's own format."""
@@ -237,6 +246,50 @@ class ParsedChoice:
         tokenizer = self._chat.tokenizer_manager.tokenizer
         texts: list[str] = tokenizer.batch_decode([[token_id] for token_id in ids])
         return texts
+
+
+class _TextBeforeCall:
+    """Keeps what SGLang's base detector loses of the text before a tool call.
+
+    It drops text that shares its buffer with the marker of a call, and what it holds back as the
+    possible start of a marker when the answer ends.
+    """
+
+    def __init__(self, detector: Any) -> None:
+        self._marker: str = getattr(detector, "bot_token", None) or ""
+        self._seen_marker = not self._marker
+        self._held = ""
+        self._given: list[str] = []
+        self._parsed: list[str] = []
+
+    def pieces(self, text: str) -> list[str]:
+        """New text, cut so that a marker shares no piece with what stands before it."""
+        if self._seen_marker:
+            return [text]
+        self._given.append(text)
+        text = self._held + text
+        at = text.find(self._marker)
+        self._seen_marker = at >= 0
+        cut = at if self._seen_marker else len(text) - _overlap(text, self._marker)
+        self._held = "" if self._seen_marker else text[cut:]
+        pieces = (text[:cut], text[cut:] if self._seen_marker else "")
+        return [piece for piece in pieces if piece]
+
+    def lost(self, answer: str, *, ended: bool) -> str:
+        """What an answer without a call still lacks at its end."""
+        if self._seen_marker:
+            return ""
+        self._parsed.append(answer)
+        if not ended:
+            return ""
+        given, parsed = "".join(self._given), "".join(self._parsed)
+        return given[len(parsed) :] if given.startswith(parsed) else ""
+
+
+def _overlap(text: str, marker: str) -> int:
+    """Characters at the end of `text` that may be the start of `marker`."""
+    longest = min(len(text), len(marker) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:

@@ -105,8 +105,11 @@ class Rendered:
 class Renderer:
     """Converts requests for one loaded model. Not thread-safe: SGLang's caches are not."""
 
-    def __init__(self, chat: OpenAIServingChat, *, name: str, remote_media: bool, grammar: bool) -> None:
+    def __init__(
+        self, chat: OpenAIServingChat, *, name: str, remote_media: bool, grammar: bool, deterministic: bool
+    ) -> None:
         self._chat = chat
+        self._deterministic = deterministic
         self._name = name
         self._remote_media = remote_media
         self._grammar = grammar
@@ -187,6 +190,14 @@ class Renderer:
         params = manager.sampling_params_class(**values)
         params.normalize(manager.tokenizer)
         params.verify(manager.model_config.vocab_size)
+        greedy = params.top_k == 1  # what `normalize` makes of temperature 0
+        if params.sampling_seed is not None and not greedy and not self._deterministic:
+            raise UnsupportedParameter(
+                "seed: needs temperature 0, or a server with `enable_deterministic_inference`.", param="seed"
+            )
+        if params.min_p > 0 and self._deterministic:
+            # SGLang asserts that it is not asked for both, in the scheduler, which would end it.
+            raise UnsupportedParameter("min_p: not available in deterministic mode.", param="min_p")
         if self._grammar:
             _check_grammar(params)
 

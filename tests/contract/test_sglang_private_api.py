@@ -1,0 +1,171 @@
+"""What this server uses of SGLang's insides, at the pinned version: a new version must be looked at first."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.engine.sglang_platform import CPU_PLATFORM, activate, needs_cpu_platform, prepare_process
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("default"),
+]
+
+PARAMETERS = {
+    "managers.tokenizer_manager:TokenizerManager.__init__": ("self", "server_args", "port_args"),
+    "managers.tokenizer_manager:TokenizerManager._send_one_request": ("self", "tokenized_obj"),
+    "managers.tokenizer_manager:TokenizerManager._tokenize_one_request": ("self", "obj"),
+    "managers.tokenizer_manager:TokenizerManager._validate_one_request": ("self", "obj", "input_ids"),
+    "managers.tokenizer_manager:TokenizerManager._init_req_state": ("self", "obj", "request"),
+    "managers.tokenizer_manager:TokenizerManager._handle_batch_output": ("self", "recv_obj"),
+    "managers.tokenizer_manager:TokenizerManager._handle_abort_req": ("self", "recv_obj"),
+    "managers.tokenizer_manager:TokenizerManager._dispatch_to_scheduler": ("self", "obj"),
+    "managers.tokenizer_manager:TokenizerManager.auto_create_handle_loop": ("self",),
+    "managers.io_struct:sock_recv": ("socket", "flags"),
+    "entrypoints.openai.serving_chat:OpenAIServingChat.__init__": (
+        "self",
+        "tokenizer_manager",
+        "template_manager",
+    ),
+    "entrypoints.openai.serving_chat:OpenAIServingChat._convert_to_internal_request": (
+        "self",
+        "request",
+        "raw_request",
+    ),
+    "entrypoints.openai.serving_chat:OpenAIServingChat._validate_request": ("self", "request"),
+    "entrypoints.openai.serving_chat:OpenAIServingChat._tool_call_parsing_active": ("self", "request"),
+    "entrypoints.openai.serving_chat:OpenAIServingChat._effective_tools": ("self", "request"),
+    "entrypoints.openai.serving_chat:OpenAIServingChat._get_history_tool_calls_cnt": ("self", "request"),
+    "entrypoints.openai.serving_chat:OpenAIServingChat._process_tool_call_id": (
+        "self",
+        "call_item",
+        "history_tool_calls_cnt",
+    ),
+    "entrypoints.openai.serving_chat:OpenAIServingChat._process_reasoning_stream": (
+        "self",
+        "index",
+        "delta",
+        "reasoning_parser_dict",
+        "content",
+        "request",
+        "finish_reason_type",
+    ),
+    "entrypoints.openai.serving_chat:OpenAIServingChat._check_for_unstreamed_tool_args": (
+        "self",
+        "parser",
+        "content",
+        "request",
+        "index",
+    ),
+    "entrypoints.engine:Engine._launch_subprocesses": (
+        "server_args",
+        "init_tokenizer_manager_func",
+        "run_scheduler_process_func",
+        "run_detokenizer_process_func",
+        "port_args",
+        "placement_group",
+    ),
+    "entrypoints.engine:init_tokenizer_manager": ("server_args", "port_args", "TokenizerManagerClass"),
+    "managers.scheduler:run_scheduler_process": ("server_args", "port_args"),
+    "managers.detokenizer_manager:run_detokenizer_process": ("server_args", "port_args"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importable() -> None:
+    prepare_process()
+
+
+def test_the_pinned_version_is_the_one_installed() -> None:
+    """Everything below was read in this version."""
+    assert version("sglang") == "0.5.20"
+
+
+@pytest.mark.parametrize("where", PARAMETERS)
+def test_a_private_function_has_the_parameters_we_call_it_with(where: str) -> None:
+    """A method that was renamed, or takes other arguments, fails here and not in production."""
+    import pkgutil
+
+    function = pkgutil.resolve_name(f"sglang.srt.{where}")
+    parameters = tuple(inspect.signature(function).parameters)
+    assert parameters[: len(PARAMETERS[where])] == PARAMETERS[where]
+
+
+def test_a_batch_has_the_columns_that_are_handed_over() -> None:
+    """The hand-over reads these columns of a batch by name."""
+    import msgspec
+    from sglang.srt.managers.io_struct import BatchStrOutput
+
+    columns = {field.name for field in msgspec.structs.fields(BatchStrOutput)}
+    assert columns >= {
+        "rids",
+        "output_strs",
+        "output_ids",
+        "finished_reasons",
+        "prompt_tokens",
+        "completion_tokens",
+        "cached_tokens",
+        "reasoning_tokens",
+        "output_token_logprobs_val",
+        "output_token_logprobs_idx",
+        "output_top_logprobs_val",
+        "output_top_logprobs_idx",
+    }
+
+
+def test_this_machine_runs_our_platform_unless_it_has_an_accelerator() -> None:
+    """SGLang resolves the CPU platform through the entry point where it finds no device of its own."""
+    from sglang.srt.platforms import current_platform
+
+    assert activate() == (CPU_PLATFORM if needs_cpu_platform() else None)
+    assert (type(current_platform).__name__ == "CpuPlatform") is needs_cpu_platform()
+
+
+def test_owned_arguments_exist() -> None:
+    """Each argument that this server keeps to itself is one of SGLang's."""
+    from sglang.srt.server_args import ServerArgs
+
+    from app.engine.sglang_args import BUILTIN_DEFAULTS, CPU_DEFAULTS, DEFAULTS, OWNED
+
+    known = set(inspect.get_annotations(ServerArgs))
+    assert {*OWNED, *DEFAULTS, *CPU_DEFAULTS, *BUILTIN_DEFAULTS} <= known
+
+
+def test_only_the_engine_and_its_process_modules_import_before_start() -> None:
+    """What the server imports before `start()` has no SGLang in it at module level."""
+    engine = Path(__file__).parents[2] / "app" / "engine"
+    for name in ("sglang_engine", "sglang_args", "sglang_platform", "sglang_process", "sglang_stream"):
+        tree = ast.parse((engine / f"{name}.py").read_text())
+        imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {alias.name for node in imports for alias in node.names}
+        names |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
+        assert not any(imported.split(".")[0] in {"sglang", "torch", "transformers"} for imported in names)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_total_token": 1}, "did you mean 'max_total_tokens'"),
+        ({"max_total_tokens": "many"}, "max_total_tokens: Expected"),
+        ({"attention_backend": "nonsense"}, "attention_backend: expected one of"),
+        ({"stream_interval": 4}, "stream_interval: not available here"),
+        ({"port": 1}, "set `port`"),
+        ({"_radix_eviction_policy_explicitly_set": True}, "no such server argument"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_wrong_server_argument_is_refused_by_name(given: dict[str, Any], message: str) -> None:
+    """Unknown, mistyped and server-owned arguments of `[engine.sglang]` never reach SGLang."""
+    from app.engine.sglang_args import check
+    from app.settings import SettingsError
+
+    with pytest.raises(SettingsError, match=r"^\[engine.sglang\]") as refused:
+        check(given)
+    assert message in str(refused.value)
