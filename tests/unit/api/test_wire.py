@@ -1,0 +1,165 @@
+"""The request on the wire: what is taken, what is refused, and by which name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.api.parameters import PARAMETERS
+from app.api.wire import MAX_DEPTH, ROLES, parse_body, parse_chat_request
+from app.core import ChatRequest
+from app.errors import BadRequest, ServingError
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def parse(**parameters: Any) -> ChatRequest:
+    """A request with these parameters."""
+    return parse_chat_request({"model": "m", "messages": HELLO} | parameters, "chatcmpl-1", "local")
+
+
+def refusal(**parameters: Any) -> tuple[str, str | None]:
+    """The code and param a request is refused with."""
+    with pytest.raises(BadRequest) as error:
+        parse(**parameters)
+    return error.value.code, error.value.param
+
+
+def body_refusal(raw: bytes) -> str:
+    """The code a body is refused with."""
+    with pytest.raises(BadRequest) as error:
+        parse_body(raw)
+    return error.value.code
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b"[1]", "invalid_json"),
+        (b"null", "invalid_json"),
+        (b'{"a": NaN}', "invalid_json"),
+        (b'{"a": "\\ud800"}', "invalid_json"),
+        (b'{"a": "\xff"}', "invalid_encoding"),
+        (b"\xef\xbb\xbf{}", "invalid_json"),
+        (b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), "nesting_too_deep"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nesting_too_deep"),
+    ],
+)
+def test_bodies_that_are_no_request(raw: bytes, code: str):
+    """Broken JSON, broken UTF-8, no object, and nesting bombs each have their code."""
+    assert body_refusal(raw) == code
+
+
+def test_nesting_up_to_the_limit_passes():
+    """The limit is on levels, not on the number of brackets."""
+    deep = b'{"a":' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}"
+    assert "a" in parse_body(deep)
+    wide = b'{"a":[' + b",".join([b"[]"] * 10_000) + b"]}"
+    assert len(parse_body(wide)["a"]) == 10_000
+
+
+def test_null_is_absent():
+    """A parameter that is null counts as not given, as in OpenAI's API."""
+    chat = parse(temperature=None, stop=None, stream=None, n=None, max_tokens=None, tools=None)
+    assert (chat.n, chat.max_tokens) == (1, None)
+    assert set(chat.body) == {"model", "messages"}
+
+
+def test_server_parameters_do_not_reach_the_engine():
+    """What only the server reads is kept from the engine."""
+    chat = parse(stream=True, stream_options={"include_usage": True}, user="u", metadata={}, top_k=5)
+    assert set(chat.body) == {"model", "messages", "top_k"}
+    assert chat.include_usage
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code", "param"),
+    [
+        ({"model": None}, "missing_parameter", "model"),
+        ({"messages": None}, "missing_parameter", "messages"),
+        ({"messages": []}, "invalid_value", "messages"),
+        ({"messages": "hi"}, "invalid_type", "messages"),
+        ({"messages": ["hi"]}, "invalid_type", "messages[0]"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "invalid_role", "messages[0].role"),
+        ({"messages": [{"content": "x"}]}, "invalid_role", "messages[0].role"),
+        ({"messages": [{"role": [], "content": "x"}]}, "invalid_role", "messages[0].role"),
+        ({"messages": [*HELLO, {"role": "user"}]}, "missing_parameter", "messages[1].content"),
+        ({"messages": [{"role": "user", "content": 7}]}, "invalid_type", "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [7]}]}, "invalid_type", "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{}]}]}, "invalid_type", "messages[0].content[0].type"),
+        ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+        ({"max_tokens": -1}, "invalid_value", "max_tokens"),
+        ({"max_tokens": 1.5}, "invalid_type", "max_tokens"),
+        ({"max_tokens": "5"}, "invalid_type", "max_tokens"),
+        ({"max_tokens": True}, "invalid_type", "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "invalid_value", "max_completion_tokens"),
+        ({"n": 0}, "invalid_value", "n"),
+        ({"n": 129}, "invalid_value", "n"),
+        ({"temperature": 2.1}, "invalid_value", "temperature"),
+        ({"temperature": "hot"}, "invalid_type", "temperature"),
+        ({"stream": 1}, "invalid_type", "stream"),
+        ({"stream_options": {}}, "invalid_value", "stream_options"),
+        (
+            {"stream": True, "stream_options": {"usage": True}},
+            "unsupported_parameter",
+            "stream_options.usage",
+        ),
+        (
+            {"stream": True, "stream_options": {"include_usage": 1}},
+            "invalid_type",
+            "stream_options.include_usage",
+        ),
+        ({"stop": ["a"] * 17}, "invalid_value", "stop"),
+        ({"stop": ["a", 1]}, "invalid_type", "stop[1]"),
+        ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
+        ({"colour": "red"}, "unknown_parameter", "colour"),
+        ({"store": True}, "unsupported_parameter", "store"),
+        ({"priority": 9}, "unsupported_parameter", "priority"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(parameters: dict[str, Any], code: str, param: str):
+    """Each wrong parameter has its code and is named."""
+    assert refusal(**parameters) == (code, param)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_role_is_taken(role: str):
+    """OpenAI's five roles pass."""
+    assert parse(messages=[{"role": role, "content": "x"}]).body["messages"][0]["role"] == role
+
+
+def test_equal_limits_are_one():
+    """max_tokens and max_completion_tokens may both be sent when they agree."""
+    assert parse(max_tokens=5, max_completion_tokens=5).max_tokens == 5
+    assert parse(max_completion_tokens=6).max_tokens == 6
+
+
+def test_one_piece_has_usage_without_asking():
+    """An answer in one piece has usage, a stream only when asked."""
+    assert parse().include_usage
+    assert not parse(stream=True).include_usage
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(parameters=st.dictionaries(st.sampled_from(sorted(PARAMETERS)) | st.text(max_size=8), json_values))
+def test_anything_is_parsed_or_refused(parameters: dict[str, Any]):
+    """No JSON object makes parsing fail in any other way than a refusal that says why."""
+    raw = json.dumps({"model": "m", "messages": HELLO} | parameters).encode()
+    try:
+        chat = parse_chat_request(parse_body(raw), "chatcmpl-1", "local")
+    except ServingError as error:
+        assert (error.status, bool(error.message)) == (400, True)
+    else:
+        assert 1 <= chat.n <= 128
