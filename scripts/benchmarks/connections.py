@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.json.write_text(
             json.dumps({"benchmark": "connections", "machine": machine, **seen}, indent=1)
         )
-    return 0 if seen["whole_streams"] == arguments.streams else 1
+    return 0 if seen["fates"] == {"whole": arguments.streams} else 1
 
 
 def _measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _allow_files(wanted: int) -> None:
 
 def _table(seen: dict[str, Any]) -> str:
     lines = [
-        ("streams delivered whole", f"{seen['whole_streams']} of {seen['streams']}", "all"),
+        *((f"streams {fate}", f"{count} of {seen['streams']}", "") for fate, count in seen["fates"].items()),
         ("delay p50, ms", f"{seen['delay_p50_ms']:.1f}", ""),
         ("delay p99, ms", f"{seen['delay_p99_ms']:.1f}", f"< {MAX_DELAY_P99_MS}"),
         ("delay max, ms", f"{seen['delay_max_ms']:.1f}", ""),

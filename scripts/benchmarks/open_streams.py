@@ -15,6 +15,7 @@ import selectors
 import socket
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,17 +40,27 @@ class StreamsPlan:
 
 
 class _Stream:
-    __slots__ = ("frames", "last_at_s", "sock", "tail")
+    __slots__ = ("ended", "frames", "last_at_s", "sock", "status", "tail")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.status = ""
         self.tail = b""
         self.frames = 0
-        self.last_at_s = 0.0
+        self.last_at_s = time.monotonic()
+        self.ended = False
 
     def whole(self, tokens: int) -> bool:
         """Whether it ended with all its tokens counted and `[DONE]`."""
         return b"data: [DONE]" in self.tail and b'"completion_tokens":%d,' % tokens in self.tail
+
+    def fate(self, tokens: int) -> str:
+        """What became of it, in words that can be counted."""
+        if self.whole(tokens):
+            return "whole"
+        if not self.ended:
+            return f"unfinished after {self.status or 'no answer'}"
+        return f"cut after {self.status or 'no answer'}"
 
 
 class OpenStreams:
@@ -90,7 +101,7 @@ class OpenStreams:
         net_s = [max(0.0, a - b) for a, b in zip(self._delays_s, self._own_lags_s, strict=True)]
         return {
             "streams": len(self._streams),
-            "whole_streams": sum(stream.whole(self._plan.tokens) for stream in self._streams),
+            "fates": dict(Counter(stream.fate(self._plan.tokens) for stream in self._streams)),
             "frames": sum(stream.frames for stream in self._streams),
             "events_watched": len(net_s),
             "delay_p50_ms": percentile(net_s, 50) * 1e3,
@@ -123,11 +134,15 @@ class OpenStreams:
                 self._read(key.data, readable_at_s)
 
     def _read(self, stream: _Stream, readable_at_s: float) -> None:
-        payload = stream.sock.recv(1 << 16)
+        try:
+            payload = stream.sock.recv(1 << 16)
+        except ConnectionError:
+            payload = b""
         now_s = time.monotonic()
         if not payload:
             self._close(stream)
             return
+        stream.status = stream.status or payload[9:12].decode("latin-1")
         # A frame's end may be cut in two by the read.
         frames = payload.count(b"\n\n") + (stream.tail.endswith(b"\n") and payload.startswith(b"\n"))
         stream.tail = (stream.tail + payload)[-TAIL_BYTES:]
@@ -141,6 +156,7 @@ class OpenStreams:
             self._close(stream)
 
     def _close(self, stream: _Stream) -> None:
+        stream.ended = True
         self._selector.unregister(stream.sock)
         stream.sock.close()
 
