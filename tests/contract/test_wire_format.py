@@ -106,14 +106,14 @@ async def test_one_piece_is_openais(serve: Serve):
 
 async def test_heartbeat_is_a_line_and_no_event(serve: Serve):
     """A heartbeat is a comment without a blank line, before, between and after tokens."""
-    served = await serve(Script(tokens=2, prefill_s=0.2, rate=8), heartbeat_s=0.03)
+    served = await serve(Script(tokens=2, prefill_s=0.3, rate=5), heartbeat_s=0.03)
     _, answer = await finished(served)
     assert b": ping\n\n" not in answer.body
     events = re.split(rb"(?<=\n\n)", answer.body)
     pings = [event.count(b": ping\n") for event in events]
     assert pings[0] == 0
-    assert pings[1] >= 3, "the model was silent for 200 ms"
-    assert pings[2] >= 1, "125 ms between tokens"
+    assert pings[1] >= 2, "the model was silent for 300 ms"
+    assert pings[2] >= 1, "200 ms between tokens"
     without = answer.body.replace(b": ping\n", b"")
     assert [int(m["id"]) for m in blocks(without)] == list(range(1, len(blocks(without)) + 1))
 

@@ -168,7 +168,7 @@ async def test_conflict(sdk: Sdk, serve: Serve):
     )
     seen = await sdk.run(served.port, second)
     assert second.check(seen), (sdk.version, seen)
-    assert seen["took_s"] < 0.7, "two retries would back off for more than a second"
+    assert len(served.logged("refused")) == 1
 
 
 async def test_retry_after_is_kept(sdk: Sdk, serve: Serve):
@@ -179,4 +179,4 @@ async def test_retry_after_is_kept(sdk: Sdk, serve: Serve):
     seen = await sdk.run(served.port, case)
     assert case.check(seen), (sdk.version, seen)
     assert engine.requests == 2
-    assert 1.0 <= seen["took_s"] < 8.0, "by its own back-off it would have waited half a second"
+    assert seen["took_s"] >= 1.0, "by its own back-off it would have waited half a second"
