@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from app.api.parameters import PARAMETERS
 from app.api.wire import MAX_DEPTH, ROLES, parse_body, parse_chat_request
 from app.core import ChatRequest
-from app.errors import BadRequest, ServingError
+from app.errors import BadRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -157,9 +158,6 @@ json_values = st.recursive(
 def test_anything_is_parsed_or_refused(parameters: dict[str, Any]):
     """No JSON object makes parsing fail in any other way than a refusal that says why."""
     raw = json.dumps({"model": "m", "messages": HELLO} | parameters).encode()
-    try:
+    with contextlib.suppress(BadRequest):
         chat = parse_chat_request(parse_body(raw), "chatcmpl-1", "local")
-    except ServingError as error:
-        assert (error.status, bool(error.message)) == (400, True)
-    else:
         assert 1 <= chat.n <= 128
