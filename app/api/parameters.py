@@ -8,7 +8,7 @@ against the request model of the pinned SGLang.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -58,6 +58,8 @@ _SERVER_SETS = "is set by the server"
 _ONE_PROCESS = "belongs to multi-node SGLang deployments"
 _NOT_RETURNED = "asks for engine internals, which this server does not return"
 _NO_MEDIA = "audio and video are not served"
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1000
 _SERVERS_OWN = ("stream", "stream_options")
 
 PARAMETERS: Mapping[str, Parameter] = {
@@ -70,7 +72,6 @@ PARAMETERS: Mapping[str, Parameter] = {
     "n": _integer(1, 128),
     "stop": Parameter((str, list)),
     "stop_token_ids": Parameter((list,)),
-    "stop_regex": Parameter((str, list)),
     "no_stop_trim": Parameter((bool,)),
     "ignore_eos": Parameter((bool,)),
     "skip_special_tokens": Parameter((bool,)),
@@ -78,13 +79,14 @@ PARAMETERS: Mapping[str, Parameter] = {
     # Sampling
     "temperature": _number(0, 2),
     "top_p": _number(0, 1),
-    "top_k": _integer(-1),
+    "top_k": _integer(-1, 1_000_000),
     "min_p": _number(0, 1),
     "frequency_penalty": _number(-2, 2),
     "presence_penalty": _number(-2, 2),
-    "repetition_penalty": _number(0, 2),
+    # Logits are divided by it: near 0 they overflow, and SGLang's scheduler ends with them.
+    "repetition_penalty": _number(0.01, 2),
     "logit_bias": Parameter((dict,)),
-    "seed": _integer(),
+    "seed": _integer(-(2**63), 2**63 - 1),
     "logprobs": Parameter((bool,)),
     "top_logprobs": _integer(0, 20),
     # Format, tools, reasoning
@@ -126,6 +128,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "session_id": _refused("use conversations instead of engine sessions"),
     "session_params": _refused("use conversations instead of engine sessions"),
     "custom_logit_processor": _refused("would run the caller's code"),
+    "stop_regex": _refused("a pattern that backtracks would stall everyone's generation; use stop"),
     "custom_params": _refused("belongs to custom_logit_processor"),
     "input_ids": _refused("send messages; the server renders them"),
     "task": _refused("belongs to models that this server does not serve"),
@@ -176,6 +179,34 @@ def check(name: str, value: Any) -> Parameter:
     if parameter.maximum is not None and value > parameter.maximum:
         raise BadRequest(f"{name} must be at most {parameter.maximum:g}, got {value}.", param=name)
     return parameter
+
+
+def check_values(given: Mapping[str, Any]) -> None:
+    """Check what the parameters that are lists and maps hold. Raises BadRequest naming the place."""
+    stop = given.get("stop")
+    for where, text in _items("stop", stop, MAX_STOPS) if isinstance(stop, list) else [("stop", stop)]:
+        if text is not None:
+            check_kind(where, text, str)
+            if not 0 < len(text) <= MAX_STOP_CHARS:
+                raise BadRequest(f"{where} must have 1 to {MAX_STOP_CHARS} characters.", param=where)
+    for where, token_id in _items("stop_token_ids", given.get("stop_token_ids", ()), MAX_STOPS):
+        check_kind(where, token_id, int)
+        if not 0 <= token_id < 2**31:
+            raise BadRequest(f"{where} is no token id: {token_id}.", param=where)
+    for token_id, bias in given.get("logit_bias", {}).items():
+        where = f"logit_bias.{token_id}"
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
+            raise BadRequest(f"{where}: keys are token ids.", param="logit_bias")
+        check_kind(where, bias, int, float)
+        if not -100 <= bias <= 100:
+            raise BadRequest(f"{where} must be -100 to 100, got {bias}.", param=where)
+
+
+def _items(name: str, values: Sequence[Any], most: int) -> Iterator[tuple[str, Any]]:
+    if len(values) > most:
+        raise BadRequest(f"{name} takes at most {most} entries, got {len(values)}.", param=name)
+    for i, value in enumerate(values):
+        yield f"{name}[{i}]", value
 
 
 def markdown() -> str:

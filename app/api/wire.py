@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from app.api.parameters import check, check_kind
+from app.api.parameters import check, check_kind, check_values
 from app.core import ChatRequest
 from app.errors import BadRequest
 
@@ -71,7 +71,7 @@ def parse_chat_request(body: Mapping[str, Any], request_id: str, owner: str) -> 
     for_engine = {name: value for name, value in given.items() if check(name, value).to_engine}
     check_messages(given["messages"])
     include_usage, continuous_usage = _stream_options(given)
-    _check_strings("stop", given.get("stop"), 16)
+    check_values(given)
     if given.get("top_logprobs") is not None and not given.get("logprobs"):
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
     return ChatRequest(
@@ -117,14 +117,6 @@ def _stream_options(given: Mapping[str, Any]) -> tuple[bool, bool]:
             )
         check_kind(f"stream_options.{name}", value, bool)
     return bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
-
-
-def _check_strings(param: str, value: Any, most: int) -> None:
-    if isinstance(value, list):
-        if len(value) > most:
-            raise BadRequest(f"{param} takes at most {most} strings, got {len(value)}.", param=param)
-        for i, item in enumerate(value):
-            check_kind(f"{param}[{i}]", item, str)
 
 
 def check_messages(messages: Sequence[Any]) -> None:
