@@ -73,6 +73,8 @@ CPU_DEFAULTS: Mapping[str, Any] = {
     "disable_overlap_schedule": True,
     "mem_fraction_static": 0.1,
     "max_running_requests": 256,
+    # An idle scheduler would poll without rest and take a core from everything else.
+    "sleep_on_idle": True,
     # torch_native pads the query to the whole key length for every chunk: chunks only add cost.
     "chunked_prefill_size": -1,
 }
