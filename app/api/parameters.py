@@ -175,9 +175,9 @@ def check(name: str, value: Any) -> Parameter:
         return parameter
     check_kind(name, value, *parameter.kinds)
     if parameter.minimum is not None and value < parameter.minimum:
-        raise BadRequest(f"{name} must be at least {parameter.minimum:g}, got {value}.", param=name)
+        raise BadRequest(f"{name} must be at least {_plain(parameter.minimum)}, got {value}.", param=name)
     if parameter.maximum is not None and value > parameter.maximum:
-        raise BadRequest(f"{name} must be at most {parameter.maximum:g}, got {value}.", param=name)
+        raise BadRequest(f"{name} must be at most {_plain(parameter.maximum)}, got {value}.", param=name)
     return parameter
 
 
@@ -234,8 +234,14 @@ def markdown() -> str:
 def _range(parameter: Parameter) -> str:
     low, high = parameter.minimum, parameter.maximum
     if high is not None:
-        return f"{low:g} to {high:g}"
-    return "" if low is None else f"at least {low:g}"
+        return f"{_plain(low or 0)} to {_plain(high)}"
+    return "" if low is None else f"at least {_plain(low)}"
+
+
+def _plain(number: float) -> str:
+    """A bound as people write it; 64-bit ones as powers."""
+    known = {2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
+    return known.get(int(number)) or f"{number:,}"
 
 
 def _kind_names(kinds: Iterable[type]) -> list[str]:

@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 
 import orjson
 import pydantic
-import xgrammar
 from fastapi import HTTPException
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 
 from app.core import ChatRequest
+from app.engine.sglang_grammar import GrammarCheck
 from app.errors import BadRequest, ContextOverflow, InternalError, ServingError, UnsupportedParameter
 
 # Fields of SGLang's request that are the server's to set, or that hand out its internals.
@@ -112,7 +112,7 @@ class Renderer:
         self._deterministic = deterministic
         self._name = name
         self._remote_media = remote_media
-        self._grammar = grammar
+        self._grammar = GrammarCheck() if grammar else None
         template = inspect.signature(chat.tokenizer_manager.tokenizer.apply_chat_template)
         self._template_arguments = frozenset(template.parameters)
 
@@ -127,7 +127,7 @@ class Renderer:
         _keep_named_tool(chat_request)
         try:
             internal, chat_request = self._chat._convert_to_internal_request(chat_request)  # noqa: SLF001
-            self._check_sampling(internal.sampling_params)
+            self._check_sampling(internal.sampling_params, chat_request.tools)
         except ServingError:
             raise
         except (ValueError, HTTPException, pydantic.ValidationError) as exc:
@@ -167,7 +167,7 @@ class Renderer:
             )
         for name in request.chat_template_kwargs or {}:
             # It would replace the server's own template, or how it is applied.
-            if name in self._template_arguments:
+            if name in self._template_arguments or name == "messages":
                 raise UnsupportedParameter(
                     f"chat_template_kwargs.{name}: only this server sets it.", param="chat_template_kwargs"
                 )
@@ -184,7 +184,7 @@ class Renderer:
                 param=f"messages[{number}].content",
             )
 
-    def _check_sampling(self, values: Mapping[str, Any]) -> None:
+    def _check_sampling(self, values: Mapping[str, Any], tools: object) -> None:
         """The checks of `SamplingParams`, and the grammar's, which SGLang makes only once it runs."""
         manager = self._chat.tokenizer_manager
         params = manager.sampling_params_class(**values)
@@ -198,8 +198,11 @@ class Renderer:
         if params.min_p > 0 and self._deterministic:
             # SGLang asserts that it is not asked for both, in the scheduler, which would end it.
             raise UnsupportedParameter("min_p: not available in deterministic mode.", param="min_p")
-        if self._grammar:
-            _check_grammar(params)
+        if any(token_id >= manager.model_config.vocab_size for token_id in params.stop_token_ids or ()):
+            # With min_tokens SGLang uses them as indices, in the scheduler, which would end it.
+            raise BadRequest("stop_token_ids: not in the model's vocabulary.", param="stop_token_ids")
+        if self._grammar is not None:
+            self._grammar.check(params, tools)
 
 
 def _keep_named_tool(request: ChatCompletionRequest) -> None:
@@ -211,24 +214,6 @@ def _keep_named_tool(request: ChatCompletionRequest) -> None:
     choice = request.tool_choice
     if request.tools and not isinstance(choice, str):
         request.tools = [tool for tool in request.tools if tool.function.name == choice.function.name]
-
-
-def _check_grammar(params: Any) -> None:
-    compilers = {
-        "json_schema": xgrammar.Grammar.from_json_schema,
-        "regex": xgrammar.Grammar.from_regex,
-        "ebnf": xgrammar.Grammar.from_ebnf,
-    }
-    for name, compile_grammar in compilers.items():
-        source = getattr(params, name)
-        if source is None:
-            continue
-        try:
-            compile_grammar(source)
-        except Exception as exc:  # noqa: BLE001  # xgrammar raises what it likes
-            reason = str(exc).splitlines()[-1][:200] if str(exc) else type(exc).__name__
-            param = PARAM_OF_SAMPLING.get(name, name)
-            raise BadRequest(f"{param}: not a grammar that can be followed: {reason}", param=param) from None
 
 
 def _media_urls(request: ChatCompletionRequest) -> Iterator[tuple[int, str]]:
