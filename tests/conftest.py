@@ -55,3 +55,19 @@ async def spawn(tmp_path: Path) -> AsyncIterator[Spawn]:
     yield start
     for process in started:
         await process.close()
+
+
+@pytest.fixture(scope="session")
+async def sglang_server(
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any
+) -> AsyncIterator[ServerProcess]:
+    """`serve` as a user starts it, once for all tests: real SGLang and the built-in model."""
+    flags = ("--heartbeat-s", "0.1", "--resume-grace-s", "5")
+    process = await start_process(tmp_path_factory.mktemp("sglang"), *flags)
+    try:
+        await process.ready(timeout_s=200)
+        yield process
+        process.terminate()
+        assert await process.exit_status(timeout_s=60) == 0
+    finally:
+        await process.close()

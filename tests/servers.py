@@ -45,6 +45,7 @@ class Served:
     log: list[dict[str, Any]]
     server: Server = field(repr=False)
     serving: asyncio.Task[None] = field(repr=False)
+    _opened: list[Stream] = field(default_factory=list, repr=False)
 
     @property
     def running(self) -> int:
@@ -71,7 +72,9 @@ class Served:
 
     async def open(self, body: Any = None, **options: Any) -> Stream:
         """A streaming request up to its headers; see sse_client.open_stream."""
-        return await open_stream(self.port, body, **options)
+        stream = await open_stream(self.port, body, **options)
+        self._opened.append(stream)
+        return stream
 
     @property
     def connections(self) -> set[Any]:
@@ -84,6 +87,8 @@ class Served:
 
     async def close(self) -> None:
         """Stop as the process does, without waiting for anyone."""
+        for stream in self._opened:  # those that a failed test left behind
+            stream.connection.close()
         await self.runtime.streams.drain(0)
         self.server.should_exit = True
         self.server.force_exit = True

@@ -45,7 +45,8 @@ def listen(settings: Settings) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         # Inherited by connections: an answer complete but unread must not be kept for ever.
-        stall_ms = min(int(settings.stall_timeout_s * 1000), 2**31 - 1)
+        # Twice the time, so that a reader of a stream is cut, and logged, by the registry.
+        stall_ms = min(int(settings.stall_timeout_s * 2000), 2**31 - 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     try:
         sock.bind((settings.host, settings.port))

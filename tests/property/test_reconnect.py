@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from servers import Serve, ServerProcess, chat, start_process
+from servers import Serve, ServerProcess, chat
 from sse_client import Connection, SSEParser, Transcript, fetch
 
 from app.core import ChatRequest
@@ -202,30 +202,24 @@ QUESTIONS = ("What is Tokenring?", "How do I start the server?", "Hello!", "Whic
 """Short and different, so that real batches are mixed."""
 
 
-@pytest.fixture(scope="module")
-async def sglang(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerProcess]:
-    """The server with real SGLang and the built-in model."""
-    process = await start_process(tmp_path_factory.mktemp("sglang"))
-    yield process
-    process.terminate()
-    await process.exit_status(60)
-    await process.close()
-
-
 @pytest.mark.sglang
 @pytest.mark.timeout(300)
-async def test_cut_streams_of_sglang_lose_nothing(sglang: ServerProcess):
+async def test_cut_streams_of_sglang_lose_nothing(sglang_server: ServerProcess):
     """The same with real SGLang: every reader's text equals an undisturbed answer."""
-    port = await sglang.ready(180)
-    models = await fetch(port, "GET", "/v1/models")
-    model = models.json()["data"][0]["id"]
+    port = await sglang_server.ready()
+    model = (await fetch(port, "GET", "/v1/models")).json()["data"][0]["id"]
+    bodies = [
+        chat(question, model=model, temperature=0, max_tokens=max_tokens)
+        for question in QUESTIONS
+        for max_tokens in (20, 40, 60)
+    ]
+    answers = [await fetch(port, "POST", PATH, {**body, "stream": False}) for body in bodies]
     cases = {}
     for seed in range(50):
         rng = random.Random(f"sglang {seed}")
-        body = chat(rng.choice(QUESTIONS), model=model, temperature=0, max_tokens=rng.randint(20, 60))
-        answer = (await fetch(port, "POST", PATH, {**body, "stream": False})).json()
-        choice = answer["choices"][0]
+        number = rng.randrange(len(bodies))
+        choice = answers[number].json()["choices"][0]
         lanes = {(0, "text"): choice["message"]["content"]}
-        key = f"key {seed}" if rng.random() < 0.4 else None
-        cases[seed] = Case(port, body, lanes, choice["finish_reason"], rng, key)
+        key = f"sglang {seed}" if rng.random() < 0.4 else None
+        cases[seed] = Case(port, bodies[number], lanes, choice["finish_reason"], rng, key)
     await run_seeds(cases)
