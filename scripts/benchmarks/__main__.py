@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+from typing import NoReturn
 
 from scripts.benchmarks import bare, connections, path, serve
 
@@ -22,8 +24,14 @@ def main() -> int:
     for name, (module, text) in BENCHMARKS.items():
         module.add_arguments(commands.add_parser(name, help=text, description=module.__doc__))
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, _terminated)
     status: int = BENCHMARKS[arguments.benchmark][0].run(arguments)
     return status
+
+
+def _terminated(signum: int, _frame: object) -> NoReturn:
+    """SIGTERM ends a run as an exception would: the servers under test are frozen and must not stay."""
+    raise SystemExit(128 + signum)
 
 
 if __name__ == "__main__":

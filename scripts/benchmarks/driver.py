@@ -60,13 +60,17 @@ def run_load(server: ServerProcess, plan: LoadPlan, *, load_cpus: set[int] | Non
         preexec_fn=_pinner(load_cpus),  # noqa: PLW1509  this process has no other thread that holds a lock
     ) as generator:
         say, hear = dialogue(generator)
-        say(json.dumps(asdict(plan)))
-        hear("ready")
-        busy_before_s, before = machine_busy_s(), server.cpu()
-        say("go")
-        hear("done")
-        used, busy_s = server.cpu() - before, machine_busy_s() - busy_before_s
-        report = json.loads(hear())
+        try:
+            say(json.dumps(asdict(plan)))
+            hear("ready")
+            busy_before_s, before = machine_busy_s(), server.cpu()
+            say("go")
+            hear("done")
+            used, busy_s = server.cpu() - before, machine_busy_s() - busy_before_s
+            report = json.loads(hear())
+        except BaseException:
+            generator.kill()
+            raise
     _check_whole(server.name, plan, report)
     others_s = busy_s - used.serving_s - used.engine_s - report["load_cpu_s"]
     return _summary(server.name, plan, report, used.serving_s, used.engine_s, others_s)

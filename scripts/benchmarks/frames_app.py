@@ -23,12 +23,11 @@ STREAM_HEAD: Message = {
 
 
 class FramesApp:
-    """Answers POST with the same frames every time, and anything else with 200."""
+    """Answers POST with as many of its frames as `max_tokens` asks for, anything else with a model list."""
 
     def __init__(self, tokens: int) -> None:
-        self._messages: list[Message] = [
-            {"type": "http.response.body", "body": frame, "more_body": True} for frame in _frames(tokens)
-        ]
+        self._tokens = tokens
+        self._messages = [_message(frame) for frame in _content_frames(tokens)]
 
     async def __call__(
         self,
@@ -36,31 +35,51 @@ class FramesApp:
         receive: Callable[[], Awaitable[Message]],
         send: Callable[[Message], Awaitable[None]],
     ) -> None:
-        if scope["method"] == "POST":
-            while (await receive()).get("more_body"):
-                pass
+        if scope["method"] != "POST":
+            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.body", "body": b'{"data": [{"id": "ready-made"}]}'})
+            return
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        tokens = json.loads(body or b"{}").get("max_tokens", self._tokens)
         await send(STREAM_HEAD)
-        if scope["method"] == "POST":
-            for message in self._messages:
-                await send(message)
-                await asyncio.sleep(0)
+        for frame in self._messages[:tokens]:
+            await send(frame)
+            await asyncio.sleep(0)
+        await send(_message(b"".join(_end_frames(tokens))))
         await send({"type": "http.response.body", "body": b""})
 
 
-def _frames(tokens: int) -> Iterator[bytes]:
-    head = {
+def _message(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+def _head() -> dict[str, Any]:
+    return {
         "id": "chatcmpl-" + "0" * 32,
         "object": "chat.completion.chunk",
         "created": 1,
         "model": "scripted",
     }
-    usage = {"prompt_tokens": 40, "completion_tokens": tokens, "total_tokens": 40 + tokens}
+
+
+def _content_frames(tokens: int) -> Iterator[bytes]:
     for number in range(tokens):
         delta = {"content": f"word{number % 10} ", "reasoning_content": None}
-        yield _frame(number + 1, {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+        yield _frame(
+            number + 1, {**_head(), "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+        )
+
+
+def _end_frames(tokens: int) -> Iterator[bytes]:
+    usage = {"prompt_tokens": 40, "completion_tokens": tokens, "total_tokens": 40 + tokens}
     last = {"index": 0, "delta": {}, "finish_reason": "stop"}
-    yield _frame(tokens + 1, {**head, "choices": [last]})
-    yield _frame(tokens + 2, {**head, "choices": [], "usage": usage})
+    yield _frame(tokens + 1, {**_head(), "choices": [last]})
+    yield _frame(tokens + 2, {**_head(), "choices": [], "usage": usage})
     yield b"id: %d\ndata: [DONE]\n\n" % (tokens + 3)
 
 

@@ -26,6 +26,7 @@ from scripts.benchmarks.processes import ServerProcess, free_port
 from scripts.benchmarks.prompts import chat_work
 
 PEER = "bare"
+Pairs = list[tuple[RunResult, RunResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,21 @@ def run(arguments: argparse.Namespace) -> int:
     machine = describe_machine()
     with tempfile.TemporaryDirectory() as folder, _both_sides(arguments, Path(folder)) as (ours, peer):
         commands = {"ours": ours.server.command, PEER: peer.server.command}
-        measured = {streams: measure_pairs(ours, peer, streams, arguments) for streams in loads}
+        measured: dict[int, Pairs] = {streams: [] for streams in loads}
+        try:
+            for streams, pairs in measured.items():
+                measure_pairs(pairs, ours, peer, streams, arguments)
+        finally:  # cut short, a run still tells what it has
+            _tell(arguments, machine, commands, {s: pairs for s, pairs in measured.items() if pairs})
+    return 0
+
+
+def _tell(
+    arguments: argparse.Namespace,
+    machine: dict[str, object],
+    commands: dict[str, list[str]],
+    measured: dict[int, Pairs],
+) -> None:
     comparisons = [
         item for pairs in measured.values() for item in report.compare(report.SERVE_FIGURES, *_columns(pairs))
     ]
@@ -74,14 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         title = f"Tokenring against SGLang's bare server, {machine['commit']}, {machine['date_utc']}"
         report.write_svg(arguments.plot, comparisons, title)
-    return 0
 
 
-def measure_pairs(
-    ours: Side, peer: Side, streams: int, arguments: argparse.Namespace
-) -> list[tuple[RunResult, RunResult]]:
-    """The warm-up pair, then the measured ones; the prompts of a pair are the same on both sides."""
-    pairs = []
+def measure_pairs(pairs: Pairs, ours: Side, peer: Side, streams: int, arguments: argparse.Namespace) -> None:
+    """Fill `pairs`, after a warm-up pair; the prompts of a pair are the same on both sides."""
     for number in range(-1, arguments.pairs):
         first, second = (ours, peer) if number % 2 == 0 else (peer, ours)
         results = {side.server.name: _turn(side, streams, number, arguments) for side in (first, second)}
@@ -89,7 +100,6 @@ def measure_pairs(
         if number >= 0:
             pairs.append(pair)
             print(_progress(number, *pair), file=sys.stderr)
-    return pairs
 
 
 def _turn(side: Side, streams: int, pair: int, arguments: argparse.Namespace) -> RunResult:
@@ -154,7 +164,7 @@ def our_command(port: int, data_dir: Path, *, model: str, tp: int) -> list[str]:
     return command if tp == 1 else [*command, "--tp", str(tp)]
 
 
-def _columns(pairs: list[tuple[RunResult, RunResult]]) -> tuple[list[RunResult], list[RunResult]]:
+def _columns(pairs: Pairs) -> tuple[list[RunResult], list[RunResult]]:
     return [ours for ours, _ in pairs], [peer for _, peer in pairs]
 
 
@@ -168,7 +178,7 @@ def _progress(number: int, ours: RunResult, peer: RunResult) -> str:
     )
 
 
-def _footnote(streams: int, pairs: list[tuple[RunResult, RunResult]]) -> str:
+def _footnote(streams: int, pairs: Pairs) -> str:
     ours, peer = _columns(pairs)
     others = [run.other_cpus for run in ours + peer]
     return (
@@ -182,7 +192,7 @@ def _write_json(
     arguments: argparse.Namespace,
     machine: dict[str, object],
     commands: dict[str, list[str]],
-    measured: dict[int, list[tuple[RunResult, RunResult]]],
+    measured: dict[int, Pairs],
     comparisons: list[report.Comparison],
 ) -> None:
     options = ("streams", "pairs", "tokens", "rounds", "prompt_words")
