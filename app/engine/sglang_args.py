@@ -79,9 +79,10 @@ CPU_DEFAULTS: Mapping[str, Any] = {
     "chunked_prefill_size": -1,
 }
 
+BUILTIN_TOOL_PARSER = "tokenring"
 BUILTIN_DEFAULTS: Mapping[str, Any] = {
     # SGLang's detection from the template knows no rule for the plain `<tool_call>` format.
-    "tool_call_parser": "qwen",
+    "tool_call_parser": BUILTIN_TOOL_PARSER,
     "reasoning_parser": None,
     # A model that never saw JSON would fill the answer with the white space that a schema allows.
     "constrained_json_disable_any_whitespace": True,

@@ -25,7 +25,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import ServerArgs
 
+    from app.engine.sglang_tools import register
+
     load_plugins()
+    register()
     server_args = ServerArgs(**options.server_args)
     environ = child_environ(options.threads, server_args.tp_size * server_args.dp_size)
     engine.run_data_parallel_controller_process = controller_entry(environ)

@@ -13,11 +13,13 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from sglang.srt.entrypoints import engine as sglang_engine
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.managers.io_struct import ShutdownReq
+from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.plugins import load_plugins
 from sglang.srt.runtime_context import get_schedule
 from sglang.srt.server_args import ServerArgs
@@ -25,7 +27,13 @@ from sglang.srt.server_args import ServerArgs
 from app.engine.sglang_args import SGLangOptions, cpu_threads, server_arguments
 from app.engine.sglang_handover import HandoverTokenizerManager
 from app.engine.sglang_platform import needs_cpu_platform
-from app.engine.sglang_process import child_environ, controller_entry, detokenizer_entry, scheduler_entry
+from app.engine.sglang_process import (
+    child_environ,
+    controller_entry,
+    guarded_scheduler_entry,
+    lean_detokenizer_entry,
+)
+from app.engine.sglang_tools import register
 
 STOP_TIMEOUT_S = 10.0
 
@@ -45,6 +53,7 @@ class Launched:
     replicas: int
     grammar_backend: str
     deterministic: bool
+    load_file: Path
 
     def capabilities(self) -> frozenset[Capability]:
         """What requests may ask of this model."""
@@ -61,12 +70,13 @@ class Launched:
 
     def stop(self) -> None:
         """End the children and wait for them; blocks up to `STOP_TIMEOUT_S`."""
-        with contextlib.suppress(Exception):  # its socket may be gone already
-            self.manager._dispatch_to_scheduler(ShutdownReq())  # noqa: SLF001
-        # Schedulers end by themselves, so that they release shared memory and the GPU.
-        schedulers = [process for name, process in self.processes if name.startswith("scheduler")]
-        _join(schedulers, STOP_TIMEOUT_S)
+        if not needs_cpu_platform():  # schedulers end by themselves, so that they release the GPU
+            with contextlib.suppress(Exception):  # its socket may be gone already
+                self.manager._dispatch_to_scheduler(ShutdownReq())  # noqa: SLF001
+            schedulers = [process for name, process in self.processes if name.startswith("scheduler")]
+            _join(schedulers, STOP_TIMEOUT_S)
         _kill([process for _, process in self.processes])
+        self.load_file.unlink(missing_ok=True)  # 16 KiB of shared memory that SGLang would leave
         if self.manager.mm_processor is not None:
             self.manager.mm_processor.shutdown()
         self.manager.cuda_vmm_feature_transport.shutdown()
@@ -78,6 +88,7 @@ def launch(options: SGLangOptions) -> Launched:
     Raises SettingsError for a bad server argument, anything else when a process fails.
     """
     load_plugins()
+    register()
     server_args = ServerArgs(**server_arguments(options))
     if needs_cpu_platform():
         _keep_images_on_the_cpu()
@@ -87,11 +98,11 @@ def launch(options: SGLangOptions) -> Launched:
     before = set(multiprocessing.active_children())
     try:
         with _our_logging():
-            manager, templates, _, init, watchdog, _ = sglang_engine.Engine._launch_subprocesses(  # noqa: SLF001
+            manager, templates, ports, init, watchdog, _ = sglang_engine.Engine._launch_subprocesses(  # noqa: SLF001
                 server_args,
                 _tokenizer_manager,
-                scheduler_entry(environ),
-                detokenizer_entry(environ),
+                guarded_scheduler_entry(environ),
+                lean_detokenizer_entry(environ),
             )
     except BaseException:
         _kill(list(set(multiprocessing.active_children()) - before))
@@ -107,6 +118,7 @@ def launch(options: SGLangOptions) -> Launched:
         page_size=get_schedule().page_size,
         replicas=server_args.dp_size,
         grammar_backend=manager.config_value("grammar_backend") or "none",
+        load_file=Path(shm_path_for(ports.instance_id)),
         deterministic=server_args.enable_deterministic_inference,
     )
 

@@ -59,9 +59,19 @@ def scheduler_entry(environ: dict[str, str]) -> ChildEntry:
     return ChildEntry("sglang.srt.managers.scheduler", "run_scheduler_process", environ)
 
 
+def guarded_scheduler_entry(environ: dict[str, str]) -> ChildEntry:
+    """The target of scheduler processes that no grammar can end."""
+    return ChildEntry("app.engine.sglang_scheduler", "run", environ)
+
+
 def detokenizer_entry(environ: dict[str, str]) -> ChildEntry:
     """The target of detokenizer processes."""
     return ChildEntry("sglang.srt.managers.detokenizer_manager", "run_detokenizer_process", environ)
+
+
+def lean_detokenizer_entry(environ: dict[str, str]) -> ChildEntry:
+    """The target of detokenizer processes that feed our hand-over."""
+    return ChildEntry("app.engine.sglang_detokenizer", "run", environ)
 
 
 def controller_entry(environ: dict[str, str]) -> ChildEntry:

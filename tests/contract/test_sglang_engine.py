@@ -115,8 +115,8 @@ async def test_a_stop_string_ends_the_answer_before_it(sglang_engine: Any) -> No
     stopped = await ask(sglang_engine, chat(temperature=0, max_tokens=40, ignore_eos=True, stop=[stop]))
     assert stopped.finish_reason() == "stop"
     assert stopped.of()[-1].matched_stop == stop
-    assert stop not in stopped.text()
-    assert free.text().startswith(stopped.text())
+    # It may span tokens: none of it may have been given out before it was whole.
+    assert stopped.text() == free.text()[: free.text().find(stop)]
     assert stopped.counts().completion_tokens == len(stopped.token_ids()) < 40
 
 

@@ -73,8 +73,13 @@ PARAMETERS = {
         "placement_group",
     ),
     "entrypoints.engine:init_tokenizer_manager": ("server_args", "port_args", "TokenizerManagerClass"),
+    "managers.detokenizer_manager:DetokenizerManager.handle_batch_token_id_out": ("self", "recv_obj"),
     "managers.scheduler:run_scheduler_process": ("server_args", "port_args"),
-    "managers.detokenizer_manager:run_detokenizer_process": ("server_args", "port_args"),
+    "managers.detokenizer_manager:run_detokenizer_process": (
+        "server_args",
+        "port_args",
+        "detokenizer_manager_class",
+    ),
 }
 
 
