@@ -1,0 +1,104 @@
+"""Hundreds of clients that do anything at any time leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import Any
+
+import pytest
+from servers import Serve, Served, chat
+from sse_client import Connection, until
+
+from app.core import ChatRequest
+from app.engine.scripted import Script
+
+PATH = "/api/chat/completions"
+
+
+def script(request: ChatRequest) -> Script:
+    """A different answer per request, some of which fail, hang or are endless."""
+    content = request.body["messages"][0]["content"]
+    if content == "hello":
+        return Script(tokens=5)
+    rng = random.Random(content)
+    return Script(
+        tokens=rng.choice((1, 20, 200, 10**4)),
+        rate=rng.choice((0, 200, 2000)),
+        prefill_s=rng.choice((0, 0.05)),
+        tool=rng.choice(("", "weather")),
+        fault=rng.choice(("", "", "", "fail", "hang", "overload")),
+        fault_after=rng.choice((0, 5)),
+    )
+
+
+async def misbehave(served: Served, rng: random.Random) -> None:
+    """One client's life: requests, cancels, returns and departures, in any order."""
+    stream_ids: list[str] = []
+    for _ in range(rng.randint(1, 5)):
+        async with await Connection.to(served.port) as connection:
+            await connection.request(*any_request(rng, stream_ids))
+            if rng.random() < 0.15:
+                continue
+            with contextlib.suppress(TimeoutError):
+                await read_a_little(connection, rng, stream_ids)
+            if rng.random() < 0.5:
+                connection.reset()
+
+
+async def read_a_little(connection: Connection, rng: random.Random, stream_ids: list[str]) -> None:
+    """Some of a response, or all of it, for a moment."""
+    async with asyncio.timeout(rng.choice((0.05, 0.3))):
+        head = await connection.head()
+        if "x-request-id" in head.headers:
+            stream_ids.append(head.headers["x-request-id"])
+        async for _ in connection.pieces(head):
+            if rng.random() < 0.05:
+                break
+
+
+def any_request(rng: random.Random, stream_ids: list[str]) -> tuple[str, str, Any, dict[str, str]]:
+    """A chat, or something about an earlier one."""
+    headers = {"last-event-id": str(rng.randint(0, 9))} if rng.random() < 0.3 else {}
+    if stream_ids and rng.random() < 0.6:
+        stream_id = rng.choice(stream_ids)
+        method, path = rng.choice(
+            [
+                ("GET", f"{PATH}/{stream_id}"),
+                ("GET", f"/v1/chat/completions/{stream_id}"),
+                ("DELETE", f"{PATH}/{stream_id}"),
+                ("DELETE", f"/v1/chat/completions/{stream_id}"),
+                ("POST", f"{PATH}/{stream_id}/cancel"),
+            ]
+        )
+        return method, path, None, headers
+    if rng.random() < 0.4:
+        headers["idempotency-key"] = f"key {rng.randint(0, 20)}"
+    content = f"chat {rng.randint(0, 20)}"
+    return "POST", PATH, chat(content, n=rng.choice((1, 3)), stream=rng.random() < 0.8), headers
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_nothing_is_left(serve: Serve, seed: int):
+    """After 100 clients of every kind no stream, key, timer, task, reader or connection remains."""
+    settings = {"resume_grace_s": 0.1, "retention_s": 0.1, "heartbeat_s": 0.05, "stream_bytes": 4096}
+    served = await serve(script, max_live_streams=50, **settings)
+    tasks_before = len(asyncio.all_tasks())
+    rng = random.Random(seed)
+    clients = [misbehave(served, random.Random(rng.random())) for _ in range(100)]
+    await asyncio.gather(*clients)
+    streams = served.runtime.streams
+    await until(lambda: served.running == 0 and not served.connections)
+    await until(lambda: not streams._streams)
+    assert not streams._live
+    assert not streams._finished
+    assert not streams._keys
+    assert not streams._key_of
+    assert not streams._grace
+    assert not streams._tasks
+    await until(lambda: not streams._forgotten)
+    await until(lambda: len(asyncio.all_tasks()) == tasks_before)
+    for event in ("request_broke", "pipeline_broke", "generation_broke"):
+        assert not served.logged(event)
+    assert (await served.post(chat(stream=False))).status == 200
