@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 from servers import Serve, chat
@@ -97,7 +98,9 @@ async def test_slow_but_reading_client_is_not_dropped(serve: Serve):
 @pytest.mark.parametrize("readers", [1, 5])
 async def test_lagging_reader_is_told_what_it_lost(serve: Serve, readers: int):
     """A client that lags beyond the ring gets an error event, not a gap."""
-    served = await serve(LONG, send_buffer_bytes=SMALL, stream_bytes=8192)
+    # Time for all to join before the first token leaves the ring.
+    script = dataclasses.replace(LONG, prefill_s=1)
+    served = await serve(script, send_buffer_bytes=SMALL, stream_bytes=8192)
     first = await served.open(chat(), receive_buffer_bytes=SMALL)
     joined = [
         await open_stream(served.port, stream_id=first.id, receive_buffer_bytes=SMALL)
