@@ -18,6 +18,7 @@ from app.core import ChatRequest, Counts, Delta
 from app.errors import Cancelled, ReplayExpired, ReplayPositionUnknown, ServingError
 from app.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, Special, ToolStarted
 
+MAX_WRITE_BYTES = 64 * 1024
 SHUTDOWN = "shutdown"
 """Reason to cancel: the server stops, and says so at the stream's end."""
 
@@ -54,6 +55,7 @@ class TokenStream:
         self._frame: tuple[int, int, bytes] = (-1, -1, b"")
         loop = asyncio.get_running_loop()
         self._now_s = loop.time
+        self._call_soon = loop.call_soon
         self._opened: asyncio.Future[None] = loop.create_future()
         self._done: asyncio.Future[None] = loop.create_future()
 
@@ -86,6 +88,9 @@ class TokenStream:
             self._append_text(delta)
         if delta.finish_reason is not None:
             self._ring.append_special(Finished(delta.choice, delta.finish_reason, delta.matched_stop))
+            # Usage and [DONE] mostly follow in this turn of the loop: one write for all of them.
+            self._call_soon(self._wake)
+            return
         self._wake()
 
     def _append_text(self, delta: Delta) -> None:
@@ -95,7 +100,8 @@ class TokenStream:
 
     def notice(self, field: str, value: Mapping[str, Any]) -> None:
         """Release a chunk without choices."""
-        self._special(Notice(field, value))
+        self._ring.append_special(Notice(field, value))
+        self._call_soon(self._wake)
 
     def close(self) -> None:
         """End the stream: nothing follows."""
@@ -224,8 +230,8 @@ class Outlet(Protocol):
         """Whether the client keeps up."""
         ...
 
-    def write(self, frame: bytes) -> None:
-        """Send now; nothing happens once the client is gone."""
+    def write(self, *frames: bytes) -> None:
+        """Send now, in one go; nothing happens once the client is gone."""
         ...
 
     async def drained(self) -> None:
@@ -281,14 +287,27 @@ class Reader:
             self.stalling = False
 
     def _send(self, idle: bytes = b"") -> None:
-        """Send the next frame, or `idle` when there is none and the stream goes on."""
+        """Send what has come, or `idle` when nothing has and the stream goes on."""
         assert self.outlet is not None
-        if self.cursor != self.stream.last_id:
+        last_id = self.stream.last_id
+        if self.cursor != last_id:
             self.cursor, frame = self.stream.frame_after(self.cursor)
-            self.outlet.write(frame)
+            if self.cursor == last_id:
+                self.outlet.write(frame)
+            else:
+                self._send_several(frame, last_id)
         elif not self.at_end():
             self.outlet.write(idle)
         self._moved = True
+
+    def _send_several(self, frame: bytes, last_id: int) -> None:
+        assert self.outlet is not None
+        frames, size = [frame], len(frame)
+        while self.cursor != last_id and size < MAX_WRITE_BYTES:
+            self.cursor, frame = self.stream.frame_after(self.cursor)
+            frames.append(frame)
+            size += len(frame)
+        self.outlet.write(*frames)
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

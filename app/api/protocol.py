@@ -40,10 +40,11 @@ class Connection:
         """See app.stream.Outlet."""
         return not self._flow.write_paused
 
-    def write(self, frame: bytes) -> None:
-        """See app.stream.Outlet."""
+    def write(self, *frames: bytes) -> None:
+        """See app.stream.Outlet. One HTTP chunk, one system call."""
         if not self._transport.is_closing():
-            self._transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
+            data = frames[0] if len(frames) == 1 else b"".join(frames)
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def drained(self) -> None:
         """See app.stream.Outlet."""

@@ -137,11 +137,10 @@ class HandoverTokenizerManager(TokenizerManager):
 
     def _on_readable(self) -> None:
         """Take everything that has come; the descriptor tells of it once."""
+        inbox = self._inbox
         try:
-            while True:
-                self._receive(sock_recv(self._inbox, zmq.NOBLOCK))
-        except zmq.Again:
-            pass
+            while inbox.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                self._receive(sock_recv(inbox, zmq.NOBLOCK))
         except Exception as exc:  # noqa: BLE001  # SGLang would end the whole process here
             self._broken(exc)
 

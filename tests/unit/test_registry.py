@@ -40,9 +40,9 @@ class Outlet:
         """Never."""
         return False
 
-    def write(self, frame):
+    def write(self, *frames):
         """Fail: it is not ready."""
-        raise AssertionError(frame)
+        raise AssertionError(frames)
 
     async def drained(self):
         """Wait for the cut."""

@@ -48,9 +48,9 @@ class Client:
         """Whether the client reads."""
         return self.reading.is_set()
 
-    def write(self, frame):
-        """Take a frame."""
-        self.frames.append(frame)
+    def write(self, *frames):
+        """Take frames."""
+        self.frames.extend(frames)
 
     async def drained(self):
         """Wait until the client reads."""
