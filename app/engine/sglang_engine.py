@@ -87,7 +87,7 @@ class SGLangEngine:
         if launched is not None:
             for _, process in launched.processes:
                 loop.remove_reader(process.sentinel)
-            launched.manager.fail_all(EngineFailed("The engine was stopped."))
+            launched.manager.fail_all("The engine was stopped.")
             await loop.run_in_executor(self._thread, launched.stop)
             await launched.manager.stop()
             for _, process in launched.processes:
@@ -132,7 +132,12 @@ class SGLangEngine:
             raise ValueError(f"request id {rid} is in use")
 
         async def begin() -> None:
-            await self._begin(rid, prompt, stream)
+            try:
+                await self._begin(rid, prompt, stream)
+            except BaseException:
+                self.abort(rid)  # choices that were sent have no reader any more
+                self._ended(rid)
+                raise
 
         stream = GenerationStream(prompt.handle.choices, begin, lambda: self._ended(rid))
         self._streams[rid] = stream
@@ -143,11 +148,10 @@ class SGLangEngine:
         stream = self._streams.get(rid)
         if stream is None or self._launched is None:
             return
+        stream.aborted = True  # for the choices that are not sent yet
         if stream.begun:
             # SGLang aborts by prefix: ids are of fixed length, so this is exactly our choices.
             self._launched.manager.abort_all_of(f"{rid}-")
-        else:
-            stream.aborted = True
 
     def load(self) -> EngineLoad:
         """The engine's current load, as its schedulers last wrote it to shared memory."""
@@ -201,7 +205,7 @@ class SGLangEngine:
         was_ready = self._health is Health.READY
         self._health = Health.DEAD
         if self._launched is not None:
-            self._launched.manager.fail_all(EngineFailed(f"The engine died: {reason}."))
+            self._launched.manager.fail_all(f"The engine died: {reason}.")
         if was_ready:
             self._on_death(reason)
 
@@ -264,7 +268,10 @@ class SGLangEngine:
             await launched.manager.submit(request, f"{rid}-{index:03d}", sink)
 
     def _ended(self, rid: str) -> None:
-        self._streams.pop(rid, None)
+        stream = self._streams.pop(rid, None)
+        if stream is not None and stream.failed and self._launched and self._health is Health.READY:
+            # One choice was refused: the others have no reader any more.
+            self._launched.manager.abort_all_of(f"{rid}-")
 
     def _own_sigquit(self, loop: asyncio.AbstractEventLoop) -> None:
         """SGLang's children report failure by SIGQUIT, whose default action ends this process."""

@@ -33,6 +33,7 @@ from app.core import Counts
 from app.errors import BadRequest, EngineFailed, EngineOverloaded, ServingError
 
 RETRY_AFTER_FULL_S = 1
+_new_tuple = tuple.__new__
 
 
 class Sink(Protocol):
@@ -105,11 +106,11 @@ class HandoverTokenizerManager(TokenizerManager):
         """Stop every request whose id starts with `rid_prefix`."""
         self._dispatch_to_scheduler(AbortReq(rid=rid_prefix))
 
-    def fail_all(self, error: ServingError) -> None:
-        """End every stream with `error`."""
+    def fail_all(self, reason: str) -> None:
+        """End every stream with EngineFailed."""
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
-            sink.fail(error)
+            sink.fail(EngineFailed(reason))
 
     # --- SGLang's loop
 
@@ -148,11 +149,8 @@ class HandoverTokenizerManager(TokenizerManager):
         if type(message) is not BatchStrOutput:
             self._others.put_nowait(message)
             return
-        if not self._hand_over(message):
-            self._others.put_nowait(_without(message, self._sinks))
-        for rid, finish in zip(message.rids, message.finished_reasons, strict=True):
-            if finish is not None:
-                self._sinks.pop(rid, None)
+        if rows := self._hand_over(message):
+            self._others.put_nowait(_only(message, rows))
 
     async def _handle_others(self) -> None:
         """SGLang's own handling of what is not ours, in order of arrival."""
@@ -169,10 +167,10 @@ class HandoverTokenizerManager(TokenizerManager):
     def _broken(self, exc: Exception) -> None:
         self.on_failure(f"receiving from the detokenizer failed: {type(exc).__name__}")
 
-    def _hand_over(self, batch: BatchStrOutput) -> bool:
-        """Give each row to its sink; False if a row has none."""
+    def _hand_over(self, batch: BatchStrOutput) -> list[int]:
+        """Give each row to its sink; returns the rows that have none."""
         sinks = self._sinks
-        all_ours = True
+        rows_of_others: list[int] = []
         for row, (rid, text, token_ids, finish, prompt, completion, cached, reasoning) in enumerate(
             zip(
                 batch.rids,
@@ -188,11 +186,14 @@ class HandoverTokenizerManager(TokenizerManager):
         ):
             sink = sinks.get(rid)
             if sink is None:
-                all_ours = False
-            else:
-                counts = Counts(prompt, completion, cached, reasoning)
-                sink.take(text, token_ids, finish, counts, batch, row)
-        return all_ours
+                rows_of_others.append(row)
+                continue
+            if finish is not None:
+                del sinks[rid]
+            # What `Counts(...)` does, without its Python-level call: this line runs once per token.
+            counts = _new_tuple(Counts, (prompt, completion, cached, reasoning))
+            sink.take(text, token_ids, finish, counts, batch, row)
+        return rows_of_others
 
     def _handle_abort_req(self, recv_obj: AbortReq) -> None:
         """An abort or a refusal of a request that never ran."""
@@ -217,9 +218,8 @@ def refusal(finish: dict[str, Any]) -> ServingError | None:
     return EngineFailed(message)
 
 
-def _without(batch: BatchStrOutput, ours: dict[str, Sink]) -> BatchStrOutput:
-    """The rows of a batch that are not ours."""
-    rows = [row for row, rid in enumerate(batch.rids) if rid not in ours]
+def _only(batch: BatchStrOutput, rows: list[int]) -> BatchStrOutput:
+    """A batch of some of a batch's rows."""
     total = len(batch.rids)
     columns = {}
     for column in msgspec.structs.fields(type(batch)):

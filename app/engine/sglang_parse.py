@@ -18,6 +18,7 @@ from app.core import Channel, Counts, Delta, FinishReason, ToolCall
 from app.engine.sglang_handover import refusal
 from app.errors import EngineFailed, ServingError
 
+_new_tuple = tuple.__new__
 FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -53,7 +54,9 @@ class PlainChoice:
         del batch, row
         self.counts = counts
         if finish is None:
-            self._out.put(Delta(self.index, "text", text, token_ids, counts))
+            # What `Delta(...)` does, without its Python-level call: this line runs once per token.
+            values = (self.index, "text", text, token_ids, counts, None, None, None, None)
+            self._out.put(_new_tuple(Delta, values))
         elif (error := refusal(finish)) is not None:
             self._out.fail(error)
         else:

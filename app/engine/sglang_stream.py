@@ -29,7 +29,12 @@ class GenerationStream(AsyncIterator[Delta]):
         self._begin: Callable[[], Awaitable[None]] | None = begin
         self._on_end = on_end
         self.aborted = False
-        """Set by an abort that came before the engine was asked."""
+        """Set by an abort: choices that were not sent yet are not."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended, or will once read, with an error."""
+        return self._error is not None
 
     @property
     def begun(self) -> bool:

@@ -125,6 +125,21 @@ def test_a_batch_has_the_columns_that_are_handed_over() -> None:
     }
 
 
+def test_a_plain_delta_is_what_its_constructor_makes() -> None:
+    """The hot path builds its tuples without the constructor; they must stay of one shape."""
+    from app.core import Counts, Delta
+    from app.engine.sglang_parse import PlainChoice
+
+    made: list[Delta] = []
+
+    class Output:
+        put = staticmethod(made.append)
+
+    PlainChoice(3, Output(), 9).take("x", [1], None, Counts(9, 1), None, 0)
+    assert made == [Delta(3, "text", "x", [1], Counts(9, 1))]
+    assert type(made[0]) is Delta
+
+
 def test_this_machine_runs_our_platform_unless_it_has_an_accelerator() -> None:
     """SGLang resolves the CPU platform through the entry point where it finds no device of its own."""
     from sglang.srt.platforms import current_platform
