@@ -36,8 +36,9 @@ class Pipeline:
             async for delta in deltas:
                 trace.saw(delta)
                 stream.append(delta)
+            stream.usage = usage_of(trace.counts)
             if request.include_usage:
-                stream.notice("usage", usage_of(trace.counts))
+                stream.notice("usage", stream.usage)
             _check_not_cut(stream)
             stream.close()
         except ServingError as error:

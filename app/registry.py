@@ -16,7 +16,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from app.core import ChatRequest
-from app.errors import Conflict, Draining, NotFound, Unavailable
+from app.errors import Conflict, Draining, InternalError, NotFound, Unavailable
 from app.log import where
 from app.ring import Ring
 from app.settings import Settings
@@ -99,7 +99,7 @@ class Streams:
         del self._live[stream.request_id]
         if not task.cancelled() and (exc := task.exception()) is not None:
             self._log.error("generation_broke", request_id=stream.request_id, error=where(exc))
-        if isinstance(stream.error, Unavailable):
+        if isinstance(stream.error, Unavailable | InternalError):
             self._free_key(stream)  # the caller was told to send it again
         if stream.refused:
             self._forget(stream)

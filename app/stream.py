@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from app.core import ChatRequest, Counts, Delta
-from app.errors import Cancelled, ReplayExpired, ReplayPositionUnknown, ServingError
+from app.errors import Cancelled, Draining, ReplayExpired, ReplayPositionUnknown, ServingError
 from app.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, Special, ToolStarted
 
 MAX_WRITE_BYTES = 64 * 1024
@@ -48,6 +48,7 @@ class TokenStream:
         self.cancelled: str | None = None
         self.error: ServingError | None = None
         self.finished_at_s: float | None = None
+        self.usage: Mapping[str, Any] | None = None
         self._wire = wire
         self._ring = ring
         self._plain = ring.plain
@@ -66,7 +67,9 @@ class TokenStream:
     # Writing: the generation's side.
 
     def open(self, n: int) -> None:
-        """Admit the request: its status line may be sent. Raises Cancelled."""
+        """Admit the request: its status line may be sent. Raises Cancelled, Draining."""
+        if self.cancelled == SHUTDOWN:
+            raise Draining("The server is stopping; send the request again.", retry_after_s=5)
         if self.cancelled is not None:
             raise Cancelled("The request was cancelled while it waited.")
         self._special(Opened(n))

@@ -116,7 +116,8 @@ class ChatRoutes:
         """DELETE {id} and POST {id}/cancel: stop; what was generated stays attachable."""
         stream = self._find(request)
         stream.cancel("cancelled")
-        return JSONResponse({"id": stream.request_id, "object": "chat.completion", "cancelled": True})
+        cancelled = stream.cancelled is not None
+        return JSONResponse({"id": stream.request_id, "object": "chat.completion", "cancelled": cancelled})
 
     async def delete(self, request: Request) -> Response:
         """DELETE /v1/…/{id}: stop and forget, in OpenAI's shape."""

@@ -42,6 +42,7 @@ def completion(stream: TokenStream) -> dict[str, Any]:
             case Notice(field, value):
                 answer[field] = value
     answer["choices"] = [_choice(i, choices[i], parts) for i in sorted(choices)]
+    answer["usage"] = stream.usage
     return answer
 
 

@@ -101,10 +101,9 @@ def _max_tokens(given: Mapping[str, Any]) -> int | None:
 
 def _stream_options(given: Mapping[str, Any]) -> tuple[bool, bool]:
     options = given.get("stream_options")
-    streaming = given.get("stream", False)
     if options is None:
-        return not streaming, False
-    if not streaming:
+        return False, False
+    if not given.get("stream"):
         raise BadRequest("stream_options needs stream: true.", param="stream_options")
     for name, value in options.items():
         if name == "include_obfuscation" and value is False:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import warnings
 from typing import Any
 
@@ -30,6 +31,10 @@ class ChildEntry:
         self.__dict__.update(state)
         for name, value in self._environ.items():
             os.environ.setdefault(name, value)
+        # Ctrl-C and service managers signal the whole process group: when to stop is for the
+        # server to say, which has streams to finish. If it dies, the kernel ends its children.
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_IGN)
         # Imports of parts that this machine cannot use; what fails is logged as an error.
         warnings.simplefilter("ignore")
         prepare_process()

@@ -141,9 +141,9 @@ def test_equal_limits_are_one():
     assert parse(max_completion_tokens=6).max_tokens == 6
 
 
-def test_one_piece_has_usage_without_asking():
-    """An answer in one piece has usage, a stream only when asked."""
-    assert parse().include_usage
+def test_usage_is_an_event_only_when_asked():
+    """A stream has a usage chunk only when asked; an answer in one piece has usage anyway."""
+    assert not parse().include_usage
     assert not parse(stream=True).include_usage
 
 
