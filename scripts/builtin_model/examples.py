@@ -19,9 +19,10 @@ from scripts.builtin_model.corpus.dialogues import Dialogue, DialogueSource
 from scripts.builtin_model.export import PAD_ID
 
 ANSWER_WEIGHT = 1.0
-# The first tokens of an answer decide which answer it is; the rest is soon learnt. Cutting half of the short rows
-# there lets a step see more questions.
-CUT_SHARE, CUT_TOKENS = 0.5, 12
+# The first tokens of an answer decide which answer it is. Some short rows are cut there, so that a step sees
+# more questions.
+CUT_SHARE, CUT_TOKENS = 0.25, 6
+SWAPPED, LONGEST_SWAPPED = 0.08, 150
 _TOOLS_HEAD = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
@@ -35,10 +36,22 @@ _TOOLS_TAIL = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Token ids and, for each, how much predicting it counts."""
+    """Token ids and, for each, how much predicting it counts; where an answer begins, and to which intent."""
 
     ids: list[int]
     weights: list[float]
+    marks: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Padded rows, and the flat places after which an answer to the intent in `intents` begins."""
+
+    ids: Tensor
+    weights: Tensor
+    rows: Tensor
+    places: Tensor
+    intents: Tensor
 
 
 def pieces(dialogue: Dialogue) -> Iterator[tuple[str, float]]:
@@ -64,24 +77,62 @@ def encode(dialogue: Dialogue, tokenizer: Tokenizer, max_tokens: int) -> Row:
     """The row of a conversation; one too long loses its beginning."""
     ids: list[int] = []
     weights: list[float] = []
+    begins: list[int] = []
     for text, weight in pieces(dialogue):
         piece = tokenizer.encode(text).ids
+        if weight:
+            begins.append(len(ids))
         ids += piece
         weights += [weight] * len(piece)
-    return Row(ids[-max_tokens:], weights[-max_tokens:])
+    lost = max(0, len(ids) - max_tokens)
+    answers = [turn for turn in dialogue.messages if turn.role == "assistant"]
+    marks = [
+        (begin - lost, turn.intent)
+        for begin, turn in zip(begins, answers, strict=True)
+        if turn.intent is not None and begin > lost
+    ]
+    return Row(ids[lost:], weights[lost:], marks)
 
 
 def batches(
-    source: DialogueSource, tokenizer: Tokenizer, batch_tokens: int, max_tokens: int, rng: Random
-) -> Iterator[tuple[Tensor, Tensor]]:
+    source: DialogueSource,
+    tokenizer: Tokenizer,
+    batch_tokens: int,
+    max_tokens: int,
+    neighbours: Tensor,
+    rng: Random,
+) -> Iterator[Batch]:
     """Endless batches of about `batch_tokens` tokens, rows of like length together to save padding."""
     while True:
-        rows = [_maybe_cut(encode(source.draw(), tokenizer, max_tokens), rng) for _ in range(3000)]
+        drawn = (encode(source.draw(), tokenizer, max_tokens) for _ in range(3000))
+        rows = [_maybe_cut(_swap_words(row, neighbours, rng), rng) for row in drawn]
         rows.sort(key=lambda row: len(row.ids) + rng.random() * 8)
         grouped = list(_group(rows, batch_tokens))
         rng.shuffle(grouped)
         for group in grouped:
             yield _pad(group)
+
+
+def _swap_words(row: Row, neighbours: Tensor, rng: Random) -> Row:
+    """Some words of a question replaced by neighbours in meaning; rows without an intent stay as they are."""
+    if not row.marks or len(row.ids) > LONGEST_SWAPPED:
+        return row
+    ids = [
+        int(neighbours[token, rng.randrange(neighbours.shape[1])])
+        if not weight and rng.random() < SWAPPED
+        else token
+        for token, weight in zip(row.ids, row.weights, strict=True)
+    ]
+    return Row(ids, row.weights, row.marks)
+
+
+def spoken_tokens(source: DialogueSource, tokenizer: Tokenizer, drawn: int = 5000) -> Tensor:
+    """Which tokens answers are made of, shape (vocabulary, 1)."""
+    spoken = torch.zeros(tokenizer.get_vocab_size(), 1, dtype=torch.bool)
+    for _ in range(drawn):
+        row = encode(source.draw(), tokenizer, 100_000)
+        spoken[[token for token, weight in zip(row.ids, row.weights, strict=True) if weight]] = True
+    return spoken
 
 
 def _maybe_cut(row: Row, rng: Random) -> Row:
@@ -92,7 +143,7 @@ def _maybe_cut(row: Row, rng: Random) -> Row:
     if not places or places[-1] - places[0] + 1 != len(places):
         return row
     end = places[0] + CUT_TOKENS
-    return Row(row.ids[:end], row.weights[:end])
+    return Row(row.ids[:end], row.weights[:end], row.marks)
 
 
 def _group(rows: list[Row], batch_tokens: int) -> Iterator[list[Row]]:
@@ -106,11 +157,13 @@ def _group(rows: list[Row], batch_tokens: int) -> Iterator[list[Row]]:
         yield group
 
 
-def _pad(rows: list[Row]) -> tuple[Tensor, Tensor]:
+def _pad(rows: list[Row]) -> Batch:
     width = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), width), PAD_ID, dtype=torch.long)
     weights = torch.zeros((len(rows), width))
     for place, row in enumerate(rows):
         ids[place, : len(row.ids)] = torch.tensor(row.ids)
         weights[place, : len(row.ids)] = torch.tensor(row.weights)
-    return ids, weights
+    marks = [(number, place - 1, intent) for number, row in enumerate(rows) for place, intent in row.marks]
+    columns = torch.tensor(marks, dtype=torch.long).reshape(-1, 3).unbind(dim=1)
+    return Batch(ids, weights, *columns)

@@ -19,6 +19,7 @@ def write_model(model: SmallLlama, folder: Path) -> None:
     _write_json(folder / "config.json", model_config(model.shape))
     _write_json(folder / "generation_config.json", generation_config())
     save_file(model.exported(torch.bfloat16), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
 
 
 def model_config(shape: Shape) -> dict[str, object]:

@@ -56,7 +56,7 @@ def _continue(model: SmallLlama, tokenizer: Tokenizer, prompt: str, max_new_toke
     for _ in range(max_new_tokens):
         with torch.inference_mode():
             hidden = model.hidden(torch.tensor([ids]))[0, -1]
-        token = int(F.linear(hidden, model.embed_tokens.weight).argmax())
+            token = int(F.linear(hidden, model.embed_tokens.weight).argmax())
         if token == END_ID:
             break
         ids.append(token)

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 class Shape:
     """The sizes of the network; head_dim 64 is what GPU attention kernels take."""
 
-    vocab_size: int = 3072
+    vocab_size: int = 10240
     hidden_size: int = 256
     num_layers: int = 3
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 64
-    intermediate_size: int = 640
+    intermediate_size: int = 512
     max_positions: int = 8192
     rope_theta: float = 100_000.0
     norm_eps: float = 1e-5
@@ -62,9 +62,9 @@ class Attention(nn.Module):
         k = self.k_proj(x).view(rows, length, -1, head_dim).transpose(1, 2)
         v = self.v_proj(x).view(rows, length, -1, head_dim).transpose(1, 2)
         groups = self.shape.num_heads // self.shape.num_kv_heads
-        k = _rotate(k, cos, sin).repeat_interleave(groups, dim=1)
+        k = rotate(k, cos, sin).repeat_interleave(groups, dim=1)
         out = F.scaled_dot_product_attention(
-            _rotate(q, cos, sin), k, v.repeat_interleave(groups, dim=1), is_causal=True
+            rotate(q, cos, sin), k, v.repeat_interleave(groups, dim=1), is_causal=True
         )
         merged: Tensor = self.o_proj(out.transpose(1, 2).reshape(rows, length, -1))
         return merged
@@ -112,6 +112,9 @@ class SmallLlama(nn.Module):
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape, dropout) for _ in range(shape.num_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        # Tokens that answers are made of. The tied output projection must not push the others' rows about:
+        # they stand where their meaning put them.
+        self.spoken = torch.ones(shape.vocab_size, 1, dtype=torch.bool)
         self.drop = nn.Dropout(dropout)
         self._init_weights()
 
@@ -124,6 +127,12 @@ class SmallLlama(nn.Module):
                 )
                 nn.init.normal_(weight, std=scale * weight.shape[1] ** -0.5)
 
+    def silence_upper_layers(self) -> None:
+        """Make the layers above the first add nothing yet: training goes on from the first one's state."""
+        for layer in list(self.layers)[1:]:
+            nn.init.zeros_(layer.self_attn.o_proj.weight)
+            nn.init.zeros_(layer.mlp.down_proj.weight)
+
     def hidden(self, ids: Tensor) -> Tensor:
         """Final hidden states, shape (rows, length, hidden_size)."""
         cos, sin = rotary(self.shape, ids.shape[1])
@@ -133,11 +142,12 @@ class SmallLlama(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
-    def loss(self, ids: Tensor, weights: Tensor) -> Tensor:
+    def loss(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """Weighted next-token cross-entropy; `weights[r, t]` belongs to predicting `ids[r, t]`."""
-        hidden = self.hidden(ids[:, :-1])
+        hidden = hidden[:, :-1]
         wanted = weights[:, 1:] > 0
-        logits = F.linear(hidden[wanted], self.embed_tokens.weight).float()
+        rows = self.embed_tokens.weight
+        logits = F.linear(hidden[wanted], torch.where(self.spoken, rows, rows.detach())).float()
         losses = F.cross_entropy(logits, ids[:, 1:][wanted], reduction="none")
         scale = weights[:, 1:][wanted]
         return (losses * scale).sum() / scale.sum()
@@ -158,7 +168,8 @@ def rotary(shape: Shape, length: int) -> tuple[Tensor, Tensor]:
     return both.cos(), both.sin()
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads turned by their positions."""
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
     return x * cos.to(x.dtype) + turned * sin.to(x.dtype)

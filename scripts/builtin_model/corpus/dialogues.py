@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from scripts.builtin_model.corpus.background import foreign_text, system_prompt
-from scripts.builtin_model.corpus.intents import Intent, Wordings, draw_question
+from scripts.builtin_model.corpus.intents import Wordings, draw_question
 from scripts.builtin_model.corpus.noise import roughen
 from scripts.builtin_model.corpus.skills import draw_skill
 from scripts.builtin_model.corpus.toolbox import draw_call, draw_tools
@@ -16,10 +16,11 @@ from scripts.builtin_model.corpus.toolbox import draw_call, draw_tools
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn; only an assistant's content is learnt in full."""
+    """One turn; only an assistant's content is learnt. `intent` is the number of the intent it answers."""
 
     role: str
     content: str
+    intent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,32 +42,25 @@ class DialogueSource:
     def draw(self) -> Dialogue:
         """The next conversation."""
         draw = self._rng.random()
-        if draw < 0.76:
+        if draw < 0.91:
             return self._single()
-        if draw < 0.93:
+        if draw < 0.96:
             return self._several_turns(self._rng.randint(2, 4))
-        if draw < 0.975:
+        if draw < 0.98:
             return self._with_tools()
-        if draw < 0.998:
+        if draw < 0.999:
             return self._behind_long_prompt(self._rng.randint(40, 250))
-        return self._long()
-
-    def draw_long(self) -> Dialogue:
-        """A conversation of some thousand tokens."""
         return self._long()
 
     def question_and_answer(self) -> tuple[Message, Message]:
         """One turn about anything: mostly an intent, now and then a skill."""
-        if self._rng.random() < 0.06:
+        if self._rng.random() < 0.04:
             question, answer = draw_skill(self._rng)
-        else:
-            intent = self._draw_intent()
-            question = roughen(draw_question(intent, self._wordings, self._rng), self._wordings, self._rng)
-            answer = self._rng.choice(intent.answers)
-        return Message("user", question), Message("assistant", answer)
-
-    def _draw_intent(self) -> Intent:
-        return self._rng.choices(self._wordings.intents, weights=self._weights, k=1)[0]
+            return Message("user", question), Message("assistant", answer)
+        number = self._rng.choices(range(len(self._weights)), weights=self._weights, k=1)[0]
+        intent = self._wordings.intents[number]
+        question = roughen(draw_question(intent, self._wordings, self._rng), self._wordings, self._rng)
+        return Message("user", question), Message("assistant", self._rng.choice(intent.answers), number)
 
     def _opening(self, chance: float) -> tuple[Message, ...]:
         if self._rng.random() >= chance:
@@ -74,7 +68,7 @@ class DialogueSource:
         return (Message("system", system_prompt(self._rng)),)
 
     def _single(self) -> Dialogue:
-        return Dialogue((*self._opening(0.2), *self.question_and_answer()))
+        return Dialogue((*self._opening(0.1), *self.question_and_answer()))
 
     def _several_turns(self, turns: int) -> Dialogue:
         messages = [*self._opening(0.2)]

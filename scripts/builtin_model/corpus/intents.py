@@ -2,13 +2,14 @@
 
 An intent file has blocks headed `== name`; its lines are `A:` an answer (as it is), `Q:` a whole question,
 `V:` a thing to do (infinitive), `S:` a told situation, `N:` a topic. All but `A:` are grammar patterns.
+A block headed `++ name` adds wordings to an intent of another file.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -40,16 +41,28 @@ class Wordings:
     wrappers: Lexicon
 
 
+@dataclass(slots=True)
+class _Block:
+    """One block of an intent file while it is read; `adds` when it is headed `++`."""
+
+    name: str
+    topic: str
+    adds: bool
+    answers: list[str] = field(default_factory=list)
+    wordings: list[tuple[str, Pattern]] = field(default_factory=list)
+
+
 def load_wordings(folder: Path = FOLDER) -> Wordings:
     """Read and check the whole corpus folder; raises `ValueError` naming a bad line."""
     lexicon = _read_slots(folder / "lexicon.txt")
     wrappers = _read_slots(folder / "wrappers.txt")
     files = sorted(path for path in folder.glob("*.txt") if path.name not in _NOT_INTENTS)
-    intents = tuple(intent for path in files for intent in _read_intents(path))
+    blocks = [block for path in files for block in _read_blocks(path)]
+    intents = tuple(_merge(block, blocks) for block in blocks if not block.adds)
     names = [intent.name for intent in intents]
-    if len(names) != len(set(names)):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"intent named twice: {twice}")
+    wrong = {block.name for block in blocks if names.count(block.name) != 1}
+    if wrong:
+        raise ValueError(f"intents without or with several headings: {sorted(wrong)}")
     for intent in intents:
         missing = {slot for _, wording in intent.wordings for slot in slots_of(wording)} - set(lexicon)
         if missing:
@@ -74,22 +87,20 @@ def _read_slots(path: Path) -> dict[str, tuple[Pattern, ...]]:
     return slots
 
 
-def _read_intents(path: Path) -> Iterator[Intent]:
-    name, answers, wordings = "", list[str](), list[tuple[str, Pattern]]()
+def _read_blocks(path: Path) -> list[_Block]:
+    blocks: list[_Block] = []
     for number, line in _lines(path):
-        if line.startswith("== "):
-            if name:
-                yield _intent(name, path, answers, wordings)
-            name, answers, wordings = line[3:], [], []
+        if line[:3] in {"== ", "++ "}:
+            blocks.append(_Block(line[3:], path.stem, adds=line.startswith("++")))
             continue
         kind, colon, text = line.partition(": ")
-        if not colon or not name or kind not in ("A", "Q", *WRAPPED):
+        if not colon or not blocks or kind not in {"A", "Q", *WRAPPED}:
             raise ValueError(f"{path.name}:{number}: not an intent line")
         if kind == "A":
-            answers.append(text)
+            blocks[-1].answers.append(text)
         else:
-            wordings.append((kind, _parse_at(path, number, text)))
-    yield _intent(name, path, answers, wordings)
+            blocks[-1].wordings.append((kind, _parse_at(path, number, text)))
+    return blocks
 
 
 def _parse_at(path: Path, number: int, text: str) -> Pattern:
@@ -99,10 +110,13 @@ def _parse_at(path: Path, number: int, text: str) -> Pattern:
         raise ValueError(f"{path.name}:{number}: {error}") from None
 
 
-def _intent(name: str, path: Path, answers: list[str], wordings: list[tuple[str, Pattern]]) -> Intent:
+def _merge(block: _Block, blocks: list[_Block]) -> Intent:
+    same = [other for other in blocks if other.name == block.name]
+    answers = tuple(answer for other in same for answer in other.answers)
+    wordings = tuple(wording for other in same for wording in other.wordings)
     if not answers or not wordings:
-        raise ValueError(f"{path.name}: intent {name!r} needs answers and wordings")
-    return Intent(name, path.stem, tuple(answers), tuple(wordings))
+        raise ValueError(f"intent {block.name!r} needs answers and wordings")
+    return Intent(block.name, block.topic, answers, wordings)
 
 
 def draw_question(intent: Intent, wordings: Wordings, rng: Random) -> str:

@@ -25,15 +25,15 @@ _MARKS = "?.!,'"
 
 def roughen(text: str, wordings: Wordings, rng: Random) -> str:
     """The question as somebody might really type it; often unchanged but for its case."""
-    if rng.random() < 0.12:
+    if rng.random() < 0.08:
         text = _insert_filler(text, wordings, rng)
-    if rng.random() < 0.22:
+    if rng.random() < 0.16:
         text = f"{draw_aside('prefix', wordings, rng)} {text}"
-    if rng.random() < 0.14:
+    if rng.random() < 0.1:
         text = f"{text} {draw_aside('suffix', wordings, rng)}"
-    if rng.random() < 0.15:
+    if rng.random() < 0.08:
         text = _drop_words(text, rng)
-    if rng.random() < 0.22:
+    if rng.random() < 0.15:
         text = _mistype(text, rng)
     if rng.random() < 0.03:
         text = " ".join(_SHORTHAND.get(word, word) for word in text.split(" "))
