@@ -13,6 +13,9 @@ from typing import cast
 import structlog
 from structlog.typing import FilteringBoundLogger
 
+TALKATIVE = ("sglang", "transformers", "xgrammar")
+"""Libraries whose log messages may quote what they work on."""
+
 
 def configure(level: str, fmt: str) -> FilteringBoundLogger:
     """Set up logging for the process and return the root logger.
@@ -41,22 +44,31 @@ def configure(level: str, fmt: str) -> FilteringBoundLogger:
 def _adopt_stdlib(shared: list[structlog.typing.Processor], renderer: structlog.typing.Processor) -> None:
     """Give library log records (uvicorn, SGLang) the same shape; only warnings and worse.
 
-    Library messages below that could carry request text (SGLang logs requests at info).
+    SGLang's parsers log what the model wrote, at any level: of its records only the place is
+    kept, and of any exception only what `where` tells.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                renderer,
-            ],
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name, _without_text],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+
+
+def _without_text(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """A library's record without anything that could quote a prompt or an answer."""
+    record: logging.LogRecord = event["_record"]
+    exc_info = event.pop("exc_info", None) or record.exc_info
+    if isinstance(exc_info, tuple) and exc_info[1] is not None:
+        event["error"] = where(exc_info[1])
+    record.exc_info = record.exc_text = None
+    if record.name.split(".")[0] in TALKATIVE:
+        event["event"] = f"{record.module}.{record.funcName}:{record.lineno}"
+    return event
 
 
 def where(exc: BaseException) -> str:

@@ -7,6 +7,8 @@ the status line out; after it there are only events.
 
 from __future__ import annotations
 
+import asyncio
+
 from structlog.typing import FilteringBoundLogger
 
 from app.core import ChatRequest, Engine, Health
@@ -44,11 +46,16 @@ class Pipeline:
         except ServingError as error:
             trace.failed(error.code)
             stream.fail(error)
-        except BaseException as exc:
+        except asyncio.CancelledError:
+            trace.failed("cancelled")
+            self._engine.abort(request.request_id)
+            stream.fail(Draining("The server stopped before the answer was complete; ask again."))
+            raise
+        except Exception as exc:  # noqa: BLE001  # whatever it is, the client gets a truthful end
             trace.failed("internal_error")
             self._log.error("pipeline_broke", request_id=request.request_id, error=where(exc))
+            self._engine.abort(request.request_id)
             stream.fail(InternalError("The server failed to answer this request; it may be sent again."))
-            raise
         finally:
             self._log.info("request", cancelled=stream.cancelled, **trace.fields())
 

@@ -47,6 +47,10 @@ class Streams:
         self._grace: dict[str, asyncio.TimerHandle] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._draining = False
+        self._hurried = asyncio.Event()
+        self._live_bytes = 0
+        self._finished_bytes = 0
+        self._looked_at_all_s = 0.0
 
     @property
     def num_live(self) -> int:
@@ -73,6 +77,12 @@ class Streams:
         if len(self._live) >= self._settings.max_live_streams:
             raise Unavailable(
                 f"The server already runs {len(self._live)} generations (max_live_streams).",
+                code="too_many_streams",
+                retry_after_s=2,
+            )
+        if self._live_bytes > self._settings.retained_bytes:
+            raise Unavailable(
+                f"The running streams hold {self._live_bytes} bytes (retained_bytes); try again.",
                 code="too_many_streams",
                 retry_after_s=2,
             )
@@ -105,12 +115,14 @@ class Streams:
             self._forget(stream)
         elif stream.request_id in self._streams:  # not deleted meanwhile
             self._finished[stream.request_id] = stream
+            self._finished_bytes += stream.nbytes
         self._cancel_grace(stream)
 
     def _forget(self, stream: TokenStream) -> None:
         if self._streams.pop(stream.request_id, None) is not None and stream.readers:
             self._forgotten.add(stream)
-        self._finished.pop(stream.request_id, None)
+        if self._finished.pop(stream.request_id, None) is not None:
+            self._finished_bytes -= stream.nbytes
         self._free_key(stream)
 
     def _free_key(self, stream: TokenStream) -> None:
@@ -187,45 +199,73 @@ class Streams:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(period_s)
-            self._look_after_readers(loop.time())
-            self._forget_old(loop.time())
+            try:
+                self._look_after_readers(loop.time())
+                self._forget_old(loop.time())
+            except Exception as exc:  # noqa: BLE001  # heartbeats and retention must go on
+                self._log.error("ticker_broke", error=where(exc))
 
     def _look_after_readers(self, now_s: float) -> None:
-        heartbeat_s, stall_s = self._settings.heartbeat_s, self._settings.stall_timeout_s
-        self._forgotten = {stream for stream in self._forgotten if stream.readers}
-        for stream in [*self._streams.values(), *self._forgotten]:
-            for reader in list(stream.readers):
-                silent_s = reader.silent_s(now_s)
-                if not reader.stalling:
-                    if silent_s >= heartbeat_s:
-                        reader.unpark()
-                elif silent_s > stall_s and reader.outlet is not None:
-                    self._log.warning("reader_stalled", request_id=stream.request_id, silent_s=silent_s)
-                    reader.outlet.abort()
+        """Wake silent readers for a heartbeat, cut stalled ones.
+
+        Finished streams, of which there may be very many, have their turn once a second.
+        """
+        self._live_bytes = sum(stream.nbytes for stream in self._live.values())
+        for stream in self._live.values():
+            self._look_after(stream, now_s)
+        if now_s - self._looked_at_all_s >= 1.0:
+            self._looked_at_all_s = now_s
+            self._forgotten = {stream for stream in self._forgotten if stream.readers}
+            for stream in [*self._finished.values(), *self._forgotten]:
+                self._look_after(stream, now_s)
+
+    def _look_after(self, stream: TokenStream, now_s: float) -> None:
+        for reader in list(stream.readers):
+            silent_s = reader.silent_s(now_s)
+            if not reader.stalling:
+                if silent_s >= self._settings.heartbeat_s:
+                    reader.unpark()
+            elif silent_s > self._settings.stall_timeout_s and reader.outlet is not None:
+                self._log.warning("reader_stalled", request_id=stream.request_id, silent_s=silent_s)
+                reader.outlet.abort()
 
     def _forget_old(self, now_s: float) -> None:
         """Drop finished streams past their retention, then the oldest over the memory limit."""
-        held_bytes = sum(s.nbytes for s in self._finished.values())
-        for stream in list(self._finished.values()):
-            age_s = now_s - (stream.finished_at_s or now_s)
-            if age_s < self._settings.retention_s and held_bytes <= self._settings.retained_bytes:
-                break
-            held_bytes -= stream.nbytes
-            self._forget(stream)
+        while self._finished:
+            oldest = next(iter(self._finished.values()))
+            age_s = now_s - (oldest.finished_at_s or now_s)
+            full = self._finished_bytes > self._settings.retained_bytes
+            if age_s < self._settings.retention_s and not full:
+                return
+            self._forget(oldest)
 
     # Stopping
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, let live streams finish within `timeout_s`, end the rest."""
         self._draining = True
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
+        await self._tasks_done(timeout_s)
         for stream in list(self._live.values()):
             stream.cancel(SHUTDOWN)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
         for task in self._tasks:
             task.cancel()
+
+    async def _tasks_done(self, timeout_s: float) -> None:
+        if not self._tasks:
+            return
+        waits: set[asyncio.Task[Any]] = {
+            asyncio.create_task(self._hurried.wait()),
+            asyncio.create_task(asyncio.wait(self._tasks)),
+        }
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    def hurry(self) -> None:
+        """Wait for live streams no longer."""
+        self._hurried.set()
 
     async def aclose(self) -> None:
         """Stop keeping time. A second call does nothing."""

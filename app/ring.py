@@ -25,6 +25,8 @@ from app.core import Channel, Counts, Delta, FinishReason, ToolCall
 _SPECIAL = 0
 _RANK: Mapping[Channel, int] = {"reasoning": 0, "text": 1, "tool": 2}
 _MAX_FRAME_BYTES = 256 * 1024
+_EMPTY_BYTES = 3000
+"""What a stream without events takes, its wire and bookkeeping included; measured likewise."""
 _SPECIAL_BYTES = 400
 """What an event that is not text is counted as in memory; measured with tracemalloc."""
 
@@ -131,7 +133,7 @@ class Ring:
     @property
     def nbytes(self) -> int:
         """Memory held, in bytes, to within a few hundred."""
-        size = len(self._text) + 6 * len(self._lanes) + _SPECIAL_BYTES * len(self._specials)
+        size = _EMPTY_BYTES + len(self._text) + 6 * len(self._lanes) + _SPECIAL_BYTES * len(self._specials)
         if self._logprobs is not None:
             size += len(self._logprobs) + 4 * len(self._lanes)
         if self._counts is not None:

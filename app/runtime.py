@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import sys
 from collections.abc import Callable
 
@@ -36,11 +35,6 @@ class Runtime:
         self.engine = (make_engine or build_engine)(settings, self._engine_died)
         self.streams = Streams(settings, log)
         self.pipeline = Pipeline(self.engine, log)
-
-    @classmethod
-    def version(cls) -> str:
-        """The installed version of Tokenring."""
-        return importlib.metadata.version("tokenring")
 
     async def start(self) -> None:
         """Start the clockwork and the engine; returns when requests can be served.
@@ -87,7 +81,8 @@ class Runtime:
     async def drain(self) -> None:
         """Take nothing new and give live streams `drain_timeout_s` to finish."""
         self.phase = "draining"
-        self.log.info("draining", live_streams=self.streams.num_live)
+        hint = "a second signal ends live streams at once"
+        self.log.info("draining", live_streams=self.streams.num_live, hint=hint)
         await self.streams.drain(self.settings.drain_timeout_s)
 
     async def aclose(self) -> None:

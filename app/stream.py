@@ -11,6 +11,7 @@ and every recently finished stream of the process (app.registry).
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -130,6 +131,8 @@ class TokenStream:
         self._finish()
 
     def _finish(self) -> None:
+        # The prompt has done its work: a retained stream must not hold it.
+        self.request = dataclasses.replace(self.request, body={})
         self.finished_at_s = self._now_s()
         self._done.set_result(None)
         self._wake()

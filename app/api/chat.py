@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import sys
 from typing import Any
 
 from starlette.requests import Request
@@ -21,6 +20,9 @@ from app.errors import BadRequest, ReplayPositionUnknown
 from app.registry import IdempotencyKey
 from app.runtime import Runtime
 from app.stream import TokenStream
+
+ONE_PIECE = 8
+"""How many times `stream_bytes` an answer in one piece may take."""
 
 
 class ChatRoutes:
@@ -58,8 +60,8 @@ class ChatRoutes:
         return await self._answer(client, stream, patient=patient)
 
     def _start(self, chat: ChatRequest, key: IdempotencyKey | None, *, streaming: bool) -> TokenStream:
-        # An answer in one piece needs its beginning; max_tokens bounds it.
-        limit_bytes = None if streaming else sys.maxsize
+        # An answer in one piece needs its beginning too, and has nobody who reads along.
+        limit_bytes = None if streaming else ONE_PIECE * self._settings.stream_bytes
         stream = self._streams.create(chat, ChunkWire(chat), key=key, limit_bytes=limit_bytes)
         self._streams.run(stream, self._runtime.pipeline.serve(chat, stream))
         return stream

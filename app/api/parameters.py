@@ -184,11 +184,11 @@ def check(name: str, value: Any) -> Parameter:
 def check_values(given: Mapping[str, Any]) -> None:
     """Check what the parameters that are lists and maps hold. Raises BadRequest naming the place."""
     stop = given.get("stop")
-    for where, text in _items("stop", stop, MAX_STOPS) if isinstance(stop, list) else [("stop", stop)]:
-        if text is not None:
-            check_kind(where, text, str)
-            if not 0 < len(text) <= MAX_STOP_CHARS:
-                raise BadRequest(f"{where} must have 1 to {MAX_STOP_CHARS} characters.", param=where)
+    single = [] if stop is None else [("stop", stop)]
+    for where, text in _items("stop", stop, MAX_STOPS) if isinstance(stop, list) else single:
+        check_kind(where, text, str)
+        if not 0 < len(text) <= MAX_STOP_CHARS:
+            raise BadRequest(f"{where} must have 1 to {MAX_STOP_CHARS} characters.", param=where)
     for where, token_id in _items("stop_token_ids", given.get("stop_token_ids", ()), MAX_STOPS):
         check_kind(where, token_id, int)
         if not 0 <= token_id < 2**31:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
+from structlog.typing import FilteringBoundLogger
 
 from app.api.app import build_app
 from app.api.auth import is_loopback
@@ -56,7 +58,7 @@ def listen(settings: Settings) -> socket.socket:
         sock.close()
         raise SettingsError(
             f"cannot listen on {settings.host}:{settings.port}: {exc.strerror};"
-            " stop the other program or choose another --port."
+            " choose another --host or --port, or stop the program that has it."
         ) from exc
     return sock
 
@@ -90,7 +92,8 @@ async def serve(settings: Settings, sock: socket.socket) -> int:
     stop = asyncio.Event()
     runtime = Runtime(settings, log)
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
+        loop.add_signal_handler(signum, _asked_to_stop, stop, runtime)
+    _raise_file_limit(settings, log)
     server = http_server(build_app(runtime))
     serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
     host, port = sock.getsockname()[:2]
@@ -110,6 +113,22 @@ async def serve(settings: Settings, sock: socket.socket) -> int:
         await runtime.aclose()
         log.info("stopped", status=status)
     return status
+
+
+def _asked_to_stop(stop: asyncio.Event, runtime: Runtime) -> None:
+    """The first signal lets live streams finish, a second one does not wait for them."""
+    if stop.is_set():
+        runtime.streams.hurry()
+    stop.set()
+
+
+def _raise_file_limit(settings: Settings, log: FilteringBoundLogger) -> None:
+    """A connection is a file: allow as many as the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < settings.max_live_streams:
+        log.warning("few_files", limit=hard, hint="fewer connections than max_live_streams; raise ulimit -n")
 
 
 async def _until_over(runtime: Runtime, starting: asyncio.Task[None], stop: asyncio.Event) -> int:

@@ -33,8 +33,7 @@ _FIELD = {"text": b'"content"', "reasoning": b'"reasoning_content"'}
 class ChunkWire:
     """Writes one stream's events as `chat.completion.chunk` frames."""
 
-    def __init__(self, request: ChatRequest, extra: Mapping[str, Any] | None = None) -> None:
-        self._extra = extra or {}
+    def __init__(self, request: ChatRequest) -> None:
         head = {
             "id": request.request_id,
             "object": "chat.completion.chunk",
@@ -104,8 +103,6 @@ class ChunkWire:
         delta = {"role": "assistant", "content": ""}
         choices = [{"index": i, "delta": delta, "finish_reason": None} for i in range(n)]
         tail = self._tail
-        if self._extra:
-            tail = b"]," + orjson.dumps(self._extra)[1:-1] + tail[1:]
         body = self._head + orjson.dumps(choices)[1:-1] + tail
         return b"id: %d\nretry: %d\ndata: %b" % (event_id, RETRY_MS, body)
 
@@ -178,5 +175,5 @@ class EventStream:
         try:
             await self._reader.follow(outlet, PING)
         except ReplayExpired as error:
-            outlet.write(b"data: %b\n\n" % orjson.dumps(error.as_body()))
+            outlet.write(b"data: %b\n\ndata: [DONE]\n\n" % orjson.dumps(error.as_body()))
         await self._reader.caught_up(outlet)

@@ -1,4 +1,4 @@
-"""Checks on a rendered request that are the same for every engine."""
+"""Checks on a rendered request, for engines whose limits are a context length alone."""
 
 from __future__ import annotations
 

@@ -238,12 +238,31 @@ async def test_retention_by_time():
 
 async def test_retention_by_bytes():
     """Over the memory limit the oldest finished streams go first, and no more than must."""
-    registry = Registry(retained_bytes=25_000)
+    registry = Registry(retained_bytes=30_000)
     streams = [registry.create(size=10_000) for _ in range(4)]
     for stream in streams:
         await registry.end(stream)
     registry.streams._forget_old(streams[-1].finished_at_s)
     assert list(registry.streams._streams.values()) == streams[2:]
+
+
+async def test_retained_stream_holds_no_prompt():
+    """Once a stream has ended, its request's body is gone."""
+    registry = Registry()
+    stream = registry.create(size=10)
+    await registry.end(stream)
+    assert not stream.request.body
+
+
+async def test_live_streams_have_a_memory_limit_together():
+    """While running streams hold more than the limit, new requests are refused with 503."""
+    registry = Registry(retained_bytes=25_000)
+    registry.create(size=40_000)
+    await turns()
+    registry.streams._look_after_readers(0.0)
+    with pytest.raises(Unavailable) as refusal:
+        registry.create(size=1)
+    assert refusal.value.code == "too_many_streams"
 
 
 async def test_deleted_live_stream_is_not_retained():
