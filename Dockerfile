@@ -46,7 +46,7 @@ COPY app app
 RUN .venv/bin/python -m compileall -q app \
     && useradd --uid 10001 --create-home tokenring \
     && install -d -o tokenring -g tokenring /data
-ENV PATH=/opt/tokenring/.venv/bin:$PATH HF_HOME=/data/huggingface
+ENV PATH=/opt/tokenring/.venv/bin:$PATH HF_HOME=/data/huggingface TOKENRING_TP=0
 USER tokenring
 VOLUME /data
 EXPOSE 8000

@@ -72,7 +72,9 @@ class Settings:
     model: str = _setting("", "model path or hub id; empty serves the built-in model")
     served_model_name: str = _setting("", "name of the model in requests; empty takes the model's own")
     engine: str = _setting("sglang", "which engine generates", choices=("sglang", "scripted"))
-    tp: int = _setting(1, "GPUs (tensor parallel ranks) to spread the model over", minimum=1)
+    tp: int = _setting(
+        1, "GPUs (tensor parallel ranks) to spread the model over; 0 takes all it sees", minimum=0
+    )
     default_max_tokens: int = _setting(
         0, "longest answer to a request without `max_tokens`; 0 leaves it the rest of the context", minimum=0
     )
@@ -97,7 +99,9 @@ class Settings:
         8 * 1024**2, "memory one stream's ring may take before its oldest events go", minimum=4096
     )
     retained_bytes: int = _setting(
-        1024**3, "memory all finished streams may take before the oldest go", minimum=0
+        1024**3,
+        "memory all finished streams may take before the oldest go; running ones over it: new requests get 503",
+        minimum=0,
     )
     log_level: str = _setting(
         "info", "least severe log line written", choices=("debug", "info", "warning", "error")

@@ -6,6 +6,7 @@ owns. An unknown name, a wrong type or an owned argument is a `SettingsError` at
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import sys
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
-from app.engine.sglang_platform import needs_cpu_platform
+from app.engine.sglang_platform import needs_cpu_platform, visible_devices
 from app.settings import SettingsError
 
 BUILTIN_MODEL = Path(__file__).parent / "builtin"
@@ -101,9 +102,9 @@ class SGLangOptions:
 
     model: str = ""
     served_model_name: str = ""
-    tp: int = 1
+    tp: int = 1  # 0: as many as there are accelerators
     server_args: Mapping[str, Any] = field(default_factory=dict)
-    default_max_tokens: int = 2048
+    default_max_tokens: int = sys.maxsize
 
     @property
     def model_path(self) -> str:
@@ -122,6 +123,7 @@ def server_arguments(options: SGLangOptions) -> dict[str, Any]:
     Imports SGLang, which takes seconds.
     """
     check(options.server_args)
+    options = with_ranks(options)
     arguments = dict(DEFAULTS)
     if not options.model:
         arguments |= BUILTIN_DEFAULTS
@@ -137,6 +139,11 @@ def server_arguments(options: SGLangOptions) -> dict[str, Any]:
     if needs_cpu_platform() and "max_total_tokens" not in arguments:
         arguments["max_total_tokens"] = _cpu_pool_tokens(arguments)
     return arguments
+
+
+def with_ranks(options: SGLangOptions) -> SGLangOptions:
+    """The options with the number of tensor parallel ranks settled. Imports torch."""
+    return options if options.tp else dataclasses.replace(options, tp=visible_devices())
 
 
 def check(given: Mapping[str, Any]) -> None:
@@ -193,7 +200,7 @@ def cpu_threads(options: SGLangOptions, cores: int) -> int:
     """OpenMP threads of each scheduler: one for a tiny model, which more only slow down."""
     size = checkpoint_bytes(options.model_path)
     tiny = size is not None and size <= TINY_MODEL_BYTES
-    return 1 if tiny else max(1, cores // options.tp)
+    return 1 if tiny else max(1, cores // max(1, options.tp))
 
 
 def _cpu_pool_tokens(arguments: Mapping[str, Any]) -> int:

@@ -29,6 +29,12 @@ def needs_cpu_platform() -> bool:
     return not (hasattr(torch, "npu") and torch.npu.is_available())
 
 
+def visible_devices() -> int:
+    """How many accelerators SGLang would see here; 1 where there is only the CPU."""
+    torch = importlib.import_module("torch")
+    return max(1, torch.cuda.device_count())
+
+
 def prepare_process() -> None:
     """Make SGLang importable in this process. Call it before the first import of SGLang.
 
