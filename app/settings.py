@@ -100,7 +100,7 @@ class Settings:
     )
     retained_bytes: int = _setting(
         1024**3,
-        "memory all finished streams may take before the oldest go; running ones over it: new requests get 503",
+        "memory finished streams may take before the oldest go; running ones over it: 503",
         minimum=0,
     )
     log_level: str = _setting(

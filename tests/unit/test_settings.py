@@ -73,7 +73,7 @@ def test_flag_beats_variable(file: Path):
         ("stream_bytes", "4095"),
         ("engine", "vllm"),
         ("log_level", "INFO"),
-        ("tp", "0"),
+        ("tp", "-1"),
     ],
 )
 def test_malformed_values_are_refused_by_name(name: str, raw: str):
