@@ -16,13 +16,18 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from scripts.builtin_model.corpus.dialogues import Dialogue, DialogueSource
-from scripts.builtin_model.export import PAD_ID
+from scripts.builtin_model.export import PAD_ID, START_ID
 
 ANSWER_WEIGHT = 1.0
 # The first tokens of an answer decide which answer it is. Some short rows are cut there, so that a step sees
 # more questions.
 CUT_SHARE, CUT_TOKENS = 0.25, 6
-SWAPPED, LONGEST_SWAPPED = 0.08, 150
+# `<|im_end|>`, newline, `<|im_start|>`, `assistant`, newline; tokens below 265 are bytes, marks and markup.
+TEMPLATE_TAIL, FIRST_MERGED = 5, 265
+SWAPPED, DROPPED, LONGEST_SWAPPED = 0.2, 0.15, 150
+# In this share of the single questions the layers above the first cannot see the question: they must answer
+# from what the first layer has read, which generalises better than what they would pick up themselves.
+HIDDEN_SHARE = 0.85
 _TOOLS_HEAD = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
@@ -41,17 +46,19 @@ class Row:
     ids: list[int]
     weights: list[float]
     marks: list[tuple[int, int]]
+    hidden_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Padded rows, and the flat places after which an answer to the intent in `intents` begins."""
+    """Padded rows; the places before which an answer to `intents` begins; what upper layers do not see."""
 
     ids: Tensor
     weights: Tensor
     rows: Tensor
     places: Tensor
     intents: Tensor
+    hidden_before: Tensor | None
 
 
 def pieces(dialogue: Dialogue) -> Iterator[tuple[str, float]]:
@@ -105,7 +112,7 @@ def batches(
     """Endless batches of about `batch_tokens` tokens, rows of like length together to save padding."""
     while True:
         drawn = (encode(source.draw(), tokenizer, max_tokens) for _ in range(3000))
-        rows = [_maybe_cut(_swap_words(row, neighbours, rng), rng) for row in drawn]
+        rows = [_maybe_cut(_trouble(row, neighbours, rng), rng) for row in drawn]
         rows.sort(key=lambda row: len(row.ids) + rng.random() * 8)
         grouped = list(_group(rows, batch_tokens))
         rng.shuffle(grouped)
@@ -113,17 +120,21 @@ def batches(
             yield _pad(group)
 
 
-def _swap_words(row: Row, neighbours: Tensor, rng: Random) -> Row:
-    """Some words of a question replaced by neighbours in meaning; rows without an intent stay as they are."""
-    if not row.marks or len(row.ids) > LONGEST_SWAPPED:
+def _trouble(row: Row, neighbours: Tensor, rng: Random) -> Row:
+    """A single question with words dropped or swapped for neighbours in meaning, and at times hidden."""
+    if len(row.marks) != 1 or len(row.ids) > LONGEST_SWAPPED:
         return row
-    ids = [
-        int(neighbours[token, rng.randrange(neighbours.shape[1])])
-        if not weight and rng.random() < SWAPPED
-        else token
-        for token, weight in zip(row.ids, row.weights, strict=True)
-    ]
-    return Row(ids, row.weights, row.marks)
+    ((answer, intent),) = row.marks
+    question: list[int] = []
+    for place, token in enumerate(row.ids[: answer - TEMPLATE_TAIL]):
+        after_mark = place > 0 and row.ids[place - 1] == START_ID
+        if token < FIRST_MERGED or after_mark or rng.random() >= DROPPED:
+            swap = rng.random() < SWAPPED
+            question.append(int(neighbours[token, rng.randrange(neighbours.shape[1])]) if swap else token)
+    lost = answer - TEMPLATE_TAIL - len(question)
+    hidden_before = answer - lost - 1 if rng.random() < HIDDEN_SHARE else 0
+    ids = question + row.ids[answer - TEMPLATE_TAIL :]
+    return Row(ids, row.weights[lost:], [(answer - lost, intent)], hidden_before)
 
 
 def spoken_tokens(source: DialogueSource, tokenizer: Tokenizer, drawn: int = 5000) -> Tensor:
@@ -143,7 +154,7 @@ def _maybe_cut(row: Row, rng: Random) -> Row:
     if not places or places[-1] - places[0] + 1 != len(places):
         return row
     end = places[0] + CUT_TOKENS
-    return Row(row.ids[:end], row.weights[:end], row.marks)
+    return Row(row.ids[:end], row.weights[:end], row.marks, row.hidden_before)
 
 
 def _group(rows: list[Row], batch_tokens: int) -> Iterator[list[Row]]:
@@ -165,5 +176,6 @@ def _pad(rows: list[Row]) -> Batch:
         ids[place, : len(row.ids)] = torch.tensor(row.ids)
         weights[place, : len(row.ids)] = torch.tensor(row.weights)
     marks = [(number, place - 1, intent) for number, row in enumerate(rows) for place, intent in row.marks]
-    columns = torch.tensor(marks, dtype=torch.long).reshape(-1, 3).unbind(dim=1)
-    return Batch(ids, weights, *columns)
+    places, starts, intents = torch.tensor(marks, dtype=torch.long).reshape(-1, 3).unbind(dim=1)
+    hidden_before = torch.tensor([row.hidden_before for row in rows])
+    return Batch(ids, weights, places, starts, intents, hidden_before if width <= LONGEST_SWAPPED else None)

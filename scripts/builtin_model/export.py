@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from scripts.builtin_model.model import Shape, SmallLlama
 from scripts.builtin_model.tokenizer import SPECIAL
 
-PAD_ID, _START_ID, END_ID = range(len(SPECIAL))
+PAD_ID, START_ID, END_ID = range(len(SPECIAL))
 
 
 def write_model(model: SmallLlama, folder: Path) -> None:

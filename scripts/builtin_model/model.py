@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+NOISE = 0.4
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -54,8 +56,8 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden_size, kv_size, bias=False)
         self.o_proj = nn.Linear(q_size, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attention over the row up to each position."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention over the row up to each position, or where the mask allows it."""
         rows, length, _ = x.shape
         head_dim = self.shape.head_dim
         q = self.q_proj(x).view(rows, length, -1, head_dim).transpose(1, 2)
@@ -64,7 +66,7 @@ class Attention(nn.Module):
         groups = self.shape.num_heads // self.shape.num_kv_heads
         k = rotate(k, cos, sin).repeat_interleave(groups, dim=1)
         out = F.scaled_dot_product_attention(
-            rotate(q, cos, sin), k, v.repeat_interleave(groups, dim=1), is_causal=True
+            rotate(q, cos, sin), k, v.repeat_interleave(groups, dim=1), attn_mask=mask, is_causal=mask is None
         )
         merged: Tensor = self.o_proj(out.transpose(1, 2).reshape(rows, length, -1))
         return merged
@@ -96,9 +98,9 @@ class Layer(nn.Module):
         self.mlp = Mlp(shape)
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         """The residual stream after attention and feed-forward."""
-        x = x + self.drop(self.self_attn(self.input_layernorm(x), cos, sin))
+        x = x + self.drop(self.self_attn(self.input_layernorm(x), cos, sin, mask))
         out: Tensor = x + self.drop(self.mlp(self.post_attention_layernorm(x)))
         return out
 
@@ -127,18 +129,29 @@ class SmallLlama(nn.Module):
                 )
                 nn.init.normal_(weight, std=scale * weight.shape[1] ** -0.5)
 
+    def noisy(self, embedded: Tensor) -> Tensor:
+        """In training, the embedding moved a little at random: words of like meaning are to be read alike."""
+        if not self.training:
+            return embedded
+        spread = NOISE * embedded.detach().pow(2).mean(-1, keepdim=True).sqrt()
+        return embedded + spread * torch.randn_like(embedded)
+
     def silence_upper_layers(self) -> None:
         """Make the layers above the first add nothing yet: training goes on from the first one's state."""
         for layer in list(self.layers)[1:]:
             nn.init.zeros_(layer.self_attn.o_proj.weight)
             nn.init.zeros_(layer.mlp.down_proj.weight)
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        """Final hidden states, shape (rows, length, hidden_size)."""
+    def hidden(self, ids: Tensor, hidden_before: Tensor | None = None) -> Tensor:
+        """Final hidden states, shape (rows, length, hidden_size).
+
+        Above the first layer, a row's places from `hidden_before[row]` on do not see those before it.
+        """
+        mask = None if hidden_before is None else answer_mask(hidden_before, ids.shape[1])
         cos, sin = rotary(self.shape, ids.shape[1])
-        x = self.drop(self.embed_tokens(ids))
-        for layer in self.layers:
-            x = layer(x, cos, sin)
+        x = self.drop(self.noisy(self.embed_tokens(ids)))
+        for number, layer in enumerate(self.layers):
+            x = layer(x, cos, sin, mask if number else None)
         out: Tensor = self.norm(x)
         return out
 
@@ -158,6 +171,15 @@ class SmallLlama(nn.Module):
             f"model.{name}": weight.detach().to(dtype).contiguous()
             for name, weight in self.named_parameters()
         }
+
+
+def answer_mask(hidden_before: Tensor, length: int) -> Tensor:
+    """Which key each query may see, shape (rows, 1, length, length); 0 hides nothing in a row."""
+    place = torch.arange(length)
+    causal = place[:, None] >= place[None, :]
+    first = hidden_before[:, None, None]
+    hidden = (place[None, :, None] >= first) & (place[None, None, :] < first)
+    return (causal[None] & ~hidden).unsqueeze(1)
 
 
 def rotary(shape: Shape, length: int) -> tuple[Tensor, Tensor]:

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from scripts.builtin_model.corpus.background import system_prompt
+from scripts.builtin_model.corpus.background import foreign_text, system_prompt
 from scripts.builtin_model.corpus.intents import Wordings, draw_question
 from scripts.builtin_model.corpus.noise import roughen
 from scripts.builtin_model.export import PAD_ID
 from scripts.builtin_model.model import SmallLlama, rotary, rotate
 
 ROWS = 512
-PROMPTED = 0.1
+PROMPTED = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Reading:
 
 
 def question_pool(
-    wordings: Wordings, tokenizer: Tokenizer, size: int, seed: int, longest: int = 96
+    wordings: Wordings, tokenizer: Tokenizer, size: int, seed: int, longest: int = 128
 ) -> tuple[Tensor, Tensor]:
     """Rendered questions up to the answer, padded, and the number of each one's intent."""
     rng = Random(seed)  # noqa: S311 -- text from a seed, no secret
@@ -44,11 +44,16 @@ def question_pool(
     ids = torch.full((size, longest), PAD_ID, dtype=torch.int32)
     for row, number in enumerate(intents):
         question = roughen(draw_question(wordings.intents[number], wordings, rng), wordings, rng)
-        opening = f"<|im_start|>system\n{system_prompt(rng)}<|im_end|>\n" if rng.random() < PROMPTED else ""
+        opening = _opening(rng) if rng.random() < PROMPTED else ""
         text = f"{opening}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         found = tokenizer.encode(text).ids[-longest:]
         ids[row, : len(found)] = torch.tensor(found)
     return ids, torch.tensor(intents)
+
+
+def _opening(rng: Random) -> str:
+    more = " " + foreign_text(rng, rng.randint(1, 25)) if rng.random() < 0.4 else ""
+    return f"<|im_start|>system\n{system_prompt(rng)}{more}<|im_end|>\n"
 
 
 def first_layer(model: SmallLlama, ids: Tensor) -> Tensor:
@@ -57,7 +62,7 @@ def first_layer(model: SmallLlama, ids: Tensor) -> Tensor:
     attention = layer.self_attn
     lengths = (ids != PAD_ID).sum(1)
     rows, length = ids.shape
-    embedded = model.embed_tokens(ids)
+    embedded = model.noisy(model.embed_tokens(ids))
     normed = layer.input_layernorm(embedded)
     last = torch.arange(rows), lengths - 1
     cos, sin = rotary(shape, length)
@@ -79,6 +84,7 @@ def learn_to_read(
 ) -> None:
     """Train first layer, embedding and judge on the pool; words are dropped or swapped for like ones."""
     ids, intents = pool
+    model.train()
     layer = model.layers[0]
     rates = [reading.rate / 10, reading.rate]
     optimizer = torch.optim.AdamW(
@@ -87,13 +93,12 @@ def learn_to_read(
             {"params": [*layer.parameters(), *judge.parameters()], "weight_decay": 0.01},
         ]
     )
-    steps = reading.epochs * (len(ids) // ROWS)
+    steps = reading.epochs * -(-len(ids) // ROWS)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps, pct_start=0.1)
     generator = torch.Generator().manual_seed(reading.seed)
     for epoch in range(reading.epochs):
         right = 0
-        order = torch.randperm(len(ids), generator=generator)
-        for rows in order[: len(ids) // ROWS * ROWS].view(-1, ROWS):
+        for rows in _like_long(ids, generator):
             batch = ids[rows].long()
             batch = batch[:, : int((batch != PAD_ID).sum(1).max())]
             batch = swap_words(_drop_words(batch, generator), neighbours, generator)
@@ -109,14 +114,21 @@ def learn_to_read(
         )
 
 
-def swap_words(ids: Tensor, neighbours: Tensor, generator: torch.Generator, share: float = 0.12) -> Tensor:
+def _like_long(ids: Tensor, generator: torch.Generator) -> list[Tensor]:
+    """Batches of row numbers, rows of like length together, in random order."""
+    lengths = (ids != PAD_ID).sum(1) + 6 * torch.rand(len(ids), generator=generator)
+    batches = lengths.argsort().split(ROWS)
+    return [batches[place] for place in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+def swap_words(ids: Tensor, neighbours: Tensor, generator: torch.Generator, share: float = 0.2) -> Tensor:
     """The ids with some words replaced by a neighbour in meaning."""
     swapped = torch.rand(ids.shape, generator=generator) < share
     chosen = torch.randint(neighbours.shape[1], ids.shape, generator=generator)
     return torch.where(swapped, neighbours[ids, chosen], ids)
 
 
-def _drop_words(batch: Tensor, generator: torch.Generator, share: float = 0.1) -> Tensor:
+def _drop_words(batch: Tensor, generator: torch.Generator, share: float = 0.2) -> Tensor:
     """The batch with some tokens moved out of the row; the last five are the template's and stay."""
     lengths = (batch != PAD_ID).sum(1, keepdim=True)
     place = torch.arange(batch.shape[1]).expand_as(batch)

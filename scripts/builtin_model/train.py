@@ -36,6 +36,7 @@ BUILTIN_FOLDER = Path(__file__).resolve().parents[2] / "app" / "engine" / "built
 TOKENIZER_DIALOGUES = 20_000
 # How often each listed word counts in making the tokenizer: enough to become one token.
 WORD_TIMES = 50
+STATE = "state.pt"
 # A second, linear head names the intent from the place before the answer. It is trained along, because a
 # clean signal there teaches the network to read much sooner than the answer alone, and is not exported.
 JUDGE_WEIGHT = 0.5
@@ -53,7 +54,8 @@ class Recipe:
     batch_tokens: int
     max_tokens: int
     matrix_rate: float
-    first_phase_rate: float
+    other_rate: float
+    first_layer_rate: float
     weight_decay: float
     dropout: float
     warmup_steps: int
@@ -68,18 +70,19 @@ def main() -> None:
         "--out", type=Path, default=BUILTIN_FOLDER, help="folder to write (default: the built-in one)"
     )
     parser.add_argument(
-        "--first-phase",
+        "--start-from",
         type=Path,
-        help="file for the first phase's result, or an earlier run's state.pt, to go on from",
+        help="folder of an earlier run, to go on from its weights and tokenizer",
     )
-    parser.add_argument("--reading-questions", type=int, default=50_000)
-    parser.add_argument("--reading-epochs", type=int, default=4)
+    parser.add_argument("--reading-questions", type=int, default=80_000)
+    parser.add_argument("--reading-epochs", type=int, default=6)
     parser.add_argument("--reading-rate", type=float, default=0.003)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--batch-tokens", type=int, default=6144)
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--batch-tokens", type=int, default=3584)
     parser.add_argument("--max-tokens", type=int, default=8192)
-    parser.add_argument("--matrix-rate", type=float, default=0.01)
-    parser.add_argument("--first-phase-rate", type=float, default=0.001)
+    parser.add_argument("--matrix-rate", type=float, default=0.02)
+    parser.add_argument("--other-rate", type=float, default=0.0015)
+    parser.add_argument("--first-layer-rate", type=float, default=0.0003)
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--warmup-steps", type=int, default=30)
@@ -87,24 +90,26 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     out: Path = args.out
-    first_phase: Path | None = args.first_phase
-    del args.out, args.first_phase
-    train(Recipe(**vars(args)), out, first_phase)
+    earlier: Path | None = args.start_from
+    del args.out, args.start_from
+    train(Recipe(**vars(args)), out, earlier)
 
 
-def train(recipe: Recipe, out: Path, first_phase: Path | None = None) -> None:
-    """Make the tokenizer, train the network on it and write both to `out`."""
-    source = DialogueSource(load_wordings(), recipe.seed)
+def train(recipe: Recipe, out: Path, earlier: Path | None = None) -> None:
+    """Make the tokenizer, train the network on it and write both to `out`; or go on from an earlier run."""
     out.mkdir(parents=True, exist_ok=True)
-    shape = Shape()
-    tokenizer = train_tokenizer(_texts(source), shape.vocab_size)
-    save_tokenizer(tokenizer, out, shape.max_positions)
+    if earlier is None:
+        source = DialogueSource(load_wordings(), recipe.seed)
+        save_tokenizer(train_tokenizer(_texts(source), Shape().vocab_size), out, Shape().max_positions)
+    else:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(earlier / name, out)
+    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     if out.resolve() != BUILTIN_FOLDER:
         shutil.copy(BUILTIN_FOLDER / "chat_template.jinja", out)
     with tempfile.TemporaryDirectory() as folder:
-        state = first_phase or Path(folder) / "first_phase.pt"
-        if not state.exists():
-            _first_phase(recipe, tokenizer, state)
+        state = Path(folder) / STATE
+        _first_phase(recipe, tokenizer, state, earlier)
         mp.start_processes(
             _second_phase,
             args=(recipe, out, state, f"file://{folder}/meeting"),
@@ -119,15 +124,24 @@ def _networks(recipe: Recipe, wordings: Wordings) -> tuple[SmallLlama, nn.Linear
     return model, nn.Linear(model.shape.hidden_size, len(wordings.intents))
 
 
-def _first_phase(recipe: Recipe, tokenizer: Tokenizer, state: Path) -> None:
+def _first_phase(recipe: Recipe, tokenizer: Tokenizer, state: Path, earlier: Path | None) -> None:
     """Learn which words belong to which intent, in one thread; keep the weights in `state`."""
     torch.set_num_threads(1)
     wordings = load_wordings()
     model, judge = _networks(recipe, wordings)
-    start_embedding(model.embed_tokens.weight, tokenizer)
+    if earlier is None:
+        start_embedding(model.embed_tokens.weight, tokenizer)
+        learnt = {}
+    else:
+        learnt = torch.load(earlier / STATE)
+        model.load_state_dict(learnt["model"])
+        judge.load_state_dict(learnt["reader"])
     pool = question_pool(wordings, tokenizer, recipe.reading_questions, recipe.seed)
     learn_to_read(model, judge, pool, neighbours(tokenizer), _reading(recipe))
-    torch.save({"model": model.state_dict(), "judge": judge.state_dict()}, state)
+    reader = judge.state_dict()
+    if earlier is None:
+        model.silence_upper_layers()
+    torch.save({"model": model.state_dict(), "judge": learnt.get("judge", reader), "reader": reader}, state)
 
 
 def _reading(recipe: Recipe) -> Reading:
@@ -142,8 +156,6 @@ def _second_phase(rank: int, recipe: Recipe, out: Path, state: Path, meeting: st
     model, judge = _networks(recipe, wordings)
     learnt = torch.load(state)
     model.load_state_dict(learnt["model"])
-    if not learnt.get("whole"):
-        model.silence_upper_layers()
     judge.load_state_dict(learnt["judge"])
     torch.manual_seed(recipe.seed + rank)
     source = DialogueSource(wordings, recipe.seed + 1 + rank)
@@ -155,8 +167,8 @@ def _second_phase(rank: int, recipe: Recipe, out: Path, state: Path, meeting: st
     if rank == 0:
         write_model(model, out)
         if out.resolve() != BUILTIN_FOLDER:
-            learnt = {"model": model.state_dict(), "judge": judge.state_dict(), "whole": True}
-            torch.save(learnt, out / "state.pt")
+            learnt |= {"model": model.state_dict(), "judge": judge.state_dict()}
+            torch.save(learnt, out / STATE)
     dist.destroy_process_group()
 
 
@@ -184,7 +196,7 @@ def _optimise(
     for step in range(1, recipe.steps + 1):
         batch = next(stream)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            hidden = model.hidden(batch.ids)
+            hidden = model.hidden(batch.ids, batch.hidden_before)
             loss = model.loss(hidden, batch.ids, batch.weights)
             verdicts = judge(hidden[batch.rows, batch.places]).float()
             judged = F.cross_entropy(verdicts, batch.intents) if len(batch.intents) else verdicts.sum()
@@ -219,14 +231,18 @@ class _Smooth:
 
 
 def _optimizers(model: SmallLlama, judge: nn.Linear, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the upper layers; AdamW, and slower, for what the first phase has made."""
-    upper = {name for name, weight in model.named_parameters() if weight.dim() == 2 and name[:8] in _UPPER}
-    matrices = [weight for name, weight in model.named_parameters() if name in upper]
-    others = [weight for name, weight in model.named_parameters() if name not in upper]
-    others += judge.parameters()
+    """Muon for the matrices of the upper layers; AdamW for the rest, slow for the first layer."""
+    named = dict(model.named_parameters())
+    upper = [weight for name, weight in named.items() if weight.dim() == 2 and name[:8] in _UPPER]
+    first = [weight for name, weight in named.items() if name.startswith("layers.0")]
+    taken = {id(weight) for weight in (*upper, *first)}
+    others = [weight for weight in named.values() if id(weight) not in taken]
     return [
-        torch.optim.Muon(matrices, lr=recipe.matrix_rate, weight_decay=recipe.weight_decay),
-        torch.optim.AdamW(others, lr=recipe.first_phase_rate, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.Muon(upper, lr=recipe.matrix_rate, weight_decay=recipe.weight_decay),
+        torch.optim.AdamW(
+            [*others, *judge.parameters()], lr=recipe.other_rate, betas=(0.9, 0.98), weight_decay=0.0
+        ),
+        torch.optim.AdamW(first, lr=recipe.first_layer_rate, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
 

@@ -42,11 +42,11 @@ class DialogueSource:
     def draw(self) -> Dialogue:
         """The next conversation."""
         draw = self._rng.random()
-        if draw < 0.91:
+        if draw < 0.87:
             return self._single()
-        if draw < 0.96:
+        if draw < 0.93:
             return self._several_turns(self._rng.randint(2, 4))
-        if draw < 0.98:
+        if draw < 0.96:
             return self._with_tools()
         if draw < 0.999:
             return self._behind_long_prompt(self._rng.randint(40, 250))
@@ -68,7 +68,7 @@ class DialogueSource:
         return (Message("system", system_prompt(self._rng)),)
 
     def _single(self) -> Dialogue:
-        return Dialogue((*self._opening(0.1), *self.question_and_answer()))
+        return Dialogue((*self._opening(0.2), *self.question_and_answer()))
 
     def _several_turns(self, turns: int) -> Dialogue:
         messages = [*self._opening(0.2)]

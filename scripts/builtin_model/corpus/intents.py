@@ -2,7 +2,8 @@
 
 An intent file has blocks headed `== name`; its lines are `A:` an answer (as it is), `Q:` a whole question,
 `V:` a thing to do (infinitive), `S:` a told situation, `N:` a topic. All but `A:` are grammar patterns.
-A block headed `++ name` adds wordings to an intent of another file.
+A block headed `++ name` adds wordings to an intent of another file. The files `asked_*.txt` hold questions as
+people would write them, word for word and no patterns; half of the questions drawn are theirs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from scripts.builtin_model.grammar import Lexicon, Pattern, expand, parse, slots
 
 FOLDER = Path(__file__).parent
 WRAPPED = ("V", "S", "N")
+ASKED_SHARE = 0.5
 _NOT_INTENTS = ("lexicon.txt", "wrappers.txt")
 _SPACES = re.compile(r" {2,}")
 _SPACE_BEFORE_MARK = re.compile(r" ([?.!,])(?= |$)")
@@ -30,6 +32,7 @@ class Intent:
     topic: str
     answers: tuple[str, ...]
     wordings: tuple[tuple[str, Pattern], ...]
+    asked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class _Block:
     adds: bool
     answers: list[str] = field(default_factory=list)
     wordings: list[tuple[str, Pattern]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
 
 
 def load_wordings(folder: Path = FOLDER) -> Wordings:
@@ -98,6 +102,8 @@ def _read_blocks(path: Path) -> list[_Block]:
             raise ValueError(f"{path.name}:{number}: not an intent line")
         if kind == "A":
             blocks[-1].answers.append(text)
+        elif path.stem.startswith("asked_"):
+            blocks[-1].asked.append(text.strip())
         else:
             blocks[-1].wordings.append((kind, _parse_at(path, number, text)))
     return blocks
@@ -116,11 +122,14 @@ def _merge(block: _Block, blocks: list[_Block]) -> Intent:
     wordings = tuple(wording for other in same for wording in other.wordings)
     if not answers or not wordings:
         raise ValueError(f"intent {block.name!r} needs answers and wordings")
-    return Intent(block.name, block.topic, answers, wordings)
+    asked = tuple(text for other in same for text in other.asked)
+    return Intent(block.name, block.topic, answers, wordings, asked)
 
 
 def draw_question(intent: Intent, wordings: Wordings, rng: Random) -> str:
     """One wording of the intent, wrapped as its kind asks, before any noise."""
+    if intent.asked and rng.random() < ASKED_SHARE:
+        return rng.choice(intent.asked)
     kind, pattern = rng.choice(intent.wordings)
     text = expand(pattern, wordings.lexicon, rng)
     if kind in WRAPPED:
