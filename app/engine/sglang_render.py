@@ -20,6 +20,7 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 
 from app.core import ChatRequest
+from app.engine.sglang_args import BUILTIN_TOOL_PARSER
 from app.engine.sglang_grammar import GrammarCheck
 from app.errors import BadRequest, ContextOverflow, InternalError, ServingError, UnsupportedParameter
 
@@ -150,6 +151,9 @@ class Renderer:
                 )
         asked = request.max_tokens
         body = {name: value for name, value in body.items() if name not in REPLACED}
+        if "tools" in body and self._chat.tool_call_parser == BUILTIN_TOOL_PARSER:
+            # A model this small does not find the end of a list of calls.
+            body.setdefault("parallel_tool_calls", False)
         return body | {"model": self._name, "stream": True, "n": 1, "max_completion_tokens": asked}
 
     def _check(self, request: ChatCompletionRequest) -> None:
