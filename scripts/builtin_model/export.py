@@ -57,7 +57,7 @@ def generation_config() -> dict[str, object]:
     """Sampling that a request without its own gets: cool, so that a tiny model keeps to what it knows."""
     return {
         "do_sample": True,
-        "eos_token_id": [END_ID, PAD_ID],
+        "eos_token_id": END_ID,
         "pad_token_id": PAD_ID,
         "temperature": 0.2,
         "top_k": 20,
