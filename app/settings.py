@@ -67,7 +67,9 @@ class Settings:
 
     host: str = _setting("127.0.0.1", "address to listen on; anything but loopback needs an API key")
     port: int = _setting(8000, "port to listen on; 0 takes a free one", minimum=0, maximum=65_535)
-    data_dir: Path = _setting(Path("data"), "directory for everything the server keeps")
+    data_dir: Path = _setting(
+        Path("data"), "directory for what the server keeps; it keeps nothing on disk yet"
+    )
     api_key: str = _setting("", "the key callers must send as `Authorization: Bearer …`", secret=True)
     model: str = _setting("", "model path or hub id; empty serves the built-in model")
     served_model_name: str = _setting("", "name of the model in requests; empty takes the model's own")
