@@ -65,6 +65,8 @@ class ChatRequest:
     `body` is the parsed JSON body with parameters spelled as OpenAI and SGLang spell them,
     less those that only the server itself reads. The engine takes messages, sampling,
     tools and formats from it; the fields beside it are what the stages in between need.
+    `past` are runs of token ids, oldest first: each a past turn's prompt after the run before
+    it, and its answer. Where the rendered text begins with theirs, the engine takes them over.
     """
 
     request_id: str
@@ -77,6 +79,7 @@ class ChatRequest:
     include_usage: bool = False
     continuous_usage: bool = False
     logprobs: bool = False
+    past: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +87,15 @@ class Prompt:
     """A rendered request: what the model reads, and the engine's own handle to generate from it.
 
     `token_ids` includes the tokens that images expand to. `max_tokens` is what the engine
-    will generate at most, after defaults.
+    will generate at most, after defaults. It begins with the first `past_runs` runs of the
+    request's `past`; `rerendered` says why not with all of them.
     """
 
     token_ids: Sequence[int]
     max_tokens: int
     handle: Any = field(repr=False)
+    past_runs: int = 0
+    rerendered: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +164,13 @@ class Engine(Protocol):
 
     def abort(self, rid: str) -> None:
         """Stop all choices of `rid` at once; unknown and finished ids are ignored."""
+        ...
+
+    def handed_over(self, rid: str) -> int:
+        """How many token ids were handed over for `rid` so far, all choices together.
+
+        Counted where ids arrive, apart from `Delta.counts`. The call forgets a finished `rid`.
+        """
         ...
 
     def load(self) -> EngineLoad:

@@ -10,8 +10,8 @@ the layer stack: it knows nothing else of the product.
     ├── Unauthorized (401), Forbidden (403), NotFound (404) ── UnknownModel
     ├── MethodNotAllowed (405), Conflict (409)
     ├── ReplayExpired (410), BodyTooLarge (413), HeadersTooLarge (431)
-    ├── Unavailable (503, Retry-After) ── EngineNotReady, Draining, EngineOverloaded
-    └── InternalError (500) ── EngineFailed
+    ├── Unavailable (503, Retry-After) ── EngineNotReady, Draining, EngineOverloaded, StorageUnavailable
+    └── InternalError (500) ── EngineFailed, Interrupted
 """
 
 from __future__ import annotations
@@ -57,6 +57,13 @@ CODES: Mapping[str, Code] = {
     "stream_not_found": Code(404, "No such stream: unknown, not yours, or its retention has ended."),
     "invalid_last_event_id": Code(400, "`Last-Event-ID` is no number, or was never sent."),
     "events_expired": Code(410, "The events after `Last-Event-ID` are no longer held."),
+    "interrupted": Code(
+        500, "The server died while it answered; what follows was never generated or is lost."
+    ),
+    "conversation_not_found": Code(404, "No such conversation: unknown, not yours, deleted or purged."),
+    "message_not_found": Code(404, "The conversation has no such message."),
+    "conversation_busy": Code(409, "Another turn of this conversation is being answered."),
+    "invalid_cursor": Code(400, "`cursor` is not one that a list was answered with."),
     "conflict": Code(409, "The request contradicts one the server already has."),
     "idempotency_key_reused": Code(409, "The Idempotency-Key was used with another body."),
     # The server
@@ -66,6 +73,9 @@ CODES: Mapping[str, Code] = {
     "engine_not_ready": Code(503, "The engine is starting, or has died; see `/readyz`."),
     "engine_overloaded": Code(503, "The engine has no room for the request."),
     "too_many_streams": Code(503, "`max_live_streams` generations run already."),
+    "storage_unavailable": Code(
+        503, "Nothing can be written to the store now: disk full, locked, or broken."
+    ),
     "draining": Code(503, "The server is stopping."),
 }
 """Every code a caller can meet. Codes are stable: one may be added, none changes its meaning."""
@@ -246,6 +256,13 @@ class Draining(Unavailable):
     default_code = "draining"
 
 
+class StorageUnavailable(Unavailable):
+    """Nothing can be written to the store now."""
+
+    default_code = "storage_unavailable"
+    default_retry_after_s = 10
+
+
 class InternalError(ServingError):
     """A fault of ours; the request may be sent again."""
 
@@ -254,6 +271,22 @@ class EngineFailed(InternalError):
     """The engine died while it was generating."""
 
     default_code = "engine_failed"
+
+
+class Interrupted(InternalError):
+    """The process that generated this answer died; `details` says what is known of it."""
+
+    default_code = "interrupted"
+
+    def __init__(self, message: str, details: Mapping[str, object]) -> None:
+        super().__init__(message)
+        self._details = dict(details)
+
+    def as_body(self) -> dict[str, object]:
+        """The error body, with the counts and the last event id known."""
+        error = super().as_body()["error"]
+        assert isinstance(error, dict)
+        return {"error": error | self._details}
 
 
 def markdown() -> str:

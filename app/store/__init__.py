@@ -1,0 +1,1 @@
+"""Everything durable: one SQLite file, one writer, read-only readers."""

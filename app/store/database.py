@@ -1,0 +1,333 @@
+"""One SQLite file: a writer that commits many units of work together, readers that cannot write.
+
+A *unit* is a function of the connection; it is done wholly or not at all, whoever waits for
+it. The writer takes every unit that has come and commits them in one transaction, because
+with `synchronous=FULL` it is the commit that costs (a unit takes some 20 us, a commit an
+fsync). A unit that raises is undone alone, by a savepoint.
+https://www.sqlite.org/wal.html, https://www.sqlite.org/lang_savepoint.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import aiosqlite
+
+from app.errors import StorageUnavailable
+from app.store.migrations import MIGRATIONS, Migration, applied, migrate
+
+T = TypeVar("T")
+Unit = Callable[[sqlite3.Connection], T]
+
+FILE_NAME = "tokenring.db"
+MAX_UNITS = 1024
+"""Units in one transaction; bounds how long a failed commit takes to do again."""
+READERS = 2
+PATIENCE_S = 15.0
+"""How long units wait for a store that another process has locked."""
+_STORAGE_FAULTS = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_CANTOPEN,
+)
+
+
+class StoreRefused(Exception):
+    """The data directory cannot be used; the message says why and what to do."""
+
+
+class _Queued:
+    """A unit that waits for the writer."""
+
+    __slots__ = ("done", "queued_at_s", "unit")
+
+    def __init__(self, unit: Unit[Any], done: asyncio.Future[Any]) -> None:
+        self.unit = unit
+        self.done = done
+        self.queued_at_s = time.monotonic()
+
+
+class Database:
+    """The store of one data directory. Construct, `open()`, use, `aclose()`."""
+
+    def __init__(self, data_dir: Path, *, patience_s: float = PATIENCE_S) -> None:
+        self.path = data_dir / FILE_NAME
+        self._data_dir = data_dir
+        self._patience_s = patience_s
+        self._lock: IO[str] | None = None
+        self._writer: aiosqlite.Connection | None = None
+        self._readers: list[aiosqlite.Connection] = []
+        self._idle_readers: asyncio.Queue[aiosqlite.Connection] = asyncio.Queue()
+        self._queue: asyncio.Queue[_Queued | None] = asyncio.Queue()
+        self._batch: list[_Queued] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._closed = False
+        self.failing = False
+        """Whether the last commit failed: whoever must not lose anything waits for the next one."""
+        self.num_commits = 0
+        self.num_units = 0
+
+    async def open(self) -> None:
+        """Open or create the store.
+
+        Raises StoreRefused: the directory cannot be written, another process has it, the file
+        is damaged or from a newer version.
+        """
+        self._lock = _lock(self._data_dir)
+        try:
+            self._writer = await aiosqlite.connect(self.path, isolation_level=None)
+            await _run(self._writer, _prepare)
+            for _ in range(READERS):
+                self._readers.append(await _reader(self.path))
+        except BaseException as exc:
+            await self._close_connections()
+            if isinstance(exc, sqlite3.Error):
+                raise StoreRefused(
+                    f"{self.path} cannot be used: {exc}."
+                    " Restore a backup, or move the file away to start anew."
+                ) from exc
+            raise
+        for reader in self._readers:
+            self._idle_readers.put_nowait(reader)
+        self._writing = asyncio.create_task(self._write_loop(), name="store-writer")
+
+    def submit(self, unit: Unit[T]) -> asyncio.Future[T]:
+        """Queue a unit now; the future is done when it is committed.
+
+        Whoever holds the future may go: the unit is written all the same. The future raises
+        StorageUnavailable when the commit failed, or what the unit itself raised.
+        """
+        if self._writing is None or self._closed:
+            raise StorageUnavailable("The store is not open.")
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(_seen)
+        self._queue.put_nowait(_Queued(unit, done))
+        return done
+
+    async def write(self, unit: Unit[T]) -> T:
+        """Do a unit and wait for its commit; a cancelled caller leaves it queued."""
+        return await asyncio.shield(self.submit(unit))
+
+    async def read(self, query: Unit[T]) -> T:
+        """Run a query on a read-only connection, off the loop, in one snapshot.
+
+        Raises StorageUnavailable when the file cannot be read.
+        """
+        if self._writing is None or self._closed:
+            raise StorageUnavailable("The store is not open.")
+        reader = await self._idle_readers.get()
+        try:
+            return await _run(reader, lambda c: _in_snapshot(c, query))
+        except sqlite3.OperationalError as exc:
+            raise _unavailable(exc) from exc
+        finally:
+            self._idle_readers.put_nowait(reader)
+
+    @property
+    def queue_depth(self) -> int:
+        """Units that wait for the writer or are being written."""
+        return self._queue.qsize() + len(self._batch)
+
+    @property
+    def writer_lag_s(self) -> float:
+        """How long the oldest unit not yet committed has waited; 0 when there is none."""
+        return time.monotonic() - self._batch[0].queued_at_s if self._batch else 0.0
+
+    async def _write_loop(self) -> None:
+        while (first := await self._queue.get()) is not None:
+            self._batch = [first]
+            closing = False
+            while len(self._batch) < MAX_UNITS and not self._queue.empty():
+                queued = self._queue.get_nowait()
+                if queued is None:
+                    closing = True
+                    break
+                self._batch.append(queued)
+            await self._write_batch()
+            if closing:
+                return
+
+    async def _write_batch(self) -> None:
+        batch = self._batch
+        try:
+            outcomes = await self._commit([queued.unit for queued in batch])
+        except sqlite3.Error as exc:
+            self.failing = True
+            error = _unavailable(exc)
+            for queued in batch:
+                if not queued.done.done():
+                    queued.done.set_exception(error)
+        else:
+            self.failing = False
+            self.num_commits += 1
+            self.num_units += len(batch)
+            for queued, outcome in zip(batch, outcomes, strict=True):
+                if queued.done.done():
+                    continue
+                if isinstance(outcome, _Raised):
+                    queued.done.set_exception(outcome.error)
+                else:
+                    queued.done.set_result(outcome)
+        finally:
+            self._batch = []
+
+    async def _commit(self, units: Sequence[Unit[Any]]) -> list[Any]:
+        """One transaction; a store that another process has locked is tried again for a while."""
+        assert self._writer is not None
+        give_up_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return await _run(self._writer, lambda c: commit_together(c, units))
+            except sqlite3.OperationalError as exc:
+                if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_s:
+                    raise
+
+    async def aclose(self) -> None:
+        """Write what is queued, fold the log into the file, close. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._writing is not None:
+            self._queue.put_nowait(None)
+            await self._writing
+        await self._close_connections()
+
+    async def _close_connections(self) -> None:
+        for reader in self._readers:
+            await reader.close()
+        if self._writer is not None:
+            # A reader of another process may be in the way; the next start does it then.
+            with contextlib.suppress(sqlite3.Error):
+                await self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            await self._writer.close()
+        if self._lock is not None:
+            self._lock.close()
+
+
+class _Raised:
+    """What a unit raised, apart from what it returned."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def commit_together(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> list[Any]:
+    """Do `units` in one transaction; returns what each returned, or a `_Raised`.
+
+    Raises sqlite3.Error when the transaction as a whole failed: nothing was done.
+    """
+    outcomes: list[Any] = []
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for unit in units:
+            connection.execute("SAVEPOINT unit")
+            try:
+                outcomes.append(unit(connection))
+            except Exception as exc:  # handed to whoever waits for the unit
+                if _is_storage_fault(exc):
+                    raise
+                connection.execute("ROLLBACK TO unit")
+                outcomes.append(_Raised(exc))
+            connection.execute("RELEASE unit")
+        connection.execute("COMMIT")
+    except BaseException:
+        # SQLite has rolled back by itself after some faults (disk full, I/O).
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return outcomes
+
+
+def _is_storage_fault(exc: Exception) -> bool:
+    code = getattr(exc, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _STORAGE_FAULTS
+
+
+def _unavailable(exc: sqlite3.Error) -> StorageUnavailable:
+    return StorageUnavailable(f"The server cannot store anything now ({exc}); try again.")
+
+
+def _seen(done: asyncio.Future[Any]) -> None:
+    """Nobody has to ask for a unit's outcome."""
+    if not done.cancelled():
+        done.exception()
+
+
+def _in_snapshot(connection: sqlite3.Connection, query: Unit[T]) -> T:
+    connection.execute("BEGIN")
+    try:
+        return query(connection)
+    finally:
+        connection.execute("COMMIT")
+
+
+async def _run(connection: aiosqlite.Connection, query: Unit[T]) -> T:
+    """Run `query` in the connection's own thread: one hop for a whole unit, not one a statement."""
+    result: T = await connection._execute(query, connection._conn)  # type: ignore[no-untyped-call]  # noqa: SLF001  # pinned; tests/unit/store guards it
+    return result
+
+
+async def _reader(path: Path) -> aiosqlite.Connection:
+    reader = await aiosqlite.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
+    await _run(reader, lambda c: c.execute("PRAGMA busy_timeout=5000").fetchone())
+    return reader
+
+
+def _lock(data_dir: Path) -> IO[str]:
+    """Hold the directory for this process, or say who does."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = (data_dir / "lock").open("a+", encoding="ascii")
+    except OSError as exc:
+        raise StoreRefused(f"--data-dir {data_dir} cannot be written: {exc.strerror}.") from exc
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise StoreRefused(
+            f"--data-dir {data_dir} is in use by process {holder}; stop it or choose another directory."
+        ) from exc
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA busy_timeout=5000")
+    _check_sound(connection)
+    _check_not_newer(applied(connection), MIGRATIONS)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA secure_delete=ON")
+    migrate(connection, MIGRATIONS)
+
+
+def _check_sound(connection: sqlite3.Connection) -> None:
+    problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise StoreRefused(f"The store is damaged ({problem}). Restore a backup.")
+
+
+def _check_not_newer(names: Sequence[str], known: Sequence[Migration]) -> None:
+    unknown = [name for name in names if name not in {m.name for m in known}]
+    if unknown:
+        raise StoreRefused(
+            f"The store was written by a newer version (it has {unknown[-1]}); run that version."
+        )

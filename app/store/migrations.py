@@ -1,0 +1,192 @@
+"""The schema, as numbered migrations; each is applied once, in order, and its name kept in a table.
+
+A migration that has been released is never changed: a change is a new one, tested from the
+first schema with data in it (tests/unit/store/test_migrations.py).
+
+Times are UTC microseconds since the epoch, money is integer micro-dollars, `seq` is the order
+in which rows came (the clock may step back, `seq` does not).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class Migration(NamedTuple):
+    """One step of the schema."""
+
+    name: str
+    apply: Callable[[sqlite3.Connection], None]
+
+
+_FIRST = """
+CREATE TABLE conversations (
+    seq            INTEGER PRIMARY KEY AUTOINCREMENT,
+    id             TEXT NOT NULL UNIQUE,
+    owner          TEXT NOT NULL,
+    title          TEXT NOT NULL,
+    model          TEXT NOT NULL,
+    created_at_us  INTEGER NOT NULL,
+    updated_at_us  INTEGER NOT NULL,
+    deleted_at_us  INTEGER,
+    total_tokens   INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX conversations_of_owner ON conversations (owner, seq) WHERE deleted_at_us IS NULL;
+CREATE INDEX conversations_deleted ON conversations (deleted_at_us) WHERE deleted_at_us IS NOT NULL;
+
+-- A conversation is a tree of messages; a regenerated or edited turn is another child of its parent.
+CREATE TABLE messages (
+    seq              INTEGER PRIMARY KEY AUTOINCREMENT,
+    id               TEXT NOT NULL UNIQUE,
+    conversation_seq INTEGER NOT NULL REFERENCES conversations (seq) ON DELETE CASCADE,
+    parent_seq       INTEGER REFERENCES messages (seq) ON DELETE CASCADE,
+    role             TEXT NOT NULL,
+    text             TEXT NOT NULL,   -- what is searched: the content, or its text parts
+    body             BLOB,            -- the whole message as JSON, where it is more than role and text
+    created_at_us    INTEGER NOT NULL,
+    status           TEXT NOT NULL,   -- complete, in_progress, cancelled, interrupted, failed
+    finish_reason    TEXT,
+    request_seq      INTEGER REFERENCES requests (seq),  -- of answers
+    choice           INTEGER NOT NULL DEFAULT 0,
+    -- Of answers, little-endian uint32: the answer's ids, and those of its prompt after what it shares
+    -- with the sequence of message `base_seq` (all of them where that is null).
+    answer_ids       BLOB,
+    prompt_ids       BLOB,
+    base_seq         INTEGER
+);
+CREATE INDEX messages_of_conversation ON messages (conversation_seq, seq);
+CREATE INDEX messages_of_request ON messages (request_seq) WHERE request_seq IS NOT NULL;
+CREATE INDEX messages_children ON messages (parent_seq) WHERE parent_seq IS NOT NULL;
+
+-- The ledger: one row a request, reserved before its first token is released, settled once.
+CREATE TABLE requests (
+    seq                 INTEGER PRIMARY KEY AUTOINCREMENT,
+    id                  TEXT NOT NULL UNIQUE,
+    owner               TEXT NOT NULL,
+    model               TEXT NOT NULL,
+    conversation_seq    INTEGER,         -- kept when the conversation is purged: the counts stay
+    state               TEXT NOT NULL CHECK (state IN ('reserved', 'settled')),
+    idempotency_key     TEXT,
+    fingerprint         BLOB,
+    created_at_us       INTEGER NOT NULL,
+    day                 INTEGER NOT NULL,  -- of created_at_us in UTC, as 20261121
+    settled_at_us       INTEGER,
+    max_tokens          INTEGER NOT NULL,  -- reserved for the answer, over all choices
+    prompt_tokens       INTEGER NOT NULL,
+    cached_tokens       INTEGER NOT NULL DEFAULT 0,
+    completion_tokens   INTEGER NOT NULL DEFAULT 0,
+    reasoning_tokens    INTEGER NOT NULL DEFAULT 0,
+    withheld_tokens     INTEGER NOT NULL DEFAULT 0,
+    input_micro_usd_per_1k  INTEGER NOT NULL,
+    cached_micro_usd_per_1k INTEGER NOT NULL,
+    output_micro_usd_per_1k INTEGER NOT NULL,
+    cost_micro_usd      INTEGER NOT NULL DEFAULT 0,
+    outcome             TEXT,            -- a finish reason, or an error's code
+    reconciled          INTEGER NOT NULL DEFAULT 0,  -- settled at its checkpoint, after a crash
+    rerendered          TEXT,            -- why history was not spliced from stored ids, if it was not
+    stream              BLOB NOT NULL    -- JSON: what it takes to write the stream's frames again
+);
+CREATE INDEX requests_open ON requests (state) WHERE state = 'reserved';
+CREATE INDEX requests_by_key ON requests (owner, idempotency_key) WHERE idempotency_key IS NOT NULL;
+CREATE INDEX requests_by_day ON requests (day);
+CREATE INDEX requests_unstored ON requests (settled_at_us)
+    WHERE conversation_seq IS NULL AND state = 'settled';
+
+-- A stream's released events, in slices as they were checkpointed; see app.ring.Ring.
+CREATE TABLE events (
+    request_seq INTEGER NOT NULL REFERENCES requests (seq) ON DELETE CASCADE,
+    first_id    INTEGER NOT NULL,
+    slice       BLOB NOT NULL,
+    PRIMARY KEY (request_seq, first_id)
+);
+
+-- Sums of settled requests, kept by the transaction that settles them.
+CREATE TABLE usage_daily (
+    day               INTEGER NOT NULL,
+    model             TEXT NOT NULL,
+    owner             TEXT NOT NULL,
+    requests          INTEGER NOT NULL,
+    prompt_tokens     INTEGER NOT NULL,
+    cached_tokens     INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    reasoning_tokens  INTEGER NOT NULL,
+    withheld_tokens   INTEGER NOT NULL,
+    cost_micro_usd    INTEGER NOT NULL,
+    PRIMARY KEY (day, model, owner)
+) WITHOUT ROWID;
+
+-- Full text: messages under their seq, titles under minus their conversation's.
+CREATE VIEW searched (rowid, text) AS
+    SELECT seq, text FROM messages UNION ALL SELECT -seq, title FROM conversations;
+CREATE VIRTUAL TABLE search USING fts5 (
+    text, content = 'searched', content_rowid = 'rowid', tokenize = 'unicode61 remove_diacritics 2'
+);
+CREATE TRIGGER message_added AFTER INSERT ON messages BEGIN
+    INSERT INTO search (rowid, text) VALUES (new.seq, new.text);
+END;
+CREATE TRIGGER message_changed AFTER UPDATE OF text ON messages BEGIN
+    INSERT INTO search (search, rowid, text) VALUES ('delete', old.seq, old.text);
+    INSERT INTO search (rowid, text) VALUES (new.seq, new.text);
+END;
+CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
+    INSERT INTO search (search, rowid, text) VALUES ('delete', old.seq, old.text);
+END;
+CREATE TRIGGER title_added AFTER INSERT ON conversations BEGIN
+    INSERT INTO search (rowid, text) VALUES (-new.seq, new.title);
+END;
+CREATE TRIGGER title_changed AFTER UPDATE OF title ON conversations BEGIN
+    INSERT INTO search (search, rowid, text) VALUES ('delete', -old.seq, old.title);
+    INSERT INTO search (rowid, text) VALUES (-new.seq, new.title);
+END;
+CREATE TRIGGER title_removed AFTER DELETE ON conversations BEGIN
+    INSERT INTO search (search, rowid, text) VALUES ('delete', -old.seq, old.title);
+END;
+"""
+
+
+def _m001_first(connection: sqlite3.Connection) -> None:
+    for statement in _statements(_FIRST):
+        connection.execute(statement)
+
+
+MIGRATIONS: Sequence[Migration] = (Migration("001_first", _m001_first),)
+
+
+def applied(connection: sqlite3.Connection) -> list[str]:
+    """The migrations that the file has had, in order; none for an empty file."""
+    known = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'migrations'").fetchone()
+    if known is None:
+        return []
+    return [name for (name,) in connection.execute("SELECT name FROM migrations ORDER BY rowid")]
+
+
+def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+    """Apply what is missing, each migration in a transaction of its own with its name."""
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at TEXT NOT NULL)"
+    )
+    done = set(applied(connection))
+    for migration in migrations:
+        if migration.name in done:
+            continue
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            migration.apply(connection)
+            connection.execute("INSERT INTO migrations VALUES (?, datetime('now'))", (migration.name,))
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
+
+def _statements(script: str) -> list[str]:
+    """The statements of a script; `executescript` would commit the transaction around it."""
+    statements, pending = [], ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            statements.append(pending)
+            pending = ""
+    return statements
