@@ -1,0 +1,182 @@
+"""The ledger: one row a request, reserved before its first token is released, settled exactly once.
+
+    reserve ──► reserved ──settle──► settled
+                 ▲    │              (for good; the daily sums change in the same unit)
+                 └────┘ checkpoint
+
+Every function is a unit of the store, or a part of one. Money is integer micro-dollars and is
+rounded in one place, `cost_micro_usd`. A row belongs to the UTC day on which it was reserved,
+whatever the clock does afterwards. Nothing here knows of streams or engines.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+_US_PER_S = 1_000_000
+
+
+class Usage(NamedTuple):
+    """What a request took: cached tokens are a part of the prompt's, the last two of the completion's."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    withheld_tokens: int = 0
+    """Generated, and not released to anyone."""
+
+
+class Price(NamedTuple):
+    """Micro-dollars per 1,000 tokens."""
+
+    input_micro_usd_per_1k: int = 0
+    cached_micro_usd_per_1k: int = 0
+    output_micro_usd_per_1k: int = 0
+
+
+def cost_micro_usd(usage: Usage, price: Price) -> int:
+    """What a request costs. The one rounding there is: half up, of the row's whole sum."""
+    cached = min(usage.cached_tokens, usage.prompt_tokens)
+    released = max(usage.completion_tokens - usage.withheld_tokens, 0)
+    per_1k = (
+        (usage.prompt_tokens - cached) * price.input_micro_usd_per_1k
+        + cached * price.cached_micro_usd_per_1k
+        + released * price.output_micro_usd_per_1k
+    )
+    return (per_1k + 500) // 1000
+
+
+def day_of(at_us: int) -> int:
+    """The UTC day of a time, as 20261121."""
+    at = datetime.fromtimestamp(at_us // _US_PER_S, UTC)
+    return at.year * 10_000 + at.month * 100 + at.day
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What is known of a request before its first token; see the table `requests`."""
+
+    request_id: str
+    owner: str
+    model: str
+    created_at_us: int
+    max_tokens: int
+    prompt_tokens: int
+    price: Price
+    stream: bytes
+    idempotency_key: str | None = None
+    fingerprint: bytes | None = None
+    rerendered: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How a request ended: its final counts, and a finish reason or an error's code."""
+
+    request_seq: int
+    usage: Usage
+    outcome: str
+    settled_at_us: int
+    reconciled: bool = False
+    """Settled at its checkpoint, because the process that generated it died."""
+
+
+class OpenRequest(NamedTuple):
+    """A reservation not yet settled, with the counts of its last checkpoint."""
+
+    seq: int
+    id: str
+    owner: str
+    conversation_seq: int | None
+    usage: Usage
+
+
+def reserve(c: sqlite3.Connection, r: Reservation, conversation_seq: int | None) -> int:
+    """Open the row of a request; returns its seq. Raises sqlite3.IntegrityError for an id twice."""
+    cursor = c.execute(
+        "INSERT INTO requests (id, owner, model, conversation_seq, state, idempotency_key, fingerprint,"
+        " created_at_us, day, max_tokens, prompt_tokens, input_micro_usd_per_1k, cached_micro_usd_per_1k,"
+        " output_micro_usd_per_1k, rerendered, stream)"
+        " VALUES (?, ?, ?, ?, 'reserved', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            r.request_id,
+            r.owner,
+            r.model,
+            conversation_seq,
+            r.idempotency_key,
+            r.fingerprint,
+            r.created_at_us,
+            day_of(r.created_at_us),
+            r.max_tokens,
+            r.prompt_tokens,
+            *r.price,
+            r.rerendered,
+            r.stream,
+        ),
+    )
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+def checkpoint(c: sqlite3.Connection, request_seq: int, usage: Usage) -> None:
+    """Note the counts so far. A settled row stays as it is."""
+    c.execute(
+        "UPDATE requests SET prompt_tokens = ?, completion_tokens = ?, cached_tokens = ?,"
+        " reasoning_tokens = ?, withheld_tokens = ? WHERE seq = ? AND state = 'reserved'",
+        (*usage, request_seq),
+    )
+
+
+def settle(c: sqlite3.Connection, s: Settlement) -> bool:
+    """Close a row with its final counts and add it to its day's sums.
+
+    False, and nothing is done, when it is settled already or was never reserved.
+    """
+    row = c.execute(
+        "SELECT day, model, owner, input_micro_usd_per_1k, cached_micro_usd_per_1k, output_micro_usd_per_1k"
+        " FROM requests WHERE seq = ?",
+        (s.request_seq,),
+    ).fetchone()
+    if row is None:
+        return False
+    cost = cost_micro_usd(s.usage, Price(*row[3:]))
+    closed = c.execute(
+        "UPDATE requests SET state = 'settled', prompt_tokens = ?, completion_tokens = ?, cached_tokens = ?,"
+        " reasoning_tokens = ?, withheld_tokens = ?, cost_micro_usd = ?, outcome = ?, reconciled = ?,"
+        " settled_at_us = max(?, created_at_us) WHERE seq = ? AND state = 'reserved'",
+        (*s.usage, cost, s.outcome, s.reconciled, s.settled_at_us, s.request_seq),
+    )
+    if closed.rowcount != 1:
+        return False
+    _add_to_day(c, *row[:3], s.usage, cost)
+    return True
+
+
+def _add_to_day(
+    c: sqlite3.Connection, day: int, model: str, owner: str, usage: Usage, cost_micro_usd: int
+) -> None:
+    c.execute(
+        "INSERT INTO usage_daily (day, model, owner, requests, prompt_tokens, completion_tokens,"
+        " cached_tokens, reasoning_tokens, withheld_tokens, cost_micro_usd)"
+        " VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET requests = requests + 1,"
+        " prompt_tokens = prompt_tokens + excluded.prompt_tokens,"
+        " completion_tokens = completion_tokens + excluded.completion_tokens,"
+        " cached_tokens = cached_tokens + excluded.cached_tokens,"
+        " reasoning_tokens = reasoning_tokens + excluded.reasoning_tokens,"
+        " withheld_tokens = withheld_tokens + excluded.withheld_tokens,"
+        " cost_micro_usd = cost_micro_usd + excluded.cost_micro_usd",
+        (day, model, owner, *usage, cost_micro_usd),
+    )
+
+
+def open_requests(c: sqlite3.Connection) -> list[OpenRequest]:
+    """Every reservation not yet settled, oldest first."""
+    rows = c.execute(
+        "SELECT seq, id, owner, conversation_seq, prompt_tokens, completion_tokens, cached_tokens,"
+        " reasoning_tokens, withheld_tokens FROM requests WHERE state = 'reserved' ORDER BY seq"
+    )
+    return [OpenRequest(*row[:4], Usage(*row[4:])) for row in rows]
