@@ -143,7 +143,8 @@ def settle(c: sqlite3.Connection, s: Settlement) -> bool:
     ).fetchone()
     if row is None:
         return False
-    cost = cost_micro_usd(s.usage, Price(*row[3:]))
+    day, model, owner, *price = row
+    cost = cost_micro_usd(s.usage, Price(*price))
     closed = c.execute(
         "UPDATE requests SET state = 'settled', prompt_tokens = ?, completion_tokens = ?, cached_tokens = ?,"
         " reasoning_tokens = ?, withheld_tokens = ?, cost_micro_usd = ?, outcome = ?, reconciled = ?,"
@@ -152,7 +153,7 @@ def settle(c: sqlite3.Connection, s: Settlement) -> bool:
     )
     if closed.rowcount != 1:
         return False
-    _add_to_day(c, *row[:3], s.usage, cost)
+    _add_to_day(c, day, model, owner, s.usage, cost)
     return True
 
 
@@ -179,4 +180,7 @@ def open_requests(c: sqlite3.Connection) -> list[OpenRequest]:
         "SELECT seq, id, owner, conversation_seq, prompt_tokens, completion_tokens, cached_tokens,"
         " reasoning_tokens, withheld_tokens FROM requests WHERE state = 'reserved' ORDER BY seq"
     )
-    return [OpenRequest(*row[:4], Usage(*row[4:])) for row in rows]
+    return [
+        OpenRequest(seq, id_, owner, conversation_seq, Usage(*usage))
+        for seq, id_, owner, conversation_seq, *usage in rows
+    ]
