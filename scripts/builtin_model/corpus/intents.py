@@ -3,7 +3,7 @@
 An intent file has blocks headed `== name`; its lines are `A:` an answer (as it is), `Q:` a whole question,
 `V:` a thing to do (infinitive), `S:` a told situation, `N:` a topic. All but `A:` are grammar patterns.
 A block headed `++ name` adds wordings to an intent of another file. The files `asked_*.txt` hold questions as
-people would write them, word for word and no patterns; half of the questions drawn are theirs.
+people would write them, word for word and no patterns; most of the questions drawn are theirs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scripts.builtin_model.grammar import Lexicon, Pattern, expand, parse, slots
 
 FOLDER = Path(__file__).parent
 WRAPPED = ("V", "S", "N")
-ASKED_SHARE = 0.5
+ASKED_SHARE = 0.7
 _NOT_INTENTS = ("lexicon.txt", "wrappers.txt")
 _SPACES = re.compile(r" {2,}")
 _SPACE_BEFORE_MARK = re.compile(r" ([?.!,])(?= |$)")
