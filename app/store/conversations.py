@@ -1,0 +1,289 @@
+"""Conversations as trees of messages: how a turn is written, and the branch the next one continues.
+
+A regenerated or edited turn is another child of its parent; nothing is overwritten. A message's
+`seq` is above its parent's, so a branch in order of `seq` is in order of speech.
+
+What the model reads of a turn whose answer is not complete: an answer with text stays, less its
+tool calls, which may be cut. One without is left out, with what it was to answer, because many
+templates refuse two turns of one speaker in a row. Neither is ever removed from the tree.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from app.errors import NotFound
+
+Status = Literal["complete", "in_progress", "cancelled", "interrupted", "failed"]
+
+ROOT = "root"
+"""As `parent_id`: begin again above the first message."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """A message as it was sent. `text` is what is searched; `body` the JSON of one that is more."""
+
+    id: str
+    role: str
+    text: str
+    body: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewTurn:
+    """New messages below `parent_seq`, and the answers to them, one a choice, that are to come."""
+
+    conversation_id: str
+    owner: str
+    model: str
+    title: str
+    is_new: bool
+    parent_seq: int | None
+    messages: Sequence[NewMessage]
+    answer_ids: Sequence[str]
+    created_at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedAnswer:
+    """What became of an answer. `answer_ids` and `prompt_ids` are little-endian uint32.
+
+    `prompt_ids` are those after the sequence of message `base_seq`; all of them where it is None.
+    """
+
+    id: str
+    text: str
+    body: bytes | None
+    status: Status
+    finish_reason: str | None
+    answer_ids: bytes
+    prompt_ids: bytes
+    base_seq: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What the next turn continues.
+
+    `messages` are OpenAI's, oldest first, with `parent_seq` and `last_id` of the message that
+    new ones go below (None at the top). `runs` are the stored token ids of the newest answer's
+    sequence, oldest first: each the `seq` of an answer and its ids after the run before it.
+    """
+
+    conversation_seq: int
+    parent_seq: int | None
+    last_id: str | None
+    messages: list[dict[str, Any]]
+    runs: list[tuple[int, bytes]]
+
+
+def ensure(connection: sqlite3.Connection, turn: NewTurn) -> int:
+    """The conversation's seq; a new one is inserted. Raises NotFound when it was deleted meanwhile."""
+    if not turn.is_new:
+        return find(connection, turn.owner, turn.conversation_id)
+    at_us = turn.created_at_us
+    cursor = connection.execute(
+        "INSERT INTO conversations (id, owner, title, model, created_at_us, updated_at_us)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        (turn.conversation_id, turn.owner, turn.title, turn.model, at_us, at_us),
+    )
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+def find(connection: sqlite3.Connection, owner: str, conversation_id: str) -> int:
+    """The seq of a conversation that is not deleted. Raises NotFound."""
+    row = connection.execute(
+        "SELECT seq FROM conversations WHERE id = ? AND owner = ? AND deleted_at_us IS NULL",
+        (conversation_id, owner),
+    ).fetchone()
+    if row is None:
+        raise no_conversation(conversation_id)
+    seq: int = row[0]
+    return seq
+
+
+def no_conversation(conversation_id: str) -> NotFound:
+    """The error for a conversation that its caller cannot see, whatever the reason."""
+    return NotFound(
+        f"There is no conversation {conversation_id!r}.",
+        code="conversation_not_found",
+        param="conversation_id",
+    )
+
+
+def add_turn(connection: sqlite3.Connection, turn: NewTurn, conversation_seq: int, request_seq: int) -> None:
+    """Chain the turn's messages below its parent, and its answers, in progress, below the last."""
+    insert = (
+        "INSERT INTO messages (id, conversation_seq, parent_seq, role, text, body, created_at_us,"
+        " status, request_seq, choice) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    )
+    parent_seq = turn.parent_seq
+    at_us = turn.created_at_us
+    for m in turn.messages:
+        sent = (m.id, conversation_seq, parent_seq, m.role, m.text, m.body, at_us, "complete", None, 0)
+        parent_seq = connection.execute(insert, sent).lastrowid
+    for choice, answer_id in enumerate(turn.answer_ids):
+        awaited = ("assistant", "", None, at_us, "in_progress", request_seq, choice)
+        connection.execute(insert, (answer_id, conversation_seq, parent_seq, *awaited))
+    connection.execute(
+        "UPDATE conversations SET model = ?, updated_at_us = max(updated_at_us, ?) WHERE seq = ?",
+        (turn.model, at_us, conversation_seq),
+    )
+
+
+def finish_answers(
+    connection: sqlite3.Connection, answers: Sequence[FinishedAnswer], at_us: int, total_tokens: int
+) -> None:
+    """Store what the answers of one request became, and add its `total_tokens` to the conversation.
+
+    Nothing happens to answers that were purged meanwhile.
+    """
+    for a in answers:
+        connection.execute(
+            "UPDATE messages SET text = ?, body = ?, status = ?, finish_reason = ?, answer_ids = ?,"
+            " prompt_ids = ?, base_seq = ? WHERE id = ?",
+            (a.text, a.body, a.status, a.finish_reason, a.answer_ids, a.prompt_ids, a.base_seq, a.id),
+        )
+    if answers:
+        connection.execute(
+            "UPDATE conversations SET total_tokens = total_tokens + ?,"
+            " updated_at_us = max(updated_at_us, ?)"
+            " WHERE seq = (SELECT conversation_seq FROM messages WHERE id = ?)",
+            (total_tokens, at_us, answers[0].id),
+        )
+
+
+def branch(connection: sqlite3.Connection, owner: str, conversation_id: str, parent_id: str | None) -> Branch:
+    """The branch that ends in message `parent_id`; without one, in the newest answer.
+
+    Where no answer has said anything yet, what the first ones were to answer is left out, but
+    for system messages. `ROOT` is the empty branch. Raises NotFound.
+    """
+    conversation_seq = find(connection, owner, conversation_id)
+    if parent_id == ROOT:
+        return Branch(conversation_seq, None, None, [], [])
+    if parent_id is None:
+        leaf_seq = _newest_answer(connection, conversation_seq) or _newest(connection, conversation_seq)
+    else:
+        leaf_seq = _message(connection, conversation_seq, parent_id)
+    path = _path(connection, leaf_seq)
+    heard = _heard(path)
+    if parent_id is None:
+        path = heard
+    return Branch(
+        conversation_seq=conversation_seq,
+        parent_seq=path[-1].seq if path else None,
+        last_id=path[-1].id if path else None,
+        messages=[_as_sent(row) for row in heard],
+        runs=_runs(heard),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A message on a branch, as stored."""
+
+    seq: int
+    id: str
+    role: str
+    text: str
+    body: bytes | None
+    status: Status
+    answer_ids: bytes | None
+    prompt_ids: bytes | None
+    base_seq: int | None
+
+    @property
+    def said_nothing(self) -> bool:
+        return self.status != "complete" and not self.text
+
+
+def _newest_answer(connection: sqlite3.Connection, conversation_seq: int) -> int | None:
+    """Of the newest request with an answer that said something, the first choice that did."""
+    row = connection.execute(
+        "SELECT request_seq FROM messages WHERE conversation_seq = ? AND request_seq IS NOT NULL"
+        " AND (status = 'complete' OR text <> '') ORDER BY seq DESC LIMIT 1",
+        (conversation_seq,),
+    ).fetchone()
+    if row is None:
+        return None
+    seq: int = connection.execute(
+        "SELECT seq FROM messages WHERE request_seq = ? AND (status = 'complete' OR text <> '')"
+        " ORDER BY choice LIMIT 1",
+        row,
+    ).fetchone()[0]
+    return seq
+
+
+def _newest(connection: sqlite3.Connection, conversation_seq: int) -> int | None:
+    """The newest message, which is always a leaf."""
+    row = connection.execute(
+        "SELECT seq FROM messages WHERE conversation_seq = ? ORDER BY seq DESC LIMIT 1", (conversation_seq,)
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def _message(connection: sqlite3.Connection, conversation_seq: int, message_id: str) -> int:
+    row = connection.execute(
+        "SELECT seq FROM messages WHERE id = ? AND conversation_seq = ?", (message_id, conversation_seq)
+    ).fetchone()
+    if row is None:
+        raise NotFound(
+            f"The conversation has no message {message_id!r}.", code="message_not_found", param="parent_id"
+        )
+    seq: int = row[0]
+    return seq
+
+
+def _path(connection: sqlite3.Connection, leaf_seq: int | None) -> list[_Row]:
+    """The messages from the top down to `leaf_seq`."""
+    rows = connection.execute(
+        "WITH RECURSIVE path (seq, parent_seq) AS ("
+        " SELECT seq, parent_seq FROM messages WHERE seq = ? UNION ALL"
+        " SELECT m.seq, m.parent_seq FROM path JOIN messages AS m ON m.seq = path.parent_seq)"
+        " SELECT m.seq, id, role, text, body, status, answer_ids, prompt_ids, base_seq"
+        " FROM path JOIN messages AS m ON m.seq = path.seq ORDER BY m.seq",
+        (leaf_seq,),
+    )
+    return [_Row(*row) for row in rows]
+
+
+def _heard(path: Sequence[_Row]) -> list[_Row]:
+    """The messages of a path that the model reads."""
+    heard: list[_Row] = []
+    for row in path:
+        if not row.said_nothing:
+            heard.append(row)
+            continue
+        while heard and heard[-1].role in ("user", "tool"):
+            heard.pop()
+    return heard
+
+
+def _as_sent(row: _Row) -> dict[str, Any]:
+    if row.body is None:
+        return {"role": row.role, "content": row.text}
+    message: dict[str, Any] = orjson.loads(row.body)
+    if row.status != "complete":
+        message.pop("tool_calls", None)
+    return message
+
+
+def _runs(heard: Sequence[_Row]) -> list[tuple[int, bytes]]:
+    answers = {row.seq: row for row in heard if row.answer_ids}
+    runs: list[tuple[int, bytes]] = []
+    seq: int | None = max(answers, default=None)
+    while seq is not None:
+        row = answers.get(seq)
+        if row is None:  # a part is missing: what follows it is no prompt's beginning
+            return []
+        runs.append((seq, (row.prompt_ids or b"") + (row.answer_ids or b"")))
+        seq = row.base_seq
+    return runs[::-1]
