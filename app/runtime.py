@@ -12,6 +12,7 @@ from app.core import Engine, Health, ModelCard
 from app.engine.scripted import Script, ScriptedEngine
 from app.errors import EngineNotReady, UnknownModel
 from app.log import where
+from app.metering.pricing import PriceTable
 from app.pipeline import Pipeline
 from app.registry import Streams
 from app.settings import Settings
@@ -30,6 +31,7 @@ class Runtime:
     ) -> None:
         self.settings = settings
         self.log = log
+        self.prices = PriceTable.parse(settings.prices)
         self.phase = "starting: the engine loads the model"
         self.engine_ended: asyncio.Event = asyncio.Event()
         self.engine = (make_engine or build_engine)(settings, self._engine_died)

@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_type_hints
@@ -113,6 +113,8 @@ class Settings:
     )
     engine_args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"table": True})
     """Keys of `[engine.<name>]`, passed to that engine and checked by it."""
+    prices: Sequence[Mapping[str, Any]] = field(default=(), metadata={"table": True})
+    """The entries of `[[prices]]`, checked by app.metering.pricing."""
 
 
 def table() -> tuple[Setting, ...]:
@@ -184,12 +186,11 @@ def load(
     """
     values: dict[str, Any] = {}
     settings = {s.name: s for s in table()}
-    file_values, engine_args = _read_file(config_file, settings)
-    values.update(file_values)
+    values.update(_read_file(config_file, settings))
     values.update(_read_environ(environ, settings))
     for name, raw in flags.items():
         values[name] = parse(settings[name], raw, settings[name].flag)
-    return Settings(**values, engine_args=engine_args)
+    return Settings(**values)
 
 
 def _read_environ(environ: Mapping[str, str], settings: Mapping[str, Setting]) -> dict[str, Any]:
@@ -204,32 +205,38 @@ def _read_environ(environ: Mapping[str, str], settings: Mapping[str, Setting]) -
     return values
 
 
-def _read_file(
-    path: Path | None, settings: Mapping[str, Setting]
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _read_file(path: Path | None, settings: Mapping[str, Setting]) -> dict[str, Any]:
     if path is None:
         path = Path(CONFIG_FILE)
         if not path.exists():
-            return {}, {}
+            return {}
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise SettingsError(f"{path}: {exc}") from exc
-    tables = {k: v for k, v in document.items() if isinstance(v, dict)}
-    engine_args = tables.pop("engine", {})
-    for name in tables:
-        raise unknown(name, [*settings, "engine"], f"{path}: table [{name}]")
-    for name, args in engine_args.items():
-        if name not in ENGINE_TABLES or not isinstance(args, dict):
-            raise unknown(f"engine.{name}", [f"engine.{t}" for t in ENGINE_TABLES], str(path))
-    values = {}
+    values: dict[str, Any] = {"prices": _prices(document.pop("prices", []), path)}
+    if isinstance(document.get("engine"), dict):  # otherwise the setting of that name
+        values["engine_args"] = _engine_args(document.pop("engine"), path)
     for name, raw in document.items():
         if isinstance(raw, dict):
-            continue
+            raise unknown(name, [*settings, "engine", "prices"], f"{path}: table [{name}]")
         if name not in settings:
-            raise unknown(name, settings, str(path))
+            raise unknown(name, [*settings, "engine", "prices"], str(path))
         values[name] = parse(settings[name], raw, f"{path}: {name}")
-    return values, engine_args
+    return values
+
+
+def _engine_args(tables: Mapping[str, Any], path: Path) -> Mapping[str, Mapping[str, Any]]:
+    for name, args in tables.items():
+        if name not in ENGINE_TABLES or not isinstance(args, dict):
+            raise unknown(f"engine.{name}", [f"engine.{t}" for t in ENGINE_TABLES], str(path))
+    return tables
+
+
+def _prices(entries: object, path: Path) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise SettingsError(f"{path}: prices: begin each entry with a line [[prices]]")
+    return tuple(entries)
 
 
 def markdown() -> str:

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.api.auth import Gatekeeper
 from app.core import Health
+from app.metering.pricing import as_usd_per_1k
 from app.runtime import Runtime
 
 
@@ -51,6 +52,7 @@ class ServiceRoutes:
             "context_length": card.context_length,
             "kv_capacity_tokens": card.kv_capacity_tokens,
             "capabilities": sorted(card.capabilities),
+            "price_usd_per_1k": as_usd_per_1k(self._runtime.prices.price_of(card.id, time.time_ns() // 1000)),
             "state": "ready",
             "degraded": False,
         }

@@ -16,6 +16,11 @@ log_level = "debug"
 
 [engine.sglang]
 mem_fraction_static = 0.8
+
+[[prices]]
+model = "*"
+input = 0.5
+output = "1.5"
 """
 
 
@@ -38,7 +43,15 @@ def test_file_beats_default(file: Path):
     loaded = load({}, {}, file)
     assert (loaded.port, loaded.resume_grace_s, loaded.log_level) == (1111, 5.0, "debug")
     assert loaded.engine_args == {"sglang": {"mem_fraction_static": 0.8}}
+    assert loaded.prices == ({"model": "*", "input": 0.5, "output": "1.5"},)
     assert isinstance(loaded.resume_grace_s, float)
+
+
+def test_the_engine_can_be_named_in_the_file(tmp_path: Path):
+    """`engine` as a key is the setting, as a table its arguments."""
+    path = tmp_path / "tokenring.toml"
+    path.write_text('engine = "scripted"')
+    assert load({}, {}, path).engine == "scripted"
 
 
 def test_file_of_the_working_directory_is_read(file: Path, monkeypatch: pytest.MonkeyPatch):
@@ -97,6 +110,9 @@ def test_malformed_values_are_refused_by_name(name: str, raw: str):
         ("[serve]\nport = 1", r"table \[serve\]"),
         ("[engine.vllm]\nx = 1", "engine.vllm"),
         ("[engine]\nsglang = 1", "engine.sglang"),
+        ("[prices]\nmodel = 1", r"\[\[prices\]\]"),
+        ("prices = [1]", r"\[\[prices\]\]"),
+        ("[[price]]\nmodel = 1", "did you mean 'prices'"),
         ("port = ", "tokenring.toml"),
     ],
 )
