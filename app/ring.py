@@ -9,17 +9,21 @@
 Text is kept JSON-escaped, so that a frame over any run of events is a slice of it, and a
 token costs its bytes plus six. An event's id is its index plus `first_id`. When the limit
 is passed the oldest half goes; ids never change. Knows events, not how they are written.
+`dump` and `restore` carry events over the end of the process, as slices (app.slices).
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, islice
+from operator import sub
 from typing import Any, NamedTuple
 
 import orjson
 
+from app import slices
 from app.core import Channel, Counts, Delta, FinishReason, ToolCall
 
 _SPECIAL = 0
@@ -93,6 +97,16 @@ class Done:
 
 
 Special = Opened | ToolStarted | Finished | Notice | Failed | Done
+_KINDS: Mapping[str, type[Special]] = {
+    "opened": Opened,
+    "tool_started": ToolStarted,
+    "finished": Finished,
+    "notice": Notice,
+    "failed": Failed,
+    "done": Done,
+}
+"""What slices call the events that are not text; stored, so never renamed."""
+_KIND_OF = {event: kind for kind, event in _KINDS.items()}
 
 
 class Ring:
@@ -112,9 +126,11 @@ class Ring:
         "first_id",
     )
 
-    def __init__(self, limit_bytes: int, *, logprobs: bool = False, counts: bool = False) -> None:
+    def __init__(
+        self, limit_bytes: int, *, logprobs: bool = False, counts: bool = False, first_id: int = 1
+    ) -> None:
         self._limit_bytes = limit_bytes
-        self.first_id = 1
+        self.first_id = first_id
         self._lanes = array("H")
         self._ends = array("I")
         self._text = bytearray()
@@ -127,7 +143,7 @@ class Ring:
 
     @property
     def last_id(self) -> int:
-        """Id of the newest event; 0 when there was none."""
+        """Id of the newest event; one less than `first_id` when there was none."""
         return self.first_id + len(self._lanes) - 1
 
     @property
@@ -154,8 +170,7 @@ class Ring:
         key = (delta.choice, delta.channel, 0 if tool is None else tool.index)
         lane = self._lane_of.get(key)
         if lane is None:
-            self._names.append(Lane(*key))
-            lane = self._lane_of[key] = len(self._names)
+            lane = self._new_lane(key)
         text = _escape(delta.text)
         self._text += text
         if self._logprobs is not None and delta.logprobs:
@@ -163,6 +178,11 @@ class Ring:
             self._logprobs += b"," + orjson.dumps(delta.logprobs)[1:-1]
         self._push(lane, delta.counts)
         return self.last_id, self._names[lane - 1], text
+
+    def _new_lane(self, key: tuple[int, Channel, int]) -> int:
+        self._names.append(Lane(*key))
+        lane = self._lane_of[key] = len(self._names)
+        return lane
 
     def append_special(self, event: Special) -> None:
         """Add an event that is not text."""
@@ -261,6 +281,87 @@ class Ring:
                 merged.setdefault(lane, []).append(self._part(lane, start, stop))
         parts = {self._names[lane - 1]: _join(runs) for lane, runs in merged.items()}
         return parts, [self._specials[i] for i in sorted(self._specials)]
+
+    def dump(self, after: int) -> tuple[int, bytes] | None:
+        """The events held after event `after` as one slice, and the first one's id; None if none."""
+        start = max(0, after + 1 - self.first_id)
+        if start >= len(self._lanes):
+            return None
+        first_id = self.first_id + start
+        lengths, text = _cut(self._ends, self._text, start)
+        logprob_lengths: Sequence[int] | None = None
+        logprobs: bytes | None = None
+        if self._logprobs is not None:
+            logprob_lengths, logprobs = _cut(self._logprob_ends, self._logprobs, start)
+        piece = slices.Slice(
+            first_id,
+            self._names,
+            [(i - first_id, _KIND_OF[type(e)], e) for i, e in self._specials.items() if i >= first_id],
+            self._lanes[start:],
+            lengths,
+            text,
+            logprobs,
+            logprob_lengths,
+            None if self._counts is None else list(chain.from_iterable(self._counts[start:])),
+        )
+        return first_id, slices.pack(piece)
+
+    @classmethod
+    def restore(cls, dumped: Iterable[bytes], limit_bytes: int) -> Ring:
+        """A ring of the events of slices, oldest first, with their ids.
+
+        What two slices both have counts once; what lies before a gap between them has left
+        the ring, as has what goes beyond the limit. Raises ValueError for damaged slices.
+        """
+        ring: Ring | None = None
+        for raw in dumped:
+            piece = slices.unpack(raw)
+            if ring is None or piece.first_id > ring.last_id + 1:
+                ring = cls(
+                    limit_bytes,
+                    logprobs=piece.logprobs is not None,
+                    counts=piece.counts is not None,
+                    first_id=piece.first_id,
+                )
+            ring._extend(piece)
+        return ring or cls(limit_bytes)
+
+    def _extend(self, piece: slices.Slice) -> None:
+        if piece.first_id <= self.last_id:
+            piece = piece.without_first(self.last_id + 1 - piece.first_id)
+        if (self._logprobs is None, self._counts is None) != (piece.logprobs is None, piece.counts is None):
+            raise ValueError("slices of different streams")
+        lane_of = [_SPECIAL, *(self._lane_of.get(key) or self._new_lane(key) for key in piece.names)]
+        for index, kind, fields in piece.specials:
+            self._specials[piece.first_id + index] = _special(kind, fields)
+        self._lanes.extend(lane_of[lane] for lane in piece.lanes)
+        self._ends.extend(_ends(piece.lengths, len(self._text)))
+        self._text += piece.text
+        if self._logprobs is not None and piece.logprobs is not None:
+            self._logprob_ends.extend(_ends(piece.logprob_lengths or (), len(self._logprobs)))
+            self._logprobs += piece.logprobs
+        if self._counts is not None:
+            numbers = iter(piece.counts or ())
+            self._counts.extend(map(Counts, numbers, numbers, numbers, numbers))
+        while self.nbytes > self._limit_bytes and len(self._lanes) > 1:
+            self._trim()
+
+
+def _cut(ends: array[int], data: bytearray, start: int) -> tuple[Sequence[int], bytes]:
+    """From event `start` on: how much of `data` each event has, and the data."""
+    base = ends[start - 1] if start else 0
+    mine = ends[start:]
+    return list(map(sub, mine, chain((base,), mine))), bytes(data[base:])
+
+
+def _ends(lengths: Sequence[int], base: int) -> Iterator[int]:
+    return islice(accumulate(lengths, initial=base), 1, None)
+
+
+def _special(kind: str, fields: Mapping[str, Any]) -> Special:
+    if kind == "tool_started":
+        return ToolStarted(fields["choice"], ToolCall(**fields["tool"]))
+    return _KINDS[kind](**fields)
 
 
 def _join(parts: Sequence[Part]) -> Part:

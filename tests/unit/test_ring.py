@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core import Counts, Delta, ToolCall
-from app.ring import Done, Finished, Lane, Opened, Part, Ring, ToolStarted
+from app.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, ToolStarted
 
 BIG = 10**9
 LANES = (Lane(0, "reasoning"), Lane(0, "text"), Lane(0, "tool", 0), Lane(0, "tool", 1), Lane(1, "text"))
@@ -232,3 +232,175 @@ def test_memory_is_as_stated():
     held = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert 0.75 < held / ring.nbytes < 1.25
+
+
+SPECIALS = (
+    Finished(0, "stop", 128009),
+    Finished(1, "length", "\u2028END"),
+    ToolStarted(0, ToolCall(1, "call_1", "weather")),
+    Notice("usage", {"prompt_tokens": 3, "x": [1.5, None, {"y": "\U0001f600"}]}),
+    Failed({"error": {"message": "no", "code": "internal_error", "param": None}}),
+)
+counts = st.builds(Counts, *[st.integers(0, 2**32 - 1)] * 4)
+entries = st.one_of(st.none(), st.lists(st.builds(dict, token=text, logprob=st.floats(-99, 0)), max_size=3))
+any_events = st.lists(
+    st.one_of(
+        st.sampled_from(SPECIALS),
+        st.builds(lambda lane, *rest: (lane, *rest), st.sampled_from(LANES), long_text, counts, entries),
+    ),
+    max_size=40,
+)
+
+
+def fill(ring: Ring, events) -> None:
+    """Append what `any_events` gave."""
+    for event in events:
+        if isinstance(event, tuple):
+            lane, piece, of_event, logprobs = event
+            ring.append(delta(piece, lane, counts=of_event, logprobs=logprobs))
+        else:
+            ring.append_special(event)
+
+
+def same(restored: Ring, ring: Ring, cursors) -> None:
+    """Every step from every cursor is the same, and the whole too."""
+    assert restored.last_id == ring.last_id
+    assert restored.plain == ring.plain
+    for cursor in cursors:
+        (last_id, content), (expected_id, expected) = restored.after(cursor), ring.after(cursor)
+        assert last_id == expected_id
+        if isinstance(expected, list | tuple):
+            content, expected = list(content), list(expected)
+        assert content == expected
+
+
+@given(events=any_events, cuts=st.sets(st.integers(1, 41)), logprobs=st.booleans(), has_counts=st.booleans())
+def test_slices_restore_the_ring(events, cuts, logprobs, has_counts):
+    """Cut into slices anywhere, a ring comes back the same after every cursor, and as a whole."""
+    ring = Ring(BIG, logprobs=logprobs, counts=has_counts)
+    ring.append_special(Opened(2))
+    dumped, last_id = [], 0
+    for number, event in enumerate(events, start=1):
+        fill(ring, [event])
+        if number in cuts:
+            first_id, piece = ring.dump(last_id)
+            assert first_id == last_id + 1
+            dumped.append(piece)
+            last_id = ring.last_id
+            assert ring.dump(last_id) is None
+    dumped += [ring.dump(last_id)[1]] if last_id < ring.last_id else []
+    restored = Ring.restore(dumped, BIG)
+    assert restored.first_id == 1
+    same(restored, ring, range(ring.last_id))
+    assert restored.whole() == ring.whole()
+    assert list(restored.whole()[0]) == list(ring.whole()[0])
+
+
+@given(events=any_events, data=st.data(), both=st.booleans())
+def test_slices_that_overlap_count_once(events, data, both):
+    """Events that two slices both have are restored once."""
+    ring = Ring(BIG, logprobs=both, counts=both)
+    ring.append_special(Opened(1))
+    dumped = []
+    for event in events:
+        if data.draw(st.booleans()):
+            dumped.append(ring.dump(data.draw(st.integers(0, ring.last_id - 1))))
+        fill(ring, [event])
+    dumped.append(ring.dump(0))
+    dumped.sort()
+    dumped.insert(0, ring.dump(0) if data.draw(st.booleans()) else dumped[0])
+    restored = Ring.restore([piece for _, piece in dumped], BIG)
+    same(restored, ring, range(restored.first_id - 1, ring.last_id))
+
+
+def test_slice_of_a_trimmed_ring_begins_where_the_ring_does():
+    """What has left the ring is in no slice of it; ids stay."""
+    ring = Ring(4096)
+    for number in range(1000):
+        ring.append(delta(f"{number} "))
+    first_id, piece = ring.dump(0)
+    assert first_id == ring.first_id > 1
+    restored = Ring.restore([piece], BIG)
+    assert restored.first_id == first_id
+    same(restored, ring, range(first_id - 1, ring.last_id))
+
+
+def test_gap_between_slices_ends_what_is_held():
+    """What lies before a gap cannot be joined with what follows it: it has left the ring."""
+    ring = Ring(BIG)
+    fill(ring, [(LANES[1], f"{number} ", Counts(), None) for number in range(9)])
+    _, last = ring.dump(6)
+    ring = Ring(BIG)
+    fill(ring, [(LANES[1], "0 ", Counts(), None)])
+    restored = Ring.restore([ring.dump(0)[1], last], BIG)
+    assert (restored.first_id, restored.last_id) == (7, 9)
+
+
+def test_restored_ring_keeps_its_limit():
+    """Slices beyond the limit restore to the newest events within it."""
+    ring = Ring(BIG)
+    dumped = []
+    for number in range(10_000):
+        ring.append(delta(f"{number} "))
+        if number % 100 == 99:
+            dumped.append(ring.dump(number - 99)[1])
+    restored = Ring.restore(dumped, 16 * 1024)
+    assert restored.nbytes <= 16 * 1024
+    assert restored.last_id == 10_000
+    same(restored, ring, range(restored.first_id - 1, ring.last_id, 97))
+
+
+def test_restored_ring_goes_on():
+    """Events appended to a restored ring follow the last one, in their lanes."""
+    ring = Ring(BIG)
+    fill(ring, [(LANES[1], "a", Counts(), None), (LANES[4], "b", Counts(), None)])
+    restored = Ring.restore([ring.dump(0)[1]], BIG)
+    restored.append(delta("c"))
+    assert [unescaped(part) for part in restored.after(0)[1]] == ["ac", "b"]
+    assert restored.last_id == 3
+
+
+def test_no_slices_restore_to_an_empty_ring():
+    """Nothing kept is nothing held."""
+    ring = Ring.restore([], BIG)
+    assert (ring.first_id, ring.last_id, ring.dump(0)) == (1, 0, None)
+
+
+def test_ring_begins_at_any_id():
+    """An empty ring may stand for a position: its first event follows it."""
+    ring = Ring(BIG, first_id=42)
+    assert ring.last_id == 41
+    ring.append_special(Done())
+    assert ring.after(41) == (42, Done())
+
+
+@given(data=st.data())
+def test_damaged_slice_is_refused(data):
+    """A slice with any byte changed or missing is an error, never other text."""
+    ring = Ring(BIG)
+    ring.append_special(Opened(1))
+    ring.append(delta("hello"))
+    _, piece = ring.dump(0)
+    place = data.draw(st.integers(0, len(piece) - 1))
+    changed = bytearray(piece)
+    changed[place] ^= data.draw(st.integers(1, 255))
+    for damaged in (bytes(changed), piece[:place]):
+        with pytest.raises(ValueError, match="slice of events"):
+            Ring.restore([damaged], BIG)
+
+
+def test_slices_of_different_streams_are_refused():
+    """Slices with and without counts are not of one stream."""
+    plain, counted = Ring(BIG), Ring(BIG, counts=True, first_id=2)
+    plain.append(delta("a"))
+    counted.append(delta("b"))
+    with pytest.raises(ValueError, match="different streams"):
+        Ring.restore([plain.dump(0)[1], counted.dump(0)[1]], BIG)
+
+
+def test_slice_costs_two_bytes_an_event():
+    """Beside its text an event takes two bytes in a slice, and a slice some 200."""
+    ring = Ring(BIG)
+    for _ in range(1000):
+        ring.append(delta("word "))
+    assert len(ring.dump(0)[1]) < 1000 * 7 + 200
