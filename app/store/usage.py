@@ -1,0 +1,101 @@
+"""What was used, from the daily sums; and whether those sums are still the sums of their rows.
+
+The sums are kept by `app.store.ledger.settle`, so that a month of a million rows is read from
+some hundred. `differences` builds them again from the rows, and `rebuild` puts them right.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+GroupBy = Literal["day", "model", "key"]
+GROUPS: tuple[GroupBy, ...] = get_args(GroupBy)
+_COLUMNS = {"day": "day", "model": "model", "key": "owner"}
+
+_SUMMED = (
+    "requests",
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "reasoning_tokens",
+    "withheld_tokens",
+    "cost_micro_usd",
+)
+_NAMES = ", ".join(_SUMMED)
+_SUMS = ", ".join(f"coalesce(sum({name}), 0)" for name in _SUMMED)
+_ROW_SUMS = ", ".join(["count(*)", *(f"sum({name})" for name in _SUMMED[1:])])
+_OF_ROWS = (
+    f"SELECT day, model, owner, {_ROW_SUMS} FROM requests"  # noqa: S608  # our own names
+    " WHERE state = 'settled' GROUP BY day, model, owner"
+)
+_KEPT = f"SELECT day, model, owner, {_NAMES} FROM usage_daily"  # noqa: S608  # same
+
+
+class Sums(NamedTuple):
+    """Settled requests added up."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    withheld_tokens: int = 0
+    cost_micro_usd: int = 0
+
+
+class Group(NamedTuple):
+    """The sums of one group: a value for each name that it was asked to be grouped by."""
+
+    by: dict[GroupBy, str | int]
+    sums: Sums
+
+
+class Difference(NamedTuple):
+    """A day's sums that are not those of its rows; None where there are none at all."""
+
+    day: int
+    model: str
+    owner: str
+    kept: Sums | None
+    rows: Sums | None
+
+
+def usage(
+    c: sqlite3.Connection, from_day: int, to_day: int, group_by: Sequence[GroupBy], owner: str | None = None
+) -> list[Group]:
+    """The sums of two days (as 20261121) and those between, by group in the order asked for.
+
+    Without `group_by`, exactly one group. `owner` None means everyone's.
+    """
+    columns = ", ".join(_COLUMNS[name] for name in group_by)
+    grouped = f" GROUP BY {columns} ORDER BY {columns}" if columns else ""
+    rows = c.execute(
+        f"SELECT {columns + ', ' if columns else ''}{_SUMS} FROM usage_daily"  # noqa: S608  # same
+        f" WHERE day BETWEEN ? AND ? AND (? IS NULL OR owner = ?){grouped}",
+        (from_day, to_day, owner, owner),
+    )
+    width = len(group_by)
+    return [Group(dict(zip(group_by, row[:width], strict=True)), Sums(*row[width:])) for row in rows]
+
+
+def differences(c: sqlite3.Connection) -> list[Difference]:
+    """Where the kept sums are not those of the settled rows; empty when the books balance."""
+    of_rows = _by_key(c.execute(_OF_ROWS))
+    kept = _by_key(c.execute(_KEPT))
+    return [
+        Difference(*key, kept.get(key), of_rows.get(key))
+        for key in sorted(kept.keys() | of_rows.keys())
+        if kept.get(key) != of_rows.get(key)
+    ]
+
+
+def rebuild(c: sqlite3.Connection) -> None:
+    """Make the kept sums those of the settled rows."""
+    c.execute("DELETE FROM usage_daily")
+    c.execute(f"INSERT INTO usage_daily (day, model, owner, {_NAMES}) {_OF_ROWS}")
+
+
+def _by_key(rows: sqlite3.Cursor) -> dict[tuple[int, str, str], Sums]:
+    return {(day, model, owner): Sums(*sums) for day, model, owner, *sums in rows}

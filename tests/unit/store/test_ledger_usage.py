@@ -1,0 +1,119 @@
+"""Usage is read from the daily sums, which are those of the rows."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+from ledgers import at, empty_store, reserved, settled
+
+from app.store.ledger import Price, Usage
+from app.store.usage import Difference, Sums, differences, rebuild, usage
+
+ONE = Sums(requests=1, prompt_tokens=10, completion_tokens=20, cost_micro_usd=1)
+
+
+@pytest.fixture
+def c() -> sqlite3.Connection:
+    """Six requests over three days, two models and two owners, at a micro-dollar each; one is open."""
+    connection = empty_store()
+    for day, model, owner in (
+        ("2026-11-20", "llama", "ann"),
+        ("2026-11-20", "llama", "bob"),
+        ("2026-11-20", "qwen", "ann"),
+        ("2026-11-21", "llama", "ann"),
+        ("2026-12-01", "llama", "ann"),
+    ):
+        settled(connection, Usage(10, 20), model=model, owner=owner, created_at_us=at(day), price=Price(100))
+    reserved(connection, owner="ann", created_at_us=at("2026-11-20"))
+    return connection
+
+
+def times(number: int) -> Sums:
+    """The sums of that many of the requests."""
+    return Sums(*(number * value for value in ONE))
+
+
+@pytest.mark.parametrize(
+    ("from_day", "to_day", "owner", "number"),
+    [
+        (20261101, 20261130, None, 4),
+        (20261101, 20261130, "ann", 3),
+        (20261120, 20261120, None, 3),
+        (20261121, 20261201, None, 2),
+        (20261101, 20261231, "eve", 0),
+        (20270101, 20270131, None, 0),
+    ],
+)
+def test_a_period_has_both_its_days(c, from_day: int, to_day: int, owner: str | None, number: int):
+    """Ungrouped usage is one group: the settled requests of the days, the last included, of an owner."""
+    [group] = usage(c, from_day, to_day, (), owner)
+    assert group.by == {}
+    assert group.sums == times(number)
+
+
+def test_groups_come_in_the_order_asked_for(c: sqlite3.Connection):
+    """Each combination that occurs is a group, sorted by the first name first."""
+    groups = usage(c, 20261101, 20261130, ("model", "day"))
+    assert [(tuple(g.by.items()), g.sums.requests) for g in groups] == [
+        ((("model", "llama"), ("day", 20261120)), 2),
+        ((("model", "llama"), ("day", 20261121)), 1),
+        ((("model", "qwen"), ("day", 20261120)), 1),
+    ]
+
+
+def test_keys_are_owners(c: sqlite3.Connection):
+    """Grouped by key, usage has a group for each owner."""
+    assert [(g.by, g.sums) for g in usage(c, 20261101, 20261130, ("key",))] == [
+        ({"key": "ann"}, times(3)),
+        ({"key": "bob"}, times(1)),
+    ]
+
+
+def test_usage_reads_no_request(c: sqlite3.Connection):
+    """What a period costs to read depends on its days, not on its requests."""
+    tables = set()
+
+    def note(action: int, table: str | None, *_: object) -> int:
+        if action == sqlite3.SQLITE_READ:
+            tables.add(table)
+        return sqlite3.SQLITE_OK
+
+    c.set_authorizer(note)
+    usage(c, 20261101, 20261130, ("day", "model"))
+    assert tables == {"usage_daily"}
+
+
+def test_the_books_balance(c: sqlite3.Connection):
+    """Sums kept by settlements are those of the rows."""
+    assert differences(c) == []
+
+
+@pytest.mark.parametrize(
+    ("tamper", "kept", "rows"),
+    [
+        ("UPDATE usage_daily SET cost_micro_usd = 2", ONE._replace(cost_micro_usd=2), ONE),
+        ("UPDATE usage_daily SET withheld_tokens = 1", ONE._replace(withheld_tokens=1), ONE),
+        ("DELETE FROM usage_daily", None, ONE),
+    ],
+)
+def test_one_difference_is_found(c: sqlite3.Connection, tamper: str, kept: Sums | None, rows: Sums):
+    """A sum that was changed is named with its day, model and owner, and what it should be."""
+    c.execute(f"{tamper} WHERE owner = 'bob'")
+    assert differences(c) == [Difference(20261120, "llama", "bob", kept, rows)]
+
+
+def test_a_sum_without_rows_is_found(c: sqlite3.Connection):
+    """A request that is gone leaves its sum to be seen."""
+    c.execute("DELETE FROM requests WHERE owner = 'bob'")
+    assert differences(c) == [Difference(20261120, "llama", "bob", ONE, None)]
+
+
+def test_rebuilding_puts_the_sums_right(c: sqlite3.Connection):
+    """After a rebuild the sums are those of the rows again, and only those."""
+    before = c.execute("SELECT * FROM usage_daily").fetchall()
+    c.execute("UPDATE usage_daily SET requests = 9 WHERE owner = 'bob'")
+    c.execute("INSERT INTO usage_daily VALUES (20200101, 'x', 'y', 1, 1, 1, 1, 1, 1, 1)")
+    rebuild(c)
+    assert differences(c) == []
+    assert c.execute("SELECT * FROM usage_daily").fetchall() == before
