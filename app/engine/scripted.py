@@ -16,6 +16,7 @@ from typing import Any
 
 from app.core import ChatRequest, Counts, Delta, EngineLoad, FinishReason, Health, ModelCard, Prompt, ToolCall
 from app.engine.limits import answer_budget, check_text_only
+from app.engine.tally import Tallies
 from app.errors import EngineFailed, EngineNotReady, EngineOverloaded
 from app.settings import SettingsError
 
@@ -26,7 +27,7 @@ _SENTENCE = (
 _WORDS = (*_SENTENCE.split(), "tab\tnew\nline", "e\u0301", "\u05e9\u05dc\u05d5\u05dd")
 _VOCABULARY = 50_000
 _REMEMBERED_PAGES = 4096
-_FAULTS = ("", "fail", "die", "hang", "overload")
+_FAULTS = ("", "fail", "die", "hang", "overload", "miscount")
 _FINISHES = ("stop", "length")
 
 
@@ -35,7 +36,8 @@ class Script:
     """How one answer goes. `rate` is tokens per second, 0 as fast as the loop turns.
 
     `fault` happens after `fault_after` tokens: `fail` breaks this answer, `die` the engine,
-    `hang` says nothing more until aborted, `overload` refuses instead of the first token.
+    `hang` says nothing more until aborted, `overload` refuses instead of the first token;
+    `miscount` claims one token more of the first choice than was handed over, from then on.
     """
 
     rate: float = 0.0
@@ -108,6 +110,7 @@ class ScriptedEngine:
         self._on_death = on_death
         self._health = Health.STARTING
         self._runs: dict[str, _Run] = {}
+        self._tallies = Tallies()
         self._seen_prefixes: dict[int, None] = {}
         self._used_tokens = 0
         self._card = ModelCard(
@@ -162,6 +165,7 @@ class ScriptedEngine:
         live = {choice: _choice(answer, choice) for choice in range(answer.request.n)}
         counts = dict.fromkeys(live, Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0))
         self._used_tokens += answer.prompt_tokens
+        tally = self._tallies.begin(rid)
         try:
             await self._pause(run, script.prefill_s)
             made = 0
@@ -174,12 +178,14 @@ class ScriptedEngine:
                     counts[choice] = delta.counts
                     if delta.finish_reason is not None:
                         del live[choice]
+                    tally.token_ids += len(delta.token_ids)
                     yield delta
                 made += 1
                 await self._pause(run, 1 / script.rate if script.rate else 0.0)
         finally:
             self._used_tokens -= answer.prompt_tokens
             del self._runs[rid]
+            self._tallies.end(rid)
 
     async def _pause(self, run: _Run, duration_s: float) -> None:
         """Wait, less long when aborted. Raises EngineFailed when the engine dies meanwhile."""
@@ -222,6 +228,10 @@ class ScriptedEngine:
             run.aborted = True
             run.wake()
 
+    def handed_over(self, rid: str) -> int:
+        """See Engine.handed_over."""
+        return self._tallies.of(rid)
+
     def load(self) -> EngineLoad:
         """See Engine.load."""
         return EngineLoad(len(self._runs), 0, self._used_tokens, self._card.kv_capacity_tokens, 0.0)
@@ -260,10 +270,12 @@ def _choice(answer: _Answer, choice: int) -> Iterator[Delta]:
     pieces = scripted_text(body.get("seed", script.seed), choice, script.tokens)
     budget = min(len(pieces), answer.max_tokens)
     cut = _Stop(body.get("stop") or ())
+    miscounted = script.fault_after if script.fault == "miscount" and choice == 0 else budget
     counts = Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0)
     for index, piece in enumerate(pieces[:budget], start=1):
         thinking = index <= script.reasoning
-        counts = Counts(answer.prompt_tokens, index, answer.cached_tokens, min(index, script.reasoning))
+        claimed = index + (index > miscounted)
+        counts = Counts(answer.prompt_tokens, claimed, answer.cached_tokens, min(index, script.reasoning))
         text = piece if thinking else cut.kept(piece)
         yield Delta(choice, "reasoning" if thinking else "text", text, (_token_id(piece),), counts)
         if cut.hit is not None:

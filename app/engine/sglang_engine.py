@@ -23,6 +23,7 @@ from app.engine.limits import check_text_only
 from app.engine.sglang_args import NO_MEDIA_DOMAIN, SGLangOptions
 from app.engine.sglang_platform import prepare_process
 from app.engine.sglang_stream import GenerationStream
+from app.engine.tally import Tallies, Tally
 from app.errors import BadRequest, EngineFailed, EngineNotReady
 from app.settings import SettingsError
 
@@ -50,6 +51,7 @@ class SGLangEngine:
         self._limits: Limits | None = None
         self._model: ModelCard | None = None
         self._streams: dict[str, GenerationStream] = {}
+        self._tallies = Tallies()
         self._owns_sigquit = False
 
     # --- life
@@ -133,7 +135,7 @@ class SGLangEngine:
 
         async def begin() -> None:
             try:
-                await self._begin(rid, prompt, stream)
+                await self._begin(rid, prompt, stream, tally)
             except BaseException:
                 self.abort(rid)  # choices that were sent have no reader any more
                 self._ended(rid)
@@ -141,6 +143,7 @@ class SGLangEngine:
 
         stream = GenerationStream(prompt.handle.choices, begin, lambda: self._ended(rid))
         self._streams[rid] = stream
+        tally = self._tallies.begin(rid)
         return stream
 
     def abort(self, rid: str) -> None:
@@ -152,6 +155,10 @@ class SGLangEngine:
         if stream.begun:
             # SGLang aborts by prefix: ids are of fixed length, so this is exactly our choices.
             self._launched.manager.abort_all_of(f"{rid}-")
+
+    def handed_over(self, rid: str) -> int:
+        """Token ids handed over for `rid` so far; forgets it once its stream has ended."""
+        return self._tallies.of(rid)
 
     def load(self) -> EngineLoad:
         """The engine's current load, as its schedulers last wrote it to shared memory."""
@@ -250,7 +257,7 @@ class SGLangEngine:
             async for _ in self.generate(request.request_id, prompt):
                 pass
 
-    async def _begin(self, rid: str, prompt: Prompt, stream: GenerationStream) -> None:
+    async def _begin(self, rid: str, prompt: Prompt, stream: GenerationStream, tally: Tally) -> None:
         """Send every choice to SGLang as a request of its own: the prefix cache shares their prompt."""
         launched, _ = self._running()
         from app.engine.sglang_parse import choice_sink
@@ -265,10 +272,11 @@ class SGLangEngine:
             request = rendered.tokenized
             if launched.deterministic:
                 request = _with_seed(request, rendered.seed, index)
-            await launched.manager.submit(request, f"{rid}-{index:03d}", sink)
+            await launched.manager.submit(request, f"{rid}-{index:03d}", sink, tally)
 
     def _ended(self, rid: str) -> None:
         stream = self._streams.pop(rid, None)
+        self._tallies.end(rid)
         if stream is not None and stream.failed and self._launched and self._health is Health.READY:
             # One choice was refused: the others have no reader any more.
             self._launched.manager.abort_all_of(f"{rid}-")

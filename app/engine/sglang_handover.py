@@ -30,6 +30,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
 
 from app.core import Counts
+from app.engine.tally import Tally
 from app.errors import BadRequest, EngineFailed, EngineOverloaded, ServingError
 
 RETRY_AFTER_FULL_S = 1
@@ -64,7 +65,7 @@ class HandoverTokenizerManager(TokenizerManager):
         self.on_failure: Callable[[str], None] = lambda _reason: None
         self.fit: Callable[[int, int | None], int] | None = None
         """(prompt tokens, tokens asked for) → tokens to generate at most; refuses what does not fit."""
-        self._sinks: dict[str, Sink] = {}
+        self._sinks: dict[str, tuple[Sink, Tally]] = {}
         # The socket without asyncio around it: a future for each batch costs more than the batch.
         self._inbox: Any = zmq.Socket.shadow(self.recv_from_detokenizer.underlying)
         self._receiving: asyncio.AbstractEventLoop | None = None
@@ -72,15 +73,15 @@ class HandoverTokenizerManager(TokenizerManager):
 
     # --- requests
 
-    async def submit(self, request: TokenizedGenerateReqInput, rid: str, sink: Sink) -> None:
-        """Send a copy of a tokenized request under `rid`; its output goes to `sink`."""
+    async def submit(self, request: TokenizedGenerateReqInput, rid: str, sink: Sink, tally: Tally) -> None:
+        """Send a copy of a tokenized request under `rid`; its output goes to `sink`, counted in `tally`."""
         sent = copy.copy(request)
         sent.rid = rid
         # Sending moves image features into shared memory, in place; a prompt may be sent again.
         sent.mm_inputs = copy.deepcopy(request.mm_inputs)
         sent.time_stats = APIServerReqTimeStats(disagg_mode=self.disaggregation_mode)
         sent.time_stats.set_created_time()
-        self._sinks[rid] = sink
+        self._sinks[rid] = sink, tally
         try:
             await self._send_one_request(sent)
         except BaseException:
@@ -109,7 +110,7 @@ class HandoverTokenizerManager(TokenizerManager):
     def fail_all(self, reason: str) -> None:
         """End every stream with EngineFailed."""
         sinks, self._sinks = self._sinks, {}
-        for sink in sinks.values():
+        for sink, _ in sinks.values():
             sink.fail(EngineFailed(reason))
 
     # --- SGLang's loop
@@ -184,12 +185,16 @@ class HandoverTokenizerManager(TokenizerManager):
                 strict=True,
             )
         ):
-            sink = sinks.get(rid)
-            if sink is None:
+            entry = sinks.get(rid)
+            if entry is None:
                 rows_of_others.append(row)
                 continue
+            sink, tally = entry
             if finish is not None:
                 del sinks[rid]
+            # A refusal is an error and no delta: what it generated reaches nobody.
+            if finish is None or finish.get("status_code") is None:
+                tally.token_ids += len(token_ids)
             # What `Counts(...)` does, without its Python-level call: this line runs once per token.
             counts = _new_tuple(Counts, (prompt, completion, cached, reasoning))
             sink.take(text, token_ids, finish, counts, batch, row)
@@ -197,10 +202,11 @@ class HandoverTokenizerManager(TokenizerManager):
 
     def _handle_abort_req(self, recv_obj: AbortReq) -> None:
         """An abort or a refusal of a request that never ran."""
-        sink = self._sinks.pop(recv_obj.rid, None)
-        if sink is None:
+        entry = self._sinks.pop(recv_obj.rid, None)
+        if entry is None:
             super()._handle_abort_req(recv_obj)
             return
+        sink, _ = entry
         finish = recv_obj.finished_reason or {"type": "abort", "message": recv_obj.abort_message}
         sink.take("", (), finish, sink.counts, None, 0)
 

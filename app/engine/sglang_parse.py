@@ -114,6 +114,7 @@ class ParsedChoice:
             pieces = list(self._pieces(text, finish["type"] if finish else None))
             logprobs = self._logprobs(batch, row) if self._request.logprobs else None
         except Exception as exc:  # noqa: BLE001  # SGLang's parsers raise anything
+            self._out.put(Delta(self.index, "text", "", token_ids, counts))  # generated all the same
             self._out.fail(EngineFailed(f"the model's output could not be parsed: {type(exc).__name__}"))
             return
         self._emit(pieces, token_ids, finish, logprobs)

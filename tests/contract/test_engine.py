@@ -36,6 +36,42 @@ async def test_counts_are_exact_and_cumulative(engine: Engine) -> None:
         assert delta.counts.completion_tokens == running
 
 
+@pytest.mark.parametrize(
+    ("options", "abort_after"),
+    [({"max_tokens": 24}, None), ({"max_tokens": 8, "n": 2}, None), ({"max_tokens": 400, "n": 2}, 6)],
+    ids=["whole", "choices", "aborted"],
+)
+async def test_ids_handed_over_are_counted_apart(
+    engine: Engine, options: dict[str, int], abort_after: int | None
+) -> None:
+    """However a generation ends, the ids counted on arrival are those of the final counts, told once."""
+    request = chat(**options, ignore_eos=True)
+    answer = await ask(engine, request, abort_after)
+    claimed = sum(answer.counts(choice).completion_tokens for choice in range(request.n))
+    assert engine.handed_over(request.request_id) == claimed > 0
+    assert engine.handed_over(request.request_id) == 0
+
+
+async def test_ids_of_a_running_request_are_counted_and_kept(engine: Engine) -> None:
+    """While a generation runs its ids can be asked for any number of times."""
+    request = chat(max_tokens=400, ignore_eos=True)
+    prompt = await engine.render(request)
+    received, seen = 0, []
+    async for delta in engine.generate(request.request_id, prompt):
+        received += len(delta.token_ids)
+        if len(seen) < 3:
+            seen.append(engine.handed_over(request.request_id) >= received > 0)
+        elif len(seen) == 3:
+            engine.abort(request.request_id)
+    assert seen == [True] * 3
+    assert engine.handed_over(request.request_id) == received
+
+
+async def test_nothing_was_handed_over_for_an_unknown_request(engine: Engine) -> None:
+    """An id that was never used has no tokens."""
+    assert engine.handed_over(fresh_rid()) == 0
+
+
 async def test_max_tokens_ends_with_length(engine: Engine) -> None:
     """An answer cut by max_tokens has exactly that many tokens and says so, once."""
     answer = await ask(engine, chat(max_tokens=5, ignore_eos=True))

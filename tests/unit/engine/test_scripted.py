@@ -117,6 +117,17 @@ async def test_death_ends_everything_and_is_told_once():
         engine.generate("r", prompt)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_miscount_claims_one_token_too_many(n: int):
+    """The counts of one choice run ahead of the ids from the fault on; the tally does not."""
+    engine = await started(Script(tokens=6, fault="miscount", fault_after=2))
+    deltas = await answer(engine, request(n=n))
+    first = [d.counts.completion_tokens for d in deltas if d.choice == 0]
+    assert first == [1, 2, 4, 5, 6, 7, 7]
+    assert engine.handed_over("r") == 6 * n
+    assert sum(d.counts.completion_tokens for d in deltas if d.finish_reason) == 6 * n + 1
+
+
 async def test_hang_ends_with_abort():
     """A hanging answer says nothing more until it is aborted, then ends with the true counts."""
     engine = await started(Script(tokens=20, fault="hang", fault_after=3))

@@ -1,0 +1,48 @@
+"""Token ids counted where an engine hands them over, apart from the counts that are billed.
+
+The ledger is compared with this: nothing here reads `Delta.counts`, nothing there reads this.
+"""
+
+from __future__ import annotations
+
+REMEMBERED = 4096
+
+
+class Tally:
+    """One request's token ids so far, all choices together. Whoever hands over adds to it."""
+
+    __slots__ = ("token_ids",)
+
+    def __init__(self) -> None:
+        self.token_ids = 0
+
+
+class Tallies:
+    """The tally of each request: running, and ended but not asked for yet.
+
+    Of the ended ones the oldest are forgotten beyond `remembered`.
+    """
+
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        self._remembered = remembered
+        self._running: dict[str, Tally] = {}
+        self._ended: dict[str, int] = {}
+
+    def begin(self, rid: str) -> Tally:
+        """A tally for a new request."""
+        tally = self._running[rid] = Tally()
+        return tally
+
+    def end(self, rid: str) -> None:
+        """No more ids of `rid` will reach its reader."""
+        tally = self._running.pop(rid, None)
+        if tally is None:
+            return
+        self._ended[rid] = tally.token_ids
+        if len(self._ended) > self._remembered:
+            del self._ended[next(iter(self._ended))]
+
+    def of(self, rid: str) -> int:
+        """Ids handed over for `rid` so far, 0 when unknown; an ended one is forgotten."""
+        tally = self._running.get(rid)
+        return self._ended.pop(rid, 0) if tally is None else tally.token_ids
