@@ -287,3 +287,9 @@ def _runs(heard: Sequence[_Row]) -> list[tuple[int, bytes]]:
         runs.append((seq, (row.prompt_ids or b"") + (row.answer_ids or b"")))
         seq = row.base_seq
     return runs[::-1]
+
+
+def answers_of(connection: sqlite3.Connection, request_seq: int) -> list[tuple[str, int]]:
+    """The ids and choices of a request's answers."""
+    query = "SELECT id, choice FROM messages WHERE request_seq = ? ORDER BY choice"
+    return connection.execute(query, (request_seq,)).fetchall()
