@@ -307,15 +307,18 @@ class Ring:
         return first_id, slices.pack(piece)
 
     @classmethod
-    def restore(cls, dumped: Iterable[bytes], limit_bytes: int) -> Ring:
+    def restore(cls, dumped: Iterable[bytes], limit_bytes: int, *, only_prefix: bool = False) -> Ring:
         """A ring of the events of slices, oldest first, with their ids.
 
         What two slices both have counts once; what lies before a gap between them has left
-        the ring, as has what goes beyond the limit. Raises ValueError for damaged slices.
+        the ring, as has what goes beyond the limit. With `only_prefix`, it is what follows the
+        first gap that is left out. Raises ValueError for damaged slices.
         """
         ring: Ring | None = None
         for raw in dumped:
             piece = slices.unpack(raw)
+            if only_prefix and piece.first_id > (ring.last_id if ring else 0) + 1:
+                break
             if ring is None or piece.first_id > ring.last_id + 1:
                 ring = cls(
                     limit_bytes,

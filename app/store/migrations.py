@@ -86,13 +86,14 @@ CREATE TABLE requests (
     outcome             TEXT,            -- a finish reason, or an error's code
     reconciled          INTEGER NOT NULL DEFAULT 0,  -- settled at its checkpoint, after a crash
     rerendered          TEXT,            -- why history was not spliced from stored ids, if it was not
-    stream              BLOB NOT NULL    -- JSON: what it takes to write the stream's frames again
+    stream              BLOB NOT NULL    -- JSON: what it takes to write the stream's frames again;
+                                         -- empty once the request's events are forgotten
 );
 CREATE INDEX requests_open ON requests (state) WHERE state = 'reserved';
 CREATE INDEX requests_by_key ON requests (owner, idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE INDEX requests_by_day ON requests (day);
 CREATE INDEX requests_unstored ON requests (settled_at_us)
-    WHERE conversation_seq IS NULL AND state = 'settled';
+    WHERE conversation_seq IS NULL AND state = 'settled' AND stream <> x'';
 
 -- A stream's released events, in slices as they were checkpointed; see app.ring.Ring.
 CREATE TABLE events (

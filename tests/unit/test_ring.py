@@ -332,8 +332,12 @@ def test_gap_between_slices_ends_what_is_held():
     _, last = ring.dump(6)
     ring = Ring(BIG)
     fill(ring, [(LANES[1], "0 ", Counts(), None)])
-    restored = Ring.restore([ring.dump(0)[1], last], BIG)
+    first = ring.dump(0)[1]
+    restored = Ring.restore([first, last], BIG)
     assert (restored.first_id, restored.last_id) == (7, 9)
+    prefix = Ring.restore([first, last], BIG, only_prefix=True)
+    assert (prefix.first_id, prefix.last_id) == (1, 1)
+    assert Ring.restore([last], BIG, only_prefix=True).last_id == 0
 
 
 def test_restored_ring_keeps_its_limit():

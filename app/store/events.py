@@ -1,0 +1,127 @@
+"""Released events of streams as slices, and what it takes to replay them.
+
+A live stream's news are appended as they are checkpointed; settled, one slice takes their
+place. What is in a slice is the ring's affair (app.ring, `dump` and `restore`). A request
+whose `stream` is empty has been forgotten: nothing can be replayed, only its counts are left.
+Every function is a unit of the store, or a part of one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from app.store.ledger import Usage
+
+LIMIT = 500
+"""Requests that one `forget_unstored` takes on, so that it does not hold the writer for long."""
+
+# Soft-deleted conversations are hidden at once, purged ones are no longer there.
+_VISIBLE = (
+    "stream <> x'' AND (conversation_seq IS NULL OR EXISTS (SELECT 1 FROM conversations"
+    " WHERE conversations.seq = conversation_seq AND deleted_at_us IS NULL))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStream:
+    """A request's row, as far as a replay needs it, and its events."""
+
+    request_seq: int
+    request_id: str
+    owner: str
+    model: str
+    created_at_us: int
+    state: str
+    outcome: str | None
+    usage: Usage
+    reconciled: bool
+    """Settled at its checkpoint, because the process that generated it died."""
+    stream: bytes
+    """JSON: what it takes to write the stream's frames again."""
+    slices: list[bytes]
+
+
+def append(c: sqlite3.Connection, request_seq: int, first_id: int, piece: bytes) -> None:
+    """Keep a slice; the one that began at the same event, which it contains, gives way to it."""
+    c.execute(
+        "INSERT INTO events (request_seq, first_id, slice) VALUES (?, ?, ?)"
+        " ON CONFLICT DO UPDATE SET slice = excluded.slice",
+        (request_seq, first_id, piece),
+    )
+
+
+def compact(c: sqlite3.Connection, request_seq: int, first_id: int, piece: bytes) -> None:
+    """Put one slice, which reaches to the stream's end, in the place of all from `first_id` on."""
+    c.execute("DELETE FROM events WHERE request_seq = ? AND first_id >= ?", (request_seq, first_id))
+    append(c, request_seq, first_id, piece)
+
+
+def slices(c: sqlite3.Connection, request_seq: int) -> list[bytes]:
+    """A request's slices, oldest first."""
+    rows = c.execute("SELECT slice FROM events WHERE request_seq = ? ORDER BY first_id", (request_seq,))
+    return [piece for (piece,) in rows]
+
+
+def load(c: sqlite3.Connection, request_id: str, owner: str) -> StoredStream | None:
+    """The owner's request of that id with its events; None when there is none to replay."""
+    row = c.execute(
+        "SELECT seq, model, created_at_us, state, outcome, reconciled, stream, prompt_tokens,"  # noqa: S608  # a constant
+        " completion_tokens, cached_tokens, reasoning_tokens, withheld_tokens"
+        f" FROM requests WHERE id = ? AND owner = ? AND {_VISIBLE}",
+        (request_id, owner),
+    ).fetchone()
+    if row is None:
+        return None
+    seq, model, created_at_us, state, outcome, reconciled, stream, *usage = row
+    return StoredStream(
+        request_seq=seq,
+        request_id=request_id,
+        owner=owner,
+        model=model,
+        created_at_us=created_at_us,
+        state=state,
+        outcome=outcome,
+        usage=Usage(*usage),
+        reconciled=bool(reconciled),
+        stream=stream,
+        slices=slices(c, seq),
+    )
+
+
+def find_by_key(c: sqlite3.Connection, owner: str, key: str) -> tuple[str, bytes] | None:
+    """The id and fingerprint of the newest request made with an idempotency key."""
+    row: tuple[str, bytes] | None = c.execute(
+        "SELECT id, fingerprint FROM requests"  # noqa: S608  # a constant
+        f" WHERE owner = ? AND idempotency_key = ? AND {_VISIBLE} ORDER BY seq DESC LIMIT 1",
+        (owner, key),
+    ).fetchone()
+    return row
+
+
+def free_key(c: sqlite3.Connection, request_seq: int) -> None:
+    """Let the request's idempotency key be used anew: its caller was told to send it again."""
+    c.execute("UPDATE requests SET idempotency_key = NULL, fingerprint = NULL WHERE seq = ?", (request_seq,))
+
+
+def forget(c: sqlite3.Connection, request_seq: int) -> None:
+    """Delete a request's slices; the row stays."""
+    c.execute("DELETE FROM events WHERE request_seq = ?", (request_seq,))
+
+
+def forget_unstored(c: sqlite3.Connection, settled_before_us: int) -> int:
+    """Forget the oldest requests without a conversation that were settled before then.
+
+    Their events and idempotency keys go, their counts stay. Returns how many they were, at
+    most LIMIT: as long as it is LIMIT, there may be more.
+    """
+    rows = c.execute(
+        "SELECT seq FROM requests WHERE conversation_seq IS NULL AND state = 'settled'"
+        " AND stream <> x'' AND settled_at_us < ? ORDER BY settled_at_us LIMIT ?",
+        (settled_before_us, LIMIT),
+    ).fetchall()
+    c.executemany("DELETE FROM events WHERE request_seq = ?", rows)
+    c.executemany(
+        "UPDATE requests SET stream = x'', idempotency_key = NULL, fingerprint = NULL WHERE seq = ?", rows
+    )
+    return len(rows)
