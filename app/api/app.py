@@ -13,6 +13,7 @@ from app.api.auth import Gatekeeper
 from app.api.chat import ChatRoutes
 from app.api.refusal import Guard, Refusals
 from app.api.service import ServiceRoutes
+from app.api.usage import UsageRoutes
 from app.runtime import Runtime
 
 Handler = Callable[[Request], Awaitable[ASGIApp]]
@@ -23,6 +24,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
     gatekeeper = Gatekeeper(runtime.settings.api_key)
     chat = ChatRoutes(runtime, gatekeeper)
     service = ServiceRoutes(runtime, gatekeeper)
+    usage = UsageRoutes(runtime, gatekeeper)
     path = "/chat/completions"
     one = path + "/{id}"
 
@@ -33,6 +35,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route("/healthz", service.healthz, "GET"),
         route("/readyz", service.readyz, "GET"),
         route("/api/models", service.models, "GET"),
+        route("/api/usage", usage.usage, "GET"),
         route("/v1/models", service.models_openai, "GET"),
         route("/v1/models/{id:path}", service.model_openai, "GET"),
         route("/api" + path, chat.create, "POST"),

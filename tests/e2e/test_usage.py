@@ -1,0 +1,129 @@
+"""Usage over HTTP: what was generated is what is billed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ledgers import at, settled
+from servers import Serve, Served, chat
+
+from app.engine.scripted import Script
+from app.store.ledger import Price, Usage
+
+PRICES = ({"model": "scripted", "input": "0.5", "cached_input": "0.05", "output": "1.5"},)
+USAGE = Usage(1000, 2000, 400, 300, 100)
+
+
+@pytest.fixture
+async def served(serve: Serve, tmp_path: Path) -> Served:
+    """A server whose store has four requests of November 2026, three of its only key."""
+    served = await serve(Script(tokens=5), data_dir=tmp_path, prices=PRICES)
+    for day, model, owner in (
+        ("2026-11-20", "llama", "local"),
+        ("2026-11-20", "qwen", "local"),
+        ("2026-11-21", "llama", "local"),
+        ("2026-11-21", "llama", "other"),
+    ):
+        fields = {"created_at_us": at(day), "model": model, "owner": owner, "price": Price(500, 50, 1500)}
+        await served.runtime.database.write(lambda c, fields=fields: settled(c, USAGE, **fields))
+    return served
+
+
+def of(number: int) -> dict[str, Any]:
+    """What that many of these requests add up to."""
+    return {
+        "requests": number,
+        "input_tokens": 1000 * number,
+        "cached_tokens": 400 * number,
+        "output_tokens": 2000 * number,
+        "reasoning_tokens": 300 * number,
+        "withheld_tokens": 100 * number,
+        "cost_usd": round(0.00317 * number, 6),
+        "cost_micro_usd": 3170 * number,
+    }
+
+
+async def test_a_month(served: Served):
+    """A month's usage has the caller's own counts and cost, and no one else's."""
+    answer = await served.call("GET", "/api/usage?period=2026-11")
+    assert (answer.status, answer.json()) == (
+        200,
+        {
+            "object": "usage",
+            "period": "2026-11",
+            "from": "2026-11-01",
+            "to": "2026-11-30",
+            **of(3),
+            "budget_usd": None,
+            "groups": [],
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "number"),
+    [
+        ("period=2026-11-20", 2),
+        ("from=2026-11-21&to=2026-12-24", 1),
+        ("from=2026-11-01&to=2026-11-21", 3),
+        ("period=2026-10", 0),
+    ],
+)
+async def test_other_periods(served: Served, query: str, number: int):
+    """A day, or from a day to a day, both included."""
+    answer = (await served.call("GET", f"/api/usage?{query}")).json()
+    assert of(number).items() <= answer.items()
+
+
+async def test_groups(served: Served):
+    """Groups add up to the whole, and each says what it is of."""
+    answer = (await served.call("GET", "/api/usage?period=2026-11&group_by=day,model,key")).json()
+    assert answer["groups"] == [
+        {"day": "2026-11-20", "model": "llama", "key": "local", **of(1)},
+        {"day": "2026-11-20", "model": "qwen", "key": "local", **of(1)},
+        {"day": "2026-11-21", "model": "llama", "key": "local", **of(1)},
+    ]
+    assert of(3).items() <= answer.items()
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "words"),
+    [
+        ("period=november", "period", "2026-11 or 2026-11-20"),
+        ("period=2026-11&from=2026-11-01", "period", "either"),
+        ("to=2026-11-01", "from", "needs"),
+        ("group_by=week", "group_by", "day, model, key"),
+        ("groupby=day", "groupby", "group_by"),
+    ],
+)
+async def test_what_is_wrong_is_named(served: Served, query: str, param: str, words: str):
+    """A parameter that cannot be read is a 400 that names it and what is allowed."""
+    answer = await served.call("GET", f"/api/usage?{query}")
+    assert answer.status == 400
+    assert answer.json()["error"]["param"] == param
+    assert words in answer.json()["error"]["message"]
+
+
+async def test_a_wrong_key_sees_nothing(serve: Serve, tmp_path: Path):
+    """Usage is for those who have a key."""
+    served = await serve(Script(), data_dir=tmp_path, api_key="right")
+    assert (await served.call("GET", "/api/usage", authorization="Bearer wrong")).status == 401
+    assert (await served.call("GET", "/api/usage", authorization="Bearer right")).status == 200
+
+
+async def test_an_answer_is_billed_as_it_said(served: Served):
+    """This month's usage is that of the answers given: their own counts, at the price in force."""
+    answer = (await served.post(chat(stream=False))).json()["usage"]
+    now = (await served.call("GET", "/api/usage")).json()
+    assert now["period"] == f"{datetime.now(UTC):%Y-%m}"
+    assert (now["requests"], now["input_tokens"], now["output_tokens"]) == (1, answer["prompt_tokens"], 5)
+    assert now["cost_micro_usd"] == (answer["prompt_tokens"] * 500_000 + 5 * 1_500_000) // 1000
+
+
+async def test_models_show_the_price_in_force(served: Served):
+    """The model list says what 1,000 tokens cost now."""
+    [model] = (await served.call("GET", "/api/models")).json()["data"]
+    assert model["price_usd_per_1k"] == {"input": "0.5", "cached_input": "0.05", "output": "1.5"}
