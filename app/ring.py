@@ -147,6 +147,11 @@ class Ring:
         return self.first_id + len(self._lanes) - 1
 
     @property
+    def last(self) -> Special | None:
+        """The newest event, if it is not text; None when there was none, too."""
+        return self._specials.get(self.last_id)
+
+    @property
     def nbytes(self) -> int:
         """Memory held, in bytes, to within a few hundred."""
         size = _EMPTY_BYTES + len(self._text) + 6 * len(self._lanes) + _SPECIAL_BYTES * len(self._specials)

@@ -16,12 +16,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from app.core import ChatRequest, Counts, Delta
-from app.errors import Cancelled, Draining, ReplayExpired, ReplayPositionUnknown, ServingError
+from app.errors import (
+    Cancelled,
+    Draining,
+    ReplayExpired,
+    ReplayPositionUnknown,
+    ServingError,
+    StorageUnavailable,
+)
 from app.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, Special, ToolStarted
 
 MAX_WRITE_BYTES = 64 * 1024
 SHUTDOWN = "shutdown"
 """Reason to cancel: the server stops, and says so at the stream's end."""
+STORAGE = "storage"
+"""Reason to cancel: nothing can be written any more."""
 
 
 class Wire(Protocol):
@@ -61,6 +70,24 @@ class TokenStream:
         self._opened: asyncio.Future[None] = loop.create_future()
         self._done: asyncio.Future[None] = loop.create_future()
 
+    @classmethod
+    def finished(
+        cls,
+        request: ChatRequest,
+        wire: Wire,
+        ring: Ring,
+        *,
+        usage: Mapping[str, Any],
+        error: ServingError | None,
+    ) -> TokenStream:
+        """A stream that was opened and has ended, with all its events in `ring`."""
+        stream = cls(request, wire, ring)
+        stream.usage = usage
+        stream.error = error
+        stream._opened.set_result(None)
+        stream._finish()
+        return stream
+
     @property
     def request_id(self) -> str:
         return self.request.request_id
@@ -69,13 +96,19 @@ class TokenStream:
 
     def open(self, n: int) -> None:
         """Admit the request: its status line may be sent. Raises Cancelled, Draining."""
-        if self.cancelled == SHUTDOWN:
-            raise Draining("The server is stopping; send the request again.", retry_after_s=5)
+        self.check_not_cut()
         if self.cancelled is not None:
             raise Cancelled("The request was cancelled while it waited.")
         self._special(Opened(n))
         if not self._opened.done():
             self._opened.set_result(None)
+
+    def check_not_cut(self) -> None:
+        """Raise Draining or StorageUnavailable when that is why the stream was cancelled."""
+        if self.cancelled == SHUTDOWN:
+            raise Draining("The server is stopping; send the request again.", retry_after_s=5)
+        if self.cancelled == STORAGE:
+            raise StorageUnavailable("The answer can no longer be stored, so it was stopped.")
 
     def on_cancel(self, abort: Callable[[], None]) -> None:
         """Call `abort` when the stream is cancelled, and now if it was already."""
@@ -164,6 +197,14 @@ class TokenStream:
     @property
     def nbytes(self) -> int:
         return self._ring.nbytes
+
+    def dump(self, after: int) -> tuple[int, bytes] | None:
+        """The events after id `after` as the store keeps them, and the first one's id."""
+        return self._ring.dump(after)
+
+    def held(self) -> tuple[Mapping[Lane, Part], Sequence[Special]]:
+        """Everything that the ring still holds."""
+        return self._ring.whole()
 
     async def opened(self) -> None:
         """Wait for admission. Raises the ServingError the request was refused with."""

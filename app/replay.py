@@ -1,0 +1,105 @@
+"""A stored stream made whole again, for readers that attach to it as to a live one.
+
+One that ended replays as it was. One whose process died replays what was checkpointed and then
+says so: an error event with the counts and the last event known, and [DONE]. Such a stream
+may have sent more than was checkpointed; a client that has seen it gets the end alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from app.core import ChatRequest, Counts
+from app.errors import CODES, InternalError, Interrupted, NotFound, ServingError
+from app.ring import Done, Failed, Ring
+from app.store.events import StoredStream
+from app.stream import TokenStream, Wire, usage_of
+
+
+def revive(
+    stored: StoredStream, wire_factory: Callable[[ChatRequest], Wire], limit_bytes: int, after: int
+) -> TokenStream:
+    """The finished stream, for a reader that has seen event `after`.
+
+    Raises NotFound for a request that was refused or is not settled, InternalError when its
+    events are damaged.
+    """
+    ring = _ring(stored, limit_bytes)
+    request = _request(stored)
+    usage = _usage(stored)
+    if ring.last == Done():
+        error = _error(ring)
+    else:
+        error = _interrupted(ring.last_id, usage)
+        if after > ring.last_id:
+            ring = Ring(limit_bytes, first_id=after + 1)
+        ring.append_special(Failed(error.as_body()))
+        ring.append_special(Done())
+    return TokenStream.finished(request, wire_factory(request), ring, usage=usage, error=error)
+
+
+def _ring(stored: StoredStream, limit_bytes: int) -> Ring:
+    # Not settled and not in memory: its owner has had it deleted, and it has yet to stop.
+    never_opened = not stored.slices and not stored.reconciled
+    if never_opened or stored.state != "settled":
+        raise NotFound(f"No stream {stored.request_id!r}: it never began.", code="stream_not_found")
+    try:
+        return Ring.restore(stored.slices, limit_bytes)
+    except ValueError as exc:
+        raise InternalError("The stored events of this answer are damaged.") from exc
+
+
+def _request(stored: StoredStream) -> ChatRequest:
+    facts = orjson.loads(stored.stream)
+    return ChatRequest(
+        request_id=stored.request_id,
+        owner=stored.owner,
+        model=stored.model,
+        body={},
+        created_at_unix_s=facts["created_at_unix_s"],
+        n=facts["n"],
+        include_usage=facts["include_usage"],
+        continuous_usage=facts["continuous_usage"],
+        logprobs=facts["logprobs"],
+        conversation_id=facts["conversation_id"],
+        message_id=facts["message_id"],
+    )
+
+
+def _usage(stored: StoredStream) -> dict[str, Any]:
+    """OpenAI's usage object. The row has all choices together."""
+    usage = stored.usage
+    return usage_of(
+        {
+            0: Counts(
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+                reasoning_tokens=usage.reasoning_tokens,
+            )
+        }
+    )
+
+
+def _interrupted(last_event_id: int, usage: Mapping[str, Any]) -> Interrupted:
+    return Interrupted(
+        "The server died while it answered; what is known of the answer has been sent."
+        " Send the request again for another.",
+        {"last_event_id": last_event_id, "usage": usage},
+    )
+
+
+def _error(ring: Ring) -> ServingError | None:
+    """The error a stream ended in, as its last event but [DONE] has it."""
+    if ring.last_id == ring.first_id:
+        return None
+    _, event = ring.after(ring.last_id - 2)
+    if not isinstance(event, Failed):
+        return None
+    error = event.body["error"]
+    status = CODES[error["code"]].status
+    kind = next(kind for kind in ServingError.__subclasses__() if kind.status == status)
+    return kind(error["message"], code=error["code"], param=error["param"])
