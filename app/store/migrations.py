@@ -118,31 +118,35 @@ CREATE TABLE usage_daily (
     PRIMARY KEY (day, model, owner)
 ) WITHOUT ROWID;
 
--- Full text: messages under their seq, titles under minus their conversation's.
+-- Full text: rows lie in the order of their conversations, so that the newest that match come first
+-- without reading them all. A title is under (conversation << 32), a message under that + its seq.
 CREATE VIEW searched (rowid, text) AS
-    SELECT seq, text FROM messages UNION ALL SELECT -seq, title FROM conversations;
+    SELECT (conversation_seq << 32) + seq, text FROM messages
+    UNION ALL SELECT seq << 32, title FROM conversations;
 CREATE VIRTUAL TABLE search USING fts5 (
     text, content = 'searched', content_rowid = 'rowid', tokenize = 'unicode61 remove_diacritics 2'
 );
 CREATE TRIGGER message_added AFTER INSERT ON messages BEGIN
-    INSERT INTO search (rowid, text) VALUES (new.seq, new.text);
+    INSERT INTO search (rowid, text) VALUES ((new.conversation_seq << 32) + new.seq, new.text);
 END;
 CREATE TRIGGER message_changed AFTER UPDATE OF text ON messages BEGIN
-    INSERT INTO search (search, rowid, text) VALUES ('delete', old.seq, old.text);
-    INSERT INTO search (rowid, text) VALUES (new.seq, new.text);
+    INSERT INTO search (search, rowid, text)
+        VALUES ('delete', (old.conversation_seq << 32) + old.seq, old.text);
+    INSERT INTO search (rowid, text) VALUES ((new.conversation_seq << 32) + new.seq, new.text);
 END;
 CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
-    INSERT INTO search (search, rowid, text) VALUES ('delete', old.seq, old.text);
+    INSERT INTO search (search, rowid, text)
+        VALUES ('delete', (old.conversation_seq << 32) + old.seq, old.text);
 END;
 CREATE TRIGGER title_added AFTER INSERT ON conversations BEGIN
-    INSERT INTO search (rowid, text) VALUES (-new.seq, new.title);
+    INSERT INTO search (rowid, text) VALUES (new.seq << 32, new.title);
 END;
 CREATE TRIGGER title_changed AFTER UPDATE OF title ON conversations BEGIN
-    INSERT INTO search (search, rowid, text) VALUES ('delete', -old.seq, old.title);
-    INSERT INTO search (rowid, text) VALUES (-new.seq, new.title);
+    INSERT INTO search (search, rowid, text) VALUES ('delete', old.seq << 32, old.title);
+    INSERT INTO search (rowid, text) VALUES (new.seq << 32, new.title);
 END;
 CREATE TRIGGER title_removed AFTER DELETE ON conversations BEGIN
-    INSERT INTO search (search, rowid, text) VALUES ('delete', -old.seq, old.title);
+    INSERT INTO search (search, rowid, text) VALUES ('delete', old.seq << 32, old.title);
 END;
 """
 
