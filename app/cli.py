@@ -11,6 +11,7 @@ from pathlib import Path
 
 from app import settings as settings_module
 from app.settings import Settings, SettingsError
+from app.store.database import StoreRefused
 
 EXIT_USAGE = 2
 
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         flags = {k: v for k, v in vars(args).items() if k not in ("command", "config")}
         return _serve(settings_module.load(flags, os.environ, args.config))
-    except SettingsError as error:
+    except (SettingsError, StoreRefused) as error:
         print(f"tokenring: {error}", file=sys.stderr)
         return EXIT_USAGE
 

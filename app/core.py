@@ -59,12 +59,23 @@ class Delta(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """A caller's key and the fingerprint of the body it was first used with."""
+
+    key: str
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A validated chat completion request.
 
     `body` is the parsed JSON body with parameters spelled as OpenAI and SGLang spell them,
     less those that only the server itself reads. The engine takes messages, sampling,
     tools and formats from it; the fields beside it are what the stages in between need.
+
+    A request that is stored has a `conversation_id` and a `message_id`, its answer's; one that
+    is not has neither. Its messages hang below `parent_id`.
     `past` are runs of token ids, oldest first: each a past turn's prompt after the run before
     it, and its answer. Where the rendered text begins with theirs, the engine takes them over.
     """
@@ -79,6 +90,11 @@ class ChatRequest:
     include_usage: bool = False
     continuous_usage: bool = False
     logprobs: bool = False
+    idempotency: IdempotencyKey | None = None
+    conversation_id: str | None = None
+    message_id: str | None = None
+    parent_id: str | None = None
+    new_conversation: bool = False
     past: Sequence[Sequence[int]] = ()
 
 

@@ -8,41 +8,49 @@ the status line out; after it there are only events.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 from structlog.typing import FilteringBoundLogger
 
-from app.core import ChatRequest, Engine, Health
+from app.core import ChatRequest, Delta, Engine, Health
 from app.errors import Draining, EngineNotReady, InternalError, ServingError
+from app.history import History
+from app.journal import Entry, Journal
 from app.log import where
-from app.stream import SHUTDOWN, TokenStream, usage_of
+from app.stream import TokenStream, usage_of
 from app.trace import Trace
 
 
 class Pipeline:
     """The stages of a request, each one object with one verb."""
 
-    def __init__(self, engine: Engine, log: FilteringBoundLogger) -> None:
+    def __init__(self, engine: Engine, history: History, journal: Journal, log: FilteringBoundLogger) -> None:
         self._engine = engine
+        self._history = history
+        self._journal = journal
         self._log = log
 
     async def serve(self, request: ChatRequest, stream: TokenStream) -> None:
         """Take `request` from validated to answered; every outcome ends in `stream`."""
         trace = Trace(request)
+        entry: Entry | None = None
         try:
-            self._check_ready()
-            prompt = await self._engine.render(request)
-            trace.rendered(prompt)
-            stream.open(request.n)
-            deltas = self._engine.generate(request.request_id, prompt)
-            stream.on_cancel(lambda: self._engine.abort(request.request_id))
-            async for delta in deltas:
-                trace.saw(delta)
-                stream.append(delta)
-            stream.usage = usage_of(trace.counts)
-            if request.include_usage:
-                stream.notice("usage", stream.usage)
-            _check_not_cut(stream)
-            stream.close()
+            with self._history.claim(request):
+                self._check_ready()
+                asked = await self._history.load(request)
+                prompt = await self._engine.render(asked.request)
+                trace.rendered(prompt)
+                entry = await self._journal.reserve(asked, prompt, stream, trace.counts)
+                stream.open(request.n)
+                deltas = self._engine.generate(request.request_id, prompt)
+                stream.on_cancel(lambda: self._engine.abort(request.request_id))
+                await self._release(deltas, stream, trace, entry)
+                stream.usage = usage_of(trace.counts)
+                if request.include_usage:
+                    stream.notice("usage", stream.usage)
+                stream.check_not_cut()
+                await entry.settle(trace.outcome)
+                stream.close()
         except ServingError as error:
             trace.failed(error.code)
             stream.fail(error)
@@ -57,15 +65,33 @@ class Pipeline:
             self._engine.abort(request.request_id)
             stream.fail(InternalError("The server failed to answer this request; it may be sent again."))
         finally:
+            if entry is not None:
+                entry.settle_later(trace.outcome)
             self._log.info("request", cancelled=stream.cancelled, **trace.fields())
+
+    async def _release(
+        self, deltas: AsyncIterator[Delta], stream: TokenStream, trace: Trace, entry: Entry
+    ) -> None:
+        """Read the generation to its end; the first release waits for the reservation."""
+        async for delta in deltas:
+            if entry.request_seq is None:
+                await self._durable(entry, deltas)
+            trace.saw(delta)
+            entry.saw(delta)
+            stream.append(delta)
+
+    async def _durable(self, entry: Entry, deltas: AsyncIterator[Delta]) -> None:
+        """Wait for the reservation; without one the generation is stopped and nothing released."""
+        try:
+            await entry.committed()
+        except ServingError:
+            self._engine.abort(entry.stream.request_id)
+            async for _ in deltas:
+                pass
+            raise
 
     def _check_ready(self) -> None:
         if self._engine.health() is not Health.READY:
             raise EngineNotReady(
                 f"The engine is {self._engine.health().value}; see /readyz.", retry_after_s=5
             )
-
-
-def _check_not_cut(stream: TokenStream) -> None:
-    if stream.cancelled == SHUTDOWN:
-        raise Draining("The server stopped before the answer was complete; ask again.")

@@ -10,25 +10,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from app.core import ChatRequest
-from app.errors import Conflict, Draining, InternalError, NotFound, Unavailable
+from app.core import ChatRequest, IdempotencyKey
+from app.errors import Conflict, Draining, InternalError, Unavailable
 from app.log import where
 from app.ring import Ring
 from app.settings import Settings
 from app.stream import SHUTDOWN, Reader, TokenStream, Wire
 
 
-@dataclass(frozen=True, slots=True)
-class IdempotencyKey:
-    """A caller's key and the fingerprint of the body it was first used with."""
-
-    key: str
-    fingerprint: bytes
+def check_same_body(key: IdempotencyKey, fingerprint: bytes) -> None:
+    """Raise Conflict when a key's first request had another body."""
+    if fingerprint != key.fingerprint:
+        raise Conflict(
+            "This Idempotency-Key was used with another request body; use a new key.",
+            code="idempotency_key_reused",
+            param="Idempotency-Key",
+        )
 
 
 class Streams:
@@ -69,7 +70,6 @@ class Streams:
         wire: Wire,
         *,
         limit_bytes: int | None = None,
-        key: IdempotencyKey | None = None,
     ) -> TokenStream:
         """A new, pending stream, whose ring holds `limit_bytes`. Raises Draining, Unavailable."""
         if self._draining:
@@ -93,7 +93,7 @@ class Streams:
         )
         stream = TokenStream(request, wire, ring)
         self._streams[request.request_id] = self._live[request.request_id] = stream
-        if key is not None:
+        if (key := request.idempotency) is not None:
             self._keys[request.owner, key.key] = (key.fingerprint, stream)
             self._key_of[request.request_id] = (request.owner, key.key)
         return stream
@@ -137,15 +137,11 @@ class Streams:
 
     # Finding one
 
-    def find(self, request_id: str, owner: str) -> TokenStream:
-        """The caller's stream of that id. Raises NotFound, for foreign ones too."""
+    def find(self, request_id: str, owner: str) -> TokenStream | None:
+        """The caller's stream of that id, if it is in memory."""
         stream = self._streams.get(request_id)
         if stream is None or stream.request.owner != owner or stream.refused:
-            raise NotFound(
-                f"No stream {request_id!r}: it does not exist, is not yours, or ended more than"
-                f" {self._settings.retention_s:g} s ago.",
-                code="stream_not_found",
-            )
+            return None
         return stream
 
     def find_by_key(self, owner: str, key: IdempotencyKey) -> TokenStream | None:
@@ -157,12 +153,7 @@ class Streams:
         if known is None:
             return None
         fingerprint, stream = known
-        if fingerprint != key.fingerprint:
-            raise Conflict(
-                "This Idempotency-Key was used with another request body; use a new key.",
-                code="idempotency_key_reused",
-                param="Idempotency-Key",
-            )
+        check_same_body(key, fingerprint)
         return stream
 
     # Readers that leave

@@ -8,14 +8,18 @@ from collections.abc import Callable
 
 from structlog.typing import FilteringBoundLogger
 
+from app.archive import Archive
 from app.core import Engine, Health, ModelCard
 from app.engine.scripted import Script, ScriptedEngine
 from app.errors import EngineNotReady, UnknownModel
+from app.history import History
+from app.journal import Journal
 from app.log import where
 from app.metering.pricing import PriceTable
 from app.pipeline import Pipeline
 from app.registry import Streams
 from app.settings import Settings
+from app.store.database import Database
 
 _START_RETRY_S = 5
 
@@ -31,19 +35,27 @@ class Runtime:
     ) -> None:
         self.settings = settings
         self.log = log
-        self.prices = PriceTable.parse(settings.prices)
         self.phase = "starting: the engine loads the model"
         self.engine_ended: asyncio.Event = asyncio.Event()
         self.engine = (make_engine or build_engine)(settings, self._engine_died)
         self.streams = Streams(settings, log)
-        self.pipeline = Pipeline(self.engine, log)
+        self.database = Database(settings.data_dir)
+        self.prices = PriceTable.parse(settings.prices)
+        self.archive = Archive(self.database, settings.stream_bytes)
+        self.history = History(self.database)
+        self.journal = Journal(self.database, self.prices, log, settings.retention_s)
+        self.pipeline = Pipeline(self.engine, self.history, self.journal, log)
 
     async def start(self) -> None:
-        """Start the clockwork and the engine; returns when requests can be served.
+        """Open the store, start the clockwork and the engine; returns when requests can be served.
 
-        Raises EngineFailed.
+        Raises StoreRefused, EngineFailed.
         """
+        await self.database.open()
+        if num_open := await self.journal.reconcile():
+            self.log.warning("reconciled", requests=num_open, hint="a process ended without settling them")
         self.streams.start()
+        self.journal.start()
         started_s = asyncio.get_running_loop().time()
         await self.engine.start()
         self.phase = "ready"
@@ -89,7 +101,7 @@ class Runtime:
 
     async def aclose(self) -> None:
         """Close everything, the last opened first."""
-        for close in (self.streams.aclose, self.engine.aclose):
+        for close in (self.streams.aclose, self.engine.aclose, self.journal.aclose, self.database.aclose):
             try:
                 await close()
             except Exception as exc:  # noqa: BLE001  # the rest must be closed all the same

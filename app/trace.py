@@ -39,6 +39,11 @@ class Trace:
         """The request ended in an error."""
         self._error = code
 
+    @property
+    def outcome(self) -> str:
+        """How the request ended: an error's code, or the choices' finish reasons."""
+        return self._error or ",".join(sorted(set(self._finish_reasons.values()))) or "abort"
+
     def fields(self) -> dict[str, object]:
         """The canonical log line: ids, counts, timings in milliseconds."""
         completion_tokens = sum(c.completion_tokens for c in self.counts.values())

@@ -20,7 +20,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
+async def serve(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serve]:
     """Servers in the test's loop, by script and settings; they end with the test."""
     started: list[Served] = []
 
@@ -31,7 +31,8 @@ async def serve() -> AsyncIterator[Serve]:
         engine_type: type[ScriptedEngine] = ScriptedEngine,
         **settings: Any,
     ) -> Served:
-        in_force = Settings(port=0, **settings)
+        data_dir = settings.pop("data_dir", None) or tmp_path_factory.mktemp("data")
+        in_force = Settings(port=0, data_dir=data_dir, **settings)
         served = await serve_here(script or Script(), in_force, send_buffer_bytes, engine_type)
         started.append(served)
         return served

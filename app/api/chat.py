@@ -15,9 +15,8 @@ from app.api.completion import completion
 from app.api.refusal import STREAM_ID
 from app.api.sse import ChunkWire, EventStream
 from app.api.wire import parse_body, parse_chat_request
-from app.core import ChatRequest
-from app.errors import BadRequest, ReplayPositionUnknown
-from app.registry import IdempotencyKey
+from app.core import ChatRequest, IdempotencyKey
+from app.errors import BadRequest, NotFound, ReplayPositionUnknown
 from app.runtime import Runtime
 from app.stream import TokenStream
 
@@ -45,24 +44,35 @@ class ChatRoutes:
             self._settings.body_timeout_s,
         )
         body = parse_body(raw)
-        chat = parse_chat_request(body, new_request_id(), owner)
-        self._runtime.check_model(chat.model)
         key = _idempotency_key(request, raw)
+        # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
+        store = request.url.path.startswith("/api/")
+        chat = parse_chat_request(body, new_request_id(), owner, store=store, idempotency=key)
+        self._runtime.check_model(chat.model)
         after = _last_event_id(request)
-        stream = self._streams.find_by_key(owner, key) if key is not None else None
+        stream = None if key is None else await self._made_before(owner, key, after)
         if stream is None:
             _check_fresh(after)
-            stream = self._start(chat, key, streaming=bool(body.get("stream")))
+            stream = self._start(chat, streaming=bool(body.get("stream")))
         request.scope[STREAM_ID] = stream.request_id
         patient = key is not None
         if body.get("stream"):
             return await self._follow(after, client, stream, patient=patient)
         return await self._answer(client, stream, patient=patient)
 
-    def _start(self, chat: ChatRequest, key: IdempotencyKey | None, *, streaming: bool) -> TokenStream:
+    async def _made_before(self, owner: str, key: IdempotencyKey, after: int) -> TokenStream | None:
+        """The stream that this key made, in memory or in the store."""
+        stream = self._streams.find_by_key(owner, key)
+        if stream is not None:
+            return stream
+        stream = await self._runtime.archive.find_by_key(owner, key, ChunkWire, after)
+        # Two requests with one key may have looked into the store at once.
+        return self._streams.find_by_key(owner, key) or stream
+
+    def _start(self, chat: ChatRequest, *, streaming: bool) -> TokenStream:
         # An answer in one piece needs its beginning too, and has nobody who reads along.
         limit_bytes = None if streaming else ONE_PIECE * self._settings.stream_bytes
-        stream = self._streams.create(chat, ChunkWire(chat), key=key, limit_bytes=limit_bytes)
+        stream = self._streams.create(chat, ChunkWire(chat), limit_bytes=limit_bytes)
         self._streams.run(stream, self._runtime.pipeline.serve(chat, stream))
         return stream
 
@@ -99,8 +109,8 @@ class ChatRoutes:
 
     async def attach(self, request: Request) -> Response | EventStream:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
-        stream = self._find(request)
         after = _last_event_id(request)
+        stream = await self._find(request, after)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=_headers(stream))
         return await self._follow(after, Client(request.receive), stream, patient=True)
@@ -109,27 +119,37 @@ class ChatRoutes:
         """GET /v1/…/{id}: the finished answer as JSON, or the stream to those who accept one."""
         if "text/event-stream" in request.headers.get("accept", ""):
             return await self.attach(request)
-        stream = self._find(request)
+        stream = await self._find(request)
         if request.method == "HEAD":
             return Response(media_type="application/json", headers=_headers(stream))
         return await self._answer(Client(request.receive), stream, patient=True)
 
     async def cancel(self, request: Request) -> Response:
         """DELETE {id} and POST {id}/cancel: stop; what was generated stays attachable."""
-        stream = self._find(request)
+        stream = await self._find(request)
         stream.cancel("cancelled")
         cancelled = stream.cancelled is not None
         return JSONResponse({"id": stream.request_id, "object": "chat.completion", "cancelled": cancelled})
 
     async def delete(self, request: Request) -> Response:
         """DELETE /v1/…/{id}: stop and forget, in OpenAI's shape."""
-        stream = self._find(request)
+        stream = await self._find(request)
         self._streams.delete(stream)
         return JSONResponse({"id": stream.request_id, "object": "chat.completion.deleted", "deleted": True})
 
-    def _find(self, request: Request) -> TokenStream:
-        owner = self._gatekeeper.owner(request)
-        return self._streams.find(request.path_params["id"], owner)
+    async def _find(self, request: Request, after: int = 0) -> TokenStream:
+        """The stream in memory, or as it was stored. Raises NotFound."""
+        owner, request_id = self._gatekeeper.owner(request), request.path_params["id"]
+        stream = self._streams.find(request_id, owner)
+        if stream is None:
+            stream = await self._runtime.archive.find(owner, request_id, ChunkWire, after)
+        if stream is None:
+            raise NotFound(
+                f"No stream {request_id!r}: it does not exist, is not yours, or was not stored and ended"
+                f" more than {self._settings.retention_s:g} s ago.",
+                code="stream_not_found",
+            )
+        return stream
 
 
 def new_request_id() -> str:
@@ -138,7 +158,10 @@ def new_request_id() -> str:
 
 
 def _headers(stream: TokenStream) -> dict[str, str]:
-    return {"x-request-id": stream.request_id}
+    headers = {"x-request-id": stream.request_id}
+    if stream.request.conversation_id is not None:
+        headers["x-conversation-id"] = stream.request.conversation_id
+    return headers
 
 
 def _idempotency_key(request: Request, raw: bytes) -> IdempotencyKey | None:

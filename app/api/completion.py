@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from app.ring import Finished, Lane, Notice, Part, ToolStarted
+from app.answer import Answer, answers
+from app.ring import Lane, Notice, Part
 from app.stream import TokenStream
 
 
@@ -17,57 +18,31 @@ def completion(stream: TokenStream) -> dict[str, Any]:
         raise stream.error
     parts, specials = stream.whole()
     request = stream.request
-    choices: dict[int, dict[str, Any]] = {}
     answer: dict[str, Any] = {
         "id": request.request_id,
         "object": "chat.completion",
         "created": request.created_at_unix_s,
         "model": request.model,
     }
-    for event in specials:
-        match event:
-            case ToolStarted(choice, tool):
-                call = {
-                    "id": tool.id,
-                    "type": "function",
-                    "function": {
-                        "name": tool.name,
-                        "arguments": _text(parts, Lane(choice, "tool", tool.index)) or "",
-                    },
-                }
-                choices.setdefault(choice, {}).setdefault("tool_calls", []).append(call)
-            case Finished(choice, finish_reason, matched_stop):
-                entry = choices.setdefault(choice, {})
-                entry |= {"finish_reason": finish_reason, "matched_stop": matched_stop}
-            case Notice(field, value):
-                answer[field] = value
+    if request.conversation_id is not None:
+        answer |= {"conversation_id": request.conversation_id, "message_id": request.message_id}
+    answer |= {event.field: event.value for event in specials if isinstance(event, Notice)}
+    choices = answers(parts, specials)
     answer["choices"] = [_choice(i, choices[i], parts) for i in sorted(choices)]
     answer["usage"] = stream.usage
     return answer
 
 
-def _choice(index: int, entry: Mapping[str, Any], parts: Mapping[Lane, Part]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": _text(parts, Lane(index, "text"))}
-    if (reasoning := _text(parts, Lane(index, "reasoning"))) is not None:
-        message["reasoning_content"] = reasoning
-    if "tool_calls" in entry:
-        message["tool_calls"] = entry["tool_calls"]
-    elif message["content"] is None:
-        message["content"] = ""
+def _choice(index: int, answer: Answer, parts: Mapping[Lane, Part]) -> dict[str, Any]:
     choice = {
         "index": index,
-        "message": message,
+        "message": answer.message,
         "logprobs": _logprobs(index, parts),
-        "finish_reason": entry.get("finish_reason"),
+        "finish_reason": answer.finish_reason,
     }
-    if entry.get("matched_stop") is not None:
-        choice["matched_stop"] = entry["matched_stop"]
+    if answer.matched_stop is not None:
+        choice["matched_stop"] = answer.matched_stop
     return choice
-
-
-def _text(parts: Mapping[Lane, Part], lane: Lane) -> str | None:
-    part = parts.get(lane)
-    return None if part is None else orjson.loads(b'"' + part.text + b'"')
 
 
 def _logprobs(index: int, parts: Mapping[Lane, Part]) -> dict[str, Any] | None:

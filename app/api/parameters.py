@@ -103,12 +103,14 @@ PARAMETERS: Mapping[str, Parameter] = {
     # The server's own
     "stream": Parameter((bool,), to_engine=False),
     "stream_options": Parameter((dict,), to_engine=False),
+    "store": Parameter((bool,), to_engine=False),
+    "conversation_id": Parameter((str,), to_engine=False),
+    "parent_id": Parameter((str,), to_engine=False),
     # Accepted: they ask for nothing that changes the answer
     "user": _no_effect(str),
     "metadata": _no_effect(dict),
     "safety_identifier": _no_effect(str),
     "prompt_cache_key": _no_effect(str),
-    "store": _refused("needs conversation storage, which this server does not have yet", False),
     "service_tier": _refused("is the key's, not the request's", "auto", "default"),
     "modalities": _refused("other than text are not served", ["text"]),
     # Refused

@@ -43,6 +43,11 @@ class ChunkWire:
         self._head = orjson.dumps(head)[:-1] + b',"choices":['
         # OpenAI: with include_usage every chunk but the usage chunk has `"usage": null`.
         self._tail = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
+        # Said once, in the first chunk.
+        self._opening_tail = self._tail
+        if request.conversation_id is not None:
+            place = {"conversation_id": request.conversation_id, "message_id": request.message_id}
+            self._opening_tail = b"]," + orjson.dumps(place)[1:-1] + self._tail[1:]
         self._closing = b'"},"finish_reason":null}' + self._tail
         self._tool_closing = b'"}}]},"finish_reason":null}' + self._tail
         self._openings: dict[Lane, bytes] = {}
@@ -102,8 +107,7 @@ class ChunkWire:
     def _opened(self, event_id: int, n: int) -> bytes:
         delta = {"role": "assistant", "content": ""}
         choices = [{"index": i, "delta": delta, "finish_reason": None} for i in range(n)]
-        tail = self._tail
-        body = self._head + orjson.dumps(choices)[1:-1] + tail
+        body = self._head + orjson.dumps(choices)[1:-1] + self._opening_tail
         return b"id: %d\nretry: %d\ndata: %b" % (event_id, RETRY_MS, body)
 
     def _chunk(

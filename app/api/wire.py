@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 
 from app.api.parameters import check, check_kind, check_values
-from app.core import ChatRequest
+from app.core import ChatRequest, IdempotencyKey
 from app.errors import BadRequest
+from app.history import new_conversation_id, new_message_id
 
 MAX_DEPTH = 64
 """Levels of arrays and objects a body may have; schemas people write stay below 20."""
@@ -59,8 +60,15 @@ def _check_depth(body: Any) -> None:
         level = below
 
 
-def parse_chat_request(body: Mapping[str, Any], request_id: str, owner: str) -> ChatRequest:
-    """A checked request. Null means absent, as in OpenAI's API.
+def parse_chat_request(
+    body: Mapping[str, Any],
+    request_id: str,
+    owner: str,
+    *,
+    store: bool = False,
+    idempotency: IdempotencyKey | None = None,
+) -> ChatRequest:
+    """A checked request, to be stored if it does not say so itself. Null means absent, as in OpenAI's API.
 
     Raises BadRequest and UnsupportedParameter, naming the parameter.
     """
@@ -69,7 +77,8 @@ def parse_chat_request(body: Mapping[str, Any], request_id: str, owner: str) -> 
         if required not in given:
             raise BadRequest(f"{required} is required.", code="missing_parameter", param=required)
     for_engine = {name: value for name, value in given.items() if check(name, value).to_engine}
-    check_messages(given["messages"])
+    place = _conversation(given, store=store)
+    check_messages(given["messages"], may_be_empty="conversation_id" in given)
     include_usage, continuous_usage = _stream_options(given)
     check_values(given)
     if given.get("top_logprobs") is not None and not given.get("logprobs"):
@@ -85,7 +94,26 @@ def parse_chat_request(body: Mapping[str, Any], request_id: str, owner: str) -> 
         include_usage=include_usage,
         continuous_usage=continuous_usage,
         logprobs=given.get("logprobs", False),
+        idempotency=idempotency,
+        **place,
     )
+
+
+def _conversation(given: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
+    """Where the request is stored, as fields of `ChatRequest`; empty when it is not."""
+    conversation_id, parent_id = given.get("conversation_id"), given.get("parent_id")
+    if parent_id is not None and conversation_id is None:
+        raise BadRequest("parent_id needs a conversation_id.", param="parent_id")
+    if not given.get("store", store or conversation_id is not None):
+        if conversation_id is not None:
+            raise BadRequest("A request with a conversation_id is stored; leave store out.", param="store")
+        return {}
+    return {
+        "conversation_id": conversation_id or new_conversation_id(),
+        "new_conversation": conversation_id is None,
+        "parent_id": parent_id,
+        "message_id": new_message_id(),
+    }
 
 
 def _max_tokens(given: Mapping[str, Any]) -> int | None:
@@ -118,9 +146,9 @@ def _stream_options(given: Mapping[str, Any]) -> tuple[bool, bool]:
     return bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
 
 
-def check_messages(messages: Sequence[Any]) -> None:
+def check_messages(messages: Sequence[Any], *, may_be_empty: bool = False) -> None:
     """Check the shape of `messages`. Raises BadRequest naming the place."""
-    if not messages:
+    if not messages and not may_be_empty:
         raise BadRequest("messages must hold at least one message.", param="messages")
     for i, message in enumerate(messages):
         where = f"messages[{i}]"

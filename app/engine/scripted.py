@@ -139,7 +139,8 @@ class ScriptedEngine:
         max_tokens = answer_budget(len(token_ids), request.max_tokens, self._card)
         cached_tokens = self._cached_tokens(token_ids)
         answer = _Answer(request, script, len(token_ids), cached_tokens, max_tokens)
-        return Prompt(token_ids, max_tokens, answer)
+        past_runs, rerendered = _taken_over(token_ids, request.past)
+        return Prompt(token_ids, max_tokens, answer, past_runs, rerendered)
 
     def _cached_tokens(self, token_ids: Sequence[int]) -> int:
         """Tokens of the longest prefix seen before, by 16-token pages; remembers this prompt."""
@@ -250,12 +251,24 @@ class ScriptedEngine:
 
 
 def _prompt_ids(messages: Iterable[Mapping[str, Any]]) -> Iterator[int]:
+    """One id a word; an answer's words have the ids they were generated as, and no role before them."""
     for message in messages:
-        yield _token_id(str(message.get("role")))
+        if message.get("role") != "assistant":
+            yield _token_id(str(message.get("role")))
         content = message.get("content") or ""
         parts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
-        for word in " ".join(parts).split():
+        for word in filter(None, " ".join(parts).split(" ")):
             yield _token_id(word)
+
+
+def _taken_over(token_ids: list[int], past: Sequence[Sequence[int]]) -> tuple[int, str | None]:
+    """How many runs the ids begin with, and why not with all."""
+    at = 0
+    for turn, run in enumerate(past, start=1):
+        if token_ids[at : at + len(run)] != list(run):
+            return turn - 1, f"template changed turn {turn}"
+        at += len(run)
+    return len(past), None
 
 
 def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:
@@ -277,7 +290,8 @@ def _choice(answer: _Answer, choice: int) -> Iterator[Delta]:
         claimed = index + (index > miscounted)
         counts = Counts(answer.prompt_tokens, claimed, answer.cached_tokens, min(index, script.reasoning))
         text = piece if thinking else cut.kept(piece)
-        yield Delta(choice, "reasoning" if thinking else "text", text, (_token_id(piece),), counts)
+        token_ids = (_token_id(piece.rstrip(" ")),)
+        yield Delta(choice, "reasoning" if thinking else "text", text, token_ids, counts)
         if cut.hit is not None:
             yield Delta(choice, "text", "", (), counts, "stop", matched_stop=cut.hit)
             return

@@ -116,7 +116,7 @@ class SGLangEngine:
         if "vision" not in self.model.capabilities:
             check_text_only(request)
         loop = asyncio.get_running_loop()
-        internal, chat_request = await loop.run_in_executor(self._thread, renderer.convert, request)
+        internal, chat_request, spliced = await loop.run_in_executor(self._thread, renderer.convert, request)
         internal.rid = f"render-{request.request_id}"
         try:
             tokenized = await launched.manager.tokenize(internal)
@@ -126,7 +126,13 @@ class SGLangEngine:
             # SGLang's message holds the start of the data.
             raise BadRequest("An image, video or audio part could not be read.", param="messages") from None
         rendered = Rendered(tokenized, chat_request, request.n, chat_request.seed)
-        return Prompt(tokenized.input_ids, tokenized.sampling_params.max_new_tokens, rendered)
+        return Prompt(
+            tokenized.input_ids,
+            tokenized.sampling_params.max_new_tokens,
+            rendered,
+            past_runs=spliced.past_runs,
+            rerendered=spliced.rerendered,
+        )
 
     def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
         """Generate all choices of `prompt`, interleaved as they come; begins at the first read."""

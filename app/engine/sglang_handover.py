@@ -192,9 +192,9 @@ class HandoverTokenizerManager(TokenizerManager):
             sink, tally = entry
             if finish is not None:
                 del sinks[rid]
-            # A refusal is an error and no delta: what it generated reaches nobody.
-            if finish is None or finish.get("status_code") is None:
-                tally.token_ids += len(token_ids)
+                if finish.get("status_code") is not None:
+                    tally.token_ids -= len(token_ids)  # a refusal is an error and no delta
+            tally.token_ids += len(token_ids)
             # What `Counts(...)` does, without its Python-level call: this line runs once per token.
             counts = _new_tuple(Counts, (prompt, completion, cached, reasoning))
             sink.take(text, token_ids, finish, counts, batch, row)

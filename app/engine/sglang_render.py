@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn
@@ -18,10 +18,12 @@ import pydantic
 from fastapi import HTTPException
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+from sglang.srt.utils.patch_tokenizer import decode_without_hf_kwargs
 
 from app.core import ChatRequest
 from app.engine.sglang_args import BUILTIN_TOOL_PARSER
 from app.engine.sglang_grammar import GrammarCheck
+from app.engine.splice import Splice, splice
 from app.errors import BadRequest, ContextOverflow, InternalError, ServingError, UnsupportedParameter
 
 # Fields of SGLang's request that are the server's to set, or that hand out its internals.
@@ -103,6 +105,29 @@ class Rendered:
     seed: int | None
 
 
+class TokenizerText:
+    """The model's tokenizer for `splice`, with the arguments that make it add and drop nothing."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int, *, adds_specials: bool) -> None:
+        self._tokenizer = tokenizer
+        self.vocabulary = vocabulary
+        # As SGLang encodes a rendered template: other tokenizers do not take the argument.
+        self._encode_options = {"add_special_tokens": False} if adds_specials else {}
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        if not getattr(self._tokenizer, "is_fast", False):
+            return decode_without_hf_kwargs(self._tokenizer, list(token_ids), skip_special_tokens=False)
+        return self._tokenizer.decode(
+            list(token_ids),
+            skip_special_tokens=False,
+            spaces_between_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, **self._encode_options)
+
+
 class Renderer:
     """Converts requests for one loaded model. Not thread-safe: SGLang's caches are not."""
 
@@ -114,11 +139,20 @@ class Renderer:
         self._name = name
         self._remote_media = remote_media
         self._grammar = GrammarCheck() if grammar else None
-        template = inspect.signature(chat.tokenizer_manager.tokenizer.apply_chat_template)
+        manager = chat.tokenizer_manager
+        self._text = TokenizerText(
+            manager.tokenizer,
+            manager.model_config.vocab_size,
+            adds_specials=chat._tokenizer_auto_adds_specials,  # noqa: SLF001
+        )
+        template = inspect.signature(manager.tokenizer.apply_chat_template)
         self._template_arguments = frozenset(template.parameters)
 
-    def convert(self, request: ChatRequest) -> tuple[Any, ChatCompletionRequest]:
-        """SGLang's internal request and its parsed chat request. Raises BadRequest naming the parameter."""
+    def convert(self, request: ChatRequest) -> tuple[Any, ChatCompletionRequest, Splice]:
+        """SGLang's internal request, its parsed chat request, and what it has of `past`.
+
+        Raises BadRequest naming the parameter.
+        """
         body = self._checked_body(request)
         try:
             chat_request = ChatCompletionRequest.model_validate(body)
@@ -129,13 +163,27 @@ class Renderer:
         try:
             internal, chat_request = self._chat._convert_to_internal_request(chat_request)  # noqa: SLF001
             self._check_sampling(internal.sampling_params, chat_request.tools)
+            spliced = self._take_over(internal, request.past)
         except ServingError:
             raise
         except (ValueError, HTTPException, pydantic.ValidationError) as exc:
             raise refused(exc) from None
         except Exception as exc:
             raise InternalError(f"The request could not be rendered: {type(exc).__name__}.") from exc
-        return internal, chat_request
+        return internal, chat_request, spliced
+
+    def _take_over(self, internal: Any, past: Sequence[Sequence[int]]) -> Splice:
+        """Put past runs in place of the ids rendered for them, where there are any."""
+        if not past:
+            return Splice(())
+        if internal.contains_mm_input():
+            return Splice((), 0, "media")
+        # A model that also sees is given text, which SGLang would tokenize like this.
+        rendered = internal.input_ids or self._chat.tokenizer_manager.tokenizer.encode(internal.text)
+        spliced = splice(rendered, past, self._text)
+        if spliced.past_runs:
+            internal.text, internal.input_ids = None, list(spliced.token_ids)
+        return spliced
 
     def _checked_body(self, request: ChatRequest) -> dict[str, Any]:
         # SGLang's validators change the dict that they are given.

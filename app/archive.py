@@ -1,0 +1,43 @@
+"""Streams that are no longer in memory, as the store has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from app.core import ChatRequest, IdempotencyKey
+from app.registry import check_same_body
+from app.replay import revive
+from app.store import events
+from app.store.database import Database
+from app.stream import TokenStream, Wire
+
+MakeWire = Callable[[ChatRequest], Wire]
+
+
+class Archive:
+    """Finds stored streams; each is read anew, as a finished one."""
+
+    def __init__(self, database: Database, limit_bytes: int) -> None:
+        self._database = database
+        self._limit_bytes = limit_bytes
+
+    async def find(self, owner: str, request_id: str, make_wire: MakeWire, after: int) -> TokenStream | None:
+        """The caller's stream of that id, for a reader that has seen event `after`.
+
+        Raises StorageUnavailable, ReplayPositionUnknown.
+        """
+        stored = await self._database.read(lambda c: events.load(c, request_id, owner))
+        if stored is None:
+            return None
+        return revive(stored, make_wire, self._limit_bytes, after)
+
+    async def find_by_key(
+        self, owner: str, key: IdempotencyKey, make_wire: MakeWire, after: int
+    ) -> TokenStream | None:
+        """The stream that was made with this key. Raises Conflict when it came with another body."""
+        found = await self._database.read(lambda c: events.find_by_key(c, owner, key.key))
+        if found is None:
+            return None
+        request_id, fingerprint = found
+        check_same_body(key, fingerprint)
+        return await self.find(owner, request_id, make_wire, after)

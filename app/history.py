@@ -1,0 +1,146 @@
+"""The conversation a request continues: claimed for the length of its turn, loaded, extended.
+
+One turn of a conversation is answered at a time; a second is refused rather than queued, for
+its client has not seen what it would continue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import secrets
+import sqlite3
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from app.core import ChatRequest
+from app.errors import BadRequest, Conflict
+from app.store.conversations import Branch, NewMessage, NewTurn, branch
+from app.store.database import Database
+
+TITLE_CHARACTERS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request with its history before it, and the turn to store; None for one that is not stored.
+
+    `runs` are the seqs of the answers whose ids stand in the request's `past`, in its order.
+    """
+
+    request: ChatRequest
+    turn: NewTurn | None = None
+    runs: Sequence[int] = ()
+
+
+class History:
+    """The conversations of the store, as requests continue them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._busy: set[str] = set()
+
+    @contextlib.contextmanager
+    def claim(self, request: ChatRequest) -> Iterator[None]:
+        """Keep the request's conversation to itself. Raises Conflict while another turn has it."""
+        conversation_id = request.conversation_id
+        if conversation_id is None:
+            yield
+            return
+        if conversation_id in self._busy:
+            raise Conflict(
+                f"Another turn of conversation {conversation_id} is being answered; wait for its end,"
+                " or stop it.",
+                code="conversation_busy",
+                param="conversation_id",
+            )
+        self._busy.add(conversation_id)
+        try:
+            yield
+        finally:
+            self._busy.discard(conversation_id)
+
+    async def load(self, request: ChatRequest) -> Asked:
+        """The request with its conversation's messages in front. Raises NotFound, StorageUnavailable."""
+        if request.conversation_id is None:
+            return Asked(request)
+        if request.new_conversation:
+            return Asked(request, _turn(request, None))
+        conversation_id, parent_id = request.conversation_id, request.parent_id
+
+        def load(connection: sqlite3.Connection) -> Branch:
+            return branch(connection, request.owner, conversation_id, parent_id)
+
+        past = await self._database.read(load)
+        messages = [*past.messages, *request.body["messages"]]
+        if not messages or messages[-1]["role"] == "assistant":
+            raise BadRequest(
+                "There is nothing to answer: send new messages, or name a message of the user as parent_id.",
+                param="messages",
+            )
+        with_history = dataclasses.replace(
+            request,
+            body={**request.body, "messages": messages},
+            past=[_ids(run) for _, run in past.runs],
+        )
+        return Asked(with_history, _turn(request, past), [seq for seq, _ in past.runs])
+
+
+def new_conversation_id() -> str:
+    """A fresh id."""
+    return f"conv_{secrets.token_hex(14)}"
+
+
+def new_message_id() -> str:
+    """A fresh id."""
+    return f"msg_{secrets.token_hex(14)}"
+
+
+def _turn(request: ChatRequest, past: Branch | None) -> NewTurn:
+    assert request.conversation_id is not None
+    assert request.message_id is not None
+    messages: Sequence[Mapping[str, Any]] = request.body["messages"]
+    return NewTurn(
+        conversation_id=request.conversation_id,
+        owner=request.owner,
+        model=request.model,
+        title=_title(messages),
+        is_new=past is None,
+        parent_seq=None if past is None else past.parent_seq,
+        messages=[_message(message) for message in messages],
+        answer_ids=[request.message_id, *(new_message_id() for _ in range(request.n - 1))],
+        created_at_us=request.created_at_unix_s * 1_000_000,
+    )
+
+
+def _message(message: Mapping[str, Any]) -> NewMessage:
+    content = message.get("content")
+    plain = isinstance(content, str) and message.keys() <= {"role", "content"}
+    body = None if plain else orjson.dumps(message)
+    return NewMessage(new_message_id(), message["role"], text_of(content), body)
+
+
+def text_of(content: Any) -> str:
+    """What can be read of a message's content: a string, or its text parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part["text"] for part in content if part["type"] == "text")
+
+
+def _title(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The beginning of what the user said first."""
+    said = (text_of(m.get("content")) for m in messages if m["role"] == "user")
+    words = " ".join(next(said, "").split())
+    if len(words) > TITLE_CHARACTERS:
+        words = words[: TITLE_CHARACTERS - 1].rstrip() + "…"
+    return words or "Untitled"
+
+
+def _ids(run: bytes) -> array[int]:
+    ids = array("I")
+    ids.frombytes(run)
+    return ids

@@ -1,0 +1,418 @@
+"""What outlives the process: each request's reservation, checkpoints and settlement.
+
+    reserve ──(queued with the prefill)──▶ durable ──▶ checkpoint, once a second ──▶ settle
+
+The reservation is committed before the first token is released, with the turn's messages. Live
+streams are checkpointed together, events and counts in one transaction. The answer and its
+settlement are one unit. A unit that could not be written is kept and tried again; what a dead
+process left open is settled at its checkpoint by `reconcile`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+
+import orjson
+from structlog.typing import FilteringBoundLogger
+
+from app.answer import Answer, answers
+from app.core import ChatRequest, Counts, Delta, Prompt
+from app.errors import InternalError, StorageUnavailable, Unavailable
+from app.history import Asked
+from app.log import where
+from app.metering.pricing import PriceTable
+from app.ring import Done, Ring
+from app.store import conversations, events, ledger
+from app.store.conversations import FinishedAnswer, Status
+from app.store.database import Database, Unit
+from app.store.ledger import OpenRequest, Reservation, Settlement, Usage
+from app.stream import SHUTDOWN, STORAGE, TokenStream
+
+CHECKPOINT_S = 1.0
+PATIENCE_S = 10.0
+"""How long live streams go on while nothing can be written."""
+SWEEP_S = 5.0
+_EVERYTHING = 1 << 40
+
+
+class Entry:
+    """One request's line in the journal."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        asked: Asked,
+        prompt: Prompt,
+        stream: TokenStream,
+        counts: Mapping[int, Counts],
+    ) -> None:
+        self.stream = stream
+        self.turn = asked.turn
+        self.outcome = "abort"
+        self.withheld_tokens = 0
+        self.saved_id = 0
+        self.settled = False
+        self.request_seq: int | None = None
+        """The reservation's row, once it is committed."""
+        self.reserved: asyncio.Future[int] | None = None
+        self._journal = journal
+        self._counts = counts
+        self._answer_ids: dict[int, array[int]] = {}
+        self._prompt_ids = b""
+        self._base_seq: int | None = None
+        if asked.turn is not None:
+            taken = prompt.past_runs
+            shared = sum(len(run) for run in asked.request.past[:taken])
+            self._prompt_ids = array("I", prompt.token_ids[shared:]).tobytes()
+            self._base_seq = asked.runs[taken - 1] if taken else None
+            self._answer_ids = {choice: array("I") for choice in range(asked.request.n)}
+
+    async def committed(self) -> None:
+        """Wait until the reservation is committed. Raises StorageUnavailable, NotFound."""
+        assert self.reserved is not None
+        self.request_seq = await asyncio.shield(self.reserved)
+
+    def saw(self, delta: Delta) -> None:
+        """Keep the ids of an answer that is stored."""
+        if self._answer_ids:
+            self._answer_ids[delta.choice].extend(delta.token_ids)
+
+    async def settle(self, outcome: str) -> None:
+        """Write the answer and the bill, once. Raises StorageUnavailable; it is tried again later."""
+        self.outcome = outcome
+        await self._journal.settle(self)
+
+    def settle_later(self, outcome: str) -> None:
+        """The same, without waiting for it."""
+        self.outcome = outcome
+        self._journal.settle_later(self)
+
+    def usage(self) -> Usage:
+        """The counts so far, over all choices; the prompt counts once."""
+        first = self._counts.get(0, Counts())
+        return Usage(
+            prompt_tokens=first.prompt_tokens,
+            completion_tokens=sum(c.completion_tokens for c in self._counts.values()),
+            cached_tokens=first.cached_tokens,
+            reasoning_tokens=sum(c.reasoning_tokens for c in self._counts.values()),
+            withheld_tokens=self.withheld_tokens,
+        )
+
+    def finished(self, said: Mapping[int, Answer], status: Status) -> list[FinishedAnswer]:
+        """The turn's answers as they are stored."""
+        if self.turn is None:
+            return []
+        return [
+            finished_answer(
+                answer_id,
+                said.get(choice, Answer()),
+                status,
+                answer_ids=self._answer_ids[choice].tobytes(),
+                prompt_ids=self._prompt_ids,
+                base_seq=self._base_seq,
+            )
+            for choice, answer_id in enumerate(self.turn.answer_ids)
+        ]
+
+
+class Journal:
+    """All requests' entries, and the clock of their checkpoints."""
+
+    def __init__(
+        self, database: Database, prices: PriceTable, log: FilteringBoundLogger, retention_s: float
+    ) -> None:
+        self._database = database
+        self._prices = prices
+        self._log = log
+        self._retention_s = retention_s
+        self._live: set[Entry] = set()
+        self._unsettled: dict[Entry, None] = {}
+        self._ticker: asyncio.Task[None] | None = None
+        self._written_at_s = time.monotonic()
+
+    @property
+    def num_unsettled(self) -> int:
+        """Ended requests whose settlement could not be written yet."""
+        return len(self._unsettled)
+
+    def start(self) -> None:
+        """Begin to checkpoint; needs a running loop."""
+        self._ticker = asyncio.create_task(self._tick(), name="journal-ticker")
+
+    async def aclose(self) -> None:
+        """Try once more what could not be written, and stop. A second call does nothing."""
+        if self._ticker is None:
+            return
+        self._ticker.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._ticker
+        self._ticker = None
+        await self._settle_left()
+
+    # One request
+
+    async def reserve(
+        self, asked: Asked, prompt: Prompt, stream: TokenStream, counts: Mapping[int, Counts]
+    ) -> Entry:
+        """Queue the reservation, and the turn's messages with it.
+
+        It is waited for only where the last commit failed, so that the refusal comes before the
+        status line. Raises StorageUnavailable, NotFound.
+        """
+        entry = Entry(self, asked, prompt, stream, counts)
+        reservation = self._reservation(asked.request, prompt)
+        turn = asked.turn
+
+        def unit(connection: sqlite3.Connection) -> int:
+            conversation_seq = None if turn is None else conversations.ensure(connection, turn)
+            request_seq = ledger.reserve(connection, reservation, conversation_seq)
+            if turn is not None and conversation_seq is not None:
+                conversations.add_turn(connection, turn, conversation_seq, request_seq)
+            return request_seq
+
+        entry.reserved = self._database.submit(unit)
+        if self._database.failing:
+            await entry.committed()
+        self._live.add(entry)
+        return entry
+
+    def _reservation(self, request: ChatRequest, prompt: Prompt) -> Reservation:
+        created_at_us = time.time_ns() // 1000
+        key = request.idempotency
+        return Reservation(
+            request_id=request.request_id,
+            owner=request.owner,
+            model=request.model,
+            created_at_us=created_at_us,
+            max_tokens=prompt.max_tokens * request.n,
+            prompt_tokens=len(prompt.token_ids),
+            price=self._prices.price_of(request.model, created_at_us),
+            stream=_stream_facts(request),
+            idempotency_key=None if key is None else key.key,
+            fingerprint=None if key is None else key.fingerprint,
+            rerendered=prompt.rerendered,
+        )
+
+    async def settle(self, entry: Entry) -> None:
+        """See Entry.settle."""
+        self._live.discard(entry)
+        if entry.request_seq is None:
+            return  # never reserved, so nothing was released and nothing is owed
+        self._unsettled[entry] = None
+        await self._database.write(_settlement(entry))
+        self._close(entry)
+
+    def settle_later(self, entry: Entry) -> None:
+        """See Entry.settle_later."""
+        self._live.discard(entry)
+        if entry.settled or entry.reserved is None or entry in self._unsettled:
+            return
+        if entry.reserved.done():
+            self._queue_settlement(entry, entry.reserved)
+        else:
+            entry.reserved.add_done_callback(lambda reserved: self._queue_settlement(entry, reserved))
+
+    def _queue_settlement(self, entry: Entry, reserved: asyncio.Future[int]) -> None:
+        if reserved.cancelled() or reserved.exception() is not None:
+            return
+        entry.request_seq = reserved.result()
+        self._unsettled[entry] = None
+        with contextlib.suppress(StorageUnavailable):  # closed: the next start reconciles
+            settled = self._database.submit(_settlement(entry))
+            settled.add_done_callback(lambda s: self._settled(entry, s))
+
+    def _settled(self, entry: Entry, settled: asyncio.Future[None]) -> None:
+        error = None if settled.cancelled() else settled.exception()
+        if error is None:
+            self._close(entry)
+        elif not isinstance(error, StorageUnavailable):
+            self._unsettled.pop(entry, None)
+            self._log.error("settlement_broke", request_id=entry.stream.request_id, error=where(error))
+
+    # All of them, once a second
+
+    async def _tick(self) -> None:
+        swept_at_s = 0.0
+        while True:
+            await asyncio.sleep(CHECKPOINT_S)
+            try:
+                await self._settle_left()
+                await self._checkpoint()
+                if time.monotonic() - swept_at_s >= SWEEP_S:
+                    swept_at_s = time.monotonic()
+                    await self._sweep()
+            except StorageUnavailable as error:
+                self._not_written(error)
+            except Exception as exc:  # noqa: BLE001  # the next checkpoint must come
+                self._log.error("checkpoint_broke", error=where(exc))
+            else:
+                self._written_at_s = time.monotonic()
+
+    async def _checkpoint(self) -> None:
+        """Write what every live stream has said since the last time, in one unit."""
+        rows: list[tuple[Entry, int, Usage, tuple[int, bytes]]] = []
+        for entry in self._live:
+            if entry.request_seq is not None and entry.stream.last_id > entry.saved_id:
+                news = entry.stream.dump(entry.saved_id)
+                if news is not None:
+                    rows.append((entry, entry.request_seq, entry.usage(), news))
+        if not rows:
+            return
+        saved = {entry: entry.stream.last_id for entry, *_ in rows}
+
+        def unit(connection: sqlite3.Connection) -> None:
+            for _, request_seq, usage, (first_id, piece) in rows:
+                ledger.checkpoint(connection, request_seq, usage)
+                events.append(connection, request_seq, first_id, piece)
+
+        await self._database.write(unit)
+        for entry, last_id in saved.items():
+            entry.saved_id = last_id
+
+    async def _settle_left(self) -> None:
+        for entry in list(self._unsettled):
+            if entry.stream.done:
+                await self._database.write(_settlement(entry))
+                self._close(entry)
+
+    def _close(self, entry: Entry) -> None:
+        entry.settled = True
+        self._unsettled.pop(entry, None)
+
+    async def _sweep(self) -> None:
+        """Forget the events of streams that nobody stored, once their retention has ended."""
+        before_us = time.time_ns() // 1000 - int(self._retention_s * 1e6)
+        await self._database.write(lambda c: events.forget_unstored(c, before_us))
+
+    def _not_written(self, error: StorageUnavailable) -> None:
+        stuck_s = time.monotonic() - self._written_at_s
+        self._log.warning("not_written", error=error.code, stuck_s=round(stuck_s, 1), live=len(self._live))
+        if stuck_s >= PATIENCE_S:
+            for entry in list(self._live):
+                entry.stream.cancel(STORAGE)
+
+    async def reconcile(self) -> int:
+        """Settle what a dead process left open, at its checkpoint. Returns how many requests."""
+
+        def unit(connection: sqlite3.Connection) -> int:
+            left = ledger.open_requests(connection)
+            for request in left:
+                _reconcile_one(connection, request)
+            return len(left)
+
+        return await self._database.write(unit)
+
+
+def _settlement(entry: Entry) -> Unit[None]:
+    """The unit that writes an entry's end; what it writes is read now, on the loop."""
+    stream, request_seq = entry.stream, entry.request_seq
+    assert request_seq is not None
+    settlement = Settlement(request_seq, entry.usage(), entry.outcome, time.time_ns() // 1000)
+    status = _status(entry)
+    whole = stream.dump(0)
+    pieces = [whole] if whole is not None and whole[0] == 1 else [stream.dump(entry.saved_id)]
+    news = [piece for piece in pieces if piece is not None]
+    if not stream.done:
+        news.append(_done_after(stream))
+    said = answers(*stream.held()) if whole is not None and whole[0] == 1 else None
+    send_again = isinstance(stream.error, Unavailable | InternalError)
+
+    def unit(connection: sqlite3.Connection) -> None:
+        if not ledger.settle(connection, settlement):
+            return
+        for first_id, piece in news:
+            # A slice of everything takes the place of the checkpoints.
+            events.compact(connection, request_seq, first_id, piece)
+        if send_again:
+            events.free_key(connection, request_seq)
+        if entry.turn is not None:
+            # Where the ring has lost its beginning, the checkpoints have it.
+            heard = said if said is not None else _heard(connection, request_seq)
+            tokens = settlement.usage.prompt_tokens + settlement.usage.completion_tokens
+            finished = entry.finished(heard, status)
+            conversations.finish_answers(connection, finished, settlement.settled_at_us, tokens)
+
+    return unit
+
+
+def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
+    at_us = time.time_ns() // 1000
+    ledger.settle(connection, Settlement(left.seq, left.usage, "interrupted", at_us, reconciled=True))
+    events.free_key(connection, left.seq)
+    said = _heard(connection, left.seq)
+    finished = [
+        finished_answer(answer_id, said.get(choice, Answer()), "interrupted")
+        for answer_id, choice in conversations.answers_of(connection, left.seq)
+    ]
+    tokens = left.usage.prompt_tokens + left.usage.completion_tokens
+    conversations.finish_answers(connection, finished, at_us, tokens)
+
+
+def _heard(connection: sqlite3.Connection, request_seq: int) -> dict[int, Answer]:
+    """What the stored events of a request say, up to the first gap."""
+    ring = Ring.restore(events.slices(connection, request_seq), _EVERYTHING)
+    return answers(*ring.whole())
+
+
+def finished_answer(
+    answer_id: str,
+    answer: Answer,
+    status: Status,
+    *,
+    answer_ids: bytes = b"",
+    prompt_ids: bytes = b"",
+    base_seq: int | None = None,
+) -> FinishedAnswer:
+    """An answer as it is stored: its text, and its whole message where it is more than text."""
+    message = answer.message
+    body = orjson.dumps(message) if message.keys() - {"role", "content"} else None
+    return FinishedAnswer(
+        id=answer_id,
+        text=message.get("content") or "",
+        body=body,
+        status=status,
+        finish_reason=answer.finish_reason,
+        answer_ids=answer_ids,
+        prompt_ids=prompt_ids,
+        base_seq=base_seq,
+    )
+
+
+def _status(entry: Entry) -> Status:
+    cancelled, error = entry.stream.cancelled, entry.stream.error
+    if cancelled in (SHUTDOWN, STORAGE):
+        return "interrupted"
+    if cancelled is not None:
+        return "cancelled"
+    return "complete" if error is None else "failed"
+
+
+def _done_after(stream: TokenStream) -> tuple[int, bytes]:
+    """The stream's last event, which is sent once this is committed."""
+    request = stream.request
+    ring = Ring(4096, logprobs=request.logprobs, counts=request.continuous_usage)
+    ring.first_id = stream.last_id + 1
+    ring.append_special(Done())
+    last = ring.dump(stream.last_id)
+    assert last is not None
+    return last
+
+
+def _stream_facts(request: ChatRequest) -> bytes:
+    """What it takes to write the stream's frames again."""
+    return orjson.dumps(
+        {
+            "n": request.n,
+            "include_usage": request.include_usage,
+            "continuous_usage": request.continuous_usage,
+            "logprobs": request.logprobs,
+            "created_at_unix_s": request.created_at_unix_s,
+            "conversation_id": request.conversation_id,
+            "message_id": request.message_id,
+        }
+    )
