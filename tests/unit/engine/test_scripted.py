@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from app.core import ChatRequest, Delta, Health
+from app.core import ChatRequest, Delta, Health, Prompt
 from app.engine.scripted import Script, ScriptedEngine, scripted_text
 from app.errors import EngineFailed, EngineNotReady, EngineOverloaded
 from app.settings import SettingsError
@@ -156,3 +156,22 @@ async def test_closing_fails_what_runs():
     await engine.aclose()
     with pytest.raises(EngineFailed):
         await running
+
+
+async def test_a_past_answer_is_taken_over():
+    """The next turn's ids begin with the last prompt and answer, unless the answer was changed."""
+    engine = await started(Script(tokens=40))
+    first = request()
+    deltas = await answer(engine, first)
+    run = [*(await engine.render(first)).token_ids, *(i for d in deltas for i in d.token_ids)]
+
+    async def next_turn(said: str) -> Prompt:
+        messages = [*first.body["messages"], {"role": "assistant", "content": said}]
+        body = {"messages": [*messages, {"role": "user", "content": "and then?"}]}
+        return await engine.render(ChatRequest("r2", "local", "scripted", body, 0, past=[run]))
+
+    prompt = await next_turn(text_of(deltas))
+    assert (prompt.past_runs, prompt.rerendered) == (1, None)
+    assert prompt.token_ids[: len(run)] == run
+    changed = await next_turn("something else")
+    assert (changed.past_runs, changed.rerendered) == (0, "template changed turn 1")
