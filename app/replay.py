@@ -7,7 +7,7 @@ may have sent more than was checkpointed; a client that has seen it gets the end
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -100,6 +100,19 @@ def _error(ring: Ring) -> ServingError | None:
     if not isinstance(event, Failed):
         return None
     error = event.body["error"]
-    status = CODES[error["code"]].status
-    kind = next(kind for kind in ServingError.__subclasses__() if kind.status == status)
-    return kind(error["message"], code=error["code"], param=error["param"])
+    return _kind(error["code"])(error["message"], code=error["code"], param=error["param"])
+
+
+def _kind(code: str) -> type[ServingError]:
+    """The class whose own code it is, or one of the code's status."""
+    kinds = list(_tree(ServingError))
+    status = CODES[code].status
+    return next((k for k in kinds if k.default_code == code), None) or next(
+        k for k in kinds if k.status == status
+    )
+
+
+def _tree(kind: type[ServingError]) -> Iterator[type[ServingError]]:
+    yield kind
+    for narrower in kind.__subclasses__():
+        yield from _tree(narrower)

@@ -90,10 +90,11 @@ def load(c: sqlite3.Connection, request_id: str, owner: str) -> StoredStream | N
 
 
 def find_by_key(c: sqlite3.Connection, owner: str, key: str) -> tuple[str, bytes] | None:
-    """The id and fingerprint of the newest request made with an idempotency key."""
+    """The id and fingerprint of the newest settled request made with an idempotency key."""
     row: tuple[str, bytes] | None = c.execute(
         "SELECT id, fingerprint FROM requests"  # noqa: S608  # a constant
-        f" WHERE owner = ? AND idempotency_key = ? AND {_VISIBLE} ORDER BY seq DESC LIMIT 1",
+        f" WHERE owner = ? AND idempotency_key = ? AND state = 'settled' AND {_VISIBLE}"
+        " ORDER BY seq DESC LIMIT 1",
         (owner, key),
     ).fetchone()
     return row

@@ -97,10 +97,11 @@ def test_another_owners_stream_is_not_there(c):
 
 
 def test_key_finds_its_owners_newest_request(c):
-    """A key is its owner's; of several requests with it the newest counts."""
+    """A key is its owner's; of several settled requests with it the newest counts."""
     fields = {"idempotency_key": "k", "fingerprint": b"f"}
-    reserved(c, request_id="chatcmpl-1", owner="ann", **fields)
-    reserved(c, request_id="chatcmpl-2", owner="ann", **fields)
+    for request_id in ("chatcmpl-1", "chatcmpl-2"):
+        settled(c, USAGE, request_id=request_id, owner="ann", **fields)
+    reserved(c, request_id="chatcmpl-3", owner="ann", **fields)
     assert events.find_by_key(c, "ann", "k") == ("chatcmpl-2", b"f")
     assert events.find_by_key(c, "bob", "k") is None
     assert events.find_by_key(c, "ann", "other") is None
@@ -108,7 +109,7 @@ def test_key_finds_its_owners_newest_request(c):
 
 def test_freed_key_finds_nothing(c):
     """A caller who was told to send a request again may use its key again."""
-    seq = reserved(c, idempotency_key="k", fingerprint=b"f")
+    seq = settled(c, USAGE, idempotency_key="k", fingerprint=b"f")
     events.free_key(c, seq)
     assert events.find_by_key(c, "local", "k") is None
 

@@ -1,0 +1,109 @@
+"""Replay from the store is the live stream, wherever it was checkpointed, cut and resumed."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from replays import BIG, OPENAI_USAGE, asked, frames, opened, stored, understood
+
+from app.api.sse import ChunkWire
+from app.core import Counts, Delta, ToolCall
+from app.replay import revive
+from app.stream import TokenStream
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+counts = st.builds(Counts, *[st.integers(0, 10**6)] * 4)
+logprobs = st.one_of(st.none(), st.lists(st.builds(dict, token=text, logprob=st.floats(-50, 0)), max_size=2))
+deltas = st.lists(
+    st.one_of(
+        st.builds(
+            lambda choice, channel, piece, so_far, entries: Delta(
+                choice, channel, piece, (1,), so_far, logprobs=entries
+            ),
+            st.integers(0, 1),
+            st.sampled_from(["reasoning", "text"]),
+            text,
+            counts,
+            logprobs,
+        ),
+        st.builds(
+            lambda index, name, piece: Delta(
+                0, "tool", piece, (1,), Counts(), tool=ToolCall(index, f"call_{index}", name)
+            ),
+            st.integers(0, 1),
+            st.sampled_from([None, "weather"]),
+            text,
+        ),
+    ),
+    max_size=30,
+)
+requests = st.builds(
+    asked,
+    n=st.just(2),
+    include_usage=st.booleans(),
+    continuous_usage=st.booleans(),
+    logprobs=st.booleans(),
+)
+
+
+class Checkpoints:
+    """The slices of a live stream, taken now and then."""
+
+    def __init__(self, stream: TokenStream) -> None:
+        self.slices: list[bytes] = []
+        self.last_id = 0
+        self._stream = stream
+
+    def take(self) -> None:
+        """Keep what is new."""
+        news = self._stream.dump(self.last_id)
+        if news is not None:
+            self.slices.append(news[1])
+            self.last_id = self._stream.last_id
+
+
+def generate(stream: TokenStream, said: list[Delta], checkpoints: Checkpoints, data: st.DataObject) -> None:
+    """Release deltas, with checkpoints between them."""
+    for delta in said:
+        if data.draw(st.integers(0, 3)) == 0:
+            checkpoints.take()
+        stream.append(delta)
+
+
+@given(request=requests, said=deltas, data=st.data())
+async def test_ended_stream_is_the_same_from_every_cursor(request, said, data):
+    """Frame for frame, from every cursor, whatever the slices were."""
+    live = opened(request)
+    checkpoints = Checkpoints(live)
+    generate(live, said, checkpoints, data)
+    for choice in range(2):
+        live.append(Delta(choice, "text", "", (), Counts(), "stop"))
+    if request.include_usage:
+        live.notice("usage", OPENAI_USAGE)
+    live.close()
+    checkpoints.take()
+    row = stored(request, checkpoints.slices)
+    for after in range(live.last_id + 1):
+        assert frames(revive(row, ChunkWire, BIG, after), after) == frames(live, after)
+
+
+@given(request=requests, said=deltas, data=st.data())
+async def test_any_client_of_a_dead_process_reads_a_consistent_end(request, said, data):
+    """What it had and what it gets are the stream as far as it is known, then the error."""
+    live = opened(request)
+    checkpoints = Checkpoints(live)
+    generate(live, said, checkpoints, data)
+    sent = frames(live)
+    at = data.draw(st.integers(0, len(sent)))
+    client = understood(sent[:at])
+    row = stored(request, checkpoints.slices, outcome="interrupted", reconciled=True)
+    after = client.last_id
+    known = understood(frames(live)[:at]).text if after > checkpoints.last_id else None
+    understood(frames(revive(row, ChunkWire, BIG, after), after), client)
+    assert client.done
+    assert [error["code"] for error in client.errors] == ["interrupted"]
+    assert client.errors[0]["last_event_id"] == checkpoints.last_id
+    if known is None:
+        known = understood(frames(revive(row, ChunkWire, BIG, 0))).text
+    assert client.text == known
+    assert client.ids[-2:] == [max(after, checkpoints.last_id) + 1, max(after, checkpoints.last_id) + 2]
