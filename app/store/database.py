@@ -33,6 +33,7 @@ MAX_UNITS = 1024
 READERS = 2
 PATIENCE_S = 15.0
 """How long units wait for a store that another process has locked."""
+_FOLD_RETRY_S = 0.05
 _STORAGE_FAULTS = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
@@ -133,6 +134,24 @@ class Database:
             raise _unavailable(exc) from exc
         finally:
             self._idle_readers.put_nowait(reader)
+
+    async def fold(self) -> bool:
+        """Fold the write-ahead log into the file and empty it, between two batches.
+
+        Returns False when some process's reader was in the way for as long as a locked store is
+        waited for. Raises StorageUnavailable when the file cannot be written.
+        """
+        give_up_s = time.monotonic() + self._patience_s
+        try:
+            while self._writer is not None and not self._closed:
+                if await _run(self._writer, fold):
+                    return True
+                if time.monotonic() > give_up_s:
+                    return False
+                await asyncio.sleep(_FOLD_RETRY_S)
+        except sqlite3.OperationalError as exc:
+            raise _unavailable(exc) from exc
+        raise StorageUnavailable("The store is not open.")
 
     @property
     def queue_depth(self) -> int:
@@ -249,6 +268,17 @@ def commit_together(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) 
             connection.execute("ROLLBACK")
         raise
     return outcomes
+
+
+def fold(connection: sqlite3.Connection) -> bool:
+    """Fold the write-ahead log into the file and empty it; False when a reader is in the way now."""
+    (timeout_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    connection.execute("PRAGMA busy_timeout=0")  # units wait meanwhile: better to try again
+    try:
+        busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={timeout_ms}")
+    return not busy
 
 
 def _is_storage_fault(exc: Exception) -> bool:

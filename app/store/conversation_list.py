@@ -1,0 +1,152 @@
+"""The conversations of an owner: listed, searched, renamed, deleted and restored.
+
+The order is that of creation, by `seq`: a page's cursor names the last conversation on it, so
+pages neither shift nor repeat while rows are added.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from app.errors import BadRequest
+from app.store.conversations import find
+
+WIPED = 0
+"""As `deleted_at_us`: the text is gone, and only the purge comes back to the row (app.store.purge)."""
+
+_COLUMNS = "c.seq, c.id, c.title, c.model, c.total_tokens, c.created_at_us, c.updated_at_us"
+_END = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Conversations, newest first; `next_cursor` is None on the last page."""
+
+    conversations: list[dict[str, Any]]
+    next_cursor: str | None
+
+
+def page(connection: sqlite3.Connection, owner: str, limit: int, cursor: str | None, words: str = "") -> Page:
+    """At most `limit` conversations after the cursor, only those that match `words` if there are any.
+
+    Raises BadRequest for a cursor that no page had.
+    """
+    before_seq = _END >> 32 if cursor is None else _position(cursor)
+    if words:
+        rows = _matching(connection, owner, before_seq, words)
+    else:
+        rows = connection.execute(
+            f"SELECT {_COLUMNS} FROM conversations AS c"  # noqa: S608  # constants
+            " WHERE owner = ? AND deleted_at_us IS NULL AND seq < ? ORDER BY seq DESC LIMIT ?",
+            (owner, before_seq, limit + 1),
+        )
+    found = _distinct(rows, limit + 1)
+    more = len(found) > limit
+    found = found[:limit]
+    return Page([_as_listed(row) for row in found], _cursor(found[-1][0]) if more else None)
+
+
+def _matching(
+    connection: sqlite3.Connection, owner: str, before_seq: int, words: str
+) -> Iterator[tuple[Any, ...]]:
+    """The conversation of each matching message and title, newest conversation first."""
+    return connection.execute(
+        f"SELECT {_COLUMNS} FROM search CROSS JOIN conversations AS c ON c.seq = search.rowid >> 32"  # noqa: S608
+        " WHERE search MATCH ? AND search.rowid < ? AND c.owner = ? AND c.deleted_at_us IS NULL"
+        " ORDER BY search.rowid DESC",
+        (match_all(words), before_seq << 32, owner),
+    )
+
+
+def match_all(words: str) -> str:
+    """An FTS5 query for every one of `words`, each as it stands and the last as a beginning.
+
+    Whatever is in them is quoted, so there is nothing to get wrong; what holds no letter or
+    digit is ignored. https://www.sqlite.org/fts5.html#fts5_phrases
+    """
+    quoted = ['"' + word.replace('"', '""') + '"' for word in words.replace("\0", " ").split()]
+    if not quoted:
+        return '""'
+    # As a beginning, a single letter matches nearly everything, but a single CJK character says much.
+    last = quoted[-1]
+    return " ".join(quoted) + ("*" if len(last) > 3 or not last.isascii() else "")
+
+
+def _distinct(rows: Iterator[tuple[Any, ...]], limit: int) -> list[tuple[Any, ...]]:
+    """The first `limit` rows of different conversations; the same ones stand together."""
+    found: list[tuple[Any, ...]] = []
+    for row in rows:
+        if found and found[-1][0] == row[0]:
+            continue
+        found.append(row)
+        if len(found) == limit:
+            break
+    return found
+
+
+def _cursor(seq: int) -> str:
+    return base64.urlsafe_b64encode(seq.to_bytes(6)).decode()
+
+
+def _position(cursor: str) -> int:
+    try:
+        raw = base64.b64decode(cursor.encode("ascii"), altchars=b"-_", validate=True)
+    except (UnicodeEncodeError, binascii.Error):
+        raw = b""
+    if len(raw) != 6 or raw[:2] >= b"\x80":
+        raise BadRequest(
+            "cursor must be the next_cursor of an earlier page.", code="invalid_cursor", param="cursor"
+        )
+    return min(int.from_bytes(raw), _END >> 32)
+
+
+def _as_listed(row: tuple[Any, ...]) -> dict[str, Any]:
+    _, conversation_id, title, model, total_tokens, created_at_us, updated_at_us = row
+    return {
+        "id": conversation_id,
+        "title": title,
+        "model": model,
+        "total_tokens": total_tokens,
+        "created_at": created_at_us // 1_000_000,
+        "updated_at": updated_at_us // 1_000_000,
+    }
+
+
+def listed(connection: sqlite3.Connection, owner: str, conversation_id: str) -> dict[str, Any]:
+    """One conversation as it stands in the list. Raises NotFound."""
+    seq = find(connection, owner, conversation_id)
+    query = f"SELECT {_COLUMNS} FROM conversations AS c WHERE seq = ?"  # noqa: S608  # constants
+    return _as_listed(connection.execute(query, (seq,)).fetchone())
+
+
+def rename(
+    connection: sqlite3.Connection, owner: str, conversation_id: str, title: str, at_us: int
+) -> dict[str, Any]:
+    """Give a conversation another title; returns it as listed. Raises NotFound."""
+    connection.execute(
+        "UPDATE conversations SET title = ?, updated_at_us = max(updated_at_us, ?) WHERE seq = ?",
+        (title, at_us, find(connection, owner, conversation_id)),
+    )
+    return listed(connection, owner, conversation_id)
+
+
+def delete(connection: sqlite3.Connection, owner: str, conversation_id: str, at_us: int) -> None:
+    """Hide a conversation; it can be restored until it is purged. Raises NotFound."""
+    connection.execute(
+        "UPDATE conversations SET deleted_at_us = ? WHERE seq = ?",
+        (max(at_us, WIPED + 1), find(connection, owner, conversation_id)),
+    )
+
+
+def restore(connection: sqlite3.Connection, owner: str, conversation_id: str) -> dict[str, Any]:
+    """Show a deleted conversation again; returns it as listed. Raises NotFound once it is purged."""
+    connection.execute(
+        "UPDATE conversations SET deleted_at_us = NULL WHERE id = ? AND owner = ? AND deleted_at_us <> ?",
+        (conversation_id, owner, WIPED),
+    )
+    return listed(connection, owner, conversation_id)
