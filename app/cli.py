@@ -1,4 +1,4 @@
-"""The command line: `serve`, `settings`."""
+"""The command line: `serve`, `settings`, and the commands over the store (`app.cli_store`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from app import cli_store
 from app import settings as settings_module
+from app.errors import ServingError
 from app.settings import Settings, SettingsError
 from app.store.database import StoreRefused
 
@@ -36,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
         )
     show = commands.add_parser("settings", help="list every setting")
     show.add_argument("--markdown", action="store_true", help="as the README's table")
+    cli_store.add_commands(commands)
     return top
 
 
@@ -46,9 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "settings":
             print(settings_module.markdown(), end="")
             return 0
+        if args.command != "serve":
+            return cli_store.run(args)
         flags = {k: v for k, v in vars(args).items() if k not in ("command", "config")}
         return _serve(settings_module.load(flags, os.environ, args.config))
-    except (SettingsError, StoreRefused) as error:
+    except (SettingsError, StoreRefused, ServingError) as error:
         print(f"tokenring: {error}", file=sys.stderr)
         return EXIT_USAGE
 

@@ -24,6 +24,7 @@ _SUMMED = (
     "cost_micro_usd",
 )
 _NAMES = ", ".join(_SUMMED)
+_PLACES = ", ".join("?" * (3 + len(_SUMMED)))
 _SUMS = ", ".join(f"coalesce(sum({name}), 0)" for name in _SUMMED)
 _ROW_SUMS = ", ".join(["count(*)", *(f"sum({name})" for name in _SUMMED[1:])])
 _OF_ROWS = (
@@ -91,10 +92,17 @@ def differences(c: sqlite3.Connection) -> list[Difference]:
     ]
 
 
-def rebuild(c: sqlite3.Connection) -> None:
-    """Make the kept sums those of the settled rows."""
-    c.execute("DELETE FROM usage_daily")
-    c.execute(f"INSERT INTO usage_daily (day, model, owner, {_NAMES}) {_OF_ROWS}")
+def rebuild(c: sqlite3.Connection) -> list[Difference]:
+    """Make the kept sums those of the settled rows; returns what differed."""
+    found = differences(c)
+    for difference in found:
+        c.execute("DELETE FROM usage_daily WHERE (day, model, owner) = (?, ?, ?)", difference[:3])
+        if difference.rows is not None:
+            c.execute(
+                f"INSERT INTO usage_daily (day, model, owner, {_NAMES}) VALUES ({_PLACES})",  # noqa: S608  # same
+                (*difference[:3], *difference.rows),
+            )
+    return found
 
 
 def _by_key(rows: sqlite3.Cursor) -> dict[tuple[int, str, str], Sums]:

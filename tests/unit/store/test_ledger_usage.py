@@ -114,6 +114,6 @@ def test_rebuilding_puts_the_sums_right(c: sqlite3.Connection):
     before = c.execute("SELECT * FROM usage_daily").fetchall()
     c.execute("UPDATE usage_daily SET requests = 9 WHERE owner = 'bob'")
     c.execute("INSERT INTO usage_daily VALUES (20200101, 'x', 'y', 1, 1, 1, 1, 1, 1, 1)")
-    rebuild(c)
-    assert differences(c) == []
+    assert [found.owner for found in rebuild(c)] == ["y", "bob"]
+    assert rebuild(c) == differences(c) == []
     assert c.execute("SELECT * FROM usage_daily").fetchall() == before

@@ -1,0 +1,147 @@
+"""The commands over the store. Each opens the file itself, beside the server that may be running."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from app import settings
+from app.metering.period import groups_of, period_of, text_of
+from app.metering.report import sums_as_json, usage_report
+from app.store.beside import backup, opened
+from app.store.usage import Difference, Sums, differences, rebuild
+
+EXIT_OK = 0
+EXIT_DIFFERENT = 1
+_COLUMNS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands to the parser of the command line."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--data-dir", type=Path, help="the server's data directory (as the settings say)")
+    common.add_argument("--config", type=Path, help="settings file (tokenring.toml, if there is one)")
+    common.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_usage(commands, common)
+    _add_backup(commands, common)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one of the commands; returns the exit status. Raises StoreRefused, SettingsError, ServingError."""
+    flags = {} if args.data_dir is None else {"data_dir": args.data_dir}
+    data_dir = settings.load(flags, os.environ, args.config).data_dir
+    status: int = args.run(args, data_dir)
+    return status
+
+
+def _add_usage(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    usage = commands.add_parser(
+        "usage", parents=[common], allow_abbrev=False, help="show what was used and what it cost"
+    )
+    usage.add_argument("--period", help="a UTC month or day, as 2026-11 or 2026-11-20 (default: this month)")
+    usage.add_argument("--from", dest="first", metavar="DAY", help="instead of a period, the first day")
+    usage.add_argument("--to", dest="last", metavar="DAY", help="and the last one (default: today)")
+    usage.add_argument("--group-by", default="", metavar="NAMES", help="any of day,model,key")
+    check = usage.add_mutually_exclusive_group()
+    check.add_argument("--verify", action="store_true", help="compare all daily sums with their rows")
+    check.add_argument("--rebuild", action="store_true", help="the same, and put right those that differ")
+    usage.set_defaults(run=_usage)
+
+
+def _add_backup(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    copy = commands.add_parser(
+        "backup", parents=[common], allow_abbrev=False, help="copy the store to a new file, while serving"
+    )
+    copy.add_argument("file", type=Path, metavar="FILE")
+    copy.set_defaults(run=_backup)
+
+
+def _usage(args: argparse.Namespace, data_dir: Path) -> int:
+    if args.verify or args.rebuild:
+        return _verify(args, data_dir)
+    period = period_of(args.period, args.first, args.last, datetime.now(UTC).date())
+    group_by = groups_of(args.group_by)
+    with opened(data_dir) as connection:
+        report = usage_report(connection, period, group_by, owner=None)
+    _print(args, report, _usage_table(report, group_by))
+    return EXIT_OK
+
+
+def _verify(args: argparse.Namespace, data_dir: Path) -> int:
+    with opened(data_dir, write=args.rebuild) as connection:
+        found = rebuild(connection) if args.rebuild else differences(connection)
+    report = {
+        "object": "usage.verification",
+        "balanced": not found,
+        "rebuilt": bool(args.rebuild and found),
+        "differences": [_difference_as_json(difference) for difference in found],
+    }
+    lines = [_difference_as_text(difference) for difference in found]
+    if not found:
+        lines.append("Every daily sum is the sum of its rows.")
+    elif args.rebuild:
+        lines.append(f"{len(found)} daily sums were put right.")
+    else:
+        lines.append(f"{len(found)} daily sums are not those of their rows; --rebuild puts them right.")
+    _print(args, report, lines)
+    return EXIT_DIFFERENT if found and not args.rebuild else EXIT_OK
+
+
+def _backup(args: argparse.Namespace, data_dir: Path) -> int:
+    with opened(data_dir, older=True) as connection:
+        size_bytes = backup(connection, args.file)
+    report = {"object": "backup", "file": str(args.file), "size_bytes": size_bytes}
+    _print(args, report, [f"{args.file}: {size_bytes} bytes, checked."])
+    return EXIT_OK
+
+
+def _print(args: argparse.Namespace, report: Mapping[str, Any], lines: Sequence[str]) -> None:
+    print(json.dumps(report) if args.json else "\n".join(lines))
+
+
+def _usage_table(report: Mapping[str, Any], group_by: Sequence[str]) -> list[str]:
+    """The groups of a report, and its total, as lines."""
+    heads = [*group_by, *(name.removesuffix("_tokens") for name in _COLUMNS), "USD"]
+    rows = [[*(str(group[name]) for name in group_by), *_numbers(group)] for group in report["groups"]]
+    if rows:
+        rows.append([""] * len(group_by) + ["-" * len(number) for number in _numbers(report)])
+    rows.append([""] * len(group_by) + _numbers(report))
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if place < len(group_by) else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (heads, *rows)
+    ]
+    return [f"Usage from {report['from']} to {report['to']} (UTC)", *lines]
+
+
+def _numbers(sums: Mapping[str, Any]) -> list[str]:
+    whole, micro = divmod(sums["cost_micro_usd"], 1_000_000)
+    return [*(str(sums[name]) for name in _COLUMNS), f"{whole}.{micro:06}"]
+
+
+def _difference_as_json(difference: Difference) -> dict[str, Any]:
+    return {
+        "day": text_of(difference.day),
+        "model": difference.model,
+        "key": difference.owner,
+        "kept": difference.kept and sums_as_json(difference.kept),
+        "rows": difference.rows and sums_as_json(difference.rows),
+    }
+
+
+def _difference_as_text(difference: Difference) -> str:
+    pairs = zip(Sums._fields, difference.kept or Sums(), difference.rows or Sums(), strict=True)
+    wrong = ", ".join(f"{name} is {kept}, its rows say {rows}" for name, kept, rows in pairs if kept != rows)
+    return f"{text_of(difference.day)} {difference.model} {difference.owner}: {wrong}"

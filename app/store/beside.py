@@ -1,0 +1,112 @@
+"""A store opened by a command, beside the server that may be serving from it.
+
+SQLite's own locks keep the two apart: a reader sees one snapshot and holds up nobody, a
+writer waits its turn. https://www.sqlite.org/wal.html, https://www.sqlite.org/backup.html
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from app.store.database import FILE_NAME, PATIENCE_S, StoreRefused
+from app.store.migrations import MIGRATIONS, applied
+
+_PAGES_A_STEP = 1000
+
+
+@contextmanager
+def opened(data_dir: Path, *, write: bool = False, older: bool = False) -> Iterator[sqlite3.Connection]:
+    """A connection to the store of a data directory, and one transaction on it.
+
+    It is committed at the end, or undone by what is raised. `older` allows a schema that the
+    server would first bring up to date. Raises StoreRefused: there is no store, it is of
+    another version, damaged, or locked for too long.
+    """
+    path = data_dir / FILE_NAME
+    try:
+        if not path.is_file():
+            raise StoreRefused(
+                f"--data-dir {data_dir} has no store ({FILE_NAME}); the server makes it when it first starts."
+            )
+        with closing(_connect(path, "rw" if write else "ro")) as connection:
+            connection.execute("PRAGMA foreign_keys=ON")
+            connection.execute("PRAGMA secure_delete=ON")
+            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            _check_version(connection, older=older)
+            yield connection
+            connection.execute("COMMIT")
+    except OSError as exc:
+        raise StoreRefused(f"--data-dir {data_dir} cannot be read: {exc.strerror}.") from exc
+    except sqlite3.Error as exc:
+        raise StoreRefused(f"{path} cannot be used: {exc}.") from exc
+
+
+def backup(source: sqlite3.Connection, target: Path) -> int:
+    """Copy the snapshot of `source`'s transaction to a new file; returns its size in bytes.
+
+    The file appears under its name when it is whole and checked. Raises StoreRefused when it is
+    there already, or cannot be written.
+    """
+    _check_absent(target)
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as exc:
+        raise StoreRefused(f"{target} cannot be written: {exc.strerror}.") from exc
+    os.close(descriptor)
+    part = Path(name)
+    try:
+        _copy(source, part)
+        _check_absent(target)
+        part.rename(target)
+        _sync(target.parent)
+    except (OSError, sqlite3.Error) as exc:
+        raise StoreRefused(f"{target} cannot be written: {exc}.") from exc
+    finally:
+        for left in (part, *(part.with_name(part.name + end) for end in ("-journal", "-wal", "-shm"))):
+            with suppress(OSError):
+                left.unlink()
+    return target.stat().st_size
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=PATIENCE_S)
+
+
+def _check_version(connection: sqlite3.Connection, *, older: bool) -> None:
+    names, known = applied(connection), [migration.name for migration in MIGRATIONS]
+    if newer := [name for name in names if name not in known]:
+        raise StoreRefused(
+            f"The store was written by a newer version (it has {newer[-1]}); run that version."
+        )
+    if len(names) < len(known) and not older:
+        raise StoreRefused("The store is from an older version; start the server once, which updates it.")
+
+
+def _check_absent(target: Path) -> None:
+    if target.exists():
+        raise StoreRefused(f"{target} exists already and is not overwritten; choose another name.")
+
+
+def _copy(source: sqlite3.Connection, part: Path) -> None:
+    """The transaction holds the snapshot, so that steps need not begin anew at every commit of a server."""
+    assert source.in_transaction
+    with closing(sqlite3.connect(part, isolation_level=None)) as copy:
+        source.backup(copy, pages=_PAGES_A_STEP, sleep=0)
+        problem = copy.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise StoreRefused(f"The store is damaged ({problem}); no backup was written.")
+
+
+def _sync(directory: Path) -> None:
+    """Make the new name durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
