@@ -18,12 +18,12 @@ def fresh_rid() -> str:
 
 
 def chat(content: Any = "How do I resume a stream?", **body: Any) -> ChatRequest:
-    """A request of one user message; `n` and `max_tokens` go where the API layer puts them."""
-    n, max_tokens = body.pop("n", 1), body.pop("max_tokens", 16)
+    """A request of one user message; `n`, `max_tokens` and `past` go where the stages before put them."""
+    n, max_tokens, past = body.pop("n", 1), body.pop("max_tokens", 16), body.pop("past", ())
     messages = body.pop("messages", [{"role": "user", "content": content}])
     logprobs = bool(body.get("logprobs"))
     request = {"messages": messages, **body}
-    return ChatRequest(fresh_rid(), "owner", "model", request, 0, n, max_tokens, logprobs=logprobs)
+    return ChatRequest(fresh_rid(), "owner", "model", request, 0, n, max_tokens, logprobs=logprobs, past=past)
 
 
 @dataclass
@@ -42,6 +42,10 @@ class Answer:
     def token_ids(self, choice: int = 0) -> list[int]:
         return [token_id for delta in self.of(choice) for token_id in delta.token_ids]
 
+    def run(self, choice: int = 0) -> list[int]:
+        """The prompt's ids and the answer's, as the next turn has them in its past."""
+        return [*self.prompt.token_ids, *self.token_ids(choice)]
+
     def counts(self, choice: int = 0) -> Counts:
         return self.of(choice)[-1].counts
 
@@ -50,6 +54,19 @@ class Answer:
 
     def logprobs(self, choice: int = 0) -> list[Any]:
         return [entry for delta in self.of(choice) for entry in delta.logprobs or ()]
+
+
+def next_turn(
+    answer: Answer, question: str = "And then?", said: str | None = None, **body: Any
+) -> ChatRequest:
+    """The turn after `answer`, with what was said in `past`; `said` replaces the answer's text."""
+    asked = body.pop("asked", "How do I resume a stream?")
+    messages = [
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": answer.text() if said is None else said},
+        {"role": "user", "content": question},
+    ]
+    return chat(messages=messages, past=[answer.run()], **body)
 
 
 async def ask(engine: Engine, request: ChatRequest, abort_after: int | None = None) -> Answer:

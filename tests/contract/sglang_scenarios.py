@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 import uvloop
-from engines import ask, chat
+from engines import ask, chat, next_turn
 
 from app.engine.sglang_args import BUILTIN_MODEL, SGLangOptions
 from app.engine.sglang_engine import SGLangEngine
@@ -153,8 +153,17 @@ async def vision(path: str) -> dict[str, Any]:
         except BadRequest as exc:
             refused[url] = [exc.param, exc.message]
     capabilities = sorted(engine.model.capabilities)
+    past = [await _past(engine, content) for content in ("hello", _with_images([(56, 56)]))]
     await engine.aclose()
-    return {"counts": counts, "refused": refused, "capabilities": capabilities}
+    return {"counts": counts, "refused": refused, "capabilities": capabilities, "past": past}
+
+
+async def _past(engine: SGLangEngine, content: Any) -> list[Any]:
+    """What a second turn makes of the first: runs taken over, the reason, and whether it begins with it."""
+    first = await ask(engine, chat(content, temperature=0, max_tokens=4, ignore_eos=True))
+    prompt = await engine.render(next_turn(first, asked=content))
+    whole = list(prompt.token_ids[: len(first.run())]) == first.run()
+    return [prompt.past_runs, prompt.rerendered, whole]
 
 
 def _with_images(sizes: list[tuple[int, int]]) -> list[dict[str, Any]]:

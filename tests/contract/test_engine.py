@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
-from engines import ask, chat, fresh_rid
+from engines import ask, chat, fresh_rid, next_turn
 
 from app.core import Engine, Health
 from app.errors import ContextOverflow
@@ -140,6 +141,25 @@ async def test_a_shared_prefix_is_reported_as_cached(engine: Engine) -> None:
     first, second = (answer.counts() for answer in answers)
     assert second.cached_tokens > 0.8 * second.prompt_tokens
     assert first.cached_tokens < 0.2 * first.prompt_tokens
+
+
+async def test_the_next_turn_begins_with_what_was_said(engine: Engine) -> None:
+    """The last prompt and answer come back as the ids they were, and are counted in the limits."""
+    first = await ask(engine, chat(temperature=0, max_tokens=6, ignore_eos=True))
+    prompt = await engine.render(next_turn(first))
+    assert (prompt.past_runs, prompt.rerendered) == (1, None)
+    assert list(prompt.token_ids[: len(first.run())]) == first.run()
+    assert len(prompt.token_ids) > len(first.run())
+
+
+async def test_a_changed_past_is_rendered_anew(engine: Engine) -> None:
+    """An answer that is not in the prompt as it was said is not taken over, and the prompt says why."""
+    first = await ask(engine, chat(temperature=0, max_tokens=6, ignore_eos=True))
+    request = next_turn(first, said="Something else.")
+    prompt = await engine.render(request)
+    assert (prompt.past_runs, prompt.rerendered) == (0, "template changed turn 1")
+    anew = await engine.render(dataclasses.replace(request, past=()))
+    assert prompt.token_ids == anew.token_ids
 
 
 async def test_a_prompt_that_does_not_fit_is_refused_with_the_excess(engine: Engine) -> None:

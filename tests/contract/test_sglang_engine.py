@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 from typing import Any
 
 import pytest
-from engines import Answer, ask, chat
+from engines import Answer, ask, chat, next_turn
 
 from app.core import Counts, Delta
-from app.errors import BadRequest, ServingError, UnsupportedParameter
+from app.errors import BadRequest, ContextOverflow, ServingError, UnsupportedParameter
 
 pytestmark = [
     pytest.mark.sglang,
@@ -146,6 +147,65 @@ async def test_an_abort_in_the_queue_counts_the_prompt_and_nothing_else(sglang_e
 
 async def _read(stream: Any, into: list[Delta]) -> None:
     into.extend([delta async for delta in stream])
+
+
+# --- past turns
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [({"regex": "[a-z ]{20,40}"}, "stop"), ({"max_tokens": 6, "ignore_eos": True}, "length")],
+    ids=["ended by its end token", "cut"],
+)
+async def test_the_next_turn_finds_all_of_the_last_in_the_cache(
+    sglang_engine: Any, body: dict[str, Any], reason: str
+) -> None:
+    """Turn 2 has all of turn 1 cached, but for a page and the last token, which was never computed."""
+    first = await ask(sglang_engine, chat(**{"temperature": 0, "max_tokens": 60} | body))
+    assert first.finish_reason() == reason
+    second = await ask(sglang_engine, next_turn(first, max_tokens=2, ignore_eos=True))
+    assert (second.prompt.past_runs, second.prompt.rerendered) == (1, None)
+    assert list(second.prompt.token_ids[: len(first.run())]) == first.run()
+    page = sglang_engine._launched.page_size
+    assert second.counts().cached_tokens >= len(first.run()) - page - 2
+    tokenizer = sglang_engine._launched.manager.tokenizer
+    anew = await sglang_engine.render(dataclasses.replace(next_turn(first), past=()))
+    assert tokenizer.decode(second.prompt.token_ids) == tokenizer.decode(anew.token_ids)
+    assert tokenizer.decode(anew.token_ids).count(tokenizer.eos_token) == 3
+
+
+async def test_an_answer_in_unusual_tokens_is_cached_as_it_was_said(sglang_engine: Any) -> None:
+    """What the tokenizer would cut otherwise goes back letter by letter, as it came."""
+    first = await sglang_engine.render(chat())
+    tokenizer = sglang_engine._launched.manager.tokenizer
+    said = "A ring\u2019s end: na\u00efve \u4e16\u754c \U0001f600"
+    letters = [token_id for letter in said for token_id in tokenizer.encode(letter)]
+    assert letters != tokenizer.encode(said)
+    run = [*first.token_ids, *letters]
+    messages = [
+        {"role": "user", "content": "How do I resume a stream?"},
+        {"role": "assistant", "content": said},
+    ]
+    again = {"role": "user", "content": "Again?"}
+    answers = [
+        await ask(sglang_engine, chat(messages=[*messages, again], past=[run], max_tokens=1))
+        for _ in range(2)
+    ]
+    assert all(list(answer.prompt.token_ids[: len(run)]) == run for answer in answers)
+    assert answers[1].counts().cached_tokens >= len(run)
+
+
+async def test_the_limits_hold_for_the_ids_that_were_said(sglang_engine: Any) -> None:
+    """A past in more tokens than the tokenizer would use is refused for its own length."""
+    said = "stream " * 1500
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": said}]
+    question = [*messages, {"role": "user", "content": "Hi"}]
+    tokenizer = sglang_engine._launched.manager.tokenizer
+    run = (await sglang_engine.render(chat("Hi"))).token_ids
+    run = [*run, *(token_id for letter in said for token_id in tokenizer.encode(letter))]
+    assert (await sglang_engine.render(chat(messages=question))).past_runs == 0
+    with pytest.raises(ContextOverflow, match="too many"):
+        await sglang_engine.render(chat(messages=question, past=[run]))
 
 
 # --- formats

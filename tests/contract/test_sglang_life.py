@@ -84,6 +84,9 @@ def test_images_are_counted_and_bad_ones_refused(tmp_path: Path) -> None:
         assert (completion, rendered) == (4, _prompt)
         assert cached < _prompt
     assert seen["counts"]["again"][2] == prompt["112"] - 1
+    text, image = seen["past"]
+    assert text == [1, None, True]
+    assert image[:2] == [0, "media"]
     assert seen["refused"]["data:image/png;base64,AAAA"][0] == "messages"
     for url in ("file:///etc/hosts", "http://127.0.0.1:9/x.png", "/etc/x.png"):
         assert seen["refused"][url][0] == "messages[0].content"

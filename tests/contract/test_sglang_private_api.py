@@ -73,6 +73,7 @@ PARAMETERS = {
         "placement_group",
     ),
     "entrypoints.engine:init_tokenizer_manager": ("server_args", "port_args", "TokenizerManagerClass"),
+    "utils.patch_tokenizer:decode_without_hf_kwargs": ("tokenizer", "token_ids", "skip_special_tokens"),
     "managers.detokenizer_manager:DetokenizerManager.handle_batch_token_id_out": ("self", "recv_obj"),
     "managers.scheduler:run_scheduler_process": ("server_args", "port_args"),
     "managers.detokenizer_manager:run_detokenizer_process": (
