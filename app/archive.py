@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 
 from app.core import ChatRequest, IdempotencyKey
@@ -31,13 +32,21 @@ class Archive:
             return None
         return revive(stored, make_wire, self._limit_bytes, after)
 
-    async def find_by_key(
-        self, owner: str, key: IdempotencyKey, make_wire: MakeWire, after: int
-    ) -> TokenStream | None:
-        """The stream that was made with this key. Raises Conflict when it came with another body."""
+    async def erase(self, owner: str, request_id: str) -> None:
+        """Delete what the caller's finished stream said; its counts stay. Raises StorageUnavailable."""
+
+        def unit(connection: sqlite3.Connection) -> None:
+            stored = events.load(connection, request_id, owner)
+            if stored is not None and stored.state == "settled":
+                events.erase(connection, stored.request_seq)
+
+        await self._database.write(unit)
+
+    async def made_with(self, owner: str, key: IdempotencyKey) -> str | None:
+        """The id of the finished stream that a key made. Raises Conflict when it had another body."""
         found = await self._database.read(lambda c: events.find_by_key(c, owner, key.key))
         if found is None:
             return None
         request_id, fingerprint = found
         check_same_body(key, fingerprint)
-        return await self.find(owner, request_id, make_wire, after)
+        return request_id

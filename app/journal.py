@@ -15,7 +15,7 @@ import contextlib
 import sqlite3
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import orjson
 from structlog.typing import FilteringBoundLogger
@@ -31,7 +31,7 @@ from app.store import conversations, events, ledger
 from app.store.conversations import FinishedAnswer, Status
 from app.store.database import Database, Unit
 from app.store.ledger import OpenRequest, Reservation, Settlement, Usage
-from app.stream import SHUTDOWN, STORAGE, TokenStream
+from app.stream import DELETED, SHUTDOWN, STORAGE, TokenStream
 
 CHECKPOINT_S = 1.0
 PATIENCE_S = 10.0
@@ -287,7 +287,8 @@ class Journal:
     async def _sweep(self) -> None:
         """Forget the events of streams that nobody stored, once their retention has ended."""
         before_us = time.time_ns() // 1000 - int(self._retention_s * 1e6)
-        await self._database.write(lambda c: events.forget_unstored(c, before_us))
+        while await self._database.write(lambda c: events.forget_unstored(c, before_us)) == events.LIMIT:
+            pass
 
     def _not_written(self, error: StorageUnavailable) -> None:
         stuck_s = time.monotonic() - self._written_at_s
@@ -325,6 +326,9 @@ def _settlement(entry: Entry) -> Unit[None]:
     def unit(connection: sqlite3.Connection) -> None:
         if not ledger.settle(connection, settlement):
             return
+        if stream.cancelled == DELETED:
+            events.erase(connection, request_seq)
+            return
         for first_id, piece in news:
             # A slice of everything takes the place of the checkpoints.
             events.compact(connection, request_seq, first_id, piece)
@@ -355,7 +359,7 @@ def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
 
 def _heard(connection: sqlite3.Connection, request_seq: int) -> dict[int, Answer]:
     """What the stored events of a request say, up to the first gap."""
-    ring = Ring.restore(events.slices(connection, request_seq), _EVERYTHING)
+    ring = Ring.restore(events.slices(connection, request_seq), _EVERYTHING, only_prefix=True)
     return answers(*ring.whole())
 
 
@@ -395,8 +399,7 @@ def _status(entry: Entry) -> Status:
 def _done_after(stream: TokenStream) -> tuple[int, bytes]:
     """The stream's last event, which is sent once this is committed."""
     request = stream.request
-    ring = Ring(4096, logprobs=request.logprobs, counts=request.continuous_usage)
-    ring.first_id = stream.last_id + 1
+    ring = Ring(4096, first_id=stream.last_id + 1, logprobs=request.logprobs, counts=request.continuous_usage)
     ring.append_special(Done())
     last = ring.dump(stream.last_id)
     assert last is not None

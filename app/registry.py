@@ -19,7 +19,7 @@ from app.errors import Conflict, Draining, InternalError, Unavailable
 from app.log import where
 from app.ring import Ring
 from app.settings import Settings
-from app.stream import SHUTDOWN, Reader, TokenStream, Wire
+from app.stream import DELETED, SHUTDOWN, Reader, TokenStream, Wire
 
 
 def check_same_body(key: IdempotencyKey, fingerprint: bytes) -> None:
@@ -132,7 +132,7 @@ class Streams:
 
     def delete(self, stream: TokenStream) -> None:
         """Drop a finished stream before its retention ends; a live one is cancelled first."""
-        stream.cancel("deleted")
+        stream.cancel(DELETED)
         self._forget(stream)
 
     # Finding one

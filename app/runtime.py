@@ -21,6 +21,8 @@ from app.registry import Streams
 from app.settings import Settings
 from app.store.database import Database
 
+ONE_PIECE = 8
+"""How many times `stream_bytes` an answer in one piece may take."""
 _START_RETRY_S = 5
 
 OnDeath = Callable[[str], None]
@@ -41,7 +43,7 @@ class Runtime:
         self.streams = Streams(settings, log)
         self.database = Database(settings.data_dir)
         self.prices = PriceTable.parse(settings.prices)
-        self.archive = Archive(self.database, settings.stream_bytes)
+        self.archive = Archive(self.database, ONE_PIECE * settings.stream_bytes)
         self.history = History(self.database)
         self.journal = Journal(self.database, self.prices, log, settings.retention_s)
         self.pipeline = Pipeline(self.engine, self.history, self.journal, log)

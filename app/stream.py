@@ -29,6 +29,8 @@ from app.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, S
 MAX_WRITE_BYTES = 64 * 1024
 SHUTDOWN = "shutdown"
 """Reason to cancel: the server stops, and says so at the stream's end."""
+DELETED = "deleted"
+"""Reason to cancel: nothing of it is to be kept."""
 STORAGE = "storage"
 """Reason to cancel: nothing can be written any more."""
 

@@ -17,11 +17,8 @@ from app.api.sse import ChunkWire, EventStream
 from app.api.wire import parse_body, parse_chat_request
 from app.core import ChatRequest, IdempotencyKey
 from app.errors import BadRequest, NotFound, ReplayPositionUnknown
-from app.runtime import Runtime
+from app.runtime import ONE_PIECE, Runtime
 from app.stream import TokenStream
-
-ONE_PIECE = 8
-"""How many times `stream_bytes` an answer in one piece may take."""
 
 
 class ChatRoutes:
@@ -65,9 +62,13 @@ class ChatRoutes:
         stream = self._streams.find_by_key(owner, key)
         if stream is not None:
             return stream
-        stream = await self._runtime.archive.find_by_key(owner, key, ChunkWire, after)
-        # Two requests with one key may have looked into the store at once.
-        return self._streams.find_by_key(owner, key) or stream
+        archive = self._runtime.archive
+        stored_id = await archive.made_with(owner, key)
+        # Another request with this key may have begun meanwhile.
+        stream = self._streams.find_by_key(owner, key)
+        if stream is None and stored_id is not None:
+            stream = await archive.find(owner, stored_id, ChunkWire, after)
+        return stream
 
     def _start(self, chat: ChatRequest, *, streaming: bool) -> TokenStream:
         # An answer in one piece needs its beginning too, and has nobody who reads along.
@@ -135,6 +136,7 @@ class ChatRoutes:
         """DELETE /v1/…/{id}: stop and forget, in OpenAI's shape."""
         stream = await self._find(request)
         self._streams.delete(stream)
+        await self._runtime.archive.erase(stream.request.owner, stream.request_id)
         return JSONResponse({"id": stream.request_id, "object": "chat.completion.deleted", "deleted": True})
 
     async def _find(self, request: Request, after: int = 0) -> TokenStream:

@@ -19,7 +19,7 @@ import orjson
 
 from app.errors import NotFound
 
-Status = Literal["complete", "in_progress", "cancelled", "interrupted", "failed"]
+Status = Literal["complete", "in_progress", "cancelled", "interrupted", "failed", "deleted"]
 
 ROOT = "root"
 """As `parent_id`: begin again above the first message."""

@@ -110,6 +110,18 @@ def forget(c: sqlite3.Connection, request_seq: int) -> None:
     c.execute("DELETE FROM events WHERE request_seq = ?", (request_seq,))
 
 
+def erase(c: sqlite3.Connection, request_seq: int) -> None:
+    """Delete what a request said, wherever it stands; the counts stay, and its place in a conversation."""
+    forget(c, request_seq)
+    free_key(c, request_seq)
+    c.execute("UPDATE requests SET stream = x'' WHERE seq = ?", (request_seq,))
+    c.execute(
+        "UPDATE messages SET text = '', body = NULL, answer_ids = NULL, prompt_ids = NULL, status = 'deleted'"
+        " WHERE request_seq = ?",
+        (request_seq,),
+    )
+
+
 def forget_unstored(c: sqlite3.Connection, settled_before_us: int) -> int:
     """Forget the oldest requests without a conversation that were settled before then.
 

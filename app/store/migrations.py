@@ -46,7 +46,7 @@ CREATE TABLE messages (
     text             TEXT NOT NULL,   -- what is searched: the content, or its text parts
     body             BLOB,            -- the whole message as JSON, where it is more than role and text
     created_at_us    INTEGER NOT NULL,
-    status           TEXT NOT NULL,   -- complete, in_progress, cancelled, interrupted, failed
+    status           TEXT NOT NULL,   -- complete, in_progress, cancelled, interrupted, failed, deleted
     finish_reason    TEXT,
     request_seq      INTEGER REFERENCES requests (seq),  -- of answers
     choice           INTEGER NOT NULL DEFAULT 0,

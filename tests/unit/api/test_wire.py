@@ -120,7 +120,9 @@ def test_server_parameters_do_not_reach_the_engine():
         ({"stop": ["a", 1]}, "invalid_type", "stop[1]"),
         ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
         ({"colour": "red"}, "unknown_parameter", "colour"),
-        ({"store": True}, "unsupported_parameter", "store"),
+        ({"store": "yes"}, "invalid_type", "store"),
+        ({"parent_id": "msg_1"}, "invalid_value", "parent_id"),
+        ({"conversation_id": "conv_1", "store": False}, "invalid_value", "store"),
         ({"priority": 9}, "unsupported_parameter", "priority"),
     ],
 )
