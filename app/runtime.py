@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from app.pipeline import Pipeline
 from app.registry import Streams
 from app.settings import Settings
 from app.store.database import Database
+from app.store.purge import Purge
 
 ONE_PIECE = 8
 """How many times `stream_bytes` an answer in one piece may take."""
@@ -46,6 +48,8 @@ class Runtime:
         self.archive = Archive(self.database, ONE_PIECE * settings.stream_bytes)
         self.history = History(self.database)
         self.journal = Journal(self.database, self.prices, log, settings.retention_s)
+        self.purge = Purge(self.database, log, settings.purge_after_days)
+        self._purging: asyncio.Task[None] | None = None
         self.pipeline = Pipeline(self.engine, self.history, self.journal, log)
 
     async def start(self) -> None:
@@ -58,6 +62,7 @@ class Runtime:
             self.log.warning("reconciled", requests=num_open, hint="a process ended without settling them")
         self.streams.start()
         self.journal.start()
+        self._purging = asyncio.create_task(self.purge.run(), name="purge")
         started_s = asyncio.get_running_loop().time()
         await self.engine.start()
         self.phase = "ready"
@@ -103,6 +108,10 @@ class Runtime:
 
     async def aclose(self) -> None:
         """Close everything, the last opened first."""
+        if self._purging is not None:
+            self._purging.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._purging
         for close in (self.streams.aclose, self.engine.aclose, self.journal.aclose, self.database.aclose):
             try:
                 await close()

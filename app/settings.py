@@ -67,8 +67,9 @@ class Settings:
 
     host: str = _setting("127.0.0.1", "address to listen on; anything but loopback needs an API key")
     port: int = _setting(8000, "port to listen on; 0 takes a free one", minimum=0, maximum=65_535)
-    data_dir: Path = _setting(
-        Path("data"), "directory for what the server keeps; it keeps nothing on disk yet"
+    data_dir: Path = _setting(Path("data"), "directory for what the server keeps: conversations, the ledger")
+    purge_after_days: int = _setting(
+        30, "days after which a deleted conversation can no longer be restored", minimum=0
     )
     api_key: str = _setting("", "the key callers must send as `Authorization: Bearer …`", secret=True)
     model: str = _setting("", "model path or hub id; empty serves the built-in model")
