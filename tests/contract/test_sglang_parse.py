@@ -170,3 +170,41 @@ def test_an_abort_with_a_status_is_an_error_and_no_answer(
         out = parse(sglang_engine, [""], finish, body)
         assert out.deltas == []
         assert type(out.error) is error
+
+
+def test_output_that_cannot_be_parsed_is_counted_before_it_fails(sglang_engine: Any) -> None:
+    """What was generated is told with its ids and counts, then comes the error."""
+    broken = {"reasoning_parser": "qwen3", "_process_reasoning_stream": None}
+    out = parse(sglang_engine, ["a"], STOP, {}, **broken)
+    assert type(out.error) is EngineFailed
+    assert out.deltas == [Delta(0, "text", "", [0], Counts(9, 1))]
+
+
+@pytest.mark.parametrize(
+    ("finish", "handed_over"),
+    [(None, 2), (STOP, 2), ({"type": "abort"}, 2), ({"type": "abort", "status_code": 400}, 0)],
+    ids=["running", "stop", "abort", "refused"],
+)
+def test_ids_of_a_batch_are_counted_unless_they_are_refused(
+    sglang_engine: Any, finish: dict[str, Any] | None, handed_over: int
+) -> None:
+    """The tally takes the ids of a row from the batch itself, not from its counts."""
+    from app.engine.sglang_handover import HandoverTokenizerManager
+    from app.engine.tally import Tally
+
+    tally, taken = Tally(), []
+    sink = SimpleNamespace(take=lambda *row: taken.append(row))
+    manager = SimpleNamespace(_sinks={"ours": (sink, tally)})
+    batch = SimpleNamespace(
+        rids=["other", "ours"],
+        output_strs=["", "ab"],
+        output_ids=[[1], [5, 6]],
+        finished_reasons=[None, finish],
+        prompt_tokens=[1, 9],
+        completion_tokens=[1, 77],
+        cached_tokens=[0, 0],
+        reasoning_tokens=[0, 0],
+    )
+    assert HandoverTokenizerManager._hand_over(manager, batch) == [0]
+    assert tally.token_ids == handed_over
+    assert taken == [("ab", [5, 6], finish, Counts(9, 77), batch, 1)]
