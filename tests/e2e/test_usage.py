@@ -19,13 +19,13 @@ USAGE = Usage(1000, 2000, 400, 300, 100)
 
 @pytest.fixture
 async def served(serve: Serve, tmp_path: Path) -> Served:
-    """A server whose store has four requests of November 2026, three of its only key."""
+    """A server whose store has four requests of November 2021, three of its only key."""
     served = await serve(Script(tokens=5), data_dir=tmp_path, prices=PRICES)
     for day, model, owner in (
-        ("2026-11-20", "llama", "local"),
-        ("2026-11-20", "qwen", "local"),
-        ("2026-11-21", "llama", "local"),
-        ("2026-11-21", "llama", "other"),
+        ("2021-11-20", "llama", "local"),
+        ("2021-11-20", "qwen", "local"),
+        ("2021-11-21", "llama", "local"),
+        ("2021-11-21", "llama", "other"),
     ):
         fields = {"created_at_us": at(day), "model": model, "owner": owner, "price": Price(500, 50, 1500)}
         await served.runtime.database.write(lambda c, fields=fields: settled(c, USAGE, **fields))
@@ -48,14 +48,14 @@ def of(number: int) -> dict[str, Any]:
 
 async def test_a_month(served: Served):
     """A month's usage has the caller's own counts and cost, and no one else's."""
-    answer = await served.call("GET", "/api/usage?period=2026-11")
+    answer = await served.call("GET", "/api/usage?period=2021-11")
     assert (answer.status, answer.json()) == (
         200,
         {
             "object": "usage",
-            "period": "2026-11",
-            "from": "2026-11-01",
-            "to": "2026-11-30",
+            "period": "2021-11",
+            "from": "2021-11-01",
+            "to": "2021-11-30",
             **of(3),
             "budget_usd": None,
             "groups": [],
@@ -66,10 +66,10 @@ async def test_a_month(served: Served):
 @pytest.mark.parametrize(
     ("query", "number"),
     [
-        ("period=2026-11-20", 2),
-        ("from=2026-11-21&to=2026-12-24", 1),
-        ("from=2026-11-01&to=2026-11-21", 3),
-        ("period=2026-10", 0),
+        ("period=2021-11-20", 2),
+        ("from=2021-11-21&to=2021-12-24", 1),
+        ("from=2021-11-01&to=2021-11-21", 3),
+        ("period=2021-10", 0),
     ],
 )
 async def test_other_periods(served: Served, query: str, number: int):
@@ -80,11 +80,11 @@ async def test_other_periods(served: Served, query: str, number: int):
 
 async def test_groups(served: Served):
     """Groups add up to the whole, and each says what it is of."""
-    answer = (await served.call("GET", "/api/usage?period=2026-11&group_by=day,model,key")).json()
+    answer = (await served.call("GET", "/api/usage?period=2021-11&group_by=day,model,key")).json()
     assert answer["groups"] == [
-        {"day": "2026-11-20", "model": "llama", "key": "local", **of(1)},
-        {"day": "2026-11-20", "model": "qwen", "key": "local", **of(1)},
-        {"day": "2026-11-21", "model": "llama", "key": "local", **of(1)},
+        {"day": "2021-11-20", "model": "llama", "key": "local", **of(1)},
+        {"day": "2021-11-20", "model": "qwen", "key": "local", **of(1)},
+        {"day": "2021-11-21", "model": "llama", "key": "local", **of(1)},
     ]
     assert of(3).items() <= answer.items()
 
@@ -93,8 +93,8 @@ async def test_groups(served: Served):
     ("query", "param", "words"),
     [
         ("period=november", "period", "2026-11 or 2026-11-20"),
-        ("period=2026-11&from=2026-11-01", "period", "either"),
-        ("to=2026-11-01", "from", "needs"),
+        ("period=2021-11&from=2021-11-01", "period", "either"),
+        ("to=2021-11-01", "from", "needs"),
         ("group_by=week", "group_by", "day, model, key"),
         ("groupby=day", "groupby", "group_by"),
     ],
