@@ -25,12 +25,14 @@ from app.core import ChatRequest, Counts, Delta, Prompt
 from app.errors import InternalError, StorageUnavailable, Unavailable
 from app.history import Asked
 from app.log import where
+from app.metering.balance import Balance
 from app.metering.pricing import PriceTable
+from app.metering.traffic import Traffic
 from app.ring import Done, Ring
 from app.store import conversations, events, ledger
 from app.store.conversations import FinishedAnswer, Status
 from app.store.database import Database, Unit
-from app.store.ledger import OpenRequest, Reservation, Settlement, Usage
+from app.store.ledger import OpenRequest, Price, Reservation, Settlement, Usage, cost_micro_usd
 from app.stream import DELETED, SHUTDOWN, STORAGE, TokenStream
 
 CHECKPOINT_S = 1.0
@@ -55,6 +57,11 @@ class Entry:
         self.turn = asked.turn
         self.outcome = "abort"
         self.withheld_tokens = 0
+        self.handed_over = 0
+        """Token ids that the engine handed over; see Engine.handed_over."""
+        self.read_whole = False
+        """Whether the generation was read to its end."""
+        self.price = Price()
         self.saved_id = 0
         self.settled = False
         self.request_seq: int | None = None
@@ -124,10 +131,18 @@ class Journal:
     """All requests' entries, and the clock of their checkpoints."""
 
     def __init__(
-        self, database: Database, prices: PriceTable, log: FilteringBoundLogger, retention_s: float
+        self,
+        database: Database,
+        prices: PriceTable,
+        balance: Balance,
+        traffic: Traffic,
+        log: FilteringBoundLogger,
+        retention_s: float,
     ) -> None:
         self._database = database
         self._prices = prices
+        self._balance = balance
+        self._traffic = traffic
         self._log = log
         self._retention_s = retention_s
         self._live: set[Entry] = set()
@@ -139,6 +154,11 @@ class Journal:
     def num_unsettled(self) -> int:
         """Ended requests whose settlement could not be written yet."""
         return len(self._unsettled)
+
+    @property
+    def checkpoint_age_s(self) -> float:
+        """How long ago everything there was to write was written."""
+        return time.monotonic() - self._written_at_s
 
     def start(self) -> None:
         """Begin to checkpoint; needs a running loop."""
@@ -166,6 +186,7 @@ class Journal:
         """
         entry = Entry(self, asked, prompt, stream, counts)
         reservation = self._reservation(asked.request, prompt)
+        entry.price = reservation.price
         turn = asked.turn
 
         def unit(connection: sqlite3.Connection) -> int:
@@ -281,8 +302,19 @@ class Journal:
                 self._close(entry)
 
     def _close(self, entry: Entry) -> None:
-        entry.settled = True
         self._unsettled.pop(entry, None)
+        if entry.settled:  # a settlement that was tried again may be told of twice
+            return
+        entry.settled = True
+        model, usage = entry.stream.request.model, entry.usage()
+        self._traffic.settled(model, usage, cost_micro_usd(usage, entry.price))
+        self._balance.settled(
+            model,
+            entry.stream.request_id,
+            usage.completion_tokens,
+            entry.handed_over,
+            read_whole=entry.read_whole,
+        )
 
     async def _sweep(self) -> None:
         """Forget the events of streams that nobody stored, once their retention has ended."""

@@ -17,6 +17,7 @@ from app.errors import Draining, EngineNotReady, InternalError, ServingError
 from app.history import History
 from app.journal import Entry, Journal
 from app.log import where
+from app.metering.traffic import Traffic
 from app.stream import TokenStream, usage_of
 from app.trace import Trace
 
@@ -24,10 +25,18 @@ from app.trace import Trace
 class Pipeline:
     """The stages of a request, each one object with one verb."""
 
-    def __init__(self, engine: Engine, history: History, journal: Journal, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        history: History,
+        journal: Journal,
+        traffic: Traffic,
+        log: FilteringBoundLogger,
+    ) -> None:
         self._engine = engine
         self._history = history
         self._journal = journal
+        self._traffic = traffic
         self._log = log
 
     async def serve(self, request: ChatRequest, stream: TokenStream) -> None:
@@ -67,18 +76,23 @@ class Pipeline:
         finally:
             if entry is not None:
                 entry.settle_later(trace.outcome)
+            self._traffic.ended(request.model, trace.outcome, trace.timings())
             self._log.info("request", cancelled=stream.cancelled, **trace.fields())
 
     async def _release(
         self, deltas: AsyncIterator[Delta], stream: TokenStream, trace: Trace, entry: Entry
     ) -> None:
         """Read the generation to its end; the first release waits for the reservation."""
-        async for delta in deltas:
-            if entry.request_seq is None:
-                await self._durable(entry, deltas)
-            trace.saw(delta)
-            entry.saw(delta)
-            stream.append(delta)
+        try:
+            async for delta in deltas:
+                if entry.request_seq is None:
+                    await self._durable(entry, deltas)
+                trace.saw(delta)
+                entry.saw(delta)
+                stream.append(delta)
+            entry.read_whole = True
+        finally:
+            entry.handed_over = self._engine.handed_over(stream.request_id)
 
     async def _durable(self, entry: Entry, deltas: AsyncIterator[Delta]) -> None:
         """Wait for the reservation; without one the generation is stopped and nothing released."""

@@ -58,6 +58,26 @@ class Streams:
         """Streams whose generation has not ended."""
         return len(self._live)
 
+    @property
+    def num_readers(self) -> int:
+        """Clients attached to a stream, live or ended."""
+        return sum(len(stream.readers) for stream in (*self._streams.values(), *self._forgotten))
+
+    @property
+    def num_retained(self) -> int:
+        """Streams that have ended and are still in memory."""
+        return len(self._finished)
+
+    @property
+    def live_bytes(self) -> int:
+        """What live streams hold, as last looked at."""
+        return self._live_bytes
+
+    @property
+    def retained_bytes(self) -> int:
+        """What ended streams hold."""
+        return self._finished_bytes
+
     def start(self) -> None:
         """Begin to keep time; needs a running loop."""
         self._ticker = asyncio.create_task(self._tick(), name="streams-ticker")

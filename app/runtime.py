@@ -16,7 +16,9 @@ from app.errors import EngineNotReady, UnknownModel
 from app.history import History
 from app.journal import Journal
 from app.log import where
+from app.metering.balance import Balance
 from app.metering.pricing import PriceTable
+from app.metering.traffic import Traffic
 from app.pipeline import Pipeline
 from app.registry import Streams
 from app.settings import Settings
@@ -47,10 +49,16 @@ class Runtime:
         self.prices = PriceTable.parse(settings.prices)
         self.archive = Archive(self.database, ONE_PIECE * settings.stream_bytes)
         self.history = History(self.database)
-        self.journal = Journal(self.database, self.prices, log, settings.retention_s)
+        self.traffic = Traffic()
+        self.balance = Balance(log)
+        self.num_reconciled = 0
+        """Requests that a dead process had left open and this one's start has settled."""
+        self.journal = Journal(
+            self.database, self.prices, self.balance, self.traffic, log, settings.retention_s
+        )
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self._purging: asyncio.Task[None] | None = None
-        self.pipeline = Pipeline(self.engine, self.history, self.journal, log)
+        self.pipeline = Pipeline(self.engine, self.history, self.journal, self.traffic, log)
 
     async def start(self) -> None:
         """Open the store, start the clockwork and the engine; returns when requests can be served.
@@ -58,8 +66,10 @@ class Runtime:
         Raises StoreRefused, EngineFailed.
         """
         await self.database.open()
-        if num_open := await self.journal.reconcile():
-            self.log.warning("reconciled", requests=num_open, hint="a process ended without settling them")
+        self.num_reconciled = await self.journal.reconcile()
+        if self.num_reconciled:
+            hint = "a process ended without settling them"
+            self.log.warning("reconciled", requests=self.num_reconciled, hint=hint)
         self.streams.start()
         self.journal.start()
         self._purging = asyncio.create_task(self.purge.run(), name="purge")
@@ -81,6 +91,11 @@ class Runtime:
         self.phase = f"dead: {reason}"
         self.log.error("engine_died", reason=reason)
         self.engine_ended.set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests are taken."""
+        return self.phase == "ready" and self.engine.health() is Health.READY
 
     def check_ready(self) -> None:
         """Raise EngineNotReady unless requests can be served now."""

@@ -1,10 +1,11 @@
-"""The counts and timings of one request, for its one log line."""
+"""The counts and timings of one request, for its one log line and the metrics."""
 
 from __future__ import annotations
 
 import time
 
 from app.core import ChatRequest, Counts, Delta, FinishReason, Prompt
+from app.metering.traffic import Timings
 
 
 class Trace:
@@ -44,10 +45,20 @@ class Trace:
         """How the request ended: an error's code, or the choices' finish reasons."""
         return self._error or ",".join(sorted(set(self._finish_reasons.values()))) or "abort"
 
+    def timings(self) -> Timings:
+        """What took how long, until now."""
+        return Timings(
+            queue_s=self._since_received(self._rendered_s),
+            ttft_s=self._since_received(self._first_token_s),
+            tpot_s=self._tpot_s(),
+            total_s=time.monotonic() - self._received_s,
+        )
+
     def fields(self) -> dict[str, object]:
         """The canonical log line: ids, counts, timings in milliseconds."""
         completion_tokens = sum(c.completion_tokens for c in self.counts.values())
         first = self.counts.get(0, Counts())
+        timings = self.timings()
         return {
             "request_id": self._request.request_id,
             "model": self._request.model,
@@ -57,19 +68,22 @@ class Trace:
             "completion_tokens": completion_tokens,
             "finish_reason": ",".join(sorted(set(self._finish_reasons.values()))) or None,
             "error": self._error,
-            "queue_ms": _ms(self._received_s, self._rendered_s),
-            "ttft_ms": _ms(self._received_s, self._first_token_s),
-            "tpot_ms": self._tpot_ms(),
-            "total_ms": _ms(self._received_s, time.monotonic()),
+            "queue_ms": _ms(timings.queue_s),
+            "ttft_ms": _ms(timings.ttft_s),
+            "tpot_ms": _ms(timings.tpot_s),
+            "total_ms": _ms(timings.total_s),
         }
 
-    def _tpot_ms(self) -> float | None:
+    def _since_received(self, at_s: float | None) -> float | None:
+        return None if at_s is None else at_s - self._received_s
+
+    def _tpot_s(self) -> float | None:
         """(last token - first token) / (tokens - 1), of the longest choice."""
         steps = max((c.completion_tokens for c in self.counts.values()), default=0) - 1
         if steps < 1 or self._first_token_s is None or self._last_token_s is None:
             return None
-        return round((self._last_token_s - self._first_token_s) * 1000 / steps, 3)
+        return (self._last_token_s - self._first_token_s) / steps
 
 
-def _ms(start_s: float, end_s: float | None) -> float | None:
-    return None if end_s is None else round((end_s - start_s) * 1000, 3)
+def _ms(duration_s: float | None) -> float | None:
+    return None if duration_s is None else round(duration_s * 1000, 3)

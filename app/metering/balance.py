@@ -1,0 +1,86 @@
+"""The ledger against the token ids handed over, request by request.
+
+Both are sums of this process: completion tokens as they were settled, which are the engine's
+own counts, and token ids counted by other code where the engine hands them over
+(app.engine.tally). A request for which they differ raises a flag that stays until the restart.
+What a dead process left open, and the next one settled, is no part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+
+@dataclass(slots=True)
+class Sums:
+    """One model's settled requests.
+
+    `handed_over_tokens` is `ledger_tokens` and `unread_tokens` together, unless requests differ;
+    `drift_tokens` is by how much they do, either way.
+    """
+
+    ledger_tokens: int = 0
+    handed_over_tokens: int = 0
+    unread_tokens: int = 0
+    differing_requests: int = 0
+    drift_tokens: int = 0
+
+
+class Balance:
+    """What was settled and what was handed over, per model."""
+
+    def __init__(self, log: FilteringBoundLogger) -> None:
+        self.models: dict[str, Sums] = {}
+        self.last_request_id: str | None = None
+        """The newest request that differs."""
+        self._log = log
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two differed for any request since the start."""
+        return self.last_request_id is not None
+
+    def settled(
+        self,
+        model: str,
+        request_id: str,
+        completion_tokens: int,
+        handed_over: int,
+        *,
+        read_whole: bool = True,
+    ) -> None:
+        """Count a request whose settlement is committed.
+
+        A generation that was not read to its end (the engine failed, the server stopped) may have
+        been handed more than was read and billed, and never less.
+        """
+        sums = self.models.setdefault(model, Sums())
+        sums.ledger_tokens += completion_tokens
+        sums.handed_over_tokens += handed_over
+        drift = completion_tokens - handed_over
+        if drift < 0 and not read_whole:
+            sums.unread_tokens -= drift
+        elif drift:
+            sums.differing_requests += 1
+            sums.drift_tokens += abs(drift)
+            self.last_request_id = request_id
+            self._log.warning(
+                "ledger_differs",
+                request_id=request_id,
+                model=model,
+                completion_tokens=completion_tokens,
+                handed_over=handed_over,
+                hint="the bill is not what the engine handed over; see docs/metrics.md",
+            )
+
+    def detail(self) -> dict[str, Any]:
+        """The flag and what raised it, over all models."""
+        return {
+            "differs": self.differs,
+            "differing_requests": sum(sums.differing_requests for sums in self.models.values()),
+            "drift_tokens": sum(sums.drift_tokens for sums in self.models.values()),
+            "last_request_id": self.last_request_id,
+        }

@@ -1,0 +1,96 @@
+"""What the process has served since its start, per model, for those who watch it.
+
+Plain numbers, changed once a request and read at a scrape; nothing here is stored or billed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from app.store.ledger import Usage
+
+QUEUE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
+TOTAL_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Timings(NamedTuple):
+    """One request's seconds; None for what never happened."""
+
+    queue_s: float | None
+    """Received until admitted."""
+    ttft_s: float | None
+    """Received until the first token."""
+    tpot_s: float | None
+    """(last token - first token) / (tokens - 1), of the longest choice."""
+    total_s: float
+    """Received until ended."""
+
+
+class Histogram:
+    """How many observations lie at or below each bound, and their sum."""
+
+    __slots__ = ("_bounds", "_counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float | None) -> None:
+        """Count a value; None is none."""
+        if value is not None:
+            self._counts[bisect_left(self._bounds, value)] += 1
+            self.sum += value
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """Each bound with the observations up to it; the last bound is infinite."""
+        total, rows = 0, []
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            total += count
+            rows.append((bound, total))
+        return rows
+
+
+class ModelTraffic:
+    """One model's requests."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.usage = Usage()
+        """Of the settlements that are committed."""
+        self.cost_micro_usd = 0
+        self.queue = Histogram(QUEUE_S)
+        self.ttft = Histogram(TTFT_S)
+        self.tpot = Histogram(TPOT_S)
+        self.total = Histogram(TOTAL_S)
+
+
+class Traffic:
+    """All models' requests."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, ModelTraffic] = {}
+
+    def of(self, model: str) -> ModelTraffic:
+        """A model's numbers, all zero when it is new."""
+        return self.models.setdefault(model, ModelTraffic())
+
+    def ended(self, model: str, outcome: str, timings: Timings) -> None:
+        """Count a request that came to its end, whichever."""
+        traffic = self.of(model)
+        traffic.outcomes[outcome] += 1
+        traffic.queue.observe(timings.queue_s)
+        traffic.ttft.observe(timings.ttft_s)
+        traffic.tpot.observe(timings.tpot_s)
+        traffic.total.observe(timings.total_s)
+
+    def settled(self, model: str, usage: Usage, cost_micro_usd: int) -> None:
+        """Count a request whose settlement is committed."""
+        traffic = self.of(model)
+        traffic.usage = Usage(*map(sum, zip(traffic.usage, usage, strict=True)))
+        traffic.cost_micro_usd += cost_micro_usd
