@@ -13,7 +13,7 @@ from app import cli_store
 from app import settings as settings_module
 from app.errors import ServingError
 from app.settings import Settings, SettingsError
-from app.store.database import StoreRefused
+from app.store.opening import StoreRefused
 
 EXIT_USAGE = 2
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +20,7 @@ from typing import IO, Any, TypeVar
 import aiosqlite
 
 from app.errors import StorageUnavailable
-from app.store.migrations import MIGRATIONS, Migration, applied, migrate
+from app.store.opening import BUSY_TIMEOUT_S, StoreRefused, busy_timeout, lock, prepare, refusal
 
 T = TypeVar("T")
 Unit = Callable[[sqlite3.Connection], T]
@@ -33,19 +31,18 @@ MAX_UNITS = 1024
 READERS = 2
 PATIENCE_S = 15.0
 """How long units wait for a store that another process has locked."""
-_FOLD_RETRY_S = 0.05
+_RETRY_S = 0.05
 _STORAGE_FAULTS = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_INTERRUPT,
 )
-
-
-class StoreRefused(Exception):
-    """The data directory cannot be used; the message says why and what to do."""
 
 
 class _Queued:
@@ -75,7 +72,7 @@ class Database:
         self._writing: asyncio.Task[None] | None = None
         self._closed = False
         self.failing = False
-        """Whether the last commit failed: whoever must not lose anything waits for the next one."""
+        """Whether the last commit failed, or is held up: who must not lose anything waits for the next."""
         self.num_commits = 0
         self.num_units = 0
 
@@ -85,19 +82,17 @@ class Database:
         Raises StoreRefused: the directory cannot be written, another process has it, the file
         is damaged or from a newer version.
         """
-        self._lock = _lock(self._data_dir)
+        self._lock = lock(self._data_dir)
         try:
             self._writer = await aiosqlite.connect(self.path, isolation_level=None)
-            await _run(self._writer, _prepare)
+            await _run(self._writer, lambda c: prepare(c, self.path))
+            uri = self.path.absolute().as_uri()
             for _ in range(READERS):
-                self._readers.append(await _reader(self.path))
+                self._readers.append(await _reader(uri))
         except BaseException as exc:
             await self._close_connections()
             if isinstance(exc, sqlite3.Error):
-                raise StoreRefused(
-                    f"{self.path} cannot be used: {exc}."
-                    " Restore a backup, or move the file away to start anew."
-                ) from exc
+                raise StoreRefused(refusal(self.path, exc)) from exc
             raise
         for reader in self._readers:
             self._idle_readers.put_nowait(reader)
@@ -129,8 +124,12 @@ class Database:
             raise StorageUnavailable("The store is not open.")
         reader = await self._idle_readers.get()
         try:
+            if self._closed:  # while this waited
+                raise StorageUnavailable("The store is not open.")
             return await _run(reader, lambda c: _in_snapshot(c, query))
-        except sqlite3.OperationalError as exc:
+        except sqlite3.Error as exc:
+            if not _is_storage_fault(exc):
+                raise
             raise _unavailable(exc) from exc
         finally:
             self._idle_readers.put_nowait(reader)
@@ -148,7 +147,7 @@ class Database:
                     return True
                 if time.monotonic() > give_up_s:
                     return False
-                await asyncio.sleep(_FOLD_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
         except sqlite3.OperationalError as exc:
             raise _unavailable(exc) from exc
         raise StorageUnavailable("The store is not open.")
@@ -183,10 +182,9 @@ class Database:
             outcomes = await self._commit([queued.unit for queued in batch])
         except sqlite3.Error as exc:
             self.failing = True
-            error = _unavailable(exc)
-            for queued in batch:
-                if not queued.done.done():
-                    queued.done.set_exception(error)
+            _fail(batch, _unavailable(exc))
+        except Exception as exc:  # noqa: BLE001  # the writer outlives whatever a unit does
+            _fail(batch, exc)
         else:
             self.failing = False
             self.num_commits += 1
@@ -211,6 +209,8 @@ class Database:
             except sqlite3.OperationalError as exc:
                 if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_s:
                     raise
+                self.failing = True
+                await asyncio.sleep(_RETRY_S)
 
     async def aclose(self) -> None:
         """Write what is queued, fold the log into the file, close. A second call does nothing."""
@@ -220,18 +220,26 @@ class Database:
         if self._writing is not None:
             self._queue.put_nowait(None)
             await self._writing
+            for reader in self._readers:
+                await reader.interrupt()
+            for _ in self._readers:
+                await self._idle_readers.get()
         await self._close_connections()
 
     async def _close_connections(self) -> None:
-        for reader in self._readers:
+        """Close what is open; a start that was given up and `aclose` may come here at once."""
+        readers, self._readers = self._readers, []
+        writer, self._writer = self._writer, None
+        held, self._lock = self._lock, None
+        for reader in readers:
             await reader.close()
-        if self._writer is not None:
+        if writer is not None:
             # A reader of another process may be in the way; the next start does it then.
             with contextlib.suppress(sqlite3.Error):
-                await self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            await self._writer.close()
-        if self._lock is not None:
-            self._lock.close()
+                await _run(writer, lambda c: c.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+            await writer.close()
+        if held is not None:
+            held.close()
 
 
 class _Raised:
@@ -256,7 +264,7 @@ def commit_together(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) 
             try:
                 outcomes.append(unit(connection))
             except Exception as exc:  # handed to whoever waits for the unit
-                if _is_storage_fault(exc):
+                if _is_storage_fault(exc) or not connection.in_transaction:
                     raise
                 connection.execute("ROLLBACK TO unit")
                 outcomes.append(_Raised(exc))
@@ -281,6 +289,12 @@ def fold(connection: sqlite3.Connection) -> bool:
     return not busy
 
 
+def _fail(batch: Sequence[_Queued], error: Exception) -> None:
+    for queued in batch:
+        if not queued.done.done():
+            queued.done.set_exception(error)
+
+
 def _is_storage_fault(exc: Exception) -> bool:
     code = getattr(exc, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in _STORAGE_FAULTS
@@ -301,7 +315,8 @@ def _in_snapshot(connection: sqlite3.Connection, query: Unit[T]) -> T:
     try:
         return query(connection)
     finally:
-        connection.execute("COMMIT")
+        if connection.in_transaction:  # some faults end it
+            connection.execute("COMMIT")
 
 
 async def _run(connection: aiosqlite.Connection, query: Unit[T]) -> T:
@@ -310,54 +325,7 @@ async def _run(connection: aiosqlite.Connection, query: Unit[T]) -> T:
     return result
 
 
-async def _reader(path: Path) -> aiosqlite.Connection:
-    reader = await aiosqlite.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
-    await _run(reader, lambda c: c.execute("PRAGMA busy_timeout=5000").fetchone())
+async def _reader(uri: str) -> aiosqlite.Connection:
+    reader = await aiosqlite.connect(f"{uri}?mode=ro", uri=True, isolation_level=None)
+    await _run(reader, lambda c: busy_timeout(c, BUSY_TIMEOUT_S))
     return reader
-
-
-def _lock(data_dir: Path) -> IO[str]:
-    """Hold the directory for this process, or say who does."""
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        lock = (data_dir / "lock").open("a+", encoding="ascii")
-    except OSError as exc:
-        raise StoreRefused(f"--data-dir {data_dir} cannot be written: {exc.strerror}.") from exc
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        lock.seek(0)
-        holder = lock.read().strip() or "unknown"
-        lock.close()
-        raise StoreRefused(
-            f"--data-dir {data_dir} is in use by process {holder}; stop it or choose another directory."
-        ) from exc
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
-    return lock
-
-
-def _prepare(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA busy_timeout=5000")
-    _check_sound(connection)
-    _check_not_newer(applied(connection), MIGRATIONS)
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
-    connection.execute("PRAGMA foreign_keys=ON")
-    connection.execute("PRAGMA secure_delete=ON")
-    migrate(connection, MIGRATIONS)
-
-
-def _check_sound(connection: sqlite3.Connection) -> None:
-    problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if problem != "ok":
-        raise StoreRefused(f"The store is damaged ({problem}). Restore a backup.")
-
-
-def _check_not_newer(names: Sequence[str], known: Sequence[Migration]) -> None:
-    unknown = [name for name in names if name not in {m.name for m in known}]
-    if unknown:
-        raise StoreRefused(
-            f"The store was written by a newer version (it has {unknown[-1]}); run that version."
-        )

@@ -182,7 +182,8 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MI
             connection.execute("INSERT INTO migrations VALUES (?, datetime('now'))", (migration.name,))
             connection.execute("COMMIT")
         except BaseException:
-            connection.execute("ROLLBACK")
+            if connection.in_transaction:  # some faults end it
+                connection.execute("ROLLBACK")
             raise
 
 

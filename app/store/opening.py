@@ -1,0 +1,113 @@
+"""A data directory made ready for its one writer: locked, checked, brought up to date.
+
+What cannot be used is refused in a sentence that says what to do, and left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from app.store.migrations import MIGRATIONS, Migration, applied, migrate
+
+BUSY_TIMEOUT_S = 5.0
+_TRY_S = 0.25
+"""One try of the writer at a locked store; short, so that it is its patience that decides."""
+_KEPT_WAL_BYTES = 64 * 1024**2
+"""What a long reader makes the log grow by beyond this is given back once it is gone."""
+_DAMAGED = "is damaged ({}). Restore a backup, or move the file away to start anew."
+_NOT_WRITABLE = "cannot be written ({}). Give this user the right to, or choose another --data-dir."
+_REFUSALS = {
+    sqlite3.SQLITE_CORRUPT: _DAMAGED,
+    sqlite3.SQLITE_NOTADB: _DAMAGED,
+    sqlite3.SQLITE_READONLY: _NOT_WRITABLE,
+    sqlite3.SQLITE_CANTOPEN: _NOT_WRITABLE,
+    sqlite3.SQLITE_PERM: _NOT_WRITABLE,
+    sqlite3.SQLITE_FULL: "cannot be written ({}). Make room on its disk.",
+    sqlite3.SQLITE_IOERR: "cannot be read or written ({}). Make room on its disk, or replace it.",
+    sqlite3.SQLITE_BUSY: "is locked by another program ({}). End that program.",
+}
+
+
+class StoreRefused(Exception):
+    """The data directory cannot be used; the message says why and what to do."""
+
+
+def lock(data_dir: Path) -> IO[str]:
+    """Hold the directory for this process, or say who does."""
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        held = (data_dir / "lock").open("a+", encoding="ascii")
+    except OSError as exc:
+        why = "it is not a directory" if isinstance(exc, FileExistsError) else exc.strerror
+        raise StoreRefused(f"--data-dir {data_dir} {_NOT_WRITABLE.format(why)}") from exc
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.truncate(0)
+        held.write(f"{os.getpid()}\n")
+        held.flush()
+    except BlockingIOError as exc:
+        held.seek(0)
+        holder = held.read().strip() or "unknown"
+        held.close()
+        raise StoreRefused(
+            f"--data-dir {data_dir} is in use by process {holder}; stop it or choose another --data-dir."
+        ) from exc
+    except OSError as exc:
+        with contextlib.suppress(OSError):  # what could not be written is tried again
+            held.close()
+        raise StoreRefused(
+            f"--data-dir {data_dir} cannot be locked ({exc.strerror}). Make room on its disk, and have it"
+            " on a local one."
+        ) from exc
+    return held
+
+
+def refusal(path: Path, exc: sqlite3.Error) -> str:
+    """Why SQLite cannot open the store, and what to do."""
+    code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
+    return f"{path} {_REFUSALS.get(code, 'cannot be used ({}).').format(exc)}"
+
+
+def prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Check the file, bring it up to date and make the connection its writer.
+
+    Raises StoreRefused, sqlite3.Error.
+    """
+    busy_timeout(connection, BUSY_TIMEOUT_S)
+    _check_sound(connection, path)
+    _check_not_newer(applied(connection), MIGRATIONS, path)
+    (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+    if mode != "wal":
+        raise StoreRefused(f"{path} cannot have a write-ahead log; put --data-dir on a local disk.")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA secure_delete=ON")
+    connection.execute(f"PRAGMA journal_size_limit={_KEPT_WAL_BYTES}")
+    migrate(connection, MIGRATIONS)
+    busy_timeout(connection, _TRY_S)
+
+
+def busy_timeout(connection: sqlite3.Connection, timeout_s: float) -> None:
+    """How long the connection waits for a locked store before it gives up."""
+    connection.execute(f"PRAGMA busy_timeout={int(timeout_s * 1000)}")
+
+
+def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
+    problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise StoreRefused(f"{path} {_DAMAGED.format(' '.join(problem.split()))}")
+
+
+def _check_not_newer(names: Sequence[str], known: Sequence[Migration], path: Path) -> None:
+    unknown = [name for name in names if name not in {m.name for m in known}]
+    if unknown:
+        raise StoreRefused(
+            f"{path} was written by a newer version (it has {unknown[-1]})."
+            " Run that version, or restore a backup from before it."
+        )
