@@ -138,6 +138,9 @@ class Journal:
         traffic: Traffic,
         log: FilteringBoundLogger,
         retention_s: float,
+        *,
+        checkpoint_s: float = CHECKPOINT_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._database = database
         self._prices = prices
@@ -145,6 +148,8 @@ class Journal:
         self._traffic = traffic
         self._log = log
         self._retention_s = retention_s
+        self._checkpoint_s = checkpoint_s
+        self._patience_s = patience_s
         self._live: set[Entry] = set()
         self._unsettled: dict[Entry, None] = {}
         self._ticker: asyncio.Task[None] | None = None
@@ -198,7 +203,11 @@ class Journal:
 
         entry.reserved = self._database.submit(unit)
         if self._database.failing:
-            await entry.committed()
+            try:
+                await entry.committed()
+            except BaseException:
+                self.settle_later(entry)  # its caller has gone, and it may be committed yet
+                raise
         self._live.add(entry)
         return entry
 
@@ -252,15 +261,19 @@ class Journal:
         if error is None:
             self._close(entry)
         elif not isinstance(error, StorageUnavailable):
-            self._unsettled.pop(entry, None)
-            self._log.error("settlement_broke", request_id=entry.stream.request_id, error=where(error))
+            self._give_up(entry, error)
+
+    def _give_up(self, entry: Entry, error: BaseException) -> None:
+        """Leave a settlement that is itself faulty to the next start, which settles at the checkpoint."""
+        self._unsettled.pop(entry, None)
+        self._log.error("settlement_broke", request_id=entry.stream.request_id, error=where(error))
 
     # All of them, once a second
 
     async def _tick(self) -> None:
         swept_at_s = 0.0
         while True:
-            await asyncio.sleep(CHECKPOINT_S)
+            await asyncio.sleep(self._checkpoint_s)
             try:
                 await self._settle_left()
                 await self._checkpoint()
@@ -298,8 +311,14 @@ class Journal:
     async def _settle_left(self) -> None:
         for entry in list(self._unsettled):
             if entry.stream.done:
-                await self._database.write(_settlement(entry))
-                self._close(entry)
+                try:
+                    await self._database.write(_settlement(entry))
+                except StorageUnavailable:
+                    raise
+                except Exception as exc:  # noqa: BLE001  # it must not hold up the others
+                    self._give_up(entry, exc)
+                else:
+                    self._close(entry)
 
     def _close(self, entry: Entry) -> None:
         self._unsettled.pop(entry, None)
@@ -325,7 +344,7 @@ class Journal:
     def _not_written(self, error: StorageUnavailable) -> None:
         stuck_s = time.monotonic() - self._written_at_s
         self._log.warning("not_written", error=error.code, stuck_s=round(stuck_s, 1), live=len(self._live))
-        if stuck_s >= PATIENCE_S:
+        if stuck_s >= self._patience_s:
             for entry in list(self._live):
                 entry.stream.cancel(STORAGE)
 
