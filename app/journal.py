@@ -14,117 +14,30 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from array import array
 from collections.abc import Mapping
 
-import orjson
 from structlog.typing import FilteringBoundLogger
 
 from app.answer import Answer, answers
-from app.core import ChatRequest, Counts, Delta, Prompt
+from app.core import ChatRequest, Counts, Prompt
+from app.entry import Entry, Ids, done_after, finished_answer, stream_facts
 from app.errors import InternalError, StorageUnavailable, Unavailable
 from app.history import Asked
 from app.log import where
 from app.metering.balance import Balance
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
-from app.ring import Done, Ring
+from app.ring import Ring
 from app.store import conversations, events, ledger
-from app.store.conversations import FinishedAnswer, Status
 from app.store.database import Database, Unit
-from app.store.ledger import OpenRequest, Price, Reservation, Settlement, Usage, cost_micro_usd
-from app.stream import DELETED, SHUTDOWN, STORAGE, TokenStream
+from app.store.ledger import OpenRequest, Reservation, Settlement, Usage, cost_micro_usd
+from app.stream import DELETED, STORAGE, TokenStream
 
 CHECKPOINT_S = 1.0
 PATIENCE_S = 10.0
 """How long live streams go on while nothing can be written."""
 SWEEP_S = 5.0
 _EVERYTHING = 1 << 40
-
-
-class Entry:
-    """One request's line in the journal."""
-
-    def __init__(
-        self,
-        journal: Journal,
-        asked: Asked,
-        prompt: Prompt,
-        stream: TokenStream,
-        counts: Mapping[int, Counts],
-    ) -> None:
-        self.stream = stream
-        self.turn = asked.turn
-        self.outcome = "abort"
-        self.withheld_tokens = 0
-        self.handed_over = 0
-        """Token ids that the engine handed over; see Engine.handed_over."""
-        self.read_whole = False
-        """Whether the generation was read to its end."""
-        self.price = Price()
-        self.saved_id = 0
-        self.settled = False
-        self.request_seq: int | None = None
-        """The reservation's row, once it is committed."""
-        self.reserved: asyncio.Future[int] | None = None
-        self._journal = journal
-        self._counts = counts
-        self._answer_ids: dict[int, array[int]] = {}
-        self._prompt_ids = b""
-        self._base_seq: int | None = None
-        if asked.turn is not None:
-            taken = prompt.past_runs
-            shared = sum(len(run) for run in asked.request.past[:taken])
-            self._prompt_ids = array("I", prompt.token_ids[shared:]).tobytes()
-            self._base_seq = asked.runs[taken - 1] if taken else None
-            self._answer_ids = {choice: array("I") for choice in range(asked.request.n)}
-
-    async def committed(self) -> None:
-        """Wait until the reservation is committed. Raises StorageUnavailable, NotFound."""
-        assert self.reserved is not None
-        self.request_seq = await asyncio.shield(self.reserved)
-
-    def saw(self, delta: Delta) -> None:
-        """Keep the ids of an answer that is stored."""
-        if self._answer_ids:
-            self._answer_ids[delta.choice].extend(delta.token_ids)
-
-    async def settle(self, outcome: str) -> None:
-        """Write the answer and the bill, once. Raises StorageUnavailable; it is tried again later."""
-        self.outcome = outcome
-        await self._journal.settle(self)
-
-    def settle_later(self, outcome: str) -> None:
-        """The same, without waiting for it."""
-        self.outcome = outcome
-        self._journal.settle_later(self)
-
-    def usage(self) -> Usage:
-        """The counts so far, over all choices; the prompt counts once."""
-        first = self._counts.get(0, Counts())
-        return Usage(
-            prompt_tokens=first.prompt_tokens,
-            completion_tokens=sum(c.completion_tokens for c in self._counts.values()),
-            cached_tokens=first.cached_tokens,
-            reasoning_tokens=sum(c.reasoning_tokens for c in self._counts.values()),
-            withheld_tokens=self.withheld_tokens,
-        )
-
-    def finished(self, said: Mapping[int, Answer], status: Status) -> list[FinishedAnswer]:
-        """The turn's answers as they are stored."""
-        if self.turn is None:
-            return []
-        return [
-            finished_answer(
-                answer_id,
-                said.get(choice, Answer()),
-                status,
-                answer_ids=self._answer_ids[choice].tobytes(),
-                prompt_ids=self._prompt_ids,
-                base_seq=self._base_seq,
-            )
-            for choice, answer_id in enumerate(self.turn.answer_ids)
-        ]
 
 
 class Journal:
@@ -189,7 +102,7 @@ class Journal:
         It is waited for only where the last commit failed, so that the refusal comes before the
         status line. Raises StorageUnavailable, NotFound.
         """
-        entry = Entry(self, asked, prompt, stream, counts)
+        entry = Entry(asked, prompt, stream, counts)
         reservation = self._reservation(asked.request, prompt)
         entry.price = reservation.price
         turn = asked.turn
@@ -222,14 +135,15 @@ class Journal:
             max_tokens=prompt.max_tokens * request.n,
             prompt_tokens=len(prompt.token_ids),
             price=self._prices.price_of(request.model, created_at_us),
-            stream=_stream_facts(request),
+            stream=stream_facts(request),
             idempotency_key=None if key is None else key.key,
             fingerprint=None if key is None else key.fingerprint,
             rerendered=prompt.rerendered,
         )
 
-    async def settle(self, entry: Entry) -> None:
-        """See Entry.settle."""
+    async def settle(self, entry: Entry, outcome: str) -> None:
+        """Write the answer and the bill, once. Raises StorageUnavailable; it is tried again later."""
+        entry.outcome = outcome
         self._live.discard(entry)
         if entry.request_seq is None:
             return  # never reserved, so nothing was released and nothing is owed
@@ -237,8 +151,10 @@ class Journal:
         await self._database.write(_settlement(entry))
         self._close(entry)
 
-    def settle_later(self, entry: Entry) -> None:
-        """See Entry.settle_later."""
+    def settle_later(self, entry: Entry, outcome: str) -> None:
+        """The same, without waiting for it; nothing where it is settled."""
+        if not entry.settled:
+            entry.outcome = outcome
         self._live.discard(entry)
         if entry.settled or entry.reserved is None or entry in self._unsettled:
             return
@@ -365,12 +281,12 @@ def _settlement(entry: Entry) -> Unit[None]:
     stream, request_seq = entry.stream, entry.request_seq
     assert request_seq is not None
     settlement = Settlement(request_seq, entry.usage(), entry.outcome, time.time_ns() // 1000)
-    status = _status(entry)
+    status = entry.status()
     whole = stream.dump(0)
     pieces = [whole] if whole is not None and whole[0] == 1 else [stream.dump(entry.saved_id)]
     news = [piece for piece in pieces if piece is not None]
     if not stream.done:
-        news.append(_done_after(stream))
+        news.append(done_after(stream))
     said = answers(*stream.held()) if whole is not None and whole[0] == 1 else None
     send_again = isinstance(stream.error, Unavailable | InternalError)
 
@@ -401,7 +317,7 @@ def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
     events.free_key(connection, left.seq)
     said = _heard(connection, left.seq)
     finished = [
-        finished_answer(answer_id, said.get(choice, Answer()), "interrupted")
+        finished_answer(answer_id, said.get(choice, Answer()), "interrupted", Ids())
         for answer_id, choice in conversations.answers_of(connection, left.seq)
     ]
     tokens = left.usage.prompt_tokens + left.usage.completion_tokens
@@ -412,61 +328,3 @@ def _heard(connection: sqlite3.Connection, request_seq: int) -> dict[int, Answer
     """What the stored events of a request say, up to the first gap."""
     ring = Ring.restore(events.slices(connection, request_seq), _EVERYTHING, only_prefix=True)
     return answers(*ring.whole())
-
-
-def finished_answer(
-    answer_id: str,
-    answer: Answer,
-    status: Status,
-    *,
-    answer_ids: bytes = b"",
-    prompt_ids: bytes = b"",
-    base_seq: int | None = None,
-) -> FinishedAnswer:
-    """An answer as it is stored: its text, and its whole message where it is more than text."""
-    message = answer.message
-    body = orjson.dumps(message) if message.keys() - {"role", "content"} else None
-    return FinishedAnswer(
-        id=answer_id,
-        text=message.get("content") or "",
-        body=body,
-        status=status,
-        finish_reason=answer.finish_reason,
-        answer_ids=answer_ids,
-        prompt_ids=prompt_ids,
-        base_seq=base_seq,
-    )
-
-
-def _status(entry: Entry) -> Status:
-    cancelled, error = entry.stream.cancelled, entry.stream.error
-    if cancelled in (SHUTDOWN, STORAGE):
-        return "interrupted"
-    if cancelled is not None:
-        return "cancelled"
-    return "complete" if error is None else "failed"
-
-
-def _done_after(stream: TokenStream) -> tuple[int, bytes]:
-    """The stream's last event, which is sent once this is committed."""
-    request = stream.request
-    ring = Ring(4096, first_id=stream.last_id + 1, logprobs=request.logprobs, counts=request.continuous_usage)
-    ring.append_special(Done())
-    last = ring.dump(stream.last_id)
-    assert last is not None
-    return last
-
-
-def _stream_facts(request: ChatRequest) -> bytes:
-    """What it takes to write the stream's frames again."""
-    return orjson.dumps(
-        {
-            "n": request.n,
-            "include_usage": request.include_usage,
-            "continuous_usage": request.continuous_usage,
-            "logprobs": request.logprobs,
-            "created_at_unix_s": request.created_at_unix_s,
-            "conversation_id": request.conversation_id,
-            "message_id": request.message_id,
-        }
-    )

@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator
 from structlog.typing import FilteringBoundLogger
 
 from app.core import ChatRequest, Delta, Engine, Health
+from app.entry import Entry
 from app.errors import Draining, EngineNotReady, InternalError, ServingError
 from app.history import History
-from app.journal import Entry, Journal
+from app.journal import Journal
 from app.log import where
 from app.metering.traffic import Traffic
 from app.stream import TokenStream, usage_of
@@ -58,7 +59,7 @@ class Pipeline:
                 if request.include_usage:
                     stream.notice("usage", stream.usage)
                 stream.check_not_cut()
-                await entry.settle(trace.outcome)
+                await self._journal.settle(entry, trace.outcome)
                 stream.close()
         except ServingError as error:
             trace.failed(error.code)
@@ -75,7 +76,7 @@ class Pipeline:
             stream.fail(InternalError("The server failed to answer this request; it may be sent again."))
         finally:
             if entry is not None:
-                entry.settle_later(trace.outcome)
+                self._journal.settle_later(entry, trace.outcome)
             self._traffic.ended(request.model, trace.outcome, trace.timings())
             self._log.info("request", cancelled=stream.cancelled, **trace.fields())
 
