@@ -5,19 +5,32 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from app import settings
+from app.errors import BadRequest
 from app.metering.period import groups_of, period_of, text_of
 from app.metering.report import sums_as_json, usage_report
-from app.store.beside import backup, opened
+from app.store.beside import backup, connected, conversations, deleted_before, opened
+from app.store.conversation_view import view
+from app.store.conversations import no_conversation
+from app.store.export import FORMATS, export
+from app.store.opening import StoreRefused
+from app.store.purge import purge_now
 from app.store.usage import Difference, Sums, differences, rebuild
 
 EXIT_OK = 0
 EXIT_DIFFERENT = 1
+EXIT_PIPE = 1
+EXIT_INCOMPLETE = 1
+_DAY_US = 86_400_000_000
+ALL = "all"
+SUFFIXES = {"json": ".json", "markdown": ".md"}
 _COLUMNS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
 
 
@@ -29,13 +42,19 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     common.add_argument("--json", action="store_true", help="print one JSON object")
     _add_usage(commands, common)
     _add_backup(commands, common)
+    _add_conversations(commands, common)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run one of the commands; returns the exit status. Raises StoreRefused, SettingsError, ServingError."""
     flags = {} if args.data_dir is None else {"data_dir": args.data_dir}
     data_dir = settings.load(flags, os.environ, args.config).data_dir
-    status: int = args.run(args, data_dir)
+    try:
+        status: int = args.run(args, data_dir)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read has enough, as `head`; the interpreter flushes once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
     return status
 
 
@@ -63,6 +82,37 @@ def _add_backup(
     )
     copy.add_argument("file", type=Path, metavar="FILE")
     copy.set_defaults(run=_backup)
+
+
+def _add_conversations(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    top = commands.add_parser("conversations", help="export or purge conversations")
+    verbs = top.add_subparsers(dest="verb", required=True)
+    export_ = verbs.add_parser(
+        "export", parents=[common], allow_abbrev=False, help="write them as JSON or Markdown"
+    )
+    export_.add_argument("--id", default=ALL, help=f"which one (default: {ALL})")
+    export_.add_argument("--format", choices=tuple(FORMATS), default="json")
+    export_.add_argument(
+        "--out", type=Path, help=f"a new file, or for {ALL} a directory of files (default: standard output)"
+    )
+    export_.set_defaults(run=_export)
+    purge = verbs.add_parser(
+        "purge", parents=[common], allow_abbrev=False, help="delete for good, text and all; counts stay"
+    )
+    which = purge.add_mutually_exclusive_group(required=True)
+    which.add_argument("--id", help="this one, deleted or not")
+    which.add_argument(
+        "--deleted-before", type=_days, metavar="DAYS", help="those deleted more than so many days ago"
+    )
+    purge.set_defaults(run=_purge)
+
+
+def _days(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
+        raise argparse.ArgumentTypeError(f"expected a number of days, got {text!r}")
+    return int(text)
 
 
 def _usage(args: argparse.Namespace, data_dir: Path) -> int:
@@ -102,6 +152,64 @@ def _backup(args: argparse.Namespace, data_dir: Path) -> int:
     report = {"object": "backup", "file": str(args.file), "size_bytes": size_bytes}
     _print(args, report, [f"{args.file}: {size_bytes} bytes, checked."])
     return EXIT_OK
+
+
+def _export(args: argparse.Namespace, data_dir: Path) -> int:
+    if args.json and args.out is None and args.format != "json":
+        raise BadRequest("--json needs --format json, or --out.")
+    with opened(data_dir) as connection:
+        ids = [(id_, owner) for id_, owner in conversations(connection) if args.id in (ALL, id_)]
+        if args.id != ALL and not ids:
+            raise no_conversation(args.id)
+        documents = ((id_, export(view(connection, owner, id_), args.format)) for id_, owner in ids)
+        if args.out is None:
+            _write_out(documents, as_list=args.id == ALL and args.format == "json")
+            return EXIT_OK
+        files = _write_files(documents, args)
+    report = {"object": "export", "conversations": len(files), "files": [str(path) for path in files]}
+    _print(args, report, [f"{len(files)} conversations exported to {args.out}."])
+    return EXIT_OK
+
+
+def _write_out(documents: Iterable[tuple[str, bytes]], *, as_list: bool) -> None:
+    """Documents as they come: the object of one, those of all in a list, or Markdown below Markdown."""
+    out = sys.stdout.buffer
+    out.write(b'{"object": "list", "data": [' if as_list else b"")
+    for number, (_, document) in enumerate(documents):
+        out.write((b",\n" if as_list else b"\n") if number else b"")
+        out.write(document)
+    out.write(b"]}\n" if as_list else b"\n")
+    out.flush()
+
+
+def _write_files(documents: Iterable[tuple[str, bytes]], args: argparse.Namespace) -> list[Path]:
+    """One new file, or a directory with one a conversation; only their owner can read them."""
+    files = []
+    for id_, document in documents:
+        path = args.out / f"{id_}{SUFFIXES[args.format]}" if args.id == ALL else args.out
+        try:
+            if args.id == ALL:
+                args.out.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(document)
+        except OSError as exc:
+            raise StoreRefused(f"{path} cannot be written: {exc.strerror}.") from exc
+        files.append(path)
+    return files
+
+
+def _purge(args: argparse.Namespace, data_dir: Path) -> int:
+    with connected(data_dir, write=True) as connection:
+        if args.id is None:
+            ids = deleted_before(connection, time.time_ns() // 1000 - args.deleted_before * _DAY_US)
+        else:
+            ids = [args.id]
+        complete = purge_now(connection, ids) if ids else True
+    lines = [f"{len(ids)} conversations purged."]
+    if not complete:
+        lines = ["Another process reads the store, and the text may still be in its log: purge again."]
+    _print(args, {"object": "purge", "conversations": len(ids), "complete": complete}, lines)
+    return EXIT_OK if complete else EXIT_INCOMPLETE
 
 
 def _print(args: argparse.Namespace, report: Mapping[str, Any], lines: Sequence[str]) -> None:

@@ -13,37 +13,56 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from app.store.database import FILE_NAME, PATIENCE_S, StoreRefused
+from app.store.database import FILE_NAME, PATIENCE_S
 from app.store.migrations import MIGRATIONS, applied
+from app.store.opening import StoreRefused, refusal
 
 _PAGES_A_STEP = 1000
 
 
 @contextmanager
-def opened(data_dir: Path, *, write: bool = False, older: bool = False) -> Iterator[sqlite3.Connection]:
-    """A connection to the store of a data directory, and one transaction on it.
+def connected(data_dir: Path, *, write: bool = False, older: bool = False) -> Iterator[sqlite3.Connection]:
+    """A connection to the store of a data directory, in autocommit mode.
 
-    It is committed at the end, or undone by what is raised. `older` allows a schema that the
-    server would first bring up to date. Raises StoreRefused: there is no store, it is of
-    another version, damaged, or locked for too long.
+    `older` allows a schema that the server would first bring up to date. Raises StoreRefused:
+    there is no store, it is of another version, damaged, or locked for too long.
     """
     path = data_dir / FILE_NAME
+    _check_there(path)
     try:
-        if not path.is_file():
-            raise StoreRefused(
-                f"--data-dir {data_dir} has no store ({FILE_NAME}); the server makes it when it first starts."
-            )
         with closing(_connect(path, "rw" if write else "ro")) as connection:
             connection.execute("PRAGMA foreign_keys=ON")
             connection.execute("PRAGMA secure_delete=ON")
-            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             _check_version(connection, older=older)
             yield connection
-            connection.execute("COMMIT")
-    except OSError as exc:
-        raise StoreRefused(f"--data-dir {data_dir} cannot be read: {exc.strerror}.") from exc
     except sqlite3.Error as exc:
-        raise StoreRefused(f"{path} cannot be used: {exc}.") from exc
+        raise StoreRefused(refusal(path, exc)) from exc
+
+
+@contextmanager
+def opened(data_dir: Path, *, write: bool = False, older: bool = False) -> Iterator[sqlite3.Connection]:
+    """The same with one transaction: committed at the end, or undone by what is raised."""
+    with connected(data_dir, write=write, older=older) as connection:
+        connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+        yield connection
+        connection.execute("COMMIT")
+
+
+def conversations(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Id and owner of every conversation that is not deleted, oldest first."""
+    return connection.execute(
+        "SELECT id, owner FROM conversations WHERE deleted_at_us IS NULL ORDER BY seq"
+    ).fetchall()
+
+
+def deleted_before(connection: sqlite3.Connection, before_us: int) -> list[str]:
+    """Ids of conversations deleted before then, less those that are still being answered."""
+    rows = connection.execute(
+        "SELECT id FROM conversations AS c WHERE deleted_at_us < ? AND NOT EXISTS"
+        " (SELECT 1 FROM messages WHERE conversation_seq = c.seq AND status = 'in_progress') ORDER BY seq",
+        (before_us,),
+    )
+    return [conversation_id for (conversation_id,) in rows]
 
 
 def backup(source: sqlite3.Connection, target: Path) -> int:
@@ -71,6 +90,17 @@ def backup(source: sqlite3.Connection, target: Path) -> int:
             with suppress(OSError):
                 left.unlink()
     return target.stat().st_size
+
+
+def _check_there(path: Path) -> None:
+    try:
+        there = path.is_file()
+    except OSError as exc:
+        raise StoreRefused(f"--data-dir {path.parent} cannot be read: {exc.strerror}.") from exc
+    if not there:
+        raise StoreRefused(
+            f"--data-dir {path.parent} has no store ({FILE_NAME}); the server makes it when it first starts."
+        )
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:

@@ -16,9 +16,10 @@ from ledgers import at, reserved, settled
 
 from app.cli import EXIT_USAGE, main
 from app.store import beside
-from app.store.database import FILE_NAME, Database, StoreRefused
+from app.store.database import FILE_NAME, Database
 from app.store.ledger import Usage
 from app.store.migrations import migrate
+from app.store.opening import StoreRefused
 
 USAGE = Usage(1000, 2000, 400, 300, 100)
 
@@ -173,7 +174,7 @@ def test_a_file_that_is_no_store_is_refused(run: Run, data_dir: Path):
     """A damaged file is said to be one."""
     (data_dir / FILE_NAME).write_bytes(b"not a database" * 100)
     status, printed = run("usage")
-    assert (status, "cannot be used" in printed) == (EXIT_USAGE, True)
+    assert (status, "is damaged" in printed) == (EXIT_USAGE, True)
 
 
 def test_the_data_directory_is_the_server_s(data_dir: Path, monkeypatch, capsys):
