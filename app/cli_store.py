@@ -127,8 +127,12 @@ def _usage(args: argparse.Namespace, data_dir: Path) -> int:
 
 
 def _verify(args: argparse.Namespace, data_dir: Path) -> int:
-    with opened(data_dir, write=args.rebuild) as connection:
-        found = rebuild(connection) if args.rebuild else differences(connection)
+    with opened(data_dir) as connection:
+        found = differences(connection)
+    if args.rebuild:
+        for day in sorted({difference.day for difference in found}):
+            with opened(data_dir, write=True) as connection:  # a day at a time: a server waits meanwhile
+                rebuild(connection, day)
     report = {
         "object": "usage.verification",
         "balanced": not found,

@@ -1,7 +1,7 @@
 """What was used, from the daily sums; and whether those sums are still the sums of their rows.
 
 The sums are kept by `app.store.ledger.settle`, so that a month of a million rows is read from
-some hundred. `differences` builds them again from the rows, and `rebuild` puts them right.
+some hundred. `differences` adds the rows up again, and `rebuild` puts a day's sums right.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SUMS = ", ".join(f"coalesce(sum({name}), 0)" for name in _SUMMED)
 _ROW_SUMS = ", ".join(["count(*)", *(f"sum({name})" for name in _SUMMED[1:])])
 _OF_ROWS = (
     f"SELECT day, model, owner, {_ROW_SUMS} FROM requests"  # noqa: S608  # our own names
-    " WHERE state = 'settled' GROUP BY day, model, owner"
+    " WHERE state = 'settled'"
 )
-_KEPT = f"SELECT day, model, owner, {_NAMES} FROM usage_daily"  # noqa: S608  # same
+_KEPT = f"SELECT day, model, owner, {_NAMES} FROM usage_daily WHERE true"  # noqa: S608  # same
 
 
 class Sums(NamedTuple):
@@ -81,10 +81,11 @@ def usage(
     return [Group(dict(zip(group_by, row[:width], strict=True)), Sums(*row[width:])) for row in rows]
 
 
-def differences(c: sqlite3.Connection) -> list[Difference]:
-    """Where the kept sums are not those of the settled rows; empty when the books balance."""
-    of_rows = _by_key(c.execute(_OF_ROWS))
-    kept = _by_key(c.execute(_KEPT))
+def differences(c: sqlite3.Connection, day: int | None = None) -> list[Difference]:
+    """Where the kept sums are not those of the settled rows, of a day or of all."""
+    where, days = ("", ()) if day is None else (" AND day = ?", (day,))
+    of_rows = _by_key(c.execute(f"{_OF_ROWS}{where} GROUP BY day, model, owner", days))
+    kept = _by_key(c.execute(_KEPT + where, days))
     return [
         Difference(*key, kept.get(key), of_rows.get(key))
         for key in sorted(kept.keys() | of_rows.keys())
@@ -92,9 +93,9 @@ def differences(c: sqlite3.Connection) -> list[Difference]:
     ]
 
 
-def rebuild(c: sqlite3.Connection) -> list[Difference]:
-    """Make the kept sums those of the settled rows; returns what differed."""
-    found = differences(c)
+def rebuild(c: sqlite3.Connection, day: int) -> int:
+    """Make the kept sums of a day those of its settled rows; returns how many differed."""
+    found = differences(c, day)
     for difference in found:
         c.execute("DELETE FROM usage_daily WHERE (day, model, owner) = (?, ?, ?)", difference[:3])
         if difference.rows is not None:
@@ -102,7 +103,7 @@ def rebuild(c: sqlite3.Connection) -> list[Difference]:
                 f"INSERT INTO usage_daily (day, model, owner, {_NAMES}) VALUES ({_PLACES})",  # noqa: S608  # same
                 (*difference[:3], *difference.rows),
             )
-    return found
+    return len(found)
 
 
 def _by_key(rows: sqlite3.Cursor) -> dict[tuple[int, str, str], Sums]:

@@ -109,11 +109,14 @@ def test_a_sum_without_rows_is_found(c: sqlite3.Connection):
     assert differences(c) == [Difference(20261120, "llama", "bob", ONE, None)]
 
 
-def test_rebuilding_puts_the_sums_right(c: sqlite3.Connection):
-    """After a rebuild the sums are those of the rows again, and only those."""
+def test_rebuilding_puts_a_day_right(c: sqlite3.Connection):
+    """After a rebuild the day's sums are those of its rows again, and other days are as they were."""
     before = c.execute("SELECT * FROM usage_daily").fetchall()
     c.execute("UPDATE usage_daily SET requests = 9 WHERE owner = 'bob'")
+    c.execute("INSERT INTO usage_daily VALUES (20261120, 'x', 'y', 1, 1, 1, 1, 1, 1, 1)")
     c.execute("INSERT INTO usage_daily VALUES (20200101, 'x', 'y', 1, 1, 1, 1, 1, 1, 1)")
-    assert [found.owner for found in rebuild(c)] == ["y", "bob"]
-    assert rebuild(c) == differences(c) == []
+    assert rebuild(c, 20261120) == 2
+    assert [difference.day for difference in differences(c)] == [20200101]
+    assert rebuild(c, 20200101) == 1
+    assert rebuild(c, 20261120) == 0
     assert c.execute("SELECT * FROM usage_daily").fetchall() == before
