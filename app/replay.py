@@ -100,7 +100,8 @@ def _error(ring: Ring) -> ServingError | None:
     if not isinstance(event, Failed):
         return None
     error = event.body["error"]
-    return _kind(error["code"])(error["message"], code=error["code"], param=error["param"])
+    code: str = error["code"]
+    return _kind(code)(error["message"], code=code, param=error["param"])
 
 
 def _kind(code: str) -> type[ServingError]:

@@ -92,10 +92,10 @@ async def test_api_docs_name_every_route(serve: Serve):
 
 def test_a_refusal_passes_only_what_asks_for_nothing():
     """A refused parameter passes with its neutral values, by type too, and with no other."""
-    assert check("store", value=False).refusal is not None
-    for value in (True, 0, "false"):
-        with pytest.raises(UnsupportedParameter, match="store"):
-            check("store", value=value)
+    assert check("service_tier", "auto").refusal is not None
+    for value in ("priority", 0, False):
+        with pytest.raises(UnsupportedParameter, match="service_tier"):
+            check("service_tier", value)
     assert check("modalities", ["text"]).to_engine is False
     with pytest.raises(UnsupportedParameter):
         check("modalities", ["text", "audio"])
