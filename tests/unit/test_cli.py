@@ -63,6 +63,14 @@ def test_wrong_settings_end_the_command(flags, words, capsys, monkeypatch, tmp_p
     assert lines[-1].startswith("tokenring: ")
 
 
+def test_a_bad_price_ends_the_command(capsys, monkeypatch, tmp_path):
+    """A price that cannot be read ends `serve` before it takes requests, with a line that names the entry."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenring.toml").write_text('[[prices]]\nmodel = "llama"\ninput = "0.0000001"\noutput = 1')
+    assert main(["serve", "--engine", "scripted", "--port", "0"]) == EXIT_USAGE
+    assert "entry 1 (llama): input" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_port_in_use_is_said(capsys: pytest.CaptureFixture[str], monkeypatch, tmp_path):
     """A port that another program holds is an error in words."""
     monkeypatch.chdir(tmp_path)
