@@ -64,7 +64,7 @@ class Journal:
         self._checkpoint_s = checkpoint_s
         self._patience_s = patience_s
         self._live: set[Entry] = set()
-        self._unsettled: dict[Entry, None] = {}
+        self._unsettled: dict[Entry, float] = {}  # since when, in seconds; oldest first
         self._ticker: asyncio.Task[None] | None = None
         self._written_at_s = time.monotonic()
 
@@ -72,6 +72,12 @@ class Journal:
     def num_unsettled(self) -> int:
         """Ended requests whose settlement could not be written yet."""
         return len(self._unsettled)
+
+    @property
+    def unsettled_age_s(self) -> float:
+        """How long the oldest of them has waited; 0 when there is none."""
+        now_s = time.monotonic()
+        return now_s - next(iter(self._unsettled.values()), now_s)
 
     @property
     def checkpoint_age_s(self) -> float:
@@ -119,7 +125,7 @@ class Journal:
             try:
                 await entry.committed()
             except BaseException:
-                self.settle_later(entry)  # its caller has gone, and it may be committed yet
+                self.settle_later(entry, entry.outcome)  # its caller has gone, and it may be committed yet
                 raise
         self._live.add(entry)
         return entry
@@ -147,7 +153,7 @@ class Journal:
         self._live.discard(entry)
         if entry.request_seq is None:
             return  # never reserved, so nothing was released and nothing is owed
-        self._unsettled[entry] = None
+        self._unsettled[entry] = time.monotonic()
         await self._database.write(_settlement(entry))
         self._close(entry)
 
@@ -167,7 +173,7 @@ class Journal:
         if reserved.cancelled() or reserved.exception() is not None:
             return
         entry.request_seq = reserved.result()
-        self._unsettled[entry] = None
+        self._unsettled[entry] = time.monotonic()
         with contextlib.suppress(StorageUnavailable):  # closed: the next start reconciles
             settled = self._database.submit(_settlement(entry))
             settled.add_done_callback(lambda s: self._settled(entry, s))
