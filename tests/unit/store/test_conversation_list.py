@@ -1,0 +1,222 @@
+"""Conversations listed page by page, found by their words, renamed, deleted and restored."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import time
+
+import pytest
+from conversing import NOW_US, Chats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import BadRequest, NotFound
+from app.store.conversation_list import delete, page, rename, restore
+
+STORE = Chats()
+"""One without conversations."""
+
+WORDS = ['"', '""', "a AND", "NOT", "NEAR(a b", "(", "a*", "*", "col:a", "text:a", "^a", "-a", "a'b"]
+WORDS += ["a\0b", "\0", "{a}: b", "+", "😀", "\u202e", "-- ;", "%", "\\", " ".join("abcdefghij" * 60)]
+
+
+def listed(chats: Chats, words: str = "", limit: int = 100) -> list[str]:
+    """The ids of the first page."""
+    return [found["id"] for found in page(chats.c, chats.owner, limit, None, words).conversations]
+
+
+# Pages
+
+
+def test_newest_comes_first():
+    """The order is that of creation, whatever was said later and whatever the clock does."""
+    chats = Chats()
+    for i in range(3):
+        chats.turn(f"conv_{i}")
+    chats.turn("conv_0")
+    chats.c.execute("UPDATE conversations SET created_at_us = 5 WHERE id = 'conv_2'")
+    assert listed(chats) == ["conv_2", "conv_1", "conv_0"]
+
+
+def test_listed_conversation():
+    """What an entry of the list says; times are seconds."""
+    chats = Chats()
+    chats.turn("conv_1", asked="hello there")
+    [found] = page(chats.c, "local", 20, None).conversations
+    assert found == {
+        "id": "conv_1",
+        "title": "hello there",
+        "model": "llama",
+        "total_tokens": 15,
+        "created_at": NOW_US // 1_000_000,
+        "updated_at": NOW_US // 1_000_000,
+    }
+
+
+def test_pages_are_stable_while_rows_are_added():
+    """Every conversation that was there at the first page comes once, and none that came since."""
+    chats = Chats()
+    for i in range(7):
+        chats.turn(f"conv_{i}", asked="word")
+    for words in ("", "word"):
+        seen, cursor = [], None
+        while True:
+            found = page(chats.c, "local", 3, cursor, words)
+            seen += [c["id"] for c in found.conversations]
+            chats.turn(f"conv_new_{len(seen)}{words}", asked="word")
+            chats.turn("conv_0", asked="word")
+            if (cursor := found.next_cursor) is None:
+                break
+        assert [c for c in seen if "new" not in c] == [f"conv_{i}" for i in range(6, -1, -1)]
+        assert len(seen) == len(set(seen))
+
+
+def test_full_last_page_has_no_cursor():
+    """A page that ends with the last conversation says so."""
+    chats = Chats()
+    chats.turn("conv_1")
+    chats.turn("conv_2")
+    assert page(chats.c, "local", 2, None).next_cursor is None
+    assert page(chats.c, "local", 1, None).next_cursor is not None
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "AAAA", "é" * 8, "////////", "A" * 16, "AAAA\nAAAA", "\0" * 8])
+def test_malformed_cursor_is_refused(cursor: str):
+    """A cursor that no page had is an error of its own, not an empty page."""
+    with pytest.raises(BadRequest) as refused:
+        page(Chats().c, "local", 20, cursor)
+    assert (refused.value.code, refused.value.param) == ("invalid_cursor", "cursor")
+
+
+@given(st.binary(min_size=6, max_size=6))
+def test_any_cursor_is_a_page_or_refused(raw: bytes):
+    """No cursor is too large for the store."""
+    cursor = base64.urlsafe_b64encode(raw).decode()
+    for words in ("", "word"):
+        with contextlib.suppress(BadRequest):
+            assert page(STORE.c, "local", 20, cursor, words).conversations == []
+
+
+def test_owner_sees_their_own():
+    """Lists and searches hold nothing of another owner's."""
+    chats = Chats()
+    chats.turn("conv_mine", asked="word")
+    chats.owner = "other"
+    chats.turn("conv_theirs", asked="word")
+    assert listed(chats) == listed(chats, "word") == ["conv_theirs"]
+
+
+# Search
+
+
+def test_search_finds_titles_questions_and_answers():
+    """All three are searched, in order of creation, each conversation once."""
+    chats = Chats()
+    chats.finish(chats.begin("conv_title", "x", title="A parrot"), "y")
+    chats.turn("conv_asked", asked="Is it a parrot?", answered="A parrot, yes.")
+    chats.turn("conv_answered", asked="What is it?", answered="It is a parrot.")
+    chats.turn("conv_none", asked="cat", answered="dog")
+    assert listed(chats, "parrot") == ["conv_answered", "conv_asked", "conv_title"]
+
+
+def test_every_word_must_be_there_and_the_last_may_be_begun():
+    """Words are joined by and; the one being typed matches by its beginning."""
+    chats = Chats()
+    chats.turn("conv_1", asked="the quick brown fox")
+    chats.turn("conv_2", asked="the slow brown dog")
+    assert listed(chats, "brown quick") == ["conv_1"]
+    assert listed(chats, "the bro") == ["conv_2", "conv_1"]
+    assert listed(chats, "bro the") == []
+    assert listed(chats, "BRÖWN FOX") == ["conv_1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("你好世界", "你"), ("Привет мир", "приве"), ("שלום עולם", "עולם")]
+)
+def test_search_in_other_scripts(text: str, words: str):
+    """Words of any script are found, by their beginning too."""
+    chats = Chats()
+    chats.turn("conv_1", asked=text)
+    assert listed(chats, words) == ["conv_1"]
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_no_query_is_a_syntax_error(words: str):
+    """Whatever the user types is looked for as it stands."""
+    assert listed(Chats(), words) == []
+
+
+@given(st.text())
+def test_any_text_finds_itself_or_nothing(words: str):
+    """A message is found by its own text unless that holds no letter or digit."""
+    chats = Chats()
+    chats.turn("conv_1", asked="nothing of it 7f3a")
+    assert listed(chats, words + " 7f3a") in ([], ["conv_1"])
+
+
+def test_punctuation_is_ignored():
+    """A word without letters or digits leaves the others to decide; alone it finds nothing."""
+    chats = Chats()
+    chats.turn("conv_1", asked="hello, world")
+    assert listed(chats, "hello -- world !") == ["conv_1"]
+    assert listed(chats, "--") == []
+
+
+# Changes
+
+
+def test_renamed_conversation_is_found_by_its_new_title():
+    """And no longer by the old one."""
+    chats = Chats()
+    chats.finish(chats.begin("conv_1", "x", title="old"), "y")
+    assert rename(chats.c, "local", "conv_1", "new\0title", NOW_US)["title"] == "new\0title"
+    assert listed(chats, "new title") == ["conv_1"]
+    assert listed(chats, "old") == []
+
+
+def test_deleted_conversation_is_hidden_until_restored():
+    """Not listed, not found, not renamed, not deleted again; then as it was."""
+    chats = Chats()
+    chats.turn("conv_1", asked="word")
+    delete(chats.c, "local", "conv_1", NOW_US)
+    assert listed(chats) == listed(chats, "word") == []
+    with pytest.raises(NotFound):
+        delete(chats.c, "local", "conv_1", NOW_US)
+    with pytest.raises(NotFound):
+        rename(chats.c, "local", "conv_1", "title", NOW_US)
+    assert restore(chats.c, "local", "conv_1")["id"] == "conv_1"
+    assert listed(chats) == listed(chats, "word") == ["conv_1"]
+    assert restore(chats.c, "local", "conv_1")["id"] == "conv_1"
+
+
+def test_foreign_conversation_can_be_neither_deleted_nor_restored():
+    """To others it does not exist."""
+    chats = Chats()
+    chats.turn("conv_1")
+    with pytest.raises(NotFound):
+        delete(chats.c, "other", "conv_1", NOW_US)
+    delete(chats.c, "local", "conv_1", NOW_US)
+    with pytest.raises(NotFound):
+        restore(chats.c, "other", "conv_1")
+    assert listed(chats) == []
+
+
+def test_many_conversations_are_listed_and_searched_quickly():
+    """The work goes with the page, not with what is stored: 20,000 that all match."""
+    chats = Chats()
+    chats.c.execute("BEGIN")
+    rows = [(f"conv_{i}", "local", f"word {i}", "llama", i, i) for i in range(20_000)]
+    chats.c.executemany(
+        "INSERT INTO conversations (id, owner, title, model, created_at_us, updated_at_us)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        rows,
+    )
+    chats.c.execute("COMMIT")
+    steps = []
+    chats.c.set_progress_handler(lambda: steps.append(1), 1000)
+    started_s = time.perf_counter()
+    for words in ("", "word", "word 19"):
+        assert len(page(chats.c, "local", 20, None, words).conversations) == 20
+    assert len(steps) < 20
+    assert time.perf_counter() - started_s < 0.5
