@@ -1,0 +1,218 @@
+"""What the clients of a dead server find when they come back, against what they knew."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+
+from scripts.crash.asked import Asked, Heard, Misheard
+from scripts.crash.books import Row
+from scripts.crash.findings import Findings
+from scripts.crash.http import Connection
+
+CHECKPOINT_S = 1.0
+_STATUS_OF = {"stop": "complete", "length": "complete", "abort": "cancelled"}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How exact a bill can be: tokens per second of a choice at most, seconds a checkpoint may be late."""
+
+    rate: float
+    margin_s: float
+
+
+@dataclass
+class Found:
+    """What a GET brought."""
+
+    status: int
+    code: str | None
+    heard: Heard
+    misheard: str | None = None
+
+
+async def come_back(port: int, asked: Asked, after: int) -> Found:
+    """Attach to a stream after event `after`. Raises one of `Gone`."""
+    path = f"{asked.path}/chat/completions/{asked.request_id}"
+    async with await Connection.to(port) as connection:
+        back = {"accept": "text/event-stream", "last-event-id": str(after)}
+        answer = await connection.ask("GET", path, headers=back)
+        found = Found(answer.status, None, Heard(last_id=after))
+        if answer.status == 200:
+            try:
+                async for event in answer.events():
+                    found.heard.add(event, time.monotonic())
+            except Misheard as error:
+                found.misheard = str(error)
+        elif (body := await answer.json()) is not None:
+            found.code = body["error"]["code"]
+        return found
+
+
+class Reconnect:
+    """The checks of one request whose server has died or stopped."""
+
+    def __init__(self, asked: Asked, row: Row | None, bounds: Bounds, findings: Findings) -> None:
+        self._asked = asked
+        self._row = row
+        self._bounds = bounds
+        self._findings = findings
+
+    def _check(self, holds: object, what: str, **facts: object) -> bool:
+        asked, row = self._asked, self._row
+        known = {
+            "id": asked.request_id,
+            "number": asked.number,
+            "body": asked.body,
+            "key": asked.key,
+            "heard": (asked.heard.last_id, asked.heard.tokens, asked.heard.finish_reasons, asked.heard.done),
+            "bill": None if row is None else row.bill._asdict(),
+        }
+        return self._findings.check(holds, what, **known, **facts)
+
+    async def run(self, port: int, rng: random.Random) -> None:
+        """Do all checks. Raises one of `Gone`: then do them again."""
+        asked, row = self._asked, self._row
+        self._check(asked.misheard is None, "what a client hears is in order", misheard=asked.misheard)
+        if row is None:
+            await self._check_never_was(port)
+            return
+        whole = await come_back(port, asked, 0)
+        places = [asked.heard.last_id, *(mark.id for mark in asked.heard.marks)]
+        resumed = [(after, await come_back(port, asked, after)) for after in {places[0], rng.choice(places)}]
+        self._findings.ended("interrupted" if row.interrupted else str(row.bill.outcome))
+        if row.interrupted:
+            self._check_interrupted_bill(row)
+        else:
+            self._check_settled_bill(row)
+        if asked.refused:
+            return
+        self._check_whole(row, whole)
+        for after, found in resumed:
+            self._check_resumed(row, whole, after, found)
+        if asked.stored:
+            self._check_stored(row, whole)
+
+    async def _check_never_was(self, port: int) -> None:
+        """A request without a row has released nothing, and is not known."""
+        asked = self._asked
+        released = asked.heard.tokens > 0 or asked.heard.done
+        self._check(not released, "no token is released before its reservation is durable")
+        if asked.request_id is not None and not asked.refused:
+            found = await come_back(port, asked, asked.heard.last_id)
+            facts = {"status": found.status, "code": found.code}
+            self._check(found.status == 404, "what died before its reservation is not found", **facts)
+
+    # The bill
+
+    def _check_interrupted_bill(self, row: Row) -> None:
+        asked, heard, billed = self._asked, self._asked.heard, row.bill.completion_tokens
+        killed_at_s = asked.life.killed_at_s
+        self._check(not heard.done or heard.error is not None, "an end is told only once it is settled")
+        due_before_s = killed_at_s - CHECKPOINT_S - self._bounds.margin_s
+        due = max((mark.tokens for mark in heard.marks if mark.at_s <= due_before_s), default=0)
+        what = "what was received is billed but for the last checkpoint interval"
+        self._check(billed >= due, what, due=due)
+        first_unbilled = next((mark.at_s for mark in heard.marks if mark.tokens > billed), killed_at_s)
+        if heard.tokens > billed:
+            self._findings.short(heard.tokens - billed, killed_at_s - first_unbilled)
+        self._check_not_over(billed)
+        if asked.body.get("stream") and not asked.left and heard.tokens:
+            self._findings.ahead_tokens = max(self._findings.ahead_tokens, billed - heard.tokens)
+            in_flight = asked.n * (2 + self._bounds.rate * self._bounds.margin_s)
+            self._check(billed <= heard.tokens + in_flight, "nothing is billed that was not on its way")
+
+    def _check_not_over(self, billed: int) -> None:
+        """Not more than the whole answer, nor than the engine can have made in the time."""
+        asked = self._asked
+        self._check(billed <= asked.length * asked.n, "no more is billed than the whole answer")
+        lived_s = asked.life.killed_at_s - asked.sent_at_s
+        made = asked.n * (2 + 1.25 * self._bounds.rate * lived_s)
+        self._check(billed <= made or not asked.scripted, "no more is billed than was generated", made=made)
+
+    def _check_settled_bill(self, row: Row) -> None:
+        asked, heard, bill = self._asked, self._asked.heard, row.bill
+        if bill.outcome == asked.finish_reason:
+            self._check(bill.completion_tokens == asked.length * asked.n, "a whole answer is billed whole")
+            return
+        stopped = bill.outcome == "abort" and asked.cancelled
+        died = bill.outcome == "draining" and (heard.error is not None or asked.refused is not None)
+        unheard = asked.left or not heard.done
+        self._check(stopped or died or unheard, "the outcome is the one that the client was told")
+        self._check_not_over(bill.completion_tokens)
+        if heard.done:
+            self._check(bill.completion_tokens == heard.tokens, "what was heard to its end is billed exactly")
+
+    # The replay
+
+    def _check_whole(self, row: Row, whole: Found) -> None:
+        """From the beginning: what is stored, and its end."""
+        facts = {"status": whole.status, "code": whole.code, "misheard": whole.misheard}
+        if not self._check(whole.status == 200 and not whole.misheard, "it can be replayed", **facts):
+            return
+        asked, heard, billed = self._asked, whole.heard, row.bill.completion_tokens
+        right = asked.is_beginning(heard.text)
+        self._check(right, "what is stored is how the answer begins", text=heard.text)
+        self._check(heard.tokens == billed, "text and bill are of one moment", replayed=heard.tokens)
+        self._check_end(row, whole)
+
+    def _check_end(self, row: Row, found: Found) -> None:
+        asked, heard = self._asked, found.heard
+        if not self._check(heard.done, "a replay ends with [DONE]"):
+            return
+        code = None if heard.error is None else heard.error["code"]
+        if row.interrupted:
+            self._check(code == "interrupted", "a stream cut off by a crash says so", error=heard.error)
+            counts = (heard.error or {}).get("usage", {}).get("completion_tokens")
+            billed = row.bill.completion_tokens
+            self._check(counts == billed, "the interruption has the counts", error=heard.error)
+            return
+        if row.bill.outcome == "draining":
+            self._check(code == "draining", "a stream cut off by a stop says so", error=heard.error)
+            return
+        outcome = set(str(row.bill.outcome).split(","))
+        ended = set(heard.finish_reasons.values()) or outcome
+        self._check(code is None and ended == outcome, "the end is as it was", error=heard.error)
+        if asked.heard.done:
+            same = heard.finish_reasons.items() <= asked.heard.finish_reasons.items()
+            self._check(same, "the end is the one that was heard", found=heard.finish_reasons)
+
+    def _check_resumed(self, row: Row, whole: Found, after: int, found: Found) -> None:
+        """After an event that its client had seen: nothing lost, nothing twice."""
+        asked, heard = self._asked, found.heard
+        facts = {"after": after, "status": found.status, "code": found.code, "misheard": found.misheard}
+        if not row.interrupted and after == whole.heard.last_id:
+            self._check(found.status == 204, "after [DONE] there is nothing", **facts)
+            return
+        if not self._check(found.status == 200 and not found.misheard, "its client can come back", **facts):
+            return
+        self._check_end(row, found)
+        known_id = (heard.error or {}).get("last_event_id")
+        if row.interrupted and known_id is not None and after > known_id:
+            # It had heard more than was stored.
+            self._check(not heard.text, "a client that is ahead gets the end alone", **facts)
+            return
+        joined = joined_text(asked.heard.said(after), heard.text)
+        self._check(joined == whole.heard.text, "what was heard and what is replayed join", **facts)
+
+    # The conversation
+
+    def _check_stored(self, row: Row, whole: Found) -> None:
+        asked = self._asked
+        self._check(row.conversation_id == asked.conversation_id, "the answer is in its conversation")
+        self._check(len(row.answers) == asked.n, "each choice has its message", answers=row.answers)
+        stored = {answer.choice: answer.text for answer in row.answers if answer.text}
+        replayed = {choice: text for choice, text in whole.heard.text.items() if text}
+        self._check(stored == replayed, "message and stream say the same", answers=row.answers)
+        status = "interrupted" if row.interrupted else _STATUS_OF.get(str(row.bill.outcome), "interrupted")
+        statuses = {answer.status for answer in row.answers}
+        self._check(statuses == {status}, "the message says how it ended", answers=row.answers)
+        if status == "complete":
+            self._check(asked.is_whole(stored), "a complete answer is whole", answers=row.answers)
+
+
+def joined_text(before: dict[int, str], after: dict[int, str]) -> dict[int, str]:
+    """The text of two parts of a stream, by choice."""
+    return {choice: before.get(choice, "") + after.get(choice, "") for choice in before.keys() | after.keys()}

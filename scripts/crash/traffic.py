@@ -1,0 +1,280 @@
+"""Twenty clients at once, and what they ask: streams start, run and end all the time.
+
+Stored and unstored, new conversations and later turns, with and without Idempotency-Key, in one
+piece, one or two choices; some clients leave, some come back, some stop their answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from scripts.crash.asked import Asked, Heard, Misheard, tag
+from scripts.crash.findings import Findings
+from scripts.crash.http import Answer, Connection, Gone
+from scripts.crash.server import Server
+
+MAX_TURNS = 5
+_PAUSE_S = 0.05
+_TRUTHFUL_REFUSALS = ("draining", "engine_not_ready")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What the server runs, and what its answers are like."""
+
+    name: str
+    arguments: tuple[str, ...]
+    model: str
+    rate: float
+    """Tokens per second of one choice, at most."""
+    tokens: int
+    """Where an answer ends by itself; 0 where it does not."""
+    lengths: tuple[int, int]
+    longest_s: float
+    """How long a life may be that is killed."""
+
+    @property
+    def scripted(self) -> bool:
+        return self.name == "scripted"
+
+
+class Traffic:
+    """What is asked over all lives of the server, and what the clients have heard."""
+
+    def __init__(self, engine: Engine, rng: random.Random, findings: Findings) -> None:
+        self._engine = engine
+        self._rng = rng
+        self._findings = findings
+        self._num_asked = 0
+        self._turns: dict[str, int] = {}
+        self.conversations: list[str] = []
+        """Conversations that are at rest and can be continued."""
+        self.to_continue: deque[str] = deque()
+        """Those whose last turn was cut off; they come first."""
+        self.to_repeat: deque[Asked] = deque()
+        """Completed ones to send again with their key, which must find the same answer."""
+        self.to_ask_anew: deque[Asked] = deque()
+        """Interrupted ones to send again with their key, which must make another answer."""
+        self.asked: list[Asked] = []
+        """What was asked since the last time it was taken."""
+
+    def take(self) -> list[Asked]:
+        """The requests since the last call."""
+        asked, self.asked = self.asked, []
+        return asked
+
+    async def run(self, server: Server, streams: int) -> None:
+        """Keep `streams` clients busy until the server is gone or refuses because it stops."""
+        await asyncio.gather(*(self._client(server) for _ in range(streams)))
+
+    async def _client(self, server: Server) -> None:
+        while not server.killed_at_s:
+            try:
+                if self.to_repeat and self._chance(0.5):
+                    await self._repeat(server.port)
+                else:
+                    await self._one(server)
+            except Gone:
+                return
+
+    async def _one(self, server: Server) -> None:
+        asked = self._next()
+        asked.life = server
+        self.asked.append(asked)
+        try:
+            await self._ask(server.port, asked)
+        except Misheard as error:
+            asked.misheard = str(error)
+        self._rest(asked)
+        if asked.refused:
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _repeat(self, port: int) -> None:
+        """Send a request whose answer is known again: its key must find it. Raises Gone."""
+        first = self.to_repeat.popleft()
+        again = _again(first)
+        try:
+            await self._ask(port, again)
+        except Gone:
+            self.to_repeat.append(first)
+            raise
+        except Misheard as error:
+            again.misheard = str(error)
+        if again.refused or again.left:
+            return
+        same = again.request_id == first.request_id and again.heard.text == first.heard.text
+        what = "a key finds the answer that was completed before a crash"
+        facts = {"id": first.request_id, "found": again.request_id, "misheard": again.misheard}
+        self._findings.check(same and again.misheard is None and again.heard.done, what, **facts)
+
+    def _rest(self, asked: Asked) -> None:
+        """The conversation of an answer heard to its end can have another turn."""
+        if asked.heard.done and asked.heard.error is None and asked.conversation_id is not None:
+            self.at_rest(asked.conversation_id)
+
+    def at_rest(self, conversation_id: str, *, first: bool = False) -> None:
+        """The conversation can be continued, unless it is long enough."""
+        self._turns[conversation_id] = self._turns.get(conversation_id, 0) + 1
+        if first:
+            self.to_continue.append(conversation_id)
+        elif self._turns[conversation_id] < MAX_TURNS and conversation_id not in self.conversations:
+            self.conversations.append(conversation_id)
+
+    # What to ask
+
+    def _next(self) -> Asked:
+        if self.to_ask_anew and self._chance(0.5):
+            return _again(self.to_ask_anew.popleft())
+        if self.to_continue and self._chance(0.6):
+            return self._new(self.to_continue.popleft())
+        if self.conversations and self._chance(0.3):
+            return self._new(self.conversations.pop(self._rng.randrange(len(self.conversations))))
+        return self._new(None)
+
+    def _new(self, conversation_id: str | None) -> Asked:
+        number = self._num_asked = self._num_asked + 1
+        stored = conversation_id is not None or self._chance(0.5)
+        path = "/api" if stored or self._chance(0.25) else "/v1"
+        length = self._length()
+        asked = Asked(
+            number=number,
+            path=path,
+            body=self._body(number, length),
+            stored=stored,
+            length=min(length, self._engine.tokens or length),
+            scripted=self._engine.scripted,
+            key=f"key-{number}" if self._chance(0.5) else None,
+            continues=conversation_id,
+        )
+        if conversation_id is not None:
+            asked.body["conversation_id"] = conversation_id
+        if path == "/api" and not stored:
+            asked.body["store"] = False
+        return asked
+
+    def _length(self) -> int:
+        shortest, longest = self._engine.lengths
+        return self._rng.randint(shortest, longest // 6 if self._chance(0.5) else longest)
+
+    def _body(self, number: int, length: int) -> dict[str, Any]:
+        said = " ".join([tag(number), *["word"] * (number % 97)])
+        body: dict[str, Any] = {
+            "model": self._engine.model,
+            "messages": [{"role": "user", "content": said}],
+            "max_tokens": length,
+            "seed": number,
+        }
+        if not self._engine.scripted:
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            return body | {"stream": True, "stream_options": options, "temperature": 0, "ignore_eos": True}
+        if self._chance(0.1):
+            body["n"] = 2
+        if self._chance(0.92):
+            body["stream"] = True
+            if self._chance(0.4):
+                body["stream_options"] = {"include_usage": True}
+        return body
+
+    def _chance(self, share: float) -> bool:
+        return self._rng.random() < share
+
+    # Asking
+
+    async def _ask(self, port: int, asked: Asked) -> None:
+        """Send a request and hear its answer, as far as this client cares to. Raises Gone, Misheard."""
+        keyed = {} if asked.key is None else {"idempotency-key": asked.key}
+        asked.sent_at_s = time.monotonic()
+        async with await Connection.to(port) as connection:
+            answer = await connection.ask("POST", asked.path + "/chat/completions", asked.body, keyed)
+            asked.status = answer.status
+            if answer.status != 200:
+                await self._refused(asked, answer)
+                return
+            asked.request_id = answer.headers["x-request-id"]
+            self._check_place(asked, answer)
+            asked.conversation_id = answer.headers.get("x-conversation-id")
+            if not asked.body.get("stream"):
+                _hear_whole(asked.heard, await answer.json())
+                return
+            left = await self._listen(asked, answer)
+        if left == "stop":
+            async with await Connection.to(port) as connection:
+                path = f"{asked.path}/chat/completions/{asked.request_id}/cancel"
+                await (await connection.ask("POST", path)).json()
+            asked.cancelled = True
+        if left in ("stop", "return"):
+            await self._come_back(port, asked)
+
+    def _check_place(self, asked: Asked, answer: Answer) -> None:
+        check = self._findings.check
+        if asked.continues is not None:
+            same = answer.headers.get("x-conversation-id") == asked.continues
+            check(same, "a conversation goes on after a crash", id=asked.request_id)
+        if asked.repeats is not None and asked.life is not None:
+            another = asked.request_id != asked.repeats.request_id
+            check(another, "the key of an interrupted request starts anew", id=asked.request_id)
+
+    async def _listen(self, asked: Asked, answer: Answer) -> str | None:
+        """Hear the stream; None at its end, or how the client left it."""
+        leaves_as = self._rng.choices([None, "leave", "return", "stop"], [82, 6, 6, 6])[0]
+        leaves_at = self._rng.randint(0, asked.length)
+        async for event in answer.events():
+            asked.heard.add(event, time.monotonic())
+            if leaves_as is not None and asked.heard.tokens >= leaves_at and not asked.heard.done:
+                asked.left = True
+                return leaves_as
+        return None
+
+    async def _come_back(self, port: int, asked: Asked) -> None:
+        """Attach where the client had left."""
+        await asyncio.sleep(self._rng.uniform(0, 0.3))
+        async with await Connection.to(port) as connection:
+            path = f"{asked.path}/chat/completions/{asked.request_id}"
+            back = {"accept": "text/event-stream", "last-event-id": str(asked.heard.last_id)}
+            answer = await connection.ask("GET", path, headers=back)
+            if self._findings.check(
+                answer.status == 200, "a live stream is found again", id=asked.request_id
+            ):
+                asked.left = False
+                async for event in answer.events():
+                    asked.heard.add(event, time.monotonic())
+
+    async def _refused(self, asked: Asked, answer: Answer) -> None:
+        asked.request_id = answer.headers.get("x-request-id")
+        asked.refused = (await answer.json())["error"]["code"]
+        what = "a request is refused only by a server that starts or stops"
+        self._findings.check(
+            asked.refused in _TRUTHFUL_REFUSALS,
+            what,
+            code=asked.refused,
+            asked=asked.body,
+            number=asked.number,
+        )
+
+
+def _again(first: Asked) -> Asked:
+    """The same body with the same key, from a client that knows nothing yet."""
+    return Asked(
+        number=first.number,
+        path=first.path,
+        body=first.body,
+        stored=first.stored,
+        length=first.length,
+        scripted=first.scripted,
+        key=first.key,
+        continues=first.continues,
+        repeats=first,
+    )
+
+
+def _hear_whole(heard: Heard, completion: dict[str, Any]) -> None:
+    heard.request_id = completion["id"]
+    for choice in completion["choices"]:
+        heard.add_choice(choice["index"], choice["message"]["content"], choice["finish_reason"])
+    heard.usage = completion["usage"]
+    heard.done = True
