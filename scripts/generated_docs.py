@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from app import errors
-from app.api import parameters
+from app.api import metric_tables, parameters
 
 ROOT = Path(__file__).parent.parent
 BEGIN = "<!-- from here to the end: scripts/docs -->\n"
 TABLES: Mapping[str, Callable[[], str]] = {
     "docs/errors.md": errors.markdown,
+    "docs/metrics.md": metric_tables.markdown,
     "docs/parameters.md": parameters.markdown,
 }
 

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from app.api.auth import Gatekeeper
 from app.api.chat import ChatRoutes
+from app.api.metrics import MetricsRoutes
 from app.api.refusal import Guard, Refusals
 from app.api.service import ServiceRoutes
 from app.api.usage import UsageRoutes
@@ -23,6 +24,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
     """The application over an open runtime."""
     gatekeeper = Gatekeeper(runtime.settings.api_key)
     chat = ChatRoutes(runtime, gatekeeper)
+    metrics = MetricsRoutes(runtime, gatekeeper)
     service = ServiceRoutes(runtime, gatekeeper)
     usage = UsageRoutes(runtime, gatekeeper)
     path = "/chat/completions"
@@ -34,6 +36,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
     routes = [
         route("/healthz", service.healthz, "GET"),
         route("/readyz", service.readyz, "GET"),
+        route("/metrics", metrics.metrics, "GET"),
         route("/api/models", service.models, "GET"),
         route("/api/usage", usage.usage, "GET"),
         route("/v1/models", service.models_openai, "GET"),

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.api.auth import Gatekeeper
-from app.core import Health
 from app.metering.pricing import as_usd_per_1k
 from app.runtime import Runtime
 
@@ -29,8 +28,17 @@ class ServiceRoutes:
     async def readyz(self, request: Request) -> Response:
         """Whether requests can be served now, and why not."""
         runtime = self._runtime
-        detail: dict[str, Any] = {"phase": runtime.phase, "live_streams": runtime.streams.num_live}
-        if runtime.phase != "ready" or runtime.engine.health() is not Health.READY:
+        detail: dict[str, Any] = {
+            "phase": runtime.phase,
+            "live_streams": runtime.streams.num_live,
+            "store": {
+                "failing": runtime.database.failing,
+                "writer_lag_s": round(runtime.database.writer_lag_s, 3),
+                "unsettled_requests": runtime.journal.num_unsettled,
+            },
+            "ledger": runtime.balance.detail(),
+        }
+        if not runtime.ready:
             return JSONResponse(
                 {"status": "not_ready", **detail}, status_code=503, headers={"retry-after": "5"}
             )

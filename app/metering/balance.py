@@ -43,6 +43,10 @@ class Balance:
         """Whether the two differed for any request since the start."""
         return self.last_request_id is not None
 
+    def of(self, model: str) -> Sums:
+        """A model's sums, all zero when it is new."""
+        return self.models.setdefault(model, Sums())
+
     def settled(
         self,
         model: str,
@@ -57,7 +61,7 @@ class Balance:
         A generation that was not read to its end (the engine failed, the server stopped) may have
         been handed more than was read and billed, and never less.
         """
-        sums = self.models.setdefault(model, Sums())
+        sums = self.of(model)
         sums.ledger_tokens += completion_tokens
         sums.handed_over_tokens += handed_over
         drift = completion_tokens - handed_over

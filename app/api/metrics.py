@@ -1,0 +1,101 @@
+"""GET /metrics: what the process does, in Prometheus's text format or OpenMetrics.
+
+Everything is read from the runtime at the scrape, as app.api.metric_tables says; nothing is
+counted here, and no registry but our own is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.auth import Gatekeeper
+from app.api.metric_tables import OF_BALANCE, OF_ENGINE, OF_PROCESS, OF_TRAFFIC, Described
+from app.core import EngineLoad
+from app.errors import EngineNotReady
+from app.metering.traffic import Histogram
+from app.runtime import Runtime
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+
+class MetricsRoutes:
+    """The handler of `/metrics`."""
+
+    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
+        self._gatekeeper = gatekeeper
+        self._registry = CollectorRegistry()
+        self._registry.register(RuntimeCollector(runtime))
+
+    async def metrics(self, request: Request) -> Response:
+        """Every metric, before the engine is ready too; with an API key set it wants the key."""
+        self._gatekeeper.owner(request)
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self._registry), headers={"content-type": content_type})
+
+
+class RuntimeCollector(Collector):
+    """Reads a runtime at each scrape."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def collect(self) -> Iterator[Family]:
+        """Every family, those that have no sample yet too."""
+        runtime = self._runtime
+        engines = _engines(runtime)
+        for model in engines:
+            # Its counters begin at 0, not with its first request: `rate` must see them rise.
+            runtime.traffic.of(model)
+            runtime.balance.of(model)
+        yield from _families(OF_PROCESS, {"": runtime})
+        yield from _families(OF_TRAFFIC, runtime.traffic.models)
+        yield from _families(OF_ENGINE, engines)
+        yield from _families(OF_BALANCE, runtime.balance.models)
+
+
+def _engines(runtime: Runtime) -> Mapping[str, EngineLoad]:
+    """The engine's load by its model; nothing before it has a model, and once it is dead."""
+    try:
+        return {runtime.engine.model.id: runtime.engine.load()}
+    except EngineNotReady:
+        return {}
+
+
+def _families(table: Sequence[Described], sources: Mapping[str, Any]) -> Iterator[Family]:
+    for metric in table:
+        family = _KINDS[metric.kind](metric.name, metric.meaning, labels=metric.labels)
+        for model, source in sources.items():
+            _add(family, [model] if metric.labels else [], metric.read(source))
+        yield family
+
+
+_KINDS: Mapping[str, type[Family]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
+def _add(family: Family, labels: list[str], value: Any) -> None:
+    if isinstance(family, HistogramMetricFamily):
+        family.add_metric(labels, _buckets(value), value.sum)
+    elif isinstance(value, Mapping):
+        for label, number in value.items():
+            family.add_metric([*labels, label], number)
+    else:
+        family.add_metric(labels, value)
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    return [
+        ("+Inf" if math.isinf(bound) else repr(bound), number) for bound, number in histogram.cumulative()
+    ]

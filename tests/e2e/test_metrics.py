@@ -1,0 +1,374 @@
+"""/metrics and /readyz over HTTP: what they say is what happened, and the ledger balances."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from servers import ROOT, Serve, Served, chat
+from sse_client import until
+
+from app.api.metric_tables import METRICS
+from app.core import ChatRequest
+from app.engine.scripted import Script, ScriptedEngine
+from app.errors import EngineNotReady, NotFound
+
+PRICES = ({"model": "scripted", "input": "1", "cached_input": "0.5", "output": "2"},)
+ALERTS = ROOT / "deploy/prometheus/alerts.yml"
+PROMETHEUS_OWN = {"up"}
+
+Samples = dict[tuple[str, tuple[str, ...]], float]
+
+
+async def scrape(served: Served, **headers: str) -> Samples:
+    """Every sample by its name and label values, the model first."""
+    answer = await served.call("GET", "/metrics", **headers)
+    assert answer.status == 200
+    families = list(parse_text(answer.body.decode()))
+    samples = [sample for family in families for sample in family.samples]
+    by_key = {}
+    for sample in samples:
+        labels = sorted(sample.labels.items(), key=lambda label: label[0] != "model")
+        by_key[sample.name, tuple(value for _, value in labels)] = sample.value
+    assert len(by_key) == len(samples), "a sample twice"
+    return by_key
+
+
+def of_model(samples: Samples, name: str) -> float:
+    """The scripted model's sample."""
+    return samples[f"tokenring_{name}", ("scripted",)]
+
+
+def by_content(**scripts: Script):
+    """A script per message content; all others get the plain one."""
+
+    def script_for(request: ChatRequest) -> Script:
+        return scripts.get(request.body["messages"][0]["content"], Script(tokens=20))
+
+    return script_for
+
+
+async def test_every_documented_metric_is_there(serve: Serve):
+    """/metrics has each metric of the table, as the type it says, and no other."""
+    served = await serve()
+    text = (await served.call("GET", "/metrics")).body.decode()
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    assert types == {metric.name: metric.kind for metric in METRICS}
+    assert {line.split("{")[0].split()[0] for line in text.splitlines() if line[0] != "#"} >= {
+        metric.name for metric in METRICS if metric.kind == "gauge"
+    }
+
+
+async def test_openmetrics_to_who_asks(serve: Serve):
+    """A scraper that accepts OpenMetrics gets it, down to its end mark."""
+    served = await serve(Script(tokens=5))
+    await served.post(chat())
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
+    answer = await served.call("GET", "/metrics", accept=accept)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    names = {family.name for family in parse_openmetrics(answer.body.decode())}
+    assert names == {metric.name.removesuffix("_total") for metric in METRICS}
+
+
+async def test_counters_begin_at_zero(serve: Serve):
+    """A model's counters are there before its first request."""
+    samples = await scrape(await serve())
+    for metric in METRICS:
+        if metric.kind == "counter" and metric.labels == ("model",):
+            assert samples[metric.name, ("scripted",)] == 0
+
+
+async def test_a_request_is_counted_as_it_was_billed(serve: Serve):
+    """Tokens, cost and outcome are those of the answer and of /api/usage."""
+    served = await serve(Script(tokens=9, reasoning=4), prices=PRICES)
+    usage = (await served.post(chat(stream=False))).json()["usage"]
+    samples = await scrape(served)
+    assert samples["tokenring_requests_total", ("scripted", "stop")] == 1
+    assert of_model(samples, "prompt_tokens_total") == usage["prompt_tokens"]
+    assert of_model(samples, "completion_tokens_total") == usage["completion_tokens"] == 9
+    assert of_model(samples, "reasoning_tokens_total") == 4
+    billed = (await served.call("GET", "/api/usage")).json()
+    assert of_model(samples, "cost_micro_usd_total") == billed["cost_micro_usd"] > 0
+    for name in ("queue", "time_to_first_token", "time_per_output_token", "request_duration"):
+        assert of_model(samples, f"{name}_seconds_count") == 1
+        assert samples[f"tokenring_{name}_seconds_bucket", ("scripted", "+Inf")] == 1
+
+
+async def test_latencies_are_seconds(serve: Serve):
+    """A prefill of 0.2 s lies between 0.1 and 5 s to the first token."""
+    served = await serve(Script(tokens=2, prefill_s=0.2))
+    await served.post(chat())
+    samples = await scrape(served)
+    buckets = "tokenring_time_to_first_token_seconds_bucket"
+    assert (samples[buckets, ("scripted", "0.1")], samples[buckets, ("scripted", "5.0")]) == (0, 1)
+
+
+async def test_live_and_retained_streams(serve: Serve):
+    """A stream and its reader count while it lives; then it is retained, with its bytes."""
+    served = await serve(Script(rate=200, tokens=20))
+    async with await served.open(chat()) as stream:
+        await stream.read_events(3)
+        samples = await scrape(served)
+        assert samples["tokenring_live_streams", ()] == samples["tokenring_stream_readers", ()] == 1
+        assert of_model(samples, "engine_running_requests") == 1
+        assert of_model(samples, "engine_used_tokens") > 0
+        await stream.to_end()
+    samples = await scrape(served)
+    assert (samples["tokenring_live_streams", ()], samples["tokenring_retained_streams", ()]) == (0, 1)
+    assert samples["tokenring_retained_streams_bytes", ()] > 0
+
+
+async def test_the_store(serve: Serve):
+    """Commits, units and the file's size rise with work; nothing waits once it is done."""
+    served = await serve(Script(tokens=3))
+    before = await scrape(served)
+    for _ in range(3):
+        await served.post(chat())
+    after = await scrape(served)
+    for name in ("commits_total", "units_total"):
+        assert after[f"tokenring_store_{name}", ()] > before[f"tokenring_store_{name}", ()]
+    assert after["tokenring_store_units_total", ()] >= after["tokenring_store_commits_total", ()]
+    assert after["tokenring_store_file_bytes", ()] > 0
+    assert after["tokenring_store_wal_bytes", ()] > 0
+    for name in ("store_failing", "unsettled_requests", "unsettled_age_seconds"):
+        assert after[f"tokenring_{name}", ()] == 0
+    assert 0 <= after["tokenring_checkpoint_age_seconds", ()] < 60
+
+
+async def test_a_writer_that_lags_is_seen(serve: Serve):
+    """While a unit holds the writer, the queue has a depth and its oldest unit an age."""
+    served = await serve()
+    held = served.runtime.database.submit(lambda _c: time.sleep(0.3))
+    waiting = served.runtime.database.submit(lambda _c: None)
+    await asyncio.sleep(0.05)  # no event tells that the writer's thread has begun
+    samples = await scrape(served)
+    assert samples["tokenring_store_queue_depth", ()] == 2
+    assert 0 < samples["tokenring_store_writer_lag_seconds", ()] < 5
+    await asyncio.gather(held, waiting)
+    assert (await scrape(served))["tokenring_store_writer_lag_seconds", ()] == 0
+
+
+async def test_scrape_before_the_engine_is_ready(serve: Serve):
+    """Before start and before the engine has a model, /metrics answers, and says not ready."""
+
+    class Loading(ScriptedEngine):
+        """An engine that knows no model yet."""
+
+        loading = True
+
+        @property
+        def model(self):
+            """Unknown while it loads."""
+            if self.loading:
+                raise EngineNotReady("The engine is starting.", retry_after_s=5)
+            return super().model
+
+    served = await serve()
+    runtime = served.runtime
+    engine = Loading(Script())
+    runtime.engine, ready = engine, runtime.engine
+    try:
+        samples = await scrape(served)
+    finally:
+        runtime.engine = ready
+    assert samples["tokenring_ready", ()] == 0
+    assert not any(name.startswith("tokenring_engine") for name, _ in samples)
+    assert (await scrape(served))["tokenring_ready", ()] == 1
+
+
+async def test_a_dead_engine_is_not_ready(serve: Serve):
+    """The server that can take no requests says so, and still answers scrapes."""
+    served = await serve()
+    served.engine.die("test")
+    assert (await scrape(served))["tokenring_ready", ()] == 0
+
+
+async def test_metrics_want_the_key(serve: Serve):
+    """With an API key set /metrics is for those who have it; /readyz is for all."""
+    served = await serve(api_key="sesame")
+    assert (await served.call("GET", "/metrics")).refusal() == (401, "missing_api_key", None)
+    assert (await scrape(served, authorization="Bearer sesame"))["tokenring_ready", ()] == 1
+    assert (await served.call("GET", "/readyz")).status == 200
+
+
+# The ledger against what was handed over
+
+
+async def ledger(served: Served) -> dict[str, Any]:
+    """What /readyz says of it, on a server that is ready."""
+    answer = await served.call("GET", "/readyz")
+    assert answer.status == 200
+    detail: dict[str, Any] = answer.json()["ledger"]
+    return detail
+
+
+async def balanced(served: Served) -> Samples:
+    """The samples, once everything is settled; the two counts are equal and no flag is up."""
+    await until(lambda: not (served.live() or served.runtime.journal.num_unsettled))
+    samples = await scrape(served)
+    billed, handed_over = (
+        of_model(samples, "ledger_tokens_total"),
+        of_model(samples, "handed_over_tokens_total"),
+    )
+    assert billed + of_model(samples, "unread_tokens_total") == handed_over
+    assert samples["tokenring_ledger_differs", ()] == 0
+    assert not (await ledger(served))["differs"]
+    return samples
+
+
+async def test_a_miscount_raises_the_flag(serve: Serve):
+    """One token too many on a bill shows in /readyz, /metrics and one warning; the server stays ready."""
+    served = await serve(by_content(bad=Script(tokens=20, fault="miscount", fault_after=10)))
+    await served.post(chat())
+    await balanced(served)
+    wrong = await served.post(chat("bad"))
+    await served.post(chat())
+    assert await ledger(served) == {
+        "differs": True,
+        "differing_requests": 1,
+        "drift_tokens": 1,
+        "last_request_id": wrong.headers["x-request-id"],
+    }
+    samples = await scrape(served)
+    assert samples["tokenring_ledger_differs", ()] == 1
+    assert of_model(samples, "ledger_tokens_total") == 61
+    assert of_model(samples, "handed_over_tokens_total") == 60
+    assert of_model(samples, "ledger_differing_requests_total") == 1
+    assert of_model(samples, "ledger_drift_tokens_total") == 1
+    [warning] = served.logged("ledger_differs")
+    assert warning["request_id"] == wrong.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("body", [chat(n=3), chat(max_tokens=5), chat(stop=["ring"]), chat(stream=False)])
+async def test_whole_answers_balance(serve: Serve, body: dict[str, Any]):
+    """Several choices, a length, a stop string, an answer in one piece: the counts are equal."""
+    served = await serve(Script(tokens=30, reasoning=2))
+    await served.post(body)
+    samples = await balanced(served)
+    assert of_model(samples, "ledger_tokens_total") > 0
+    assert of_model(samples, "unread_tokens_total") == 0
+
+
+async def test_cancelled_answers_balance(serve: Serve):
+    """After a cancel the bill has the engine's final count, which is what was handed over."""
+    served = await serve(Script(rate=300, tokens=10_000))
+    streams = [await served.open(chat(n=2)) for _ in range(3)]
+    for stream in streams:
+        async with stream:
+            await stream.read_events(7)
+            await served.call("DELETE", f"/api/chat/completions/{stream.id}")
+            await stream.to_end()
+    samples = await balanced(served)
+    assert samples["tokenring_requests_total", ("scripted", "abort")] == 3
+    assert of_model(samples, "unread_tokens_total") == 0
+
+
+@pytest.mark.parametrize("fault", ["fail", "overload"])
+async def test_failed_answers_balance(serve: Serve, fault: str):
+    """An answer that broke, or was refused by the engine, raises no flag."""
+    served = await serve(Script(tokens=20, fault=fault, fault_after=0 if fault == "overload" else 10))
+    await served.post(chat())
+    samples = await balanced(served)
+    assert of_model(samples, "ledger_tokens_total") == (0 if fault == "overload" else 10)
+
+
+async def test_a_dead_engine_s_answers_balance(serve: Serve):
+    """What the engine handed over before it died is billed, and raises no flag."""
+    served = await serve(by_content(die=Script(fault="die", fault_after=5), slow=Script(rate=50, tokens=99)))
+    slow = await served.open(chat("slow"))
+    await slow.read_events(3)
+    await served.post(chat("die"))
+    async with slow:
+        await slow.to_end()
+    await until(lambda: not served.runtime.journal.num_unsettled)
+    balance = served.runtime.balance
+    assert not balance.differs
+    assert balance.models["scripted"].ledger_tokens == balance.models["scripted"].handed_over_tokens > 5
+
+
+async def test_a_reader_that_breaks_is_explained(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    """Tokens handed over to a generation that broke are unread, and raise no flag."""
+    served = await serve(Script(tokens=20))
+
+    def broken(_stream: Any, _delta: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("app.stream.TokenStream.append", broken)
+    monkeypatch.setattr("app.trace.Trace.saw", lambda _trace, _delta: None)
+    await served.post(chat())
+    samples = await balanced(served)
+    assert of_model(samples, "unread_tokens_total") == 1
+    assert of_model(samples, "ledger_tokens_total") == 0
+
+
+async def test_a_refused_reservation_counts_nowhere(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    """A request whose reservation cannot be written is not billed, and raises no flag."""
+    served = await serve(Script(tokens=20))
+
+    def refuse(*_args: Any) -> int:
+        raise NotFound("Gone meanwhile.", code="conversation_not_found")
+
+    monkeypatch.setattr("app.store.ledger.reserve", refuse)
+    await served.post(chat())
+    samples = await balanced(served)
+    assert of_model(samples, "handed_over_tokens_total") == 0
+    assert served.engine._tallies._running == served.engine._tallies._ended == {}
+
+
+# Alerts
+
+
+def alerts() -> list[dict[str, Any]]:
+    """The rules as they stand."""
+    [group] = yaml.safe_load(ALERTS.read_text("utf-8"))["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+def named_in(expression: str) -> set[str]:
+    """Names of metrics in a PromQL expression."""
+    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(?:by|without)\s*\([^)]*\)", "", expression)
+    return set(re.findall(r"[a-z_]+(?!\w|\s*\()", bare)) - {"or", "and", "unless"}
+
+
+async def test_alerts_name_metrics_that_exist(serve: Serve):
+    """Every metric in an alert's expression is one that a server with a request has."""
+    served = await serve(Script(tokens=3))
+    await served.post(chat())
+    existing = {name for name, _ in await scrape(served)} | PROMETHEUS_OWN
+    for alert in alerts():
+        names = named_in(alert["expr"])
+        assert names, alert["alert"]
+        assert names <= existing, alert["alert"]
+
+
+def test_alerts_say_what_to_do():
+    """Each alert has a time to wait, a severity, a summary and what to do."""
+    rules = alerts()
+    assert {rule["alert"] for rule in rules} == {
+        "NotReady",
+        "StoreFailing",
+        "StoreWriterLag",
+        "StoreQueueDepth",
+        "UnsettledRequests",
+        "LedgerDiffers",
+        "HighTTFT",
+    }
+    for rule in rules:
+        assert re.fullmatch(r"\d+[ms]", rule["for"])
+        assert rule["labels"]["severity"] in {"page", "warn"}
+        assert set(rule["annotations"]) == {"summary", "description"}
+
+
+def test_the_example_scrape_finds_the_alerts():
+    """prometheus.yml loads the file that is beside it, and scrapes the job the alerts name."""
+    config = yaml.safe_load((ALERTS.parent / "prometheus.yml").read_text("utf-8"))
+    assert config["rule_files"] == [ALERTS.name]
+    [job] = config["scrape_configs"]
+    assert f'job="{job["job_name"]}"' in ALERTS.read_text("utf-8")

@@ -1,0 +1,35 @@
+"""What was served, counted once a request."""
+
+from __future__ import annotations
+
+from app.metering.traffic import Histogram, Timings, Traffic
+from app.store.ledger import Usage
+
+
+def test_a_value_counts_at_every_bound_it_does_not_exceed():
+    """Bounds are inclusive, the last is infinite, and None is no observation."""
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 99.0, None):
+        histogram.observe(value)
+    assert histogram.cumulative() == [(1.0, 2), (2.0, 3), (float("inf"), 4)]
+    assert histogram.sum == 102.0
+
+
+def test_settlements_add_up():
+    """Each count and the cost are sums, per model."""
+    traffic = Traffic()
+    traffic.settled("a", Usage(1, 2, 3, 4, 5), 10)
+    traffic.settled("a", Usage(10, 20, 30, 40, 50), 100)
+    assert traffic.of("a").usage == Usage(11, 22, 33, 44, 55)
+    assert traffic.of("a").cost_micro_usd == 110
+    assert traffic.of("b").usage == Usage()
+
+
+def test_what_never_happened_is_not_observed():
+    """A refused request has an outcome and a duration, and no time to a token."""
+    traffic = Traffic()
+    traffic.ended("a", "engine_overloaded", Timings(0.1, None, None, 0.2))
+    model = traffic.of("a")
+    observed = [h.cumulative()[-1][1] for h in (model.queue, model.ttft, model.tpot, model.total)]
+    assert observed == [1, 0, 0, 1]
+    assert model.outcomes == {"engine_overloaded": 1}
