@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
+import sqlite3
+import threading
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from app.api.metric_tables import METRICS
 from app.core import ChatRequest
 from app.engine.scripted import Script, ScriptedEngine
 from app.errors import EngineNotReady, NotFound
+from app.store import ledger as ledger_module
 
 PRICES = ({"model": "scripted", "input": "1", "cached_input": "0.5", "output": "2"},)
 ALERTS = ROOT / "deploy/prometheus/alerts.yml"
@@ -144,10 +146,11 @@ async def test_the_store(serve: Serve):
 async def test_a_writer_that_lags_is_seen(serve: Serve):
     """While a unit holds the writer, the queue has a depth and its oldest unit an age."""
     served = await serve()
-    held = served.runtime.database.submit(lambda _c: time.sleep(0.3))
+    release = threading.Event()
+    held = served.runtime.database.submit(lambda _c: release.wait(20))
     waiting = served.runtime.database.submit(lambda _c: None)
-    await asyncio.sleep(0.05)  # no event tells that the writer's thread has begun
     samples = await scrape(served)
+    release.set()
     assert samples["tokenring_store_queue_depth", ()] == 2
     assert 0 < samples["tokenring_store_writer_lag_seconds", ()] < 5
     await asyncio.gather(held, waiting)
@@ -307,6 +310,28 @@ async def test_a_reader_that_breaks_is_explained(serve: Serve, monkeypatch: pyte
     assert of_model(samples, "ledger_tokens_total") == 0
 
 
+async def test_a_settlement_that_is_tried_again_counts_once(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    """While it cannot be written the request is unsettled, and counted nowhere; then it is, once."""
+    served = await serve(Script(tokens=20))
+    settle = ledger_module.settle
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+
+    def refuse(*_args: Any) -> bool:
+        raise full
+
+    monkeypatch.setattr(ledger_module, "settle", refuse)
+    await served.post(chat())
+    samples = await scrape(served)
+    assert of_model(samples, "ledger_tokens_total") == of_model(samples, "handed_over_tokens_total") == 0
+    assert samples["tokenring_unsettled_requests", ()] == 1
+    assert samples["tokenring_unsettled_age_seconds", ()] > 0
+    assert samples["tokenring_store_failing", ()] == 1
+    monkeypatch.setattr(ledger_module, "settle", settle)
+    samples = await balanced(served)
+    assert of_model(samples, "ledger_tokens_total") == of_model(samples, "completion_tokens_total") == 20
+
+
 async def test_a_refused_reservation_counts_nowhere(serve: Serve, monkeypatch: pytest.MonkeyPatch):
     """A request whose reservation cannot be written is not billed, and raises no flag."""
     served = await serve(Script(tokens=20))
@@ -314,7 +339,7 @@ async def test_a_refused_reservation_counts_nowhere(serve: Serve, monkeypatch: p
     def refuse(*_args: Any) -> int:
         raise NotFound("Gone meanwhile.", code="conversation_not_found")
 
-    monkeypatch.setattr("app.store.ledger.reserve", refuse)
+    monkeypatch.setattr(ledger_module, "reserve", refuse)
     await served.post(chat())
     samples = await balanced(served)
     assert of_model(samples, "handed_over_tokens_total") == 0
