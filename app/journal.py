@@ -154,8 +154,7 @@ class Journal:
         if entry.request_seq is None:
             return  # never reserved, so nothing was released and nothing is owed
         self._unsettled[entry] = time.monotonic()
-        await self._database.write(_settlement(entry))
-        self._close(entry)
+        self._close(entry, await self._database.write(_settlement(entry)))
 
     def settle_later(self, entry: Entry, outcome: str) -> None:
         """The same, without waiting for it; nothing where it is settled."""
@@ -178,10 +177,10 @@ class Journal:
             settled = self._database.submit(_settlement(entry))
             settled.add_done_callback(lambda s: self._settled(entry, s))
 
-    def _settled(self, entry: Entry, settled: asyncio.Future[None]) -> None:
+    def _settled(self, entry: Entry, settled: asyncio.Future[int]) -> None:
         error = None if settled.cancelled() else settled.exception()
         if error is None:
-            self._close(entry)
+            self._close(entry, settled.result())
         elif not isinstance(error, StorageUnavailable):
             self._give_up(entry, error)
 
@@ -234,15 +233,15 @@ class Journal:
         for entry in list(self._unsettled):
             if entry.stream.done:
                 try:
-                    await self._database.write(_settlement(entry))
+                    billed_tokens = await self._database.write(_settlement(entry))
                 except StorageUnavailable:
                     raise
                 except Exception as exc:  # noqa: BLE001  # it must not hold up the others
                     self._give_up(entry, exc)
                 else:
-                    self._close(entry)
+                    self._close(entry, billed_tokens)
 
-    def _close(self, entry: Entry) -> None:
+    def _close(self, entry: Entry, billed_tokens: int) -> None:
         self._unsettled.pop(entry, None)
         if entry.settled:  # a settlement that was tried again may be told of twice
             return
@@ -252,7 +251,7 @@ class Journal:
         self._balance.settled(
             model,
             entry.stream.request_id,
-            usage.completion_tokens,
+            billed_tokens,
             entry.handed_over,
             read_whole=entry.read_whole,
         )
@@ -282,8 +281,11 @@ class Journal:
         return await self._database.write(unit)
 
 
-def _settlement(entry: Entry) -> Unit[None]:
-    """The unit that writes an entry's end; what it writes is read now, on the loop."""
+def _settlement(entry: Entry) -> Unit[int]:
+    """The unit that writes an entry's end; what it writes is read now, on the loop.
+
+    It returns the completion tokens that the row has then.
+    """
     stream, request_seq = entry.stream, entry.request_seq
     assert request_seq is not None
     settlement = Settlement(request_seq, entry.usage(), entry.outcome, time.time_ns() // 1000)
@@ -296,9 +298,12 @@ def _settlement(entry: Entry) -> Unit[None]:
     said = answers(*stream.held()) if whole is not None and whole[0] == 1 else None
     send_again = isinstance(stream.error, Unavailable | InternalError)
 
-    def unit(connection: sqlite3.Connection) -> None:
-        if not ledger.settle(connection, settlement):
-            return
+    def unit(connection: sqlite3.Connection) -> int:
+        if ledger.settle(connection, settlement):
+            end(connection)
+        return ledger.completion_tokens_of(connection, request_seq)
+
+    def end(connection: sqlite3.Connection) -> None:
         if stream.cancelled == DELETED:
             events.erase(connection, request_seq)
             return

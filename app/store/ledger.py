@@ -157,6 +157,12 @@ def settle(c: sqlite3.Connection, s: Settlement) -> bool:
     return True
 
 
+def completion_tokens_of(c: sqlite3.Connection, request_seq: int) -> int:
+    """A row's completion tokens, as they are in the store."""
+    row = c.execute("SELECT completion_tokens FROM requests WHERE seq = ?", (request_seq,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
 def _add_to_day(
     c: sqlite3.Connection, day: int, model: str, owner: str, usage: Usage, cost_micro_usd: int
 ) -> None:
