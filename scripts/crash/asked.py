@@ -37,6 +37,7 @@ class Heard:
     finish_reasons: dict[int, str] = field(default_factory=dict)
     usage: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
+    error_id: int | None = None
     done: bool = False
     marks: list[Mark] = field(default_factory=list)
 
@@ -57,7 +58,7 @@ class Heard:
         if self.error is not None:
             raise Misheard(f"a chunk after the error: {chunk}")
         if "error" in chunk:
-            self.error = chunk["error"]
+            self.error, self.error_id = chunk["error"], self.last_id
             return
         self.request_id = self.request_id or chunk["id"]
         if chunk["id"] != self.request_id:

@@ -156,9 +156,9 @@ class Reconnect:
         right = asked.is_beginning(heard.text)
         self._check(right, "what is stored is how the answer begins", text=heard.text)
         self._check(heard.tokens == billed, "text and bill are of one moment", replayed=heard.tokens)
-        self._check_end(row, whole)
+        self._check_end(row, whole, 0)
 
-    def _check_end(self, row: Row, found: Found) -> None:
+    def _check_end(self, row: Row, found: Found, after: int) -> None:
         asked, heard = self._asked, found.heard
         if not self._check(heard.done, "a replay ends with [DONE]"):
             return
@@ -170,7 +170,8 @@ class Reconnect:
             self._check(counts == billed, "the interruption has the counts", error=heard.error)
             return
         if row.bill.outcome == "draining":
-            self._check(code == "draining", "a stream cut off by a stop says so", error=heard.error)
+            told = asked.heard.error_id is not None and asked.heard.error_id <= after
+            self._check(told or code == "draining", "a stream cut off by a stop says so", error=heard.error)
             return
         outcome = set(str(row.bill.outcome).split(","))
         ended = set(heard.finish_reasons.values()) or outcome
@@ -188,7 +189,7 @@ class Reconnect:
             return
         if not self._check(found.status == 200 and not found.misheard, "its client can come back", **facts):
             return
-        self._check_end(row, found)
+        self._check_end(row, found, after)
         known_id = (heard.error or {}).get("last_event_id")
         if row.interrupted and known_id is not None and after > known_id:
             # It had heard more than was stored.
