@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ WIPED = 0
 
 _COLUMNS = "c.seq, c.id, c.title, c.model, c.total_tokens, c.created_at_us, c.updated_at_us"
 _END = 2**63 - 1
+_MIN_BEGINNING = 4
+"""Letters. FTS5 reads all that a beginning matches before its first row, for `th` most of the index."""
+_RUN_ON = re.compile("[\u0e00-\u1dff\u2e80-\U0010ffff]")
+"""Letters of scripts that write without spaces, or say much with one letter: Thai to CJK."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ def _matching(
 
 
 def match_all(words: str) -> str:
-    """An FTS5 query for every one of `words`, each as it stands and the last as a beginning.
+    """An FTS5 query for every one of `words`, each as it stands and the last, unless short, as a beginning.
 
     Whatever is in them is quoted, so there is nothing to get wrong; what holds no letter or
     digit is ignored. https://www.sqlite.org/fts5.html#fts5_phrases
@@ -72,9 +77,9 @@ def match_all(words: str) -> str:
     quoted = ['"' + word.replace('"', '""') + '"' for word in words.replace("\0", " ").split()]
     if not quoted:
         return '""'
-    # As a beginning, a single letter matches nearly everything, but a single CJK character says much.
     last = quoted[-1]
-    return " ".join(quoted) + ("*" if len(last) > 3 or not last.isascii() else "")
+    as_beginning = len(last) - 2 >= _MIN_BEGINNING or _RUN_ON.search(last)
+    return " ".join(quoted) + ("*" if as_beginning else "")
 
 
 def _distinct(rows: Iterator[tuple[Any, ...]], limit: int) -> list[tuple[Any, ...]]:
