@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 import sqlite3
 import threading
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from servers import ROOT, Serve, Served, chat
+from servers import Serve, Served, chat
 from sse_client import until
 
 from app.api.metric_tables import METRICS
@@ -22,8 +22,6 @@ from app.errors import EngineNotReady, NotFound
 from app.store import ledger as ledger_module
 
 PRICES = ({"model": "scripted", "input": "1", "cached_input": "0.5", "output": "2"},)
-ALERTS = ROOT / "deploy/prometheus/alerts.yml"
-PROMETHEUS_OWN = {"up"}
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
 
@@ -332,6 +330,22 @@ async def test_a_settlement_that_is_tried_again_counts_once(serve: Serve, monkey
     assert of_model(samples, "ledger_tokens_total") == of_model(samples, "completion_tokens_total") == 20
 
 
+async def test_a_row_that_is_not_what_was_said_differs(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    """What is compared is what the store has: a row that others settled too early raises the flag."""
+    served = await serve(Script(tokens=20))
+    settle = ledger_module.settle
+
+    def too_late(connection: sqlite3.Connection, settlement: ledger_module.Settlement) -> bool:
+        early = dataclasses.replace(settlement, usage=ledger_module.Usage(completion_tokens=15))
+        assert settle(connection, early)
+        return settle(connection, settlement)
+
+    monkeypatch.setattr(ledger_module, "settle", too_late)
+    await served.post(chat())
+    detail = await ledger(served)
+    assert (detail["differs"], detail["drift_tokens"]) == (True, 5)
+
+
 async def test_a_refused_reservation_counts_nowhere(serve: Serve, monkeypatch: pytest.MonkeyPatch):
     """A request whose reservation cannot be written is not billed, and raises no flag."""
     served = await serve(Script(tokens=20))
@@ -344,56 +358,3 @@ async def test_a_refused_reservation_counts_nowhere(serve: Serve, monkeypatch: p
     samples = await balanced(served)
     assert of_model(samples, "handed_over_tokens_total") == 0
     assert served.engine._tallies._running == served.engine._tallies._ended == {}
-
-
-# Alerts
-
-
-def alerts() -> list[dict[str, Any]]:
-    """The rules as they stand."""
-    [group] = yaml.safe_load(ALERTS.read_text("utf-8"))["groups"]
-    rules: list[dict[str, Any]] = group["rules"]
-    return rules
-
-
-def named_in(expression: str) -> set[str]:
-    """Names of metrics in a PromQL expression."""
-    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(?:by|without)\s*\([^)]*\)", "", expression)
-    return set(re.findall(r"[a-z_]+(?!\w|\s*\()", bare)) - {"or", "and", "unless"}
-
-
-async def test_alerts_name_metrics_that_exist(serve: Serve):
-    """Every metric in an alert's expression is one that a server with a request has."""
-    served = await serve(Script(tokens=3))
-    await served.post(chat())
-    existing = {name for name, _ in await scrape(served)} | PROMETHEUS_OWN
-    for alert in alerts():
-        names = named_in(alert["expr"])
-        assert names, alert["alert"]
-        assert names <= existing, alert["alert"]
-
-
-def test_alerts_say_what_to_do():
-    """Each alert has a time to wait, a severity, a summary and what to do."""
-    rules = alerts()
-    assert {rule["alert"] for rule in rules} == {
-        "NotReady",
-        "StoreFailing",
-        "StoreWriterLag",
-        "StoreQueueDepth",
-        "UnsettledRequests",
-        "LedgerDiffers",
-        "HighTTFT",
-    }
-    for rule in rules:
-        assert re.fullmatch(r"\d+[ms]", rule["for"])
-        assert rule["labels"]["severity"] in {"page", "warn"}
-        assert set(rule["annotations"]) == {"summary", "description"}
-
-
-def test_the_example_scrape_finds_the_alerts():
-    """prometheus.yml loads the file that is beside it, and scrapes the job the alerts name."""
-    config = yaml.safe_load((ALERTS.parent / "prometheus.yml").read_text("utf-8"))
-    assert config["rule_files"] == [ALERTS.name]
-    [job] = config["scrape_configs"]
-    assert f'job="{job["job_name"]}"' in ALERTS.read_text("utf-8")
