@@ -84,7 +84,7 @@ class Database:
         """
         self._lock = lock(self._data_dir)
         try:
-            self._writer = await aiosqlite.connect(self.path, isolation_level=None)
+            self._writer = await _connect(self.path)
             await _run(self._writer, lambda c: prepare(c, self.path))
             uri = self.path.absolute().as_uri()
             for _ in range(READERS):
@@ -220,11 +220,18 @@ class Database:
         if self._writing is not None:
             self._queue.put_nowait(None)
             await self._writing
-            for reader in self._readers:
-                await reader.interrupt()
-            for _ in self._readers:
-                await self._idle_readers.get()
+            await self._end_reads()
         await self._close_connections()
+
+    async def _end_reads(self) -> None:
+        """Interrupt queries until every reader is idle; between two statements an interrupt is lost."""
+        for _ in self._readers:
+            while True:
+                for reader in self._readers:
+                    await reader.interrupt()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._idle_readers.get(), _RETRY_S)
+                    break
 
     async def _close_connections(self) -> None:
         """Close what is open; a start that was given up and `aclose` may come here at once."""
@@ -325,7 +332,17 @@ async def _run(connection: aiosqlite.Connection, query: Unit[T]) -> T:
     return result
 
 
+async def _connect(path: Path | str, *, uri: bool = False) -> aiosqlite.Connection:
+    connection = aiosqlite.connect(path, uri=uri, isolation_level=None)
+    try:
+        return await connection
+    except BaseException:
+        # Told to end, but it has yet to report to a loop that may be closed by then.
+        connection._thread.join()  # noqa: SLF001  # as below
+        raise
+
+
 async def _reader(uri: str) -> aiosqlite.Connection:
-    reader = await aiosqlite.connect(f"{uri}?mode=ro", uri=True, isolation_level=None)
+    reader = await _connect(f"{uri}?mode=ro", uri=True)
     await _run(reader, lambda c: busy_timeout(c, BUSY_TIMEOUT_S))
     return reader

@@ -1,0 +1,546 @@
+"""The store's one writer and its readers: what commits, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from app.errors import StorageUnavailable
+from app.store import opening
+from app.store.database import FILE_NAME, MAX_UNITS, READERS, Database, Unit, commit_together
+from app.store.opening import StoreRefused
+from app.store.purge import fold
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    """An open, empty store with a table for its tests, one that is given up soon when locked."""
+    database = Database(tmp_path, patience_s=0.3)
+    await database.open()
+    await database.write(lambda c: c.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, blob)"))
+    yield database
+    await database.aclose()
+
+
+def insert(n: int, size: int = 0) -> Unit[int]:
+    """A unit that inserts `n` with that many bytes, and returns it."""
+
+    def unit(c: sqlite3.Connection) -> int:
+        c.execute("INSERT INTO t VALUES (?, zeroblob(?))", (n, size))
+        return n
+
+    return unit
+
+
+def numbers(c: sqlite3.Connection) -> list[int]:
+    """What is in the table, in the order it came."""
+    return [n for (n,) in c.execute("SELECT n FROM t ORDER BY rowid")]
+
+
+def outside(database: Database) -> sqlite3.Connection:
+    """A connection of another process, as far as SQLite can tell."""
+    return sqlite3.connect(database.path, isolation_level=None, timeout=0)
+
+
+def files(data_dir: Path) -> set[str]:
+    """The names of a directory's files."""
+    return {path.name for path in data_dir.iterdir()}
+
+
+class Held:
+    """Keeps the writer in a unit until it is let go, so that what is queued meanwhile is one batch."""
+
+    def __init__(self, database: Database) -> None:
+        self._go_on = threading.Event()
+        self.done = database.submit(lambda _c: self._go_on.wait(10))
+
+    async def go_on(self) -> None:
+        """Let the writer go on."""
+        self._go_on.set()
+        await self.done
+
+
+async def held(database: Database) -> Held:
+    """A writer that is held, its unit begun."""
+    held = Held(database)
+    while not database._batch:
+        await asyncio.sleep(0)
+    return held
+
+
+# Units
+
+
+async def test_units_commit_together(database: Database):
+    """Units that come while the writer is busy are one transaction, and each has its own result."""
+    writer = await held(database)
+    before = database.num_commits, database.num_units
+    waiting = [database.submit(insert(n)) for n in range(500)]
+    assert database.queue_depth == 501
+    assert database.writer_lag_s > 0
+    await writer.go_on()
+    assert await asyncio.gather(*waiting) == list(range(500))
+    assert (database.num_commits - before[0], database.num_units - before[1]) == (2, 501)
+    assert (database.queue_depth, database.writer_lag_s) == (0, 0.0)
+
+
+async def test_a_batch_has_a_limit(database: Database):
+    """More units than one transaction takes are several transactions, none left behind."""
+    writer = await held(database)
+    before = database.num_commits
+    waiting = [database.submit(insert(n)) for n in range(2 * MAX_UNITS + 1)]
+    await writer.go_on()
+    await asyncio.gather(*waiting)
+    assert database.num_commits - before == 1 + 3
+
+
+async def test_units_run_in_order(database: Database):
+    """Units are done in the order in which they were submitted, over batches."""
+    ran: list[int] = []
+    waiting = [database.submit(lambda _c, n=n: ran.append(n)) for n in range(3000)]
+    await asyncio.gather(*waiting)
+    assert ran == list(range(3000))
+
+
+async def test_a_unit_that_raises_is_undone_alone(database: Database):
+    """A unit that raises half way leaves nothing; the others of its transaction stand."""
+
+    def faulty(c: sqlite3.Connection) -> None:
+        insert(2)(c)
+        raise KeyError("a bug")
+
+    writer = await held(database)
+    first, second, third = map(database.submit, (insert(1), faulty, insert(3)))
+    await writer.go_on()
+    assert (await first, await third) == (1, 3)
+    with pytest.raises(KeyError, match="a bug"):
+        await second
+    assert await database.read(numbers) == [1, 3]
+    assert not database.failing
+
+
+async def test_a_unit_that_breaks_a_constraint_is_undone_alone(database: Database):
+    """SQLite's own errors that are the unit's fault are its caller's alone."""
+    writer = await held(database)
+    first, second, third = map(database.submit, (insert(1), insert(1), insert(3)))
+    await writer.go_on()
+    await asyncio.gather(first, third)
+    with pytest.raises(sqlite3.IntegrityError):
+        await second
+    assert await database.read(numbers) == [1, 3]
+    assert not database.failing
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+async def test_a_unit_that_ends_the_transaction_does_not_end_the_writer(database: Database, end: str):
+    """A unit that breaks the rules fails, and what is submitted after it is written."""
+
+    def unruly(c: sqlite3.Connection) -> None:
+        c.execute(end)
+        raise KeyError("a bug")
+
+    with pytest.raises((KeyError, StorageUnavailable)):
+        await database.write(unruly)
+    assert await database.write(insert(1)) == 1
+    assert await database.read(numbers) == [1]
+    assert not database.failing
+
+
+async def test_a_cancelled_caller_leaves_its_unit(database: Database):
+    """A unit whose caller was cancelled while it waited is written all the same."""
+    writer = await held(database)
+    caller = asyncio.create_task(database.write(insert(1)))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await writer.go_on()
+    assert await database.write(insert(2)) == 2
+    assert await database.read(numbers) == [1, 2]
+
+
+async def test_a_committed_unit_is_on_disk(database: Database):
+    """When a unit is done, another process sees it."""
+    await database.write(insert(7))
+    connection = outside(database)
+    assert numbers(connection) == [7]
+    connection.close()
+
+
+# Reading
+
+
+async def test_readers_cannot_write(database: Database):
+    """A query that writes is refused by its connection."""
+    with pytest.raises(StorageUnavailable, match="readonly"):
+        await database.read(insert(1))
+    assert await database.read(numbers) == []
+
+
+async def test_a_read_sees_one_snapshot(database: Database):
+    """What is committed during a query is not in it, and is in the next."""
+    loop = asyncio.get_running_loop()
+    began, written = asyncio.Event(), threading.Event()
+
+    def twice(c: sqlite3.Connection) -> tuple[list[int], list[int]]:
+        before = numbers(c)
+        loop.call_soon_threadsafe(began.set)
+        assert written.wait(10)
+        return before, numbers(c)
+
+    reading = asyncio.create_task(database.read(twice))
+    await began.wait()
+    await database.write(insert(1))
+    written.set()
+    assert await reading == ([], [])
+    assert await database.read(numbers) == [1]
+
+
+async def test_a_failed_read_leaves_its_reader(database: Database):
+    """A query that raises takes no reader with it and keeps no snapshot."""
+    for _ in range(READERS + 1):
+        with pytest.raises(sqlite3.OperationalError, match="no such table"):
+            await database.read(lambda c: c.execute("SELECT * FROM nowhere"))
+    await database.write(insert(1))
+    assert await database.read(numbers) == [1]
+
+
+async def test_a_cancelled_read_leaves_its_reader(database: Database):
+    """A caller that is cancelled in the middle of its query does not use up a reader."""
+    for _ in range(READERS + 1):
+        go_on = threading.Event()
+        reading = asyncio.create_task(database.read(lambda _c, e=go_on: e.wait(10)))
+        await asyncio.sleep(0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        go_on.set()
+    assert await database.read(numbers) == []
+
+
+async def test_any_path_can_be_read(tmp_path: Path):
+    """Characters that mean something in a URI mean nothing in a data directory's name."""
+    database = Database(tmp_path / "100% ready? #1 ä")
+    await database.open()
+    assert await database.read(lambda c: c.execute("SELECT count(*) FROM requests").fetchone()) == (0,)
+    await database.aclose()
+
+
+# Faults
+
+
+async def test_a_full_store_fails_and_recovers(database: Database):
+    """A commit without room fails for all its units, sets `failing`; the next that succeeds clears it."""
+    pages = await database.write(lambda c: c.execute("PRAGMA page_count").fetchone()[0])
+    await database.write(lambda c: c.execute(f"PRAGMA max_page_count={pages + 2}").fetchone())
+    writer = await held(database)
+    small, large = database.submit(insert(1)), database.submit(insert(2, size=100_000))
+    await writer.go_on()
+    for done in (small, large):
+        with pytest.raises(StorageUnavailable, match="full") as refused:
+            await done
+        assert refused.value.retry_after_s == 10
+    assert database.failing
+    assert await database.read(numbers) == []
+    await database.write(lambda c: c.execute("PRAGMA max_page_count=100000").fetchone())
+    assert not database.failing
+    assert await database.write(insert(2, size=100_000)) == 2
+
+
+async def test_a_short_lock_is_waited_for(database: Database):
+    """While another process writes, units wait; `failing` says so meanwhile."""
+    other = outside(database)
+    other.execute("BEGIN IMMEDIATE")
+    writing = asyncio.create_task(database.write(insert(1)))
+    database._patience_s = 10
+    while not database.failing:
+        await asyncio.sleep(0.001)
+    other.execute("ROLLBACK")
+    assert await writing == 1
+    assert not database.failing
+    other.close()
+
+
+async def test_a_long_lock_is_given_up(database: Database):
+    """Past its patience the writer fails what waits, and goes on by itself once the lock is gone."""
+    other = outside(database)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StorageUnavailable, match="locked"):
+        await database.write(insert(1))
+    assert database.failing
+    assert await database.read(numbers) == [], "readers do not mind"
+    other.execute("ROLLBACK")
+    assert await database.write(insert(2)) == 2
+    assert not database.failing
+    assert await database.read(numbers) == [2]
+    other.close()
+
+
+async def test_a_reader_elsewhere_holds_up_nobody(database: Database):
+    """Another process that reads for long sees its snapshot; writes go on, and the log is folded after."""
+    other = outside(database)
+    other.execute("BEGIN")
+    assert numbers(other) == []
+    for n in range(50):
+        await database.write(insert(n, size=10_000))
+    assert numbers(other) == []
+    assert len(await database.read(numbers)) == 50
+    assert not await database.fold()
+    other.execute("COMMIT")
+    assert len(numbers(other)) == 50
+    assert await database.fold()
+    assert (database.path.parent / f"{FILE_NAME}-wal").stat().st_size == 0
+    other.close()
+
+
+def test_a_transaction_that_fails_leaves_none_open():
+    """After any failure the connection is ready for the next transaction."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, blob)")
+    connection.execute(f"PRAGMA max_page_count={2 + 2}").fetchone()
+    for _ in range(2):
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            commit_together(connection, [insert(1), insert(2, size=100_000)])
+        assert not connection.in_transaction
+    assert commit_together(connection, [insert(1)]) == [1]
+    assert not fold(connection) or not connection.in_transaction
+    connection.close()
+
+
+# The end
+
+
+async def test_closing_writes_what_is_queued(tmp_path: Path):
+    """`aclose` commits every unit that was submitted before it, then refuses, and leaves one file."""
+    database = Database(tmp_path)
+    await database.open()
+    await database.write(lambda c: c.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, blob)"))
+    waiting = [database.submit(insert(n)) for n in range(MAX_UNITS + 10)]
+    await database.aclose()
+    assert all(done.done() for done in waiting)
+    with pytest.raises(StorageUnavailable):
+        database.submit(insert(1))
+    with pytest.raises(StorageUnavailable):
+        await database.write(insert(1))
+    with pytest.raises(StorageUnavailable):
+        await database.read(numbers)
+    with pytest.raises(StorageUnavailable):
+        await database.fold()
+    await database.aclose()
+    assert files(tmp_path) == {"lock", FILE_NAME}
+    connection = sqlite3.connect(tmp_path / FILE_NAME)
+    assert len(numbers(connection)) == MAX_UNITS + 10
+    connection.close()
+
+
+async def test_closing_does_not_wait_for_long_queries(database: Database):
+    """Queries that run are ended, those that wait for a reader are refused."""
+    endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT sum(i) FROM n"
+    began = threading.Semaphore(0)
+
+    def query(c: sqlite3.Connection) -> None:
+        began.release()
+        c.execute(endless).fetchone()
+
+    reading = [asyncio.create_task(database.read(query)) for _ in range(READERS + 2)]
+    for _ in range(READERS):
+        await asyncio.to_thread(began.acquire)
+    async with asyncio.timeout(5):
+        await database.aclose()
+        ends = await asyncio.gather(*reading, return_exceptions=True)
+    assert [type(end) for end in ends] == [StorageUnavailable] * len(reading)
+
+
+async def test_closing_a_store_never_opened(tmp_path: Path):
+    """Closing what was not opened, or whose start was refused, does nothing."""
+    never = Database(tmp_path / "a")
+    await never.aclose()
+    assert not (tmp_path / "a").exists()
+    (tmp_path / FILE_NAME).write_bytes(b"not a database, but something else altogether" * 100)
+    refused = Database(tmp_path)
+    with pytest.raises(StoreRefused):
+        await refused.open()
+    await refused.aclose()
+    with pytest.raises(StorageUnavailable):
+        refused.submit(insert(1))
+
+
+# What cannot be opened
+
+
+async def refusal(data_dir: Path) -> str:
+    """Why the directory is refused."""
+    database = Database(data_dir)
+    with pytest.raises(StoreRefused) as refused:
+        await database.open()
+    await database.aclose()
+    return str(refused.value)
+
+
+async def filled(data_dir: Path) -> Path:
+    """A store of some hundred pages, closed; returns its file."""
+    database = Database(data_dir)
+    await database.open()
+    await database.write(lambda c: c.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, blob)"))
+    for n in range(20):
+        await database.write(insert(n, size=20_000))
+    await database.aclose()
+    return data_dir / FILE_NAME
+
+
+def _overwritten(path: Path) -> None:
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(4096)
+        file.write(os.urandom(size - 3 * 4096))
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _cut_within_the_header(path: Path) -> None:
+    os.truncate(path, 50)
+
+
+def _something_else(path: Path) -> None:
+    path.write_bytes(b"%PDF-1.7\n" + os.urandom(20_000))
+
+
+@pytest.mark.parametrize("damage", [_overwritten, _cut, _cut_within_the_header, _something_else])
+async def test_a_damaged_file_is_refused(tmp_path: Path, damage: Callable[[Path], None]):
+    """A file that is no sound database is named, left as it is, and a backup recommended."""
+    path = await filled(tmp_path)
+    damage(path)
+    before = path.read_bytes()
+    message = await refusal(tmp_path)
+    assert message.startswith(f"{path} is damaged (")
+    assert message.endswith("Restore a backup, or move the file away to start anew.")
+    assert "\n" not in message
+    assert path.read_bytes() == before
+
+
+async def test_a_file_that_was_moved_away_starts_anew(tmp_path: Path):
+    """What the refusal recommends works: without the file, an empty store is made."""
+    path = await filled(tmp_path)
+    _cut(path)
+    await refusal(tmp_path)
+    path.rename(tmp_path / "damaged.db")
+    database = Database(tmp_path)
+    await database.open()
+    assert await database.read(lambda c: c.execute("SELECT count(*) FROM requests").fetchone()) == (0,)
+    await database.aclose()
+
+
+async def test_a_newer_schema_is_refused(tmp_path: Path):
+    """A file that has had a migration unknown here is left to the version that knows it."""
+    path = await filled(tmp_path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("INSERT INTO migrations VALUES ('002_from_the_future', datetime('now'))")
+    connection.close()
+    before = path.read_bytes()
+    message = await refusal(tmp_path)
+    assert message == (
+        f"{path} was written by a newer version (it has 002_from_the_future)."
+        " Run that version, or restore a backup from before it."
+    )
+    assert path.read_bytes() == before
+
+
+async def test_a_directory_that_is_a_file_is_refused(tmp_path: Path):
+    """A file where the directory should be, or above it, is named as what is wrong."""
+    (tmp_path / "data").write_text("")
+    assert await refusal(tmp_path / "data") == (
+        f"--data-dir {tmp_path / 'data'} cannot be written (it is not a directory)."
+        " Give this user the right to, or choose another --data-dir."
+    )
+    assert "cannot be written (Not a directory)" in await refusal(tmp_path / "data" / "below")
+
+
+async def test_a_directory_that_cannot_be_made_is_refused():
+    """A path where nobody may make a directory is named, to root too."""
+    assert "--data-dir /proc/tokenring cannot be written (" in await refusal(Path("/proc/tokenring"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+async def test_a_directory_without_permission_is_refused(tmp_path: Path):
+    """A directory this user may not write is named."""
+    data_dir = tmp_path / "data"
+    data_dir.mkdir(mode=0o500)
+    assert "cannot be written (Permission denied)" in await refusal(data_dir)
+
+
+async def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path):
+    """Something that is no file where the store should be is named."""
+    (tmp_path / FILE_NAME).mkdir()
+    message = await refusal(tmp_path)
+    assert message.startswith(f"{tmp_path / FILE_NAME} cannot be written (unable to open database file).")
+
+
+async def test_a_lock_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A disk without room for a process id is refused in a sentence too."""
+
+    def no_room(_fd: object, _how: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(opening.fcntl, "flock", no_room)
+    assert "cannot be locked (No space left on device). Make room" in await refusal(tmp_path)
+
+
+async def test_a_file_locked_for_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A store that another program has locked for itself is refused after a while."""
+    monkeypatch.setattr(opening, "BUSY_TIMEOUT_S", 0.01)
+    path = await filled(tmp_path)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA locking_mode=EXCLUSIVE").fetchone()
+    other.execute("BEGIN IMMEDIATE")
+    assert await refusal(tmp_path) == (
+        f"{path} is locked by another program (database is locked). End that program."
+    )
+    other.close()
+
+
+async def test_a_new_directory_is_for_this_user_alone(tmp_path: Path):
+    """What people wrote is in it: nobody else may look into a directory that the server made."""
+    path = await filled(tmp_path / "new" / "data")
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+_HOLD = """
+import asyncio, sys
+from pathlib import Path
+from app.store.database import Database
+
+async def main():
+    await Database(Path(sys.argv[1])).open()
+    print("open", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_second_process_is_refused(tmp_path: Path):
+    """A directory is one process's; another is told whose, and has it once that one was killed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _HOLD, str(tmp_path), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"open\n"
+    assert await refusal(tmp_path) == (
+        f"--data-dir {tmp_path} is in use by process {process.pid}; stop it or choose another --data-dir."
+    )
+    process.kill()
+    await process.wait()
+    database = Database(tmp_path)
+    await database.open()
+    await database.aclose()

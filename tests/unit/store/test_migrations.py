@@ -1,0 +1,179 @@
+"""Migrations: applied once, in order, wholly or not at all; a released one never changes."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ledgers import at, settled
+
+from app.store.conversations import FinishedAnswer, NewMessage, NewTurn, add_turn, ensure, finish_answers
+from app.store.ledger import Usage
+from app.store.migrations import MIGRATIONS, Migration, applied, migrate
+
+FIRST = Path(__file__).with_name("schema_001.sql")
+"""The first schema as it was released. Never change it: an installation may have it."""
+
+
+def connect() -> sqlite3.Connection:
+    """An empty database in memory."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.execute("PRAGMA foreign_keys = ON")
+    return connection
+
+
+@pytest.fixture
+def c() -> Iterator[sqlite3.Connection]:
+    """An empty database."""
+    connection = connect()
+    yield connection
+    connection.close()
+
+
+def schema(c: sqlite3.Connection) -> str:
+    """Every table, index, view and trigger that was made, as it was made."""
+    rows = c.execute(
+        "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
+        " AND name NOT LIKE 'search_%' ORDER BY rowid"
+    )
+    return "".join(f"{sql};\n" for (sql,) in rows)
+
+
+def load_first(c: sqlite3.Connection) -> None:
+    """Make the first schema as an installation of that version has it."""
+    c.executescript(FIRST.read_text("utf-8"))
+    c.execute("INSERT INTO migrations VALUES ('001_first', '2026-11-20 00:00:00')")
+
+
+def fill(c: sqlite3.Connection) -> None:
+    """A conversation of one turn, answered and billed."""
+    turn = NewTurn(
+        conversation_id="conv_1",
+        owner="local",
+        model="llama",
+        title="Rivers",
+        is_new=True,
+        parent_seq=None,
+        messages=[NewMessage("msg_1", "user", "Which river is the longest?", None)],
+        answer_ids=["msg_2"],
+        created_at_us=at("2026-11-20"),
+    )
+    conversation_seq = ensure(c, turn)
+    request_seq = settled(c, Usage(10, 20))
+    add_turn(c, turn, conversation_seq, request_seq)
+    answer = FinishedAnswer("msg_2", "The Nile.", None, "complete", "stop", b"", b"", None)
+    finish_answers(c, [answer], at("2026-11-20"), 30)
+
+
+def contents(c: sqlite3.Connection) -> list[object]:
+    """What `fill` left, as a reader of any version sees it."""
+    return [
+        c.execute("SELECT id, owner, title, total_tokens FROM conversations").fetchall(),
+        c.execute("SELECT id, role, text, status FROM messages ORDER BY seq").fetchall(),
+        c.execute("SELECT state, completion_tokens, cost_micro_usd FROM requests").fetchall(),
+        c.execute("SELECT day, requests, completion_tokens FROM usage_daily").fetchall(),
+        c.execute("SELECT count(*) FROM search WHERE search MATCH 'nile'").fetchall(),
+    ]
+
+
+def add_note(c: sqlite3.Connection) -> None:
+    """A migration that changes rows too."""
+    c.execute("ALTER TABLE conversations ADD COLUMN note TEXT")
+    c.execute("UPDATE conversations SET note = 'was ' || title")
+
+
+def broken(c: sqlite3.Connection) -> None:
+    """A migration that fails when it has done a part of its work."""
+    add_note(c)
+    c.execute("CREATE TABLE half (n)")
+    c.execute("INSERT INTO nowhere VALUES (1)")
+
+
+SECOND = Migration("002_note", add_note)
+
+
+def test_the_first_schema_is_as_it_was_released(c: sqlite3.Connection):
+    """001_first makes exactly the stored schema, to the character."""
+    migrate(c, MIGRATIONS[:1])
+    assert schema(c) == FIRST.read_text("utf-8")
+
+
+def test_an_installation_of_the_first_schema_is_brought_up_to_date(c: sqlite3.Connection):
+    """From the first schema with data in it, to the schema a new installation has, and nothing lost."""
+    load_first(c)
+    fill(c)
+    before = contents(c)
+    migrate(c)
+    assert contents(c) == before
+    assert applied(c) == [migration.name for migration in MIGRATIONS]
+    new = connect()
+    migrate(new)
+    assert sorted(schema(c).split(";\n")) == sorted(schema(new).split(";\n"))
+    new.close()
+    assert c.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert c.execute("PRAGMA foreign_key_check").fetchall() == []
+
+
+def test_migrations_are_applied_once_in_order(c: sqlite3.Connection):
+    """Each is applied once, whatever it meets the next time, and its name kept."""
+    ran: list[str] = []
+
+    def noting(name: str) -> Migration:
+        return Migration(name, lambda _c: ran.append(name))
+
+    steps = [noting("001_a"), noting("002_b"), noting("003_c")]
+    assert applied(c) == []
+    migrate(c, steps[:1])
+    migrate(c, steps)
+    migrate(c, steps)
+    assert ran == applied(c) == ["001_a", "002_b", "003_c"]
+
+
+def test_a_migration_finds_the_data_of_the_first_schema(c: sqlite3.Connection):
+    """A second migration changes the rows that the first schema holds; the others are as they were."""
+    load_first(c)
+    fill(c)
+    before = contents(c)
+    migrate(c, [*MIGRATIONS[:1], SECOND])
+    assert contents(c) == before
+    assert c.execute("SELECT note FROM conversations").fetchall() == [("was Rivers",)]
+    assert applied(c) == ["001_first", "002_note"]
+
+
+def test_a_migration_that_fails_leaves_nothing(c: sqlite3.Connection):
+    """What a failed migration had done is undone, its name not kept; mended, it is applied."""
+    load_first(c)
+    fill(c)
+    before = schema(c), contents(c)
+    with pytest.raises(sqlite3.OperationalError, match="nowhere"):
+        migrate(c, [*MIGRATIONS[:1], Migration("002_note", broken)])
+    assert (schema(c), contents(c)) == before
+    assert applied(c) == ["001_first"]
+    assert not c.in_transaction
+    migrate(c, [*MIGRATIONS[:1], SECOND])
+    assert applied(c) == ["001_first", "002_note"]
+
+
+def test_a_migration_on_a_full_disk_leaves_nothing(c: sqlite3.Connection):
+    """SQLite ends some transactions by itself; the error is the disk's, and nothing is left."""
+    load_first(c)
+    before = schema(c)
+    (pages,) = c.execute("PRAGMA page_count").fetchone()
+    c.execute(f"PRAGMA max_page_count={pages + 1}").fetchone()
+
+    def large(c: sqlite3.Connection) -> None:
+        c.execute("CREATE TABLE large (blob)")
+        c.execute("INSERT INTO large VALUES (zeroblob(100000))")
+
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        migrate(c, [*MIGRATIONS[:1], Migration("002_large", large)])
+    assert (schema(c), applied(c)) == (before, ["001_first"])
+    assert not c.in_transaction
+
+
+def test_names_are_numbered():
+    """Names are unique, and begin with their place."""
+    for place, migration in enumerate(MIGRATIONS, start=1):
+        assert migration.name.startswith(f"{place:03d}_")
