@@ -22,6 +22,7 @@ from app.runtime import Runtime
 from app.settings import Settings, SettingsError
 
 EXIT_OK = 0
+EXIT_REFUSED = 2
 EXIT_ENGINE_LOST = 3
 BACKLOG = 4096
 
@@ -101,7 +102,7 @@ async def serve(settings: Settings, sock: socket.socket) -> int:
     if not settings.api_key:
         log.warning("open_mode", hint="no API key is set; requests from this machine need none")
     starting = asyncio.create_task(runtime.start(), name="start")
-    status = EXIT_OK
+    status = EXIT_REFUSED  # the store, if what follows raises
     try:
         status = await _until_over(runtime, starting, stop)
         if status == EXIT_OK:
