@@ -155,6 +155,16 @@ class Streams:
         stream.cancel(DELETED)
         self._forget(stream)
 
+    def delete_conversation(self, conversation_id: str) -> None:
+        """Stop what is being answered in a conversation, and drop its streams from memory.
+
+        What was said is stored: it comes back when the conversation is restored.
+        """
+        for stream in list(self._streams.values()):
+            if stream.request.conversation_id == conversation_id:
+                stream.cancel("cancelled")
+                self._forget(stream)
+
     # Finding one
 
     def find(self, request_id: str, owner: str) -> TokenStream | None:

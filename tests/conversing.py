@@ -39,7 +39,8 @@ class Chats:
         past = conversations.branch(self.c, self.owner, conversation_id, parent) if known else None
         number = next(self._numbers)
         messages = [
-            m if isinstance(m, NewMessage) else NewMessage(f"msg_{m}_{number}", "user", m) for m in said
+            m if isinstance(m, NewMessage) else NewMessage(f"msg_{number}_{i}", "user", m)
+            for i, m in enumerate(said)
         ]
         turn = NewTurn(
             conversation_id=conversation_id,

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from app.api.auth import Gatekeeper
 from app.api.chat import ChatRoutes
+from app.api.conversations import ConversationRoutes
 from app.api.metrics import MetricsRoutes
 from app.api.refusal import Guard, Refusals
 from app.api.service import ServiceRoutes
@@ -24,11 +25,13 @@ def build_app(runtime: Runtime) -> ASGIApp:
     """The application over an open runtime."""
     gatekeeper = Gatekeeper(runtime.settings.api_key)
     chat = ChatRoutes(runtime, gatekeeper)
+    conversations = ConversationRoutes(runtime, gatekeeper)
     metrics = MetricsRoutes(runtime, gatekeeper)
     service = ServiceRoutes(runtime, gatekeeper)
     usage = UsageRoutes(runtime, gatekeeper)
     path = "/chat/completions"
     one = path + "/{id}"
+    conversation = "/api/conversations/{id}"
 
     def route(where_: str, handler: Handler, method: str) -> Route:
         return Route(where_, handler, methods=[method])
@@ -39,6 +42,12 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route("/metrics", metrics.metrics, "GET"),
         route("/api/models", service.models, "GET"),
         route("/api/usage", usage.usage, "GET"),
+        route("/api/conversations", conversations.list, "GET"),
+        route(conversation, conversations.view, "GET"),
+        route(conversation, conversations.rename, "PATCH"),
+        route(conversation, conversations.delete, "DELETE"),
+        route(conversation + "/restore", conversations.restore, "POST"),
+        route(conversation + "/export", conversations.export, "GET"),
         route("/v1/models", service.models_openai, "GET"),
         route("/v1/models/{id:path}", service.model_openai, "GET"),
         route("/api" + path, chat.create, "POST"),

@@ -57,10 +57,12 @@ async def test_curl(serve: Serve, tmp_path: Path):
     """Every curl example works, in the order in which they stand."""
     served = await serve(SCRIPT)
     out = await output("bash", "-ec", examples("sh", served.port), cwd=tmp_path)
-    assert out.count('"status":"') == 2
+    assert out.count('"status":"') == 2 + 4, "alive, ready, and a conversation of four messages"
     assert out.count("data: [DONE]") == 4
     assert out.count("retry: 1000") == 3, "two streams from their start, one left after five lines"
-    assert out.count('"completion_tokens":12') == 2
+    assert out.count('"completion_tokens":12') == 2 + 2 + 2, "two more answers, once more in the conversation"
+    assert out.count('"title":"About Tokenring"') == 2, "renamed and restored"
+    assert "# About Tokenring" in out
     assert '"cancelled":false' in out, "it had finished before"
     assert '"deleted":true' in out
     assert len(served.runtime.streams._finished) == 3

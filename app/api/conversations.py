@@ -1,0 +1,162 @@
+"""The conversation routes: list and search, look at, rename, delete, restore, take away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.answer import answers
+from app.api.auth import Gatekeeper
+from app.api.client import Client
+from app.api.parameters import check_kind
+from app.api.wire import parse_body
+from app.errors import BadRequest
+from app.runtime import Runtime
+from app.store import conversation_list
+from app.store.conversation_view import view
+from app.store.export import FORMATS, export, file_name
+
+DEFAULT_LIMIT = 20
+MAX_LIMIT = 100
+MAX_TITLE = 200
+MAX_QUERY = 1000
+
+
+class ConversationRoutes:
+    """Handlers of `/api/conversations`. Another owner's conversation is not found."""
+
+    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
+        self._runtime = runtime
+        self._gatekeeper = gatekeeper
+
+    async def list(self, request: Request) -> Response:
+        """GET: newest first, a page at a time, those that match `q` if it says something."""
+        owner = self._gatekeeper.owner(request)
+        _check_names(request, ("limit", "cursor", "q"))
+        query = request.query_params
+        limit, cursor, words = _limit(query.get("limit")), query.get("cursor"), _words(query.get("q", ""))
+        page = await self._runtime.database.read(
+            lambda c: conversation_list.page(c, owner, limit, cursor, words)
+        )
+        return _answer(
+            {
+                "object": "list",
+                "data": page.conversations,
+                "has_more": page.next_cursor is not None,
+                "next_cursor": page.next_cursor,
+            }
+        )
+
+    async def view(self, request: Request) -> Response:
+        """GET {id}: all messages of all branches, with what a live answer has said so far."""
+        return _answer(await self._whole(request))
+
+    async def rename(self, request: Request) -> Response:
+        """PATCH {id}: another title."""
+        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
+        settings = self._runtime.settings
+        raw = await Client(request.receive).body(
+            settings.max_body_bytes, request.headers.get("content-length"), settings.body_timeout_s
+        )
+        title = _title(parse_body(raw))
+        at_us = time.time_ns() // 1000
+        return _answer(
+            await self._runtime.database.write(
+                lambda c: conversation_list.rename(c, owner, conversation_id, title, at_us)
+            )
+        )
+
+    async def delete(self, request: Request) -> Response:
+        """DELETE {id}: hide it at once, and stop what is being answered in it."""
+        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
+        at_us = time.time_ns() // 1000
+        await self._runtime.database.write(
+            lambda c: conversation_list.delete(c, owner, conversation_id, at_us)
+        )
+        self._runtime.streams.delete_conversation(conversation_id)
+        return _answer({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+    async def restore(self, request: Request) -> Response:
+        """POST {id}/restore: undo the deletion."""
+        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
+        return _answer(
+            await self._runtime.database.write(lambda c: conversation_list.restore(c, owner, conversation_id))
+        )
+
+    async def export(self, request: Request) -> Response:
+        """GET {id}/export: a file, JSON with all branches or Markdown of the newest."""
+        _check_names(request, ("format",))
+        form = request.query_params.get("format", "json")
+        if form not in FORMATS:
+            raise BadRequest(f"format must be one of {', '.join(FORMATS)}, got {form!r}.", param="format")
+        whole = await self._whole(request)
+        headers = {"content-disposition": f'attachment; filename="{file_name(whole, form)}"'}
+        return Response(export(whole, form), media_type=FORMATS[form], headers=headers)
+
+    async def _whole(self, request: Request) -> dict[str, Any]:
+        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
+        whole = await self._runtime.database.read(lambda c: view(c, owner, conversation_id))
+        for message in whole["messages"]:
+            if message["status"] == "in_progress":
+                self._fill(message, owner)
+        return whole
+
+    def _fill(self, message: dict[str, Any], owner: str) -> None:
+        """Put in what a live answer has said."""
+        stream = self._runtime.streams.find(message["request_id"], owner)
+        if stream is not None:
+            said = answers(*stream.held()).get(message["choice"])
+            message |= said.message if said is not None else {}
+
+
+def _answer(body: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")
+
+
+def _check_names(request: Request, known: Collection[str]) -> None:
+    for name in request.query_params:
+        if name not in known:
+            raise BadRequest(
+                f"Unknown parameter {name!r}; this route takes {', '.join(known)}.",
+                code="unknown_parameter",
+                param=name,
+            )
+
+
+def _limit(raw: str | None) -> int:
+    if raw is None:
+        return DEFAULT_LIMIT
+    if raw.isascii() and raw.isdigit() and len(raw) < 10 and 1 <= int(raw) <= MAX_LIMIT:
+        return int(raw)
+    raise BadRequest(f"limit must be a number from 1 to {MAX_LIMIT}, got {raw!r}.", param="limit")
+
+
+def _words(raw: str) -> str:
+    if len(raw) > MAX_QUERY:
+        raise BadRequest(f"q must have at most {MAX_QUERY} characters, got {len(raw)}.", param="q")
+    return raw.strip()
+
+
+def _title(body: dict[str, Any]) -> str:
+    for name in body:
+        if name != "title":
+            raise BadRequest(
+                f"Unknown parameter {name!r}; only title can be changed.",
+                code="unknown_parameter",
+                param=name,
+            )
+    if "title" not in body:
+        raise BadRequest("title is required.", code="missing_parameter", param="title")
+    title = body["title"]
+    check_kind("title", title, str)
+    if not title.strip():
+        raise BadRequest("title must not be empty.", param="title")
+    if len(title) > MAX_TITLE:
+        raise BadRequest(f"title must have at most {MAX_TITLE} characters, got {len(title)}.", param="title")
+    assert isinstance(title, str)
+    return title
