@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from scripts.crash.rounds import SCRIPTED, Rounds, report
+from scripts.crash.rounds import SCRIPTED, SGLANG, Rounds, report
 
 
 def main() -> int:
@@ -24,9 +24,10 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="tokenring-crash-"))
     seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
     print(f"seed {seed}, data in {directory}", flush=True)
-    longest_s = arguments.longest_s or SCRIPTED.longest_s
+    engine = SGLANG if arguments.engine == "sglang" else SCRIPTED
+    longest_s = arguments.longest_s or engine.longest_s
     rounds = Rounds(
-        SCRIPTED, directory, arguments.streams, seed, margin_s=arguments.margin_s, longest_s=longest_s
+        engine, directory, arguments.streams, seed, margin_s=arguments.margin_s, longest_s=longest_s
     )
     began_s = time.monotonic()
     asyncio.run(rounds.run(arguments.kills))
@@ -58,7 +59,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=300, help="how often (default 300)")
     parser.add_argument("--streams", type=int, default=20, help="clients at once (default 20)")
     parser.add_argument("--seed", type=int, default=None, help="of the mix; the timing is never the same")
-    parser.add_argument("--engine", choices=("scripted",), default="scripted", help="what generates")
+    parser.add_argument("--engine", choices=("scripted", "sglang"), default="scripted", help="what generates")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the result there")
     parser.add_argument(
         "--margin-s",
@@ -67,7 +68,7 @@ def _arguments() -> argparse.Namespace:
         help="how late a checkpoint may be: the commit, and a busy machine (default 0.5)",
     )
     parser.add_argument(
-        "--longest-s", type=float, default=None, help="how long a life may be at most (default 3)"
+        "--longest-s", type=float, default=None, help="when the latest kill comes (default 3; SGLang 6)"
     )
     return parser.parse_args()
 

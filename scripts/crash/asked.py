@@ -28,8 +28,12 @@ class Misheard(Exception):
 
 @dataclass
 class Heard:
-    """What a client has understood of a stream, over any number of connections."""
+    """What a client has understood of a stream, over any number of connections.
 
+    `counted` streams say in each chunk how many tokens there are; others have scripted tokens.
+    """
+
+    counted: bool = False
     request_id: str | None = None
     last_id: int = 0
     text: dict[int, str] = field(default_factory=dict)
@@ -66,13 +70,14 @@ class Heard:
         self.usage = chunk.get("usage") or self.usage
         for choice in chunk["choices"]:
             self.add_choice(choice["index"], choice["delta"].get("content") or "", choice["finish_reason"])
-        if chunk["choices"] and chunk.get("usage"):
+        if self.counted and chunk.get("usage"):
             self.tokens = chunk["usage"]["completion_tokens"]
 
     def add_choice(self, choice: int, text: str, finish_reason: str | None) -> None:
         """Take in text of a choice; each scripted token ends in the only space it has."""
         self.text[choice] = self.text.get(choice, "") + text
-        self.tokens += text.count(" ")
+        if not self.counted:
+            self.tokens += text.count(" ")
         if finish_reason is not None:
             if choice in self.finish_reasons:
                 raise Misheard(f"choice {choice} ended twice")

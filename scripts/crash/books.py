@@ -119,6 +119,12 @@ class Books:
         self._last_seq = max([self._last_seq, *(row.seq for row in rows.values())])
         return rows
 
+    @property
+    def totals(self) -> tuple[int, int, int]:
+        """Requests, completion tokens and micro-dollars of all rows read."""
+        bills = self._bills.values()
+        return len(bills), sum(b.completion_tokens for b in bills), sum(b.cost_micro_usd for b in bills)
+
     def _check_nothing_open(self, c: sqlite3.Connection) -> None:
         check = self._findings.check
         left = c.execute("SELECT id FROM requests WHERE state <> 'settled'").fetchall()

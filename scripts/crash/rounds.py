@@ -14,6 +14,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from app.store.database import FILE_NAME
 from scripts.crash.asked import Asked
 from scripts.crash.books import PRICES, Books, Row
 from scripts.crash.findings import Findings
-from scripts.crash.http import Gone
+from scripts.crash.http import Gone, get_json
 from scripts.crash.reconnect import Bounds, Reconnect
 from scripts.crash.server import Server
 from scripts.crash.traffic import Engine, Traffic
@@ -42,6 +43,15 @@ SCRIPTED = Engine(
     tokens=240,
     lengths=(1, 300),
     longest_s=3.0,
+)
+SGLANG = Engine(
+    name="sglang",
+    arguments=("--engine", "sglang"),
+    model="tokenring-builtin",
+    rate=200.0,
+    tokens=0,
+    lengths=(20, 400),
+    longest_s=6.0,
 )
 
 
@@ -137,7 +147,16 @@ class Rounds:
             await server.kill()
             raise
         self._take_stock()
+        await self._check_usage(server)
         return server
+
+    async def _check_usage(self, server: Server) -> None:
+        """The API says what the rows say."""
+        today = datetime.now(UTC).date()
+        days = f"from={today - timedelta(days=1)}&to={today + timedelta(days=1)}"
+        _, usage = await get_json(server.port, f"/api/usage?{days}")
+        told = tuple(usage[name] for name in ("requests", "output_tokens", "cost_micro_usd"))
+        self.findings.check(told == self._books.totals, "the usage told is that of the rows", told=told)
 
     async def _over(self, *tasks: asyncio.Task[None]) -> None:
         """Wait for what dies with the server; what broke is raised."""
@@ -176,9 +195,9 @@ class Rounds:
             if row.question is not None:
                 mine = asked.stored and row.question.split(" ")[0] == asked.tag
             else:
-                promised = (asked.body["max_tokens"] * asked.n, asked.prompt_words + 1)
-                mine = not asked.stored and promised == (row.max_tokens, row.bill.prompt_tokens)
-            if mine or not asked.scripted:
+                mine = not asked.stored and asked.body["max_tokens"] * asked.n == row.max_tokens
+                mine &= not asked.scripted or asked.prompt_words + 1 == row.bill.prompt_tokens
+            if mine:
                 headless.remove(asked)
                 asked.request_id, asked.conversation_id = row.id, row.conversation_id
                 asked.left = True

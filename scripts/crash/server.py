@@ -17,6 +17,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
+FOLLOW_TIMEOUT_S = 10.0
 
 
 class ServerFailed(RuntimeError):
@@ -75,7 +76,7 @@ class Server:
             self.killed_at_s = time.monotonic()
             self._process.kill()
             await self._process.wait()
-            await _gone(children)
+            self.faults += await _left_behind(children)
         self.killed_at_s = self.killed_at_s or time.monotonic()
         await self._reading
 
@@ -110,8 +111,9 @@ class Server:
                 self._ready.set()
 
 
-async def _gone(children: Sequence[psutil.Process]) -> None:
-    """Wait for an engine's processes to follow theirs; those that do not are killed too."""
-    _, alive = await asyncio.to_thread(psutil.wait_procs, children, 5)
+async def _left_behind(children: Sequence[psutil.Process]) -> list[str]:
+    """Wait for an engine's processes to follow theirs; those that do not are killed, and named."""
+    _, alive = await asyncio.to_thread(psutil.wait_procs, children, FOLLOW_TIMEOUT_S)
     for child in alive:
         child.kill()
+    return [f"process {child.pid} outlived the server" for child in alive]

@@ -150,6 +150,7 @@ class Traffic:
             scripted=self._engine.scripted,
             key=f"key-{number}" if self._chance(0.5) else None,
             continues=conversation_id,
+            heard=Heard(counted=not self._engine.scripted),
         )
         if conversation_id is not None:
             asked.body["conversation_id"] = conversation_id
@@ -167,11 +168,11 @@ class Traffic:
             "model": self._engine.model,
             "messages": [{"role": "user", "content": said}],
             "max_tokens": length,
-            "seed": number,
         }
         if not self._engine.scripted:
             options = {"include_usage": True, "continuous_usage_stats": True}
             return body | {"stream": True, "stream_options": options, "temperature": 0, "ignore_eos": True}
+        body["seed"] = number
         if self._chance(0.1):
             body["n"] = 2
         if self._chance(0.92):
@@ -269,6 +270,7 @@ def _again(first: Asked) -> Asked:
         key=first.key,
         continues=first.continues,
         repeats=first,
+        heard=Heard(counted=first.heard.counted),
     )
 
 
