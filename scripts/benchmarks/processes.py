@@ -40,11 +40,13 @@ class CpuUse:
 class ServerProcess:
     """One server and its process tree. CPU is read per process to the nanosecond."""
 
-    def __init__(self, name: str, command: Sequence[str], port: int, log: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], port: int, log: Path, *, ready_path: str | None = None
+    ) -> None:
         self.name = name
         self.port = port
         self.command = list(command)
-        self.ready_path = "/readyz" if "app" in self.command else "/health"
+        self.ready_path = ready_path or ("/readyz" if "app" in self.command else "/health")
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 

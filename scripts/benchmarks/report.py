@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from xml.sax.saxutils import escape
 
 from scripts.benchmarks.driver import RunResult
@@ -60,9 +60,16 @@ class Comparison:
         return "met" if ratio.low >= bound else "missed" if ratio.high < bound else "open"
 
 
-def compare(
-    figures: Iterable[Figure], ours: Sequence[RunResult], peer: Sequence[RunResult]
-) -> list[Comparison]:
+class Loaded(Protocol):
+    """What any run has beside its figures: its load, in streams or whatever was at once."""
+
+    @property
+    def streams(self) -> int:
+        """How many there were at once."""
+        ...
+
+
+def compare(figures: Iterable[Figure], ours: Sequence[Loaded], peer: Sequence[Loaded]) -> list[Comparison]:
     """Every figure over the pairs of one load."""
     comparisons = []
     for figure in figures:
@@ -82,9 +89,11 @@ def same_text_share(ours: Sequence[RunResult], peer: Sequence[RunResult]) -> flo
     return sum(matches) / len(matches)
 
 
-def markdown_table(comparisons: Sequence[Comparison], peer: str) -> str:
+def markdown_table(
+    comparisons: Sequence[Comparison], peer: str, *, ours: str = "ours", load: str = "streams"
+) -> str:
     """The comparisons as a Markdown table, aligned to be read as text too."""
-    rows = [["streams", "figure", "ours", peer, f"ours/{peer} [95%]", "must", "verdict"]]
+    rows = [[load, "figure", ours, peer, f"{ours}/{peer} [95%]", "must", "verdict"]]
     for item in comparisons:
         sign = "≤" if item.figure.better == "lower" else "≥"
         ratio = f"{item.ratio.value:.3f} [{item.ratio.low:.3f}, {item.ratio.high:.3f}]"
