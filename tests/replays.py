@@ -9,7 +9,7 @@ from sse_client import SSEParser, Transcript
 
 from app.api.sse import ChunkWire
 from app.core import ChatRequest
-from app.journal import _stream_facts
+from app.entry import stream_facts
 from app.ring import Ring
 from app.store.events import StoredStream
 from app.store.ledger import Usage
@@ -51,7 +51,7 @@ def stored(request: ChatRequest, slices: Sequence[bytes], **fields: Any) -> Stor
         "outcome": "stop",
         "usage": USAGE,
         "reconciled": False,
-        "stream": _stream_facts(request),
+        "stream": stream_facts(request),
         "slices": list(slices),
     }
     return StoredStream(**row | fields)

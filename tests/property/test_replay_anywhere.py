@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from replays import BIG, OPENAI_USAGE, asked, frames, opened, stored, understood
@@ -62,6 +66,21 @@ class Checkpoints:
             self.last_id = self._stream.last_id
 
 
+def in_a_loop(check: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """A test of many examples, each in a loop of its own.
+
+    Hypothesis ends an example by an exception that is no `Exception`, and a loop that examples
+    share does not survive it.
+    """
+
+    @given(request=requests, said=deltas, data=st.data())
+    def test(request, said, data):
+        asyncio.run(check(request, said, data))
+
+    test.__doc__, test.__name__ = check.__doc__, check.__name__
+    return test
+
+
 def generate(stream: TokenStream, said: list[Delta], checkpoints: Checkpoints, data: st.DataObject) -> None:
     """Release deltas, with checkpoints between them."""
     for delta in said:
@@ -70,7 +89,7 @@ def generate(stream: TokenStream, said: list[Delta], checkpoints: Checkpoints, d
         stream.append(delta)
 
 
-@given(request=requests, said=deltas, data=st.data())
+@in_a_loop
 async def test_ended_stream_is_the_same_from_every_cursor(request, said, data):
     """Frame for frame, from every cursor, whatever the slices were."""
     live = opened(request)
@@ -87,7 +106,7 @@ async def test_ended_stream_is_the_same_from_every_cursor(request, said, data):
         assert frames(revive(row, ChunkWire, BIG, after), after) == frames(live, after)
 
 
-@given(request=requests, said=deltas, data=st.data())
+@in_a_loop
 async def test_any_client_of_a_dead_process_reads_a_consistent_end(request, said, data):
     """What it had and what it gets are the stream as far as it is known, then the error."""
     live = opened(request)
