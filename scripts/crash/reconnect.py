@@ -88,6 +88,7 @@ class Reconnect:
         path = f"/api/conversations/{row.conversation_id}"
         view = await get_json(port, path) if asked.stored and not asked.refused else None
         self._findings.ended("interrupted" if row.interrupted else str(row.bill.outcome))
+        self._check_prompt(row)
         if row.interrupted:
             self._check_interrupted_bill(row)
         else:
@@ -112,6 +113,13 @@ class Reconnect:
             self._check(found.status == 404, "what died before its reservation is not found", **facts)
 
     # The bill
+
+    def _check_prompt(self, row: Row) -> None:
+        """The scripted prompt is its words and one for the role."""
+        asked = self._asked
+        if asked.scripted and asked.continues is None and row.bill.outcome != "draining":
+            words = asked.prompt_words + 1
+            self._check(row.bill.prompt_tokens == words, "the prompt is billed as it was sent", words=words)
 
     def _check_interrupted_bill(self, row: Row) -> None:
         asked, heard, billed = self._asked, self._asked.heard, row.bill.completion_tokens
