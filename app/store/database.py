@@ -21,6 +21,7 @@ import aiosqlite
 
 from app.errors import StorageUnavailable
 from app.store.opening import BUSY_TIMEOUT_S, StoreRefused, busy_timeout, lock, prepare, refusal
+from app.store.scrub import Scrubber, fold
 
 T = TypeVar("T")
 Unit = Callable[[sqlite3.Connection], T]
@@ -70,6 +71,7 @@ class Database:
         self._queue: asyncio.Queue[_Queued | None] = asyncio.Queue()
         self._batch: list[_Queued] = []
         self._writing: asyncio.Task[None] | None = None
+        self._scrubber: Scrubber | None = None
         self._closed = False
         self.failing = False
         """Whether the last commit failed, or is held up: who must not lose anything waits for the next."""
@@ -107,13 +109,12 @@ class Database:
         if self._writing is None or self._closed:
             raise StorageUnavailable("The store is not open.")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        done.add_done_callback(_seen)
         self._queue.put_nowait(_Queued(unit, done))
         return done
 
     async def write(self, unit: Unit[T]) -> T:
         """Do a unit and wait for its commit; a cancelled caller leaves it queued."""
-        return await asyncio.shield(self.submit(unit))
+        return await self.submit(unit)
 
     async def read(self, query: Unit[T]) -> T:
         """Run a query on a read-only connection, off the loop, in one snapshot.
@@ -140,13 +141,33 @@ class Database:
         Returns False when some process's reader was in the way for as long as a locked store is
         waited for. Raises StorageUnavailable when the file cannot be written.
         """
+        return await self._outside(lambda c: fold(c) or None) is not None
+
+    async def scrub(self) -> bool:
+        """Fold the log, and zero what belongs to nothing in the file (app.store.scrub).
+
+        A piece at a time, between batches. Returns and raises as `fold` does.
+        """
+        if self._scrubber is None:
+            self._scrubber = Scrubber(self.path)
+        self._scrubber.begin()
+        while not (last := await self._outside(self._scrubber.piece)):
+            if last is None:
+                return False
+        return True
+
+    async def _outside(self, work: Unit[T | None]) -> T | None:
+        """Do something with the writer that needs no transaction around it, or must have none.
+
+        None says that a reader is in the way: it is tried again for a while, and then given up.
+        """
         give_up_s = time.monotonic() + self._patience_s
         try:
             while self._writer is not None and not self._closed:
-                if await _run(self._writer, fold):
-                    return True
+                if (outcome := await _run(self._writer, work)) is not None:
+                    return outcome
                 if time.monotonic() > give_up_s:
-                    return False
+                    return None
                 await asyncio.sleep(_RETRY_S)
         except sqlite3.OperationalError as exc:
             raise _unavailable(exc) from exc
@@ -193,7 +214,7 @@ class Database:
                 if queued.done.done():
                     continue
                 if isinstance(outcome, _Raised):
-                    queued.done.set_exception(outcome.error)
+                    _raise_in(queued, outcome.error)
                 else:
                     queued.done.set_result(outcome)
         finally:
@@ -237,6 +258,7 @@ class Database:
         """Close what is open; a start that was given up and `aclose` may come here at once."""
         readers, self._readers = self._readers, []
         writer, self._writer = self._writer, None
+        scrubber, self._scrubber = self._scrubber, None
         held, self._lock = self._lock, None
         for reader in readers:
             await reader.close()
@@ -245,6 +267,8 @@ class Database:
             with contextlib.suppress(sqlite3.Error):
                 await _run(writer, lambda c: c.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
             await writer.close()
+        if scrubber is not None:
+            scrubber.close()
         if held is not None:
             held.close()
 
@@ -285,21 +309,10 @@ def commit_together(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) 
     return outcomes
 
 
-def fold(connection: sqlite3.Connection) -> bool:
-    """Fold the write-ahead log into the file and empty it; False when a reader is in the way now."""
-    (timeout_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
-    connection.execute("PRAGMA busy_timeout=0")  # units wait meanwhile: better to try again
-    try:
-        busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    finally:
-        connection.execute(f"PRAGMA busy_timeout={timeout_ms}")
-    return not busy
-
-
 def _fail(batch: Sequence[_Queued], error: Exception) -> None:
     for queued in batch:
         if not queued.done.done():
-            queued.done.set_exception(error)
+            _raise_in(queued, error)
 
 
 def _is_storage_fault(exc: Exception) -> bool:
@@ -311,10 +324,9 @@ def _unavailable(exc: sqlite3.Error) -> StorageUnavailable:
     return StorageUnavailable(f"The server cannot store anything now ({exc}); try again.")
 
 
-def _seen(done: asyncio.Future[Any]) -> None:
-    """Nobody has to ask for a unit's outcome."""
-    if not done.cancelled():
-        done.exception()
+def _raise_in(queued: _Queued, error: Exception) -> None:
+    queued.done.set_exception(error)
+    queued.done.exception()  # nobody has to ask for a unit's outcome
 
 
 def _in_snapshot(connection: sqlite3.Connection, query: Unit[T]) -> T:
