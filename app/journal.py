@@ -37,6 +37,8 @@ CHECKPOINT_S = 1.0
 PATIENCE_S = 10.0
 """How long live streams go on while nothing can be written."""
 SWEEP_S = 5.0
+AT_ONCE = 64
+"""Streams that are looked at without giving way to others."""
 _EVERYTHING = 1 << 40
 
 
@@ -210,20 +212,23 @@ class Journal:
 
     async def _checkpoint(self) -> None:
         """Write what every live stream has said since the last time, in one unit."""
-        rows: list[tuple[Entry, int, Usage, tuple[int, bytes]]] = []
-        for entry in self._live:
-            if entry.request_seq is not None and entry.stream.last_id > entry.saved_id:
-                news = entry.stream.dump(entry.saved_id)
-                if news is not None:
-                    rows.append((entry, entry.request_seq, entry.usage(), news))
+        rows: list[tuple[int, Usage, int, bytes]] = []
+        saved: dict[Entry, int] = {}
+        for number, entry in enumerate(list(self._live), start=1):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)  # thousands of streams: their tokens do not wait for all of them
+            if entry.request_seq is None or entry.stream.last_id == entry.saved_id:
+                continue
+            if (news := entry.stream.dump(entry.saved_id)) is not None:
+                rows.append((entry.request_seq, entry.usage(), *news))
+                saved[entry] = entry.stream.last_id
         if not rows:
             return
-        saved = {entry: entry.stream.last_id for entry, *_ in rows}
 
         def unit(connection: sqlite3.Connection) -> None:
-            for _, request_seq, usage, (first_id, piece) in rows:
-                ledger.checkpoint(connection, request_seq, usage)
-                events.append(connection, request_seq, first_id, piece)
+            for request_seq, usage, first_id, piece in rows:
+                if ledger.checkpoint(connection, request_seq, usage):
+                    events.append(connection, request_seq, first_id, piece)
 
         await self._database.write(unit)
         for entry, last_id in saved.items():

@@ -122,13 +122,14 @@ def reserve(c: sqlite3.Connection, r: Reservation, conversation_seq: int | None)
     return cursor.lastrowid
 
 
-def checkpoint(c: sqlite3.Connection, request_seq: int, usage: Usage) -> None:
-    """Note the counts so far. A settled row stays as it is."""
-    c.execute(
+def checkpoint(c: sqlite3.Connection, request_seq: int, usage: Usage) -> bool:
+    """Note the counts so far. False for a settled row, which stays as it is."""
+    noted = c.execute(
         "UPDATE requests SET prompt_tokens = ?, completion_tokens = ?, cached_tokens = ?,"
         " reasoning_tokens = ?, withheld_tokens = ? WHERE seq = ? AND state = 'reserved'",
         (*usage, request_seq),
     )
+    return noted.rowcount == 1
 
 
 def settle(c: sqlite3.Connection, s: Settlement) -> bool:

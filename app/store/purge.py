@@ -1,19 +1,22 @@
 """What is left of a deleted conversation after its time: counts in the ledger, not one word.
 
-    deleted ──▶ wiped (rows, titles, events, keys) ──▶ out of the index ──▶ out of the WAL ──▶ row gone
+    deleted ──▶ wiped (rows, titles, events, keys) ──▶ out of the index ──▶ out of log and file ──▶ row gone
 
 The row goes last, so that a purge that died is done again from its beginning. SQLite zeroes what
-it frees (`secure_delete`). The full-text index keeps deleted words in its old segments until
-these are merged into one. https://www.sqlite.org/fts5.html#the_merge_command
+it frees (`secure_delete`), but for copies of rows that it moved (app.store.scrub). The full-text
+index keeps deleted words in its old segments until these are merged into one.
+https://www.sqlite.org/fts5.html#the_merge_command
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from structlog.typing import FilteringBoundLogger
@@ -22,11 +25,14 @@ from app.errors import Conflict, StorageUnavailable
 from app.log import where
 from app.store.conversation_list import WIPED
 from app.store.conversations import no_conversation
-from app.store.database import Database, Unit, fold
+from app.store.database import Database, Unit
+from app.store.scrub import Scrubber
 
 T = TypeVar("T")
 
 PERIOD_S = 3600.0
+PATIENCE_S = 2.0
+"""How long `purge_now` waits for readers."""
 MESSAGES = 200
 """Messages that one unit wipes; a unit holds the writer, and streams wait for it."""
 MERGED_PAGES = 64
@@ -62,7 +68,7 @@ class Purge:
         for unit in _wiping(seqs):
             while not await self._database.write(unit):
                 pass
-        if not await self._database.fold():
+        if not await self._database.scrub():
             self._log.warning("purge_postponed", error="another process reads the store")
             return 0
         await self._database.write(partial(_drop, seqs=seqs))
@@ -95,7 +101,7 @@ def purge_now(connection: sqlite3.Connection, conversation_ids: Sequence[str]) -
     """Purge these conversations at once, deleted or not, on a connection in autocommit mode.
 
     Works beside a running server. Returns False when a reader kept the write-ahead log from
-    being emptied: then the server's next purge does the rest.
+    being emptied: then the next purge, this one again or the server's, does the rest.
     Raises NotFound, and Conflict while one of them is being answered.
     """
     connection.execute("PRAGMA secure_delete=ON")
@@ -104,9 +110,23 @@ def purge_now(connection: sqlite3.Connection, conversation_ids: Sequence[str]) -
     for unit in _wiping(seqs):
         while not _in_one(connection, unit):
             pass
-    if not fold(connection):
+    if not _scrub(connection):
         return False
     _in_one(connection, partial(_drop, seqs=seqs))
+    return True
+
+
+def _scrub(connection: sqlite3.Connection) -> bool:
+    (path,) = (file for _, name, file in connection.execute("PRAGMA database_list") if name == "main")
+    with contextlib.closing(Scrubber(Path(path))) as scrubber:
+        scrubber.begin()
+        give_up_s = time.monotonic() + PATIENCE_S
+        while not (last := scrubber.piece(connection)):
+            if last is not None:
+                continue
+            if time.monotonic() > give_up_s:
+                return False
+            time.sleep(0.05)
     return True
 
 
