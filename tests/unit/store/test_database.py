@@ -16,7 +16,7 @@ from app.errors import StorageUnavailable
 from app.store import opening
 from app.store.database import FILE_NAME, MAX_UNITS, READERS, Database, Unit, commit_together
 from app.store.opening import StoreRefused
-from app.store.purge import fold
+from app.store.scrub import fold
 
 ROOT = Path(__file__).parents[3]
 

@@ -1,0 +1,247 @@
+"""A purged conversation leaves counts and not one word, in no file of the store."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import structlog
+from conversing import Chats
+from sse_client import until
+
+from app.errors import Conflict, NotFound
+from app.store import conversation_list, events
+from app.store.database import FILE_NAME, Database
+from app.store.purge import MESSAGES, Purge, _claim_due, _wiping, purge_now
+
+DAY_US = 86_400_000_000
+
+
+@dataclass
+class Kept:
+    """A store in a directory of its own, and what was said in it."""
+
+    database: Database
+    chats: Chats = field(default_factory=Chats)
+    said: dict[str, list[str]] = field(default_factory=dict)
+    rng: random.Random = field(default_factory=lambda: random.Random(7))
+
+    def words(self, n: int) -> str:
+        """Words that are in no other text, and can be told from all else by their ends."""
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        return " ".join("".join(self.rng.choices(letters, k=12)) + "0" for _ in range(n))
+
+    async def converse(self, conversation_id: str, num_words: int = 20, *, finish: bool = True) -> None:
+        """Write a turn with two answers, events and a key."""
+        asked, answered, other = (self.words(num_words) for _ in range(3))
+        self.said.setdefault(conversation_id, []).extend(f"{asked} {answered} {other}".split())
+
+        def unit(c: sqlite3.Connection) -> None:
+            self.chats.c = c
+            answer_ids = self.chats.begin(conversation_id, asked, title=asked[:64], choices=2)
+            (seq,) = c.execute("SELECT request_seq FROM messages WHERE id = ?", answer_ids[:1]).fetchone()
+            events.append(c, seq, 1, answered.encode())
+            c.execute("UPDATE requests SET idempotency_key = ? WHERE seq = ?", (asked[:25], seq))
+            if finish:
+                self.chats.finish(answer_ids, answered, other)
+
+        await self.database.write(unit)
+
+    async def delete(self, conversation_id: str, days_ago: float = 31) -> None:
+        """Delete a conversation as if so many days ago."""
+        at_us = time.time_ns() // 1000 - int(days_ago * DAY_US)
+        await self.database.write(lambda c: conversation_list.delete(c, "local", conversation_id, at_us))
+
+    async def purge(self) -> int:
+        """Purge what is due."""
+        return await Purge(self.database, structlog.get_logger(), 30).once()
+
+    def left(self, *conversation_ids: str) -> set[str]:
+        """The ends of their words in the files of the store; the index has beginnings only once."""
+        files = self.database.path.parent.glob(FILE_NAME + "*")
+        stored = {end for path in files for end in re.findall(rb"[a-z]{8}0", path.read_bytes())}
+        said = {word[-9:] for i in conversation_ids for word in self.said[i]}
+        return {end.decode() for end in stored} & said
+
+    async def count(self, query: str) -> int:
+        """The number a query gives."""
+        number: int = await self.database.read(lambda c: c.execute(query).fetchone()[0])
+        return number
+
+
+@pytest.fixture
+async def kept(tmp_path: Path) -> AsyncIterator[Kept]:
+    """An empty store."""
+    database = Database(tmp_path, patience_s=0.2)
+    await database.open()
+    yield Kept(database)
+    await database.aclose()
+
+
+async def test_purged_text_is_in_no_file(kept):
+    """Rows, titles, events, keys, index, free pages and log hold none of it; others keep theirs."""
+    for i in range(30):
+        await kept.converse(f"conv_{i % 10}", num_words=5 if i % 3 else 900)
+    await kept.delete("conv_3")
+    await kept.delete("conv_8")
+    assert kept.left("conv_3")
+    assert await kept.purge() == 2
+    assert kept.left("conv_3", "conv_8") == set()
+    assert kept.left("conv_4")
+    assert len(await kept.database.read(lambda c: c.execute("PRAGMA integrity_check").fetchall())) == 1
+    await kept.database.write(lambda c: c.execute("INSERT INTO search (search) VALUES ('integrity-check')"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_nothing_stays_in_corners(kept, seed):
+    """Pages that were split, merged and filled again hold no copies: many sizes, in random order."""
+    kept.rng.seed(seed)
+    ids = [f"conv_{i}" for i in range(60)]
+    for _ in range(400):
+        await kept.converse(kept.rng.choice(ids), num_words=kept.rng.choice([1, 3, 10, 40, 120, 600]))
+    gone = kept.rng.sample(list(kept.said), 20)
+    for conversation_id in gone:
+        await kept.delete(conversation_id)
+    assert await kept.purge() == 20
+    assert kept.left(*gone) == set()
+
+
+async def test_counts_stay(kept):
+    """The ledger keeps its rows, without what was said."""
+    await kept.converse("conv_1")
+    await kept.delete("conv_1")
+    await kept.purge()
+    assert await kept.count("SELECT sum(completion_tokens) FROM requests") == 5
+    assert await kept.count("SELECT sum(completion_tokens) FROM usage_daily") == 5
+    for table in ("conversations", "messages", "events"):
+        assert await kept.count(f"SELECT count(*) FROM {table}") == 0
+
+
+async def test_only_what_is_due_is_purged(kept):
+    """Deleted less than the days ago, or not at all: it stays and can be restored."""
+    for conversation_id in ("conv_young", "conv_kept"):
+        await kept.converse(conversation_id)
+    await kept.delete("conv_young", days_ago=29.9)
+    assert await kept.purge() == 0
+    await kept.database.write(lambda c: conversation_list.restore(c, "local", "conv_young"))
+    assert kept.left("conv_young")
+
+
+async def test_purged_conversation_cannot_be_restored(kept):
+    """Not even when the purge was cut short."""
+    await kept.converse("conv_1")
+    await kept.delete("conv_1")
+    before_us = time.time_ns() // 1000
+    assert await kept.database.write(lambda c: _claim_due(c, before_us)) == [1]
+    with pytest.raises(NotFound):
+        await kept.database.write(lambda c: conversation_list.restore(c, "local", "conv_1"))
+
+
+async def test_purge_that_was_cut_short_is_done_again(kept):
+    """Whatever the step it died at, the next one does the rest."""
+    await kept.converse("conv_1")
+    await kept.delete("conv_1")
+    before_us = time.time_ns() // 1000
+    seqs = await kept.database.write(lambda c: _claim_due(c, before_us))
+    wipe, *_ = _wiping(seqs)
+    assert await kept.database.write(wipe)
+    assert await kept.purge() == 1
+    assert kept.left("conv_1") == set()
+
+
+async def test_reader_of_another_process_postpones_the_end(kept):
+    """A long transaction keeps the log; when it is over, the next purge empties it."""
+    await kept.converse("conv_1")
+    reader = sqlite3.connect(kept.database.path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM messages").fetchone()
+    await kept.delete("conv_1")
+    assert await kept.purge() == 0
+    assert kept.left("conv_1")
+    reader.execute("COMMIT")
+    reader.close()
+    assert await kept.purge() == 1
+    assert kept.left("conv_1") == set()
+
+
+async def test_long_conversation_is_purged_in_pieces(kept):
+    """More messages than a cascade could go down, with other units in between."""
+
+    def unit(c: sqlite3.Connection) -> None:
+        c.executemany(
+            "INSERT INTO messages (conversation_seq, parent_seq, id, role, text, created_at_us, status)"
+            " VALUES (1, (SELECT max(seq) FROM messages), ?, 'user', 'hi', 0, 'complete')",
+            [(f"msg_{i}",) for i in range(3000)],
+        )
+
+    await kept.converse("conv_1")
+    await kept.database.write(unit)
+    await kept.delete("conv_1")
+    assert await kept.purge() == 1
+    assert await kept.count("SELECT count(*) FROM messages") == 0
+    assert kept.database.num_units > 3000 / MESSAGES
+
+
+async def test_conversation_that_is_being_answered_waits(kept):
+    """It is purged after its turn has ended."""
+    await kept.converse("conv_1", finish=False)
+    await kept.delete("conv_1")
+    assert await kept.purge() == 0
+    connection = connect(kept)
+    with pytest.raises(Conflict):
+        purge_now(connection, ["conv_1"])
+    connection.close()
+
+
+async def test_purge_now_beside_a_server(kept):
+    """A second connection purges at once, deleted or not, while the store is open."""
+    await kept.converse("conv_1")
+    await kept.converse("conv_2")
+    connection = connect(kept)
+    assert await asyncio.to_thread(purge_now, connection, ["conv_1"])
+    with pytest.raises(NotFound):
+        purge_now(connection, ["conv_1"])
+    connection.close()
+    assert kept.left("conv_1") == set()
+    await kept.converse("conv_2")
+    assert kept.left("conv_2")
+
+
+async def test_purge_runs_when_started(kept):
+    """The first purge does not wait an hour."""
+    await kept.converse("conv_1")
+    await kept.delete("conv_1")
+    log = structlog.testing.LogCapture()
+    logger = structlog.wrap_logger(None, processors=[log])
+    running = asyncio.create_task(Purge(kept.database, logger, 30).run())
+    await until(lambda: log.entries)
+    running.cancel()
+    assert [(line["event"], line["conversations"]) for line in log.entries] == [("purged", 1)]
+
+
+async def test_store_that_cannot_be_written_postpones_the_purge(kept):
+    """A disk that is full, or a store that is locked, is met again in an hour."""
+    await kept.converse("conv_1")
+    await kept.delete("conv_1")
+    log = structlog.testing.LogCapture()
+    await kept.database.aclose()
+    running = asyncio.create_task(
+        Purge(kept.database, structlog.wrap_logger(None, processors=[log]), 30).run()
+    )
+    await until(lambda: log.entries)
+    running.cancel()
+    assert [(line["event"], line["error"]) for line in log.entries] == [
+        ("purge_postponed", "storage_unavailable")
+    ]
+
+
+def connect(kept: Kept) -> sqlite3.Connection:
+    """A connection of another process's kind."""
+    return sqlite3.connect(kept.database.path, isolation_level=None, check_same_thread=False)
