@@ -22,14 +22,15 @@ from app.store.database import FILE_NAME
 from app.store.usage import differences
 
 PATH = "/api/chat/completions"
+SLOW = 150
 LONG = "a letter that needs pages of its own " * 500
 
 
 def by_first_word(request: Any) -> Script:
-    """`slow` is 100 tokens in a second, `lengthy` needs pages, `endless` goes on, the rest is 20 at once."""
+    """`slow` lasts, `lengthy` needs pages, `endless` goes on, anything else is 20 tokens at once."""
     word = request.body["messages"][-1]["content"].split()[0]
     return {
-        "slow": Script(rate=100, tokens=100),
+        "slow": Script(rate=100, tokens=SLOW),
         "lengthy": Script(rate=4000, tokens=4000),
         "endless": Script(rate=200, tokens=1_000_000),
     }.get(word, Script(tokens=20))
@@ -206,12 +207,12 @@ async def test_disk_full_for_a_while_is_not_noticed(serve: Serve):
         await failing(served)
         await free_disk(served)
         transcript = await stream.to_end()
-    text = "".join(scripted_text(0, 0, 100))
+    text = "".join(scripted_text(0, 0, SLOW))
     assert (transcript.content(), transcript.errors) == (text, [])
     assert transcript.finish_reasons == {0: "stop"}
     await check_books(served)
     row = rows(data_dir)[stream.id]
-    assert (row["completion_tokens"], row["outcome"]) == (100, "stop")
+    assert (row["completion_tokens"], row["outcome"]) == (SLOW, "stop")
     assert answer_of(data_dir, stream.id) == ("complete", text)
 
 
@@ -327,10 +328,10 @@ async def test_a_short_lock_is_waited_for(serve: Serve):
     assert [(await task).status for task in waiting] == [200, 200]
     for stream in streams:
         transcript = await stream.to_end()
-        assert (transcript.content(), transcript.errors) == ("".join(scripted_text(0, 0, 100)), [])
+        assert (transcript.content(), transcript.errors) == ("".join(scripted_text(0, 0, SLOW)), [])
     await check_books(served)
     tokens = sorted(row["completion_tokens"] for row in rows(served.runtime.settings.data_dir).values())
-    assert tokens == [20, 20, *[100] * 5]
+    assert tokens == [20, 20, *[SLOW] * 5]
 
 
 async def test_a_lock_that_outlasts_units_refuses_new_requests(serve: Serve):
@@ -345,7 +346,7 @@ async def test_a_lock_that_outlasts_units_refuses_new_requests(serve: Serve):
             await stream.read_events(5)
             other.execute("ROLLBACK")
         transcript = await stream.to_end()
-    assert (transcript.content(), transcript.errors) == ("".join(scripted_text(0, 0, 100)), [])
+    assert (transcript.content(), transcript.errors) == ("".join(scripted_text(0, 0, SLOW)), [])
     await check_serves(served)
     await check_books(served)
 
