@@ -98,7 +98,7 @@ def _claimed(connection: sqlite3.Connection, seqs: list[int]) -> list[int]:
 
 
 def purge_now(connection: sqlite3.Connection, conversation_ids: Sequence[str]) -> bool:
-    """Purge these conversations at once, deleted or not, on a connection in autocommit mode.
+    """Purge these conversations at once, deleted or not, on a connection that does nothing after it.
 
     Works beside a running server. Returns False when a reader kept the write-ahead log from
     being emptied: then the next purge, this one again or the server's, does the rest.
@@ -110,20 +110,22 @@ def purge_now(connection: sqlite3.Connection, conversation_ids: Sequence[str]) -
     for unit in _wiping(seqs):
         while not _in_one(connection, unit):
             pass
-    if not _scrub(connection):
-        return False
-    _in_one(connection, partial(_drop, seqs=seqs))
-    return True
+    with contextlib.closing(Scrubber(_path(connection))) as scrubber:
+        if not _scrub(connection, scrubber):
+            return False
+        _in_one(connection, partial(_drop, seqs=seqs))
+    return True  # and the connection ends here: closing the file has given up its locks (Scrubber)
 
 
-def _scrub(connection: sqlite3.Connection) -> bool:
-    (path,) = (file for _, name, file in connection.execute("PRAGMA database_list") if name == "main")
-    with contextlib.closing(Scrubber(Path(path))) as scrubber:
-        scrubber.begin()
-        give_up_s = time.monotonic() + PATIENCE_S
-        while not (last := scrubber.piece(connection)):
-            if last is not None:
-                continue
+def _path(connection: sqlite3.Connection) -> Path:
+    return Path(next(file for _, name, file in connection.execute("PRAGMA database_list") if name == "main"))
+
+
+def _scrub(connection: sqlite3.Connection, scrubber: Scrubber) -> bool:
+    scrubber.begin()
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not (last := scrubber.piece(connection)):
+        if last is None:
             if time.monotonic() > give_up_s:
                 return False
             time.sleep(0.05)
