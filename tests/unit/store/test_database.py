@@ -416,7 +416,15 @@ def _something_else(path: Path) -> None:
     path.write_bytes(b"%PDF-1.7\n" + os.urandom(20_000))
 
 
-@pytest.mark.parametrize("damage", [_overwritten, _cut, _cut_within_the_header, _something_else])
+def _wrong_about_itself(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(36)  # the number of free pages, https://www.sqlite.org/fileformat.html
+        file.write((7).to_bytes(4))
+
+
+@pytest.mark.parametrize(
+    "damage", [_overwritten, _cut, _cut_within_the_header, _something_else, _wrong_about_itself]
+)
 async def test_a_damaged_file_is_refused(tmp_path: Path, damage: Callable[[Path], None]):
     """A file that is no sound database is named, left as it is, and a backup recommended."""
     path = await filled(tmp_path)
@@ -484,6 +492,14 @@ async def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path):
     (tmp_path / FILE_NAME).mkdir()
     message = await refusal(tmp_path)
     assert message.startswith(f"{tmp_path / FILE_NAME} cannot be written (unable to open database file).")
+
+
+def test_a_file_system_without_shared_memory_is_refused(tmp_path: Path):
+    """Where SQLite cannot have its log, the directory must be elsewhere."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    with pytest.raises(StoreRefused, match="put --data-dir on a local disk"):
+        opening.prepare(connection, tmp_path / FILE_NAME)
+    connection.close()
 
 
 async def test_a_lock_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
