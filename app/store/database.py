@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -68,7 +69,8 @@ class Database:
         self._writer: aiosqlite.Connection | None = None
         self._readers: list[aiosqlite.Connection] = []
         self._idle_readers: asyncio.Queue[aiosqlite.Connection] = asyncio.Queue()
-        self._queue: asyncio.Queue[_Queued | None] = asyncio.Queue()
+        self._waiting: deque[_Queued] = deque()
+        self._came = asyncio.Event()
         self._batch: list[_Queued] = []
         self._writing: asyncio.Task[None] | None = None
         self._scrubber: Scrubber | None = None
@@ -109,7 +111,8 @@ class Database:
         if self._writing is None or self._closed:
             raise StorageUnavailable("The store is not open.")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait(_Queued(unit, done))
+        self._waiting.append(_Queued(unit, done))
+        self._came.set()
         return done
 
     async def write(self, unit: Unit[T]) -> T:
@@ -176,7 +179,7 @@ class Database:
     @property
     def queue_depth(self) -> int:
         """Units that wait for the writer or are being written."""
-        return self._queue.qsize() + len(self._batch)
+        return len(self._waiting) + len(self._batch)
 
     @property
     def writer_lag_s(self) -> float:
@@ -184,18 +187,13 @@ class Database:
         return time.monotonic() - self._batch[0].queued_at_s if self._batch else 0.0
 
     async def _write_loop(self) -> None:
-        while (first := await self._queue.get()) is not None:
-            self._batch = [first]
-            closing = False
-            while len(self._batch) < MAX_UNITS and not self._queue.empty():
-                queued = self._queue.get_nowait()
-                if queued is None:
-                    closing = True
-                    break
-                self._batch.append(queued)
-            await self._write_batch()
-            if closing:
-                return
+        while not self._closed or self._waiting:
+            await self._came.wait()
+            self._came.clear()
+            while self._waiting:
+                count = min(len(self._waiting), MAX_UNITS)
+                self._batch = [self._waiting.popleft() for _ in range(count)]
+                await self._write_batch()
 
     async def _write_batch(self) -> None:
         batch = self._batch
@@ -239,7 +237,7 @@ class Database:
             return
         self._closed = True
         if self._writing is not None:
-            self._queue.put_nowait(None)
+            self._came.set()
             await self._writing
             await self._end_reads()
         await self._close_connections()
@@ -287,19 +285,21 @@ def commit_together(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) 
 
     Raises sqlite3.Error when the transaction as a whole failed: nothing was done.
     """
-    outcomes: list[Any] = []
+    try:
+        return _transaction(connection, units, lambda unit: unit(connection))
+    except Exception as exc:  # a unit's own, most likely
+        if _is_storage_fault(exc):
+            raise
+    # All are undone; again, each in a savepoint now (2 us a unit, which is why not at first).
+    return _transaction(connection, units, lambda unit: _apart(connection, unit))
+
+
+def _transaction(
+    connection: sqlite3.Connection, units: Sequence[Unit[Any]], do: Callable[[Unit[Any]], Any]
+) -> list[Any]:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for unit in units:
-            connection.execute("SAVEPOINT unit")
-            try:
-                outcomes.append(unit(connection))
-            except Exception as exc:  # handed to whoever waits for the unit
-                if _is_storage_fault(exc) or not connection.in_transaction:
-                    raise
-                connection.execute("ROLLBACK TO unit")
-                outcomes.append(_Raised(exc))
-            connection.execute("RELEASE unit")
+        outcomes = [do(unit) for unit in units]
         connection.execute("COMMIT")
     except BaseException:
         # SQLite has rolled back by itself after some faults (disk full, I/O).
@@ -307,6 +307,21 @@ def commit_together(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) 
             connection.execute("ROLLBACK")
         raise
     return outcomes
+
+
+def _apart(connection: sqlite3.Connection, unit: Unit[T]) -> T | _Raised:
+    """Do a unit that may raise, and undo it alone if it does."""
+    outcome: T | _Raised
+    connection.execute("SAVEPOINT unit")
+    try:
+        outcome = unit(connection)
+    except Exception as exc:  # handed to whoever waits for the unit
+        if _is_storage_fault(exc) or not connection.in_transaction:
+            raise
+        connection.execute("ROLLBACK TO unit")
+        outcome = _Raised(exc)
+    connection.execute("RELEASE unit")
+    return outcome
 
 
 def _fail(batch: Sequence[_Queued], error: Exception) -> None:
