@@ -14,7 +14,7 @@ from app.core import ChatRequest, Counts, Delta, Prompt
 from app.history import Asked
 from app.ring import Done, Ring
 from app.store.conversations import FinishedAnswer, Status
-from app.store.ledger import Price, Usage
+from app.store.ledger import Price, Terms, Usage
 from app.stream import SHUTDOWN, STORAGE, TokenStream
 
 
@@ -41,6 +41,7 @@ class Entry:
         self.read_whole = False
         """Whether the generation was read to its end."""
         self.price = Price()
+        self.terms: Terms | None = None
         self.saved_id = 0
         self.settled = False
         self.request_seq: int | None = None

@@ -112,7 +112,7 @@ class Journal:
         """
         entry = Entry(asked, prompt, stream, counts)
         reservation = self._reservation(asked.request, prompt)
-        entry.price = reservation.price
+        entry.price, entry.terms = reservation.price, reservation.terms
         turn = asked.turn
 
         def unit(connection: sqlite3.Connection) -> int:
@@ -293,7 +293,8 @@ def _settlement(entry: Entry) -> Unit[int]:
     """
     stream, request_seq = entry.stream, entry.request_seq
     assert request_seq is not None
-    settlement = Settlement(request_seq, entry.usage(), entry.outcome, time.time_ns() // 1000)
+    at_us = time.time_ns() // 1000
+    settlement = Settlement(request_seq, entry.usage(), entry.outcome, at_us, terms=entry.terms)
     status = entry.status()
     whole = stream.dump(0)
     pieces = [whole] if whole is not None and whole[0] == 1 else [stream.dump(entry.saved_id)]

@@ -56,6 +56,15 @@ def day_of(at_us: int) -> int:
     return at.year * 10_000 + at.month * 100 + at.day
 
 
+class Terms(NamedTuple):
+    """What a request was reserved under and is billed by; the row has it, and never changes it."""
+
+    day: int
+    model: str
+    owner: str
+    price: Price
+
+
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """What is known of a request before its first token; see the table `requests`."""
@@ -72,6 +81,11 @@ class Reservation:
     fingerprint: bytes | None = None
     rerendered: str | None = None
 
+    @property
+    def terms(self) -> Terms:
+        """What the row will be billed by."""
+        return Terms(day_of(self.created_at_us), self.model, self.owner, self.price)
+
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
@@ -83,6 +97,8 @@ class Settlement:
     settled_at_us: int
     reconciled: bool = False
     """Settled at its checkpoint, because the process that generated it died."""
+    terms: Terms | None = None
+    """Those of its reservation, where they are at hand; else they are read from the row."""
 
 
 class OpenRequest(NamedTuple):
@@ -137,15 +153,10 @@ def settle(c: sqlite3.Connection, s: Settlement) -> bool:
 
     False, and nothing is done, when it is settled already or was never reserved.
     """
-    row = c.execute(
-        "SELECT day, model, owner, input_micro_usd_per_1k, cached_micro_usd_per_1k, output_micro_usd_per_1k"
-        " FROM requests WHERE seq = ?",
-        (s.request_seq,),
-    ).fetchone()
-    if row is None:
+    terms = s.terms or _terms(c, s.request_seq)
+    if terms is None:
         return False
-    day, model, owner, *price = row
-    cost = cost_micro_usd(s.usage, Price(*price))
+    cost = cost_micro_usd(s.usage, terms.price)
     closed = c.execute(
         "UPDATE requests SET state = 'settled', prompt_tokens = ?, completion_tokens = ?, cached_tokens = ?,"
         " reasoning_tokens = ?, withheld_tokens = ?, cost_micro_usd = ?, outcome = ?, reconciled = ?,"
@@ -154,8 +165,20 @@ def settle(c: sqlite3.Connection, s: Settlement) -> bool:
     )
     if closed.rowcount != 1:
         return False
-    _add_to_day(c, day, model, owner, s.usage, cost)
+    _add_to_day(c, terms.day, terms.model, terms.owner, s.usage, cost)
     return True
+
+
+def _terms(c: sqlite3.Connection, request_seq: int) -> Terms | None:
+    row = c.execute(
+        "SELECT day, model, owner, input_micro_usd_per_1k, cached_micro_usd_per_1k, output_micro_usd_per_1k"
+        " FROM requests WHERE seq = ?",
+        (request_seq,),
+    ).fetchone()
+    if row is None:
+        return None
+    day, model, owner, *price = row
+    return Terms(day, model, owner, Price(*price))
 
 
 def completion_tokens_of(c: sqlite3.Connection, request_seq: int) -> int:

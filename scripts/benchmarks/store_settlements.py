@@ -12,7 +12,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -51,7 +51,7 @@ class SettleRun:
 
 
 Pairs = list[tuple[SettleRun, SettleRun]]
-Settling = Callable[[int], Unit[object]]
+Reserved = tuple[int, ledger.Terms, str | None]
 
 
 async def measure_pairs(
@@ -99,7 +99,7 @@ async def _reserved(database: Database, count: int, *, answers: bool) -> list[Un
     return [_settling(*reserved) for reserved in await asyncio.gather(*reserving)]
 
 
-def _reserving(*, answers: bool) -> Unit[tuple[int, str | None]]:
+def _reserving(*, answers: bool) -> Unit[Reserved]:
     at_us = time.time_ns() // 1000
     name = secrets.token_hex(14)
     reservation = ledger.Reservation(f"chatcmpl-{name}", OWNER, MODELS[0], at_us, 256, 100, PRICE, b"{}")
@@ -117,20 +117,20 @@ def _reserving(*, answers: bool) -> Unit[tuple[int, str | None]]:
         at_us,
     )
 
-    def reserve(c: sqlite3.Connection) -> tuple[int, str | None]:
+    def reserve(c: sqlite3.Connection) -> Reserved:
         if not answers:
-            return ledger.reserve(c, reservation, None), None
+            return ledger.reserve(c, reservation, None), reservation.terms, None
         conversation_seq = conversations.ensure(c, turn)
         request_seq = ledger.reserve(c, reservation, conversation_seq)
         conversations.add_turn(c, turn, conversation_seq, request_seq)
-        return request_seq, answer_id
+        return request_seq, reservation.terms, answer_id
 
     return reserve
 
 
-def _settling(request_seq: int, answer_id: str | None) -> Unit[object]:
+def _settling(request_seq: int, terms: ledger.Terms, answer_id: str | None) -> Unit[object]:
     at_us = time.time_ns() // 1000
-    settlement = ledger.Settlement(request_seq, ledger.Usage(100, 128, 64), "stop", at_us)
+    settlement = ledger.Settlement(request_seq, ledger.Usage(100, 128, 64), "stop", at_us, terms=terms)
     if answer_id is None:
         return lambda c: ledger.settle(c, settlement)
     ids = bytes(4 * 128)

@@ -9,12 +9,14 @@ from ledgers import at, empty_store, reserved, settled
 
 from app.store.ledger import (
     Price,
+    Reservation,
     Settlement,
     Usage,
     checkpoint,
     cost_micro_usd,
     day_of,
     open_requests,
+    reserve,
     settle,
 )
 
@@ -116,6 +118,21 @@ def test_settled_twice_is_billed_once(c: sqlite3.Connection):
     assert not settle(c, Settlement(seq, Usage(10, 99), "interrupted", 2, reconciled=True))
     checkpoint(c, seq, Usage(10, 99))
     assert (row(c, seq, "*"), days(c)) == before
+
+
+def test_terms_at_hand_bill_as_those_of_the_row(c: sqlite3.Connection):
+    """Whoever still has the reservation saves a look at the row; nothing else differs."""
+    settled(c, USAGE)
+    reservation = Reservation(
+        "chatcmpl-x", "local", "llama", at("2026-11-20"), 100, 10, Price(500, 50, 1500), b"{}"
+    )
+    seq = reserve(c, reservation, None)
+    settlement = Settlement(seq, USAGE, "stop", at("2026-11-21"), terms=reservation.terms)
+    assert settle(c, settlement)
+    assert not settle(c, settlement)
+    assert not settle(c, Settlement(seq + 1, USAGE, "stop", at("2026-11-21"), terms=reservation.terms))
+    assert days(c) == [(20261120, 2, 40, 2 * COST)]
+    assert row(c, seq, "state", "cost_micro_usd") == ("settled", COST)
 
 
 def test_what_was_never_reserved_is_not_settled(c: sqlite3.Connection):
