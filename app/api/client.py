@@ -53,9 +53,10 @@ class Client:
             self._watch = asyncio.create_task(self._until_gone())
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Watch no longer, and hold on to nothing: a cycle would wait for the garbage collector."""
         if self._watch is not None:
             self._watch.cancel()
+        self._watch = self._callback = None
 
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

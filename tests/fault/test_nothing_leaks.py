@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 from typing import Any
 
@@ -102,3 +103,20 @@ async def test_nothing_is_left(serve: Serve, seed: int):
     for event in ("request_broke", "pipeline_broke", "generation_broke"):
         assert not served.logged(event)
     assert (await served.post(chat(stream=False))).status == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_leaves_no_cycles(serve: Serve, stream: bool):
+    """What a request took is freed without the garbage collector, which looks seldom."""
+    served = await serve(Script(tokens=3), retention_s=0)
+    for _ in range(5):
+        await served.post(chat(stream=stream))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            await served.post(chat(stream=stream))
+        await until(lambda: not served.runtime.streams._finished)
+        assert gc.collect() < 20
+    finally:
+        gc.enable()
