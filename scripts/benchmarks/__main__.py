@@ -7,13 +7,14 @@ import signal
 import sys
 from typing import NoReturn
 
-from scripts.benchmarks import bare, connections, ledger, path, serve, store
+from scripts.benchmarks import bare, connections, ledger, path, serve, start, store
 
 BENCHMARKS = {
     "bare": (bare, "start the peer: SGLang's own server on the same model, platform and engine flags"),
     "serve": (serve, "ours against the peer, interleaved: CPU per token, tokens/s, TTFT, TPOT, ITL"),
     "path": (path, "our full path with a scripted engine against a bare ASGI app, one core each"),
     "connections": (connections, "10,000 open streams, one event per second each: delivery, delay, memory"),
+    "start": (start, "time until ready against SGLang's own server, and until the port answers"),
     "store": (store, "a large store: usage, conversations, search, and settlements per second"),
     "ledger": (ledger, "our server with the ledger on and off, interleaved: TTFT, CPU per token"),
 }
