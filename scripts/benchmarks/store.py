@@ -44,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=int, default=31, help="times each question is asked (default: 31)")
     parser.add_argument("--pairs", type=int, default=9, help="rounds of settlements, each way (default: 9)")
     parser.add_argument(
-        "--settlements", type=int, default=4000, help="in a round of many a commit (default: 4000)"
+        "--settlements", type=int, default=4096, help="in a round of many a commit (default: 4096)"
     )
     parser.add_argument(
-        "--in-flight", default="64,256", help="settlements at once, comma-separated (default: 64,256)"
+        "--in-flight", default="64,256,1024", help="settlements at once (default: 64,256,1024)"
     )
     parser.add_argument("--folder", type=Path, help="build it below this folder (default: a temporary one)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, machine and every round")
