@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable
 
 from app.core import ChatRequest, IdempotencyKey
+from app.errors import Interrupted
 from app.registry import check_same_body
 from app.replay import revive
 from app.store import events
@@ -13,6 +14,8 @@ from app.store.database import Database
 from app.stream import TokenStream, Wire
 
 MakeWire = Callable[[ChatRequest], Wire]
+_TOLD = 10_000
+"""Ends of interrupted streams that are remembered, the newest."""
 
 
 class Archive:
@@ -21,24 +24,36 @@ class Archive:
     def __init__(self, database: Database, limit_bytes: int) -> None:
         self._database = database
         self._limit_bytes = limit_bytes
+        self._told: dict[tuple[str, int], None] = {}
 
     async def find(self, owner: str, request_id: str, make_wire: MakeWire, after: int) -> TokenStream | None:
         """The caller's stream of that id, for a reader that has seen event `after`.
 
-        Raises StorageUnavailable, ReplayPositionUnknown.
+        Raises StorageUnavailable, NotFound, InternalError.
         """
         stored = await self._database.read(lambda c: events.load(c, request_id, owner))
         if stored is None:
             return None
-        return revive(stored, make_wire, self._limit_bytes, after)
+        # The end of an interrupted stream is numbered after what its reader has seen, for which the
+        # store cannot vouch. One that comes back with that number, as EventSource does, is at the end.
+        heard_all = (request_id, after) in self._told
+        stream = revive(stored, make_wire, self._limit_bytes, after - 2 if heard_all else after)
+        if isinstance(stream.error, Interrupted) and stream.last_id == after + 2:
+            self._told[request_id, stream.last_id] = None
+            if len(self._told) > _TOLD:
+                del self._told[next(iter(self._told))]
+        return stream
 
     async def erase(self, owner: str, request_id: str) -> None:
-        """Delete what the caller's finished stream said; its counts stay. Raises StorageUnavailable."""
+        """Delete what the caller's stream said; its counts stay. Raises StorageUnavailable.
+
+        One that is not settled yet is marked, so that it is erased then, whoever settles it.
+        """
 
         def unit(connection: sqlite3.Connection) -> None:
-            stored = events.load(connection, request_id, owner)
-            if stored is not None and stored.state == "settled":
-                events.erase(connection, stored.request_seq)
+            request_seq = events.visible(connection, request_id, owner)
+            if request_seq is not None:
+                events.erase(connection, request_seq)
 
         await self._database.write(unit)
 

@@ -15,7 +15,7 @@ from app.history import Asked
 from app.ring import Done, Ring
 from app.store.conversations import FinishedAnswer, Status
 from app.store.ledger import Price, Terms, Usage
-from app.stream import SHUTDOWN, STORAGE, TokenStream
+from app.stream import SHUTDOWN, STORAGE, TokenStream, first_of
 
 
 class Ids(NamedTuple):
@@ -79,7 +79,7 @@ class Entry:
 
     def usage(self) -> Usage:
         """The counts so far, over all choices; the prompt counts once."""
-        first = self._counts.get(0, Counts())
+        first = first_of(self._counts)
         return Usage(
             prompt_tokens=first.prompt_tokens,
             completion_tokens=sum(c.completion_tokens for c in self._counts.values()),

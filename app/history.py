@@ -42,7 +42,7 @@ class History:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._busy: set[str] = set()
+        self._busy: set[tuple[str, str]] = set()
 
     @contextlib.contextmanager
     def claim(self, request: ChatRequest) -> Iterator[None]:
@@ -51,18 +51,19 @@ class History:
         if conversation_id is None:
             yield
             return
-        if conversation_id in self._busy:
+        claimed = (request.owner, conversation_id)  # another's claim must neither hinder nor be seen
+        if claimed in self._busy:
             raise Conflict(
                 f"Another turn of conversation {conversation_id} is being answered; wait for its end,"
                 " or stop it.",
                 code="conversation_busy",
                 param="conversation_id",
             )
-        self._busy.add(conversation_id)
+        self._busy.add(claimed)
         try:
             yield
         finally:
-            self._busy.discard(conversation_id)
+            self._busy.discard(claimed)
 
     async def load(self, request: ChatRequest) -> Asked:
         """The request with its conversation's messages in front. Raises NotFound, StorageUnavailable."""

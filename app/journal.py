@@ -29,7 +29,7 @@ from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
 from app.ring import Ring
 from app.store import conversations, events, ledger
-from app.store.database import Database, Unit
+from app.store.database import Database, Unit, probe
 from app.store.ledger import OpenRequest, Reservation, Settlement, Usage, cost_micro_usd
 from app.stream import DELETED, STORAGE, TokenStream
 
@@ -200,6 +200,8 @@ class Journal:
             try:
                 await self._settle_left()
                 await self._checkpoint()
+                if self._database.failing:
+                    await self._database.write(probe)
                 if time.monotonic() - swept_at_s >= SWEEP_S:
                     swept_at_s = time.monotonic()
                     await self._sweep()
@@ -302,7 +304,7 @@ def _settlement(entry: Entry) -> Unit[int]:
     if not stream.done:
         news.append(done_after(stream))
     said = answers(*stream.held()) if whole is not None and whole[0] == 1 else None
-    send_again = isinstance(stream.error, Unavailable | InternalError)
+    send_again = stream.refused or isinstance(stream.error, Unavailable | InternalError)
 
     def unit(connection: sqlite3.Connection) -> int:
         if ledger.settle(connection, settlement):
@@ -331,6 +333,9 @@ def _settlement(entry: Entry) -> Unit[int]:
 def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
     at_us = time.time_ns() // 1000
     ledger.settle(connection, Settlement(left.seq, left.usage, "interrupted", at_us, reconciled=True))
+    if events.is_erased(connection, left.seq):
+        events.erase(connection, left.seq)  # what was checkpointed after it was deleted
+        return
     events.free_key(connection, left.seq)
     said = _heard(connection, left.seq)
     finished = [
@@ -342,6 +347,9 @@ def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
 
 
 def _heard(connection: sqlite3.Connection, request_seq: int) -> dict[int, Answer]:
-    """What the stored events of a request say, up to the first gap."""
-    ring = Ring.restore(events.slices(connection, request_seq), _EVERYTHING, only_prefix=True)
+    """What the stored events of a request say, up to the first gap; nothing where they are damaged."""
+    try:
+        ring = Ring.restore(events.slices(connection, request_seq), _EVERYTHING, only_prefix=True)
+    except ValueError:
+        return {}  # a replay says so (app.replay); it must not keep the server from starting
     return answers(*ring.whole())

@@ -50,6 +50,7 @@ class Pipeline:
                 asked = await self._history.load(request)
                 prompt = await self._engine.render(asked.request)
                 trace.rendered(prompt)
+                stream.check_wanted()
                 entry = await self._journal.reserve(asked, prompt, stream, trace.counts)
                 stream.open(request.n)
                 deltas = self._engine.generate(request.request_id, prompt)

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from app.core import ChatRequest, Counts
-from app.errors import CODES, InternalError, Interrupted, NotFound, ServingError
+from app.errors import CODES, InternalError, Interrupted, NotFound, ServingError, StorageUnavailable
 from app.ring import Done, Failed, Ring
 from app.store.events import StoredStream
 from app.stream import TokenStream, Wire, usage_of
@@ -24,8 +24,8 @@ def revive(
 ) -> TokenStream:
     """The finished stream, for a reader that has seen event `after`.
 
-    Raises NotFound for a request that was refused or is not settled, InternalError when its
-    events are damaged.
+    Raises NotFound for a request that was refused, StorageUnavailable for one that is not settled yet,
+    InternalError when its events are damaged.
     """
     ring = _ring(stored, limit_bytes)
     request = _request(stored)
@@ -42,9 +42,11 @@ def revive(
 
 
 def _ring(stored: StoredStream, limit_bytes: int) -> Ring:
-    # Not settled and not in memory: its owner has had it deleted, and it has yet to stop.
-    never_opened = not stored.slices and not stored.reconciled
-    if never_opened or stored.state != "settled":
+    if stored.state != "settled":  # and not in memory: this process has only begun, and is about to settle it
+        raise StorageUnavailable(
+            "The answer is being put in order after a restart; try again.", retry_after_s=1
+        )
+    if not stored.slices and not stored.reconciled:
         raise NotFound(f"No stream {stored.request_id!r}: it never began.", code="stream_not_found")
     try:
         return Ring.restore(stored.slices, limit_bytes)

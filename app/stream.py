@@ -98,12 +98,16 @@ class TokenStream:
 
     def open(self, n: int) -> None:
         """Admit the request: its status line may be sent. Raises Cancelled, Draining."""
-        self.check_not_cut()
-        if self.cancelled is not None:
-            raise Cancelled("The request was cancelled while it waited.")
+        self.check_wanted()
         self._special(Opened(n))
         if not self._opened.done():
             self._opened.set_result(None)
+
+    def check_wanted(self) -> None:
+        """Raise Cancelled, Draining or StorageUnavailable when the stream was cancelled."""
+        self.check_not_cut()
+        if self.cancelled is not None:
+            raise Cancelled("The request was cancelled while it waited.")
 
     def check_not_cut(self) -> None:
         """Raise Draining or StorageUnavailable when that is why the stream was cancelled."""
@@ -217,8 +221,13 @@ class TokenStream:
         await asyncio.shield(self._done)
 
     def cancel(self, reason: str) -> None:
-        """Stop the generation; what it made so far is kept. Later calls do nothing."""
+        """Stop the generation; what it made so far is kept. Later calls do nothing, but DELETED counts.
+
+        Its settlement may be yet to come, also when it has been stopped or has ended.
+        """
         if self.done or self.cancelled is not None:
+            if reason == DELETED:
+                self.cancelled = DELETED
             return
         self.cancelled = reason
         if self._abort is not None:
@@ -405,7 +414,7 @@ def usage_of(counts: Mapping[int, Counts]) -> dict[str, Any]:
 
     The prompt counts once, however many choices share it.
     """
-    first = counts.get(0, Counts())
+    first = first_of(counts)
     completion_tokens = sum(c.completion_tokens for c in counts.values())
     return {
         "prompt_tokens": first.prompt_tokens,
@@ -414,3 +423,8 @@ def usage_of(counts: Mapping[int, Counts]) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": sum(c.reasoning_tokens for c in counts.values())},
     }
+
+
+def first_of(counts: Mapping[int, Counts]) -> Counts:
+    """The counts of the lowest choice that has begun: those of the prompt are any choice's."""
+    return counts[min(counts)] if counts else Counts()

@@ -198,14 +198,15 @@ class Database:
     async def _write_batch(self) -> None:
         batch = self._batch
         try:
-            outcomes = await self._commit([queued.unit for queued in batch])
+            outcomes, changed = await self._commit([queued.unit for queued in batch])
         except sqlite3.Error as exc:
             self.failing = True
             _fail(batch, _unavailable(exc))
         except Exception as exc:  # noqa: BLE001  # the writer outlives whatever a unit does
             _fail(batch, exc)
         else:
-            self.failing = False
+            if changed:  # a full disk takes a commit of nothing
+                self.failing = False
             self.num_commits += 1
             self.num_units += len(batch)
             for queued, outcome in zip(batch, outcomes, strict=True):
@@ -218,13 +219,16 @@ class Database:
         finally:
             self._batch = []
 
-    async def _commit(self, units: Sequence[Unit[Any]]) -> list[Any]:
-        """One transaction; a store that another process has locked is tried again for a while."""
+    async def _commit(self, units: Sequence[Unit[Any]]) -> tuple[list[Any], bool]:
+        """One transaction; a store that another process has locked is tried again for a while.
+
+        Returns what the units returned, and whether anything was changed.
+        """
         assert self._writer is not None
         give_up_s = time.monotonic() + self._patience_s
         while True:
             try:
-                return await _run(self._writer, lambda c: commit_together(c, units))
+                return await _run(self._writer, lambda c: _and_changed(c, units))
             except sqlite3.OperationalError as exc:
                 if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_s:
                     raise
@@ -278,6 +282,18 @@ class _Raised:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
+
+
+def probe(connection: sqlite3.Connection) -> None:
+    """A unit that needs room and leaves nothing: whether the store takes something again."""
+    connection.execute("INSERT INTO migrations (name, applied_at) VALUES ('probe', zeroblob(65536))")
+    connection.execute("DELETE FROM migrations WHERE name = 'probe'")
+
+
+def _and_changed(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> tuple[list[Any], bool]:
+    before = connection.total_changes
+    outcomes = commit_together(connection, units)
+    return outcomes, connection.total_changes != before
 
 
 def commit_together(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> list[Any]:

@@ -89,6 +89,21 @@ def load(c: sqlite3.Connection, request_id: str, owner: str) -> StoredStream | N
     )
 
 
+def visible(c: sqlite3.Connection, request_id: str, owner: str) -> int | None:
+    """The seq of the owner's request of that id; None when there is none to replay."""
+    row = c.execute(
+        f"SELECT seq FROM requests WHERE id = ? AND owner = ? AND {_VISIBLE}",  # noqa: S608  # a constant
+        (request_id, owner),
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def is_erased(c: sqlite3.Connection, request_seq: int) -> bool:
+    """Whether its owner has had the request deleted, or it has been forgotten."""
+    row = c.execute("SELECT stream = x'' FROM requests WHERE seq = ?", (request_seq,)).fetchone()
+    return bool(row and row[0])
+
+
 def find_by_key(c: sqlite3.Connection, owner: str, key: str) -> tuple[str, bytes] | None:
     """The id and fingerprint of the newest settled request made with an idempotency key."""
     row: tuple[str, bytes] | None = c.execute(

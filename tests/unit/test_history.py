@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,14 @@ async def test_second_turn_at_once_is_refused(database: Database):
     assert refused.value.code == "conversation_busy"
     with history.claim(asked()):
         pass
+
+
+async def test_another_owner_neither_hinders_nor_sees_a_turn(database: Database):
+    """Who names a conversation of someone else's is told that there is none, busy or not."""
+    history = History(database)
+    theirs = dataclasses.replace(asked(user("hi"), new_conversation=False), owner="someone")
+    with history.claim(asked()), history.claim(theirs), pytest.raises(NotFound):
+        await history.load(theirs)
 
 
 async def test_unstored_requests_claim_nothing(database: Database):

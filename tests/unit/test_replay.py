@@ -183,12 +183,18 @@ async def test_died_before_its_first_checkpoint():
     assert understood(frames(revived(row, 3), 3)).errors[0]["last_event_id"] == 0
 
 
-@pytest.mark.parametrize("fields", [{}, {"state": "reserved", "outcome": None}])
-async def test_what_never_began_is_not_there(fields):
-    """A refused request, and one that its owner deleted while it ran, have no stream."""
+async def test_what_never_began_is_not_there():
+    """A refused request has no stream."""
     with pytest.raises(NotFound) as raised:
-        revived(stored(asked(), [], **fields))
+        revived(stored(asked(), []))
     assert raised.value.code == "stream_not_found"
+
+
+async def test_not_settled_yet_is_to_be_asked_for_again():
+    """A client that is back before the start has settled what was left open is not told that it is gone."""
+    with pytest.raises(StorageUnavailable) as raised:
+        revived(stored(asked(), [], state="reserved", outcome=None))
+    assert raised.value.retry_after_s == 1
 
 
 async def test_damaged_events_are_an_error():

@@ -324,3 +324,9 @@ def test_usage_counts_the_prompt_once():
         "prompt_tokens_details": {"cached_tokens": 4},
         "completion_tokens_details": {"reasoning_tokens": 3},
     }
+
+
+def test_usage_before_the_first_choice_has_begun_has_the_prompt():
+    """Of several choices any may begin first; a checkpoint taken then bills the prompt."""
+    usage = usage_of({1: Counts(prompt_tokens=7, completion_tokens=2, cached_tokens=3)})
+    assert (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (7, 3)

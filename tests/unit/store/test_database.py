@@ -14,7 +14,8 @@ import pytest
 
 from app.errors import StorageUnavailable
 from app.store import opening
-from app.store.database import FILE_NAME, MAX_UNITS, READERS, Database, Unit, commit_together
+from app.store.database import FILE_NAME, MAX_UNITS, READERS, Database, Unit, commit_together, probe
+from app.store.migrations import MIGRATIONS, applied
 from app.store.opening import StoreRefused
 from app.store.scrub import fold
 
@@ -251,8 +252,13 @@ async def test_a_full_store_fails_and_recovers(database: Database):
         assert refused.value.retry_after_s == 10
     assert database.failing
     assert await database.read(numbers) == []
+    with pytest.raises(StorageUnavailable):
+        await database.write(probe)
     await database.write(lambda c: c.execute("PRAGMA max_page_count=100000").fetchone())
+    assert database.failing, "a full disk takes a commit of nothing"
+    await database.write(probe)
     assert not database.failing
+    assert await database.read(applied) == [m.name for m in MIGRATIONS]
     assert await database.write(insert(2, size=100_000)) == 2
 
 
