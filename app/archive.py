@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Callable
 
 from app.core import ChatRequest, IdempotencyKey
-from app.errors import Interrupted
 from app.registry import check_same_body
 from app.replay import revive
 from app.store import events
@@ -14,8 +13,6 @@ from app.store.database import Database
 from app.stream import TokenStream, Wire
 
 MakeWire = Callable[[ChatRequest], Wire]
-_TOLD = 10_000
-"""Ends of interrupted streams that are remembered, the newest."""
 
 
 class Archive:
@@ -24,7 +21,6 @@ class Archive:
     def __init__(self, database: Database, limit_bytes: int) -> None:
         self._database = database
         self._limit_bytes = limit_bytes
-        self._told: dict[tuple[str, int], None] = {}
 
     async def find(self, owner: str, request_id: str, make_wire: MakeWire, after: int) -> TokenStream | None:
         """The caller's stream of that id, for a reader that has seen event `after`.
@@ -34,15 +30,7 @@ class Archive:
         stored = await self._database.read(lambda c: events.load(c, request_id, owner))
         if stored is None:
             return None
-        # The end of an interrupted stream is numbered after what its reader has seen, for which the
-        # store cannot vouch. One that comes back with that number, as EventSource does, is at the end.
-        heard_all = (request_id, after) in self._told
-        stream = revive(stored, make_wire, self._limit_bytes, after - 2 if heard_all else after)
-        if isinstance(stream.error, Interrupted) and stream.last_id == after + 2:
-            self._told[request_id, stream.last_id] = None
-            if len(self._told) > _TOLD:
-                del self._told[next(iter(self._told))]
-        return stream
+        return revive(stored, make_wire, self._limit_bytes, after)
 
     async def erase(self, owner: str, request_id: str) -> None:
         """Delete what the caller's stream said; its counts stay. Raises StorageUnavailable.
@@ -56,6 +44,7 @@ class Archive:
                 events.erase(connection, request_seq)
 
         await self._database.write(unit)
+        self._database.forgotten.set()
 
     async def made_with(self, owner: str, key: IdempotencyKey) -> str | None:
         """The id of the finished stream that a key made. Raises Conflict when it had another body."""

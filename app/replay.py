@@ -2,21 +2,26 @@
 
 One that ended replays as it was. One whose process died replays what was checkpointed and then
 says so: an error event with the counts and the last event known, and [DONE]. Such a stream
-may have sent more than was checkpointed; a client that has seen it gets the end alone.
+may have sent more than was checkpointed; a client that has seen it gets the end alone. That end
+is numbered apart (`END_ID`): an id that the lost events may have had would not tell whether who
+names it has heard one of those, or the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from app.core import ChatRequest, Counts
 from app.errors import CODES, InternalError, Interrupted, NotFound, ServingError, StorageUnavailable
-from app.ring import Done, Failed, Ring
+from app.ring import Done, Failed, Lane, Part, Ring, Special
 from app.store.events import StoredStream
 from app.stream import TokenStream, Wire, usage_of
+
+END_ID = 900_000_000_000_000
+"""The error event of an interrupted stream; its [DONE] is the next. No live stream comes as far."""
 
 
 def revive(
@@ -29,16 +34,38 @@ def revive(
     """
     ring = _ring(stored, limit_bytes)
     request = _request(stored)
+    wire = wire_factory(request)
     usage = _usage(stored)
     if ring.last == Done():
         error = _error(ring)
     else:
         error = _interrupted(ring.last_id, usage)
         if after > ring.last_id:
-            ring = Ring(limit_bytes, first_id=after + 1)
+            ring = Ring(limit_bytes, first_id=min(after + 1, END_ID))
+        wire = _EndApart(wire)
         ring.append_special(Failed(error.as_body()))
         ring.append_special(Done())
-    return TokenStream.finished(request, wire_factory(request), ring, usage=usage, error=error)
+    return TokenStream.finished(request, wire, ring, usage=usage, error=error)
+
+
+class _EndApart:
+    """Writes an interrupted stream, its end under ids of its own."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def text(self, event_id: int, lane: Lane, text: bytes) -> bytes:
+        return self._wire.text(event_id, lane, text)
+
+    def delta(self, last_id: int, parts: Sequence[Part]) -> bytes:
+        return self._wire.delta(last_id, parts)
+
+    def special(self, event_id: int, event: Special) -> bytes:
+        if isinstance(event, Failed):
+            event_id = END_ID
+        elif isinstance(event, Done):
+            event_id = END_ID + 1
+        return self._wire.special(event_id, event)
 
 
 def _ring(stored: StoredStream, limit_bytes: int) -> Ring:

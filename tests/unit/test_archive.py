@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import structlog
 from ledgers import reserved
-from replays import BIG, USAGE, asked, frames, opened
+from replays import BIG, asked, opened
 from servers import Serve, chat
 
-from app.api.sse import ChunkWire
 from app.archive import Archive
 from app.core import Counts, Delta
 from app.engine.scripted import Script
@@ -21,7 +20,7 @@ from app.journal import Journal
 from app.metering.balance import Balance
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
-from app.store import events, ledger
+from app.store import events
 from app.store.conversations import NewMessage, NewTurn, add_turn, ensure
 from app.store.database import Database
 from app.stream import DELETED, TokenStream
@@ -83,23 +82,6 @@ async def reconciled(database: Database) -> int:
     """What the next start does."""
     log = structlog.wrap_logger(None, processors=[structlog.testing.LogCapture()])
     return await Journal(database, PriceTable({}), Balance(log), Traffic(), log, 300).reconcile()
-
-
-async def test_whoever_has_heard_the_end_of_an_interrupted_stream_is_at_its_end(database: Database):
-    """An EventSource comes back with the last id until it hears 204: the end is told once."""
-    request_seq = await checkpointed(database)
-    await database.write(
-        lambda c: ledger.settle(c, ledger.Settlement(request_seq, USAGE, "interrupted", 2, reconciled=True))
-    )
-    archive = Archive(database, BIG)
-    told = await archive.find("local", ID, ChunkWire, 7)
-    assert told.last_id == 9
-    again = await archive.find("local", ID, ChunkWire, 9)
-    assert again.last_id == 9, "the routes answer 204"
-    other = await archive.find("local", ID, ChunkWire, 8)
-    assert len(frames(other, 8)) == 2
-    whole = await archive.find("local", ID, ChunkWire, 0)
-    assert whole.last_id == 4
 
 
 async def test_deleted_before_it_is_settled_stays_deleted_after_a_crash(database: Database):

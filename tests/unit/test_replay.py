@@ -21,7 +21,7 @@ from app.errors import (
     ServingError,
     StorageUnavailable,
 )
-from app.replay import revive
+from app.replay import END_ID, revive
 from app.store.events import StoredStream
 from app.stream import TokenStream
 
@@ -145,7 +145,7 @@ async def test_interrupted_stream_ends_in_an_error():
     assert error["code"] == "interrupted"
     assert error["last_event_id"] == 4
     assert error["usage"] == OPENAI_USAGE
-    assert transcript.ids[-2:] == [5, 6]
+    assert transcript.ids[-2:] == [END_ID, END_ID + 1]
 
 
 async def test_choices_that_ended_before_the_process_did_keep_their_end():
@@ -159,13 +159,22 @@ async def test_choices_that_ended_before_the_process_did_keep_their_end():
 
 @pytest.mark.parametrize("after", [4, 5, 6, 7, 900])
 async def test_client_that_knows_more_gets_the_end_alone(after):
-    """At or beyond the last event known, only the error and [DONE] follow, their ids after its own."""
+    """At or beyond the last event known, only the error and [DONE] follow, under ids of their own."""
     stream = revived(await died(), after)
     sent = frames(stream, after)
     transcript = understood(sent)
-    assert transcript.ids == [after + 1, after + 2]
+    assert transcript.ids == [END_ID, END_ID + 1]
     assert transcript.errors[0]["last_event_id"] == 4
     assert transcript.done
+
+
+async def test_whoever_has_heard_the_end_of_an_interrupted_stream_is_at_its_end():
+    """An EventSource comes back with the last id until it hears 204, and no live event had that id."""
+    row = await died()
+    assert understood(frames(revived(row, END_ID), END_ID)).ids == [END_ID + 1]
+    assert revived(row, END_ID + 1).last_id == END_ID + 1, "the routes answer 204"
+    with pytest.raises(ReplayPositionUnknown):
+        revived(row, END_ID + 2).attach(END_ID + 2)
 
 
 async def test_interrupted_answer_in_one_piece_is_its_error():
@@ -179,7 +188,7 @@ async def test_interrupted_answer_in_one_piece_is_its_error():
 async def test_died_before_its_first_checkpoint():
     """Of a stream that was never checkpointed only its end is known."""
     row = stored(asked(), [], outcome="interrupted", reconciled=True)
-    assert understood(frames(revived(row))).ids == [1, 2]
+    assert understood(frames(revived(row))).ids == [END_ID, END_ID + 1]
     assert understood(frames(revived(row, 3), 3)).errors[0]["last_event_id"] == 0
 
 
