@@ -253,6 +253,8 @@ class Journal:
         if entry.settled:  # a settlement that was tried again may be told of twice
             return
         entry.settled = True
+        if entry.stream.cancelled == DELETED:
+            self._database.forgotten.set()
         model, usage = entry.stream.request.model, entry.usage()
         self._traffic.settled(model, usage, cost_micro_usd(usage, entry.price))
         self._balance.settled(
@@ -266,8 +268,11 @@ class Journal:
     async def _sweep(self) -> None:
         """Forget the events of streams that nobody stored, once their retention has ended."""
         before_us = time.time_ns() // 1000 - int(self._retention_s * 1e6)
-        while await self._database.write(lambda c: events.forget_unstored(c, before_us)) == events.LIMIT:
-            pass
+        forgotten = events.LIMIT
+        while forgotten == events.LIMIT:
+            forgotten = await self._database.write(lambda c: events.forget_unstored(c, before_us))
+            if forgotten:
+                self._database.forgotten.set()
 
     def _not_written(self, error: StorageUnavailable) -> None:
         stuck_s = time.monotonic() - self._written_at_s

@@ -77,6 +77,8 @@ class Database:
         self._closed = False
         self.failing = False
         """Whether the last commit failed, or is held up: who must not lose anything waits for the next."""
+        self.forgotten = asyncio.Event()
+        """Set when text was deleted: the log has it until it is folded (app.store.purge)."""
         self.num_commits = 0
         self.num_units = 0
 

@@ -126,15 +126,26 @@ def forget(c: sqlite3.Connection, request_seq: int) -> None:
 
 
 def erase(c: sqlite3.Connection, request_seq: int) -> None:
-    """Delete what a request said, wherever it stands; the counts stay, and its place in a conversation."""
+    """Delete what a request said, wherever it stands; the counts stay, and its place in a conversation.
+
+    The words of one that was searched are out of the files after the next purge (app.store.purge).
+    """
     forget(c, request_seq)
     free_key(c, request_seq)
     c.execute("UPDATE requests SET stream = x'' WHERE seq = ?", (request_seq,))
-    c.execute(
+    answers = c.execute(
         "UPDATE messages SET text = '', body = NULL, answer_ids = NULL, prompt_ids = NULL, status = 'deleted'"
         " WHERE request_seq = ?",
         (request_seq,),
     )
+    if answers.rowcount > 0:
+        c.execute(f"PRAGMA user_version={num_erased(c) + 1}")
+
+
+def num_erased(c: sqlite3.Connection) -> int:
+    """Answers erased since a purge last took the words of such ones out of the index."""
+    number: int = c.execute("PRAGMA user_version").fetchone()[0]
+    return number
 
 
 def forget_unstored(c: sqlite3.Connection, settled_before_us: int) -> int:

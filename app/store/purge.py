@@ -26,11 +26,14 @@ from app.log import where
 from app.store.conversation_list import WIPED
 from app.store.conversations import no_conversation
 from app.store.database import Database, Unit
+from app.store.events import num_erased
 from app.store.scrub import Scrubber
 
 T = TypeVar("T")
 
 PERIOD_S = 3600.0
+FOLD_S = 60.0
+"""How often the log is folded, at most, for what was deleted otherwise."""
 PATIENCE_S = 2.0
 """How long `purge_now` waits for readers."""
 MESSAGES = 200
@@ -41,7 +44,11 @@ _DAY_US = 86_400_000_000
 
 
 class Purge:
-    """Purges what was deleted long enough ago: when it starts, and every hour."""
+    """Purges what was deleted long enough ago: when it starts, and every hour.
+
+    With it goes what is left of answers deleted one by one; the log is folded sooner, for these and
+    for what was never to be stored.
+    """
 
     def __init__(self, database: Database, log: FilteringBoundLogger, after_days: int) -> None:
         self._database = database
@@ -50,6 +57,27 @@ class Purge:
 
     async def run(self) -> None:
         """Go on until cancelled; what could not be done is done the next time."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._purge(), name="purge-due")
+            tasks.create_task(self._fold(), name="purge-fold")
+
+    async def _fold(self) -> None:
+        forgotten = self._database.forgotten
+        while True:
+            await forgotten.wait()
+            forgotten.clear()
+            try:
+                folded = await self._database.fold()
+            except StorageUnavailable:
+                folded = False
+            except Exception as exc:  # noqa: BLE001  # as for the purge
+                self._log.error("fold_broke", error=where(exc))
+                folded = False
+            if not folded:
+                forgotten.set()
+            await asyncio.sleep(FOLD_S)
+
+    async def _purge(self) -> None:
         while True:
             try:
                 await self.once()
@@ -62,7 +90,8 @@ class Purge:
     async def once(self) -> int:
         """Purge what is due now; returns how many conversations. Raises StorageUnavailable."""
         before_us = time.time_ns() // 1000 - self._after_days * _DAY_US
-        if not await self._database.read(partial(_due, before_us=before_us)):
+        erased = await self._database.read(num_erased)
+        if not erased and not await self._database.read(partial(_due, before_us=before_us)):
             return 0
         seqs = await self._database.write(partial(_claim_due, before_us=before_us))
         for unit in _wiping(seqs):
@@ -71,8 +100,9 @@ class Purge:
         if not await self._database.scrub():
             self._log.warning("purge_postponed", error="another process reads the store")
             return 0
-        await self._database.write(partial(_drop, seqs=seqs))
-        self._log.info("purged", conversations=len(seqs))
+        await self._database.write(partial(_drop, seqs=seqs, erased=erased))
+        if seqs:
+            self._log.info("purged", conversations=len(seqs))
         return len(seqs)
 
 
@@ -188,5 +218,7 @@ def _merge(connection: sqlite3.Connection, pages: int) -> bool:
     return pages < 0 or connection.total_changes - before < 2
 
 
-def _drop(connection: sqlite3.Connection, seqs: Sequence[int]) -> None:
+def _drop(connection: sqlite3.Connection, seqs: Sequence[int], erased: int = 0) -> None:
+    if erased and erased == num_erased(connection):  # else there came another, for the next purge
+        connection.execute("PRAGMA user_version=0")
     connection.executemany("DELETE FROM conversations WHERE seq = ?", [(seq,) for seq in seqs])

@@ -257,6 +257,26 @@ async def test_purge_now_beside_a_server(kept):
     assert kept.left("conv_2")
 
 
+async def test_answer_deleted_alone_leaves_what_was_asked(kept):
+    """The next purge takes its words out of the index and the files; the question is still there."""
+    await kept.converse("conv_1")
+    await kept.database.write(lambda c: events.erase(c, 1))
+    assert await kept.purge() == 0
+    assert kept.left("conv_1") == {word[-9:] for word in kept.said["conv_1"][:20]}
+    assert await kept.database.read(events.num_erased) == 0
+
+
+async def test_log_is_folded_soon_after_something_was_forgotten(kept):
+    """What was never to be stored does not stay in a log that nobody writes to any more."""
+    await kept.converse("conv_1")
+    await kept.database.write(lambda c: c.execute("DELETE FROM events"))
+    running = asyncio.create_task(Purge(kept.database, structlog.get_logger(), 30).run())
+    kept.database.forgotten.set()
+    log = kept.database.path.with_name(FILE_NAME + "-wal")
+    await until(lambda: log.stat().st_size == 0)
+    running.cancel()
+
+
 async def test_purge_runs_when_started(kept):
     """The first purge does not wait an hour."""
     await kept.converse("conv_1")
