@@ -88,6 +88,7 @@ class Reconnect:
         path = f"/api/conversations/{row.conversation_id}"
         view = await get_json(port, path) if asked.stored and not asked.refused else None
         self._findings.ended("interrupted" if row.interrupted else str(row.bill.outcome))
+        at_end = await come_back(port, asked, whole.heard.last_id)
         self._check_prompt(row)
         if row.interrupted:
             self._check_interrupted_bill(row)
@@ -96,6 +97,7 @@ class Reconnect:
         if asked.refused:
             return
         self._check_whole(row, whole)
+        self._check(at_end.status == 204, "after [DONE] there is nothing", status=at_end.status)
         for after, found in resumed:
             self._check_resumed(row, whole, after, found)
         if view is not None:
@@ -202,7 +204,7 @@ class Reconnect:
         """After an event that its client had seen: nothing lost, nothing twice."""
         asked, heard = self._asked, found.heard
         facts = {"after": after, "status": found.status, "code": found.code, "misheard": found.misheard}
-        if not row.interrupted and after == whole.heard.last_id:
+        if after == whole.heard.last_id:
             self._check(found.status == 204, "after [DONE] there is nothing", **facts)
             return
         if not self._check(found.status == 200 and not found.misheard, "its client can come back", **facts):

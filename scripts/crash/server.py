@@ -33,7 +33,9 @@ class Server:
         self.killed_at_s = 0.0
         """When it was killed, on the monotonic clock; 0 while it lives."""
         self.faults: list[str] = []
-        """Lines of the log that are errors, or no log lines at all."""
+        """Errors in the log, and processes left behind."""
+        self.noise: list[str] = []
+        """Lines that are not of the log."""
         self.reconciled = 0
         self._process = process
         self._ready = asyncio.Event()
@@ -63,7 +65,9 @@ class Server:
         ended.cancel()
         ready.cancel()
         if not self._ready.is_set():
-            raise ServerFailed(f"not ready; exit status {self._process.returncode}: {self.faults}")
+            raise ServerFailed(
+                f"not ready; exit status {self._process.returncode}: {self.faults} {self.noise}"
+            )
 
     def terminate(self) -> None:
         """SIGTERM: it drains."""
@@ -97,7 +101,7 @@ class Server:
             try:
                 self._saw(json.loads(raw))
             except json.JSONDecodeError:
-                self.faults.append(raw.decode(errors="replace").rstrip())
+                self.noise.append(raw.decode(errors="replace").rstrip())
 
     def _saw(self, line: dict[str, Any]) -> None:
         if line["level"] in ("error", "critical"):
