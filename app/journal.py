@@ -317,20 +317,20 @@ def _settlement(entry: Entry) -> Unit[int]:
         return ledger.completion_tokens_of(connection, request_seq)
 
     def end(connection: sqlite3.Connection) -> None:
-        if stream.cancelled == DELETED:
-            events.erase(connection, request_seq)
-            return
-        for first_id, piece in news:
+        deleted = stream.cancelled == DELETED
+        for first_id, piece in () if deleted else news:
             # A slice of everything takes the place of the checkpoints.
             events.compact(connection, request_seq, first_id, piece)
         if send_again:
             events.free_key(connection, request_seq)
         if entry.turn is not None:
             # Where the ring has lost its beginning, the checkpoints have it.
-            heard = said if said is not None else _heard(connection, request_seq)
+            heard = {} if deleted else said if said is not None else _heard(connection, request_seq)
             tokens = settlement.usage.prompt_tokens + settlement.usage.completion_tokens
             finished = entry.finished(heard, status)
             conversations.finish_answers(connection, finished, settlement.settled_at_us, tokens)
+        if deleted:
+            events.erase(connection, request_seq)
 
     return unit
 
@@ -338,17 +338,17 @@ def _settlement(entry: Entry) -> Unit[int]:
 def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
     at_us = time.time_ns() // 1000
     ledger.settle(connection, Settlement(left.seq, left.usage, "interrupted", at_us, reconciled=True))
-    if events.is_erased(connection, left.seq):
-        events.erase(connection, left.seq)  # what was checkpointed after it was deleted
-        return
     events.free_key(connection, left.seq)
-    said = _heard(connection, left.seq)
+    erased = events.is_erased(connection, left.seq)
+    said = {} if erased else _heard(connection, left.seq)
     finished = [
         finished_answer(answer_id, said.get(choice, Answer()), "interrupted", Ids())
         for answer_id, choice in conversations.answers_of(connection, left.seq)
     ]
     tokens = left.usage.prompt_tokens + left.usage.completion_tokens
     conversations.finish_answers(connection, finished, at_us, tokens)
+    if erased:
+        events.erase(connection, left.seq)  # what was checkpointed after it was deleted, too
 
 
 def _heard(connection: sqlite3.Connection, request_seq: int) -> dict[int, Answer]:

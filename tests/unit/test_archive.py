@@ -93,6 +93,8 @@ async def test_deleted_before_it_is_settled_stays_deleted_after_a_crash(database
     assert await reconciled(database) == 1
     assert await answer(database) == ("deleted", "")
     assert await database.read(lambda c: events.slices(c, request_seq)) == []
+    tokens = await database.read(lambda c: c.execute("SELECT total_tokens FROM conversations").fetchone())
+    assert tokens == (10,), "counts stay"
 
 
 async def test_another_owner_deletes_nothing(database: Database):
