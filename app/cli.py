@@ -1,4 +1,4 @@
-"""The command line: `serve`, `settings`, and the commands over the store (`app.cli_store`)."""
+"""The command line: `serve`, `settings`, and the commands over the store (`app.cli_store`, `cli_keys`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app import cli_store
+from app import cli_keys, cli_store
 from app import settings as settings_module
 from app.errors import ServingError
 from app.settings import Settings, SettingsError
@@ -38,7 +38,9 @@ def parser() -> argparse.ArgumentParser:
         )
     show = commands.add_parser("settings", help="list every setting")
     show.add_argument("--markdown", action="store_true", help="as the README's table")
-    cli_store.add_commands(commands)
+    common = cli_store.common_flags()
+    cli_keys.add_commands(commands, common)
+    cli_store.add_commands(commands, common)
     return top
 
 

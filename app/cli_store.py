@@ -34,19 +34,29 @@ SUFFIXES = {"json": ".json", "markdown": ".md"}
 _COLUMNS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the commands to the parser of the command line."""
+def common_flags() -> argparse.ArgumentParser:
+    """The flags that every command over the store has."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--data-dir", type=Path, help="the server's data directory (as the settings say)")
     common.add_argument("--config", type=Path, help="settings file (tokenring.toml, if there is one)")
     common.add_argument("--json", action="store_true", help="print one JSON object")
+    return common
+
+
+def add_commands(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    """Add the commands to the parser of the command line."""
     _add_usage(commands, common)
     _add_backup(commands, common)
     _add_conversations(commands, common)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one of the commands; returns the exit status. Raises StoreRefused, SettingsError, ServingError."""
+    """Run a command over the store; returns its exit status.
+
+    Raises StoreRefused, SettingsError, ServingError.
+    """
     flags = {} if args.data_dir is None else {"data_dir": args.data_dir}
     data_dir = settings.load(flags, os.environ, args.config).data_dir
     try:

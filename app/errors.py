@@ -47,10 +47,13 @@ CODES: Mapping[str, Code] = {
     "cancelled": Code(400, "The request was stopped before it was admitted."),
     # Who and where
     "missing_api_key": Code(401, "The request has no API key."),
-    "invalid_api_key": Code(401, "The API key is wrong."),
-    "forbidden": Code(403, "Not allowed here; without a key, only local requests are."),
+    "invalid_api_key": Code(401, "The API key is unknown, expired or revoked."),
+    "forbidden": Code(
+        403, "The key has no admin scope; or, where there are no keys, the request is not local."
+    ),
     "not_found": Code(404, "The object does not exist, or is not yours."),
-    "model_not_found": Code(404, "No model of that name is served here."),
+    "model_not_found": Code(404, "No model of that name is served here, or not to this key."),
+    "key_not_found": Code(404, "There is no key of that id."),
     "route_not_found": Code(404, "There is no such route."),
     "method_not_allowed": Code(405, "The route has other methods; `Allow` names them."),
     # Streams
@@ -159,7 +162,7 @@ class InvalidHTTP(BadRequest):
 
 
 class Unauthorized(ServingError):
-    """No API key, or a wrong one."""
+    """No API key, or none that is valid."""
 
     status = 401
     type = "authentication_error"

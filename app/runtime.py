@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from structlog.typing import FilteringBoundLogger
 
@@ -23,6 +23,7 @@ from app.pipeline import Pipeline
 from app.registry import Streams
 from app.settings import Settings
 from app.store.database import Database
+from app.store.key_table import KeyTable
 from app.store.purge import Purge
 
 ONE_PIECE = 8
@@ -46,6 +47,8 @@ class Runtime:
         self.engine = (make_engine or build_engine)(settings, self._engine_died)
         self.streams = Streams(settings, log)
         self.database = Database(settings.data_dir)
+        self.keys = KeyTable(self.database, log)
+        self._watching: asyncio.Task[None] | None = None
         self.prices = PriceTable.parse(settings.prices)
         self.archive = Archive(self.database, ONE_PIECE * settings.stream_bytes)
         self.history = History(self.database)
@@ -60,12 +63,19 @@ class Runtime:
         self._purging: asyncio.Task[None] | None = None
         self.pipeline = Pipeline(self.engine, self.history, self.journal, self.traffic, log)
 
+    async def open_store(self) -> None:
+        """Open the store and read its keys; a second call does nothing. Raises StoreRefused."""
+        if self._watching is None:
+            await self.database.open()
+            await self.keys.load()
+            self._watching = asyncio.create_task(self.keys.watch(), name="keys")
+
     async def start(self) -> None:
         """Open the store, start the clockwork and the engine; returns when requests can be served.
 
         Raises StoreRefused, EngineFailed.
         """
-        await self.database.open()
+        await self.open_store()
         self.num_reconciled = await self.journal.reconcile()
         if self.num_reconciled:
             hint = "a process ended without settling them"
@@ -105,9 +115,14 @@ class Runtime:
                 retry_after_s=_START_RETRY_S,
             )
 
-    def check_model(self, name: str) -> ModelCard:
-        """The card of the model a request names. Raises UnknownModel."""
+    def check_model(self, name: str, allowed: Collection[str] | None = None) -> ModelCard:
+        """The card of the model a request names, if the caller may use it. Raises UnknownModel."""
         card = self.engine.model
+        if allowed is not None and (name != card.id or name not in allowed):
+            raise UnknownModel(
+                f"The model {name!r} is not served to this key; GET /api/models lists those that are.",
+                param="model",
+            )
         if name != card.id:
             raise UnknownModel(
                 f"The model {name!r} is not served here; this server has {card.id!r}.", param="model"
@@ -123,10 +138,11 @@ class Runtime:
 
     async def aclose(self) -> None:
         """Close everything, the last opened first."""
-        if self._purging is not None:
-            self._purging.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._purging
+        for task in (self._purging, self._watching):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         for close in (self.streams.aclose, self.engine.aclose, self.journal.aclose, self.database.aclose):
             try:
                 await close()

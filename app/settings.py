@@ -71,7 +71,7 @@ class Settings:
     purge_after_days: int = _setting(
         30, "days after which a deleted conversation can no longer be restored", minimum=0
     )
-    api_key: str = _setting("", "the key callers must send as `Authorization: Bearer …`", secret=True)
+    api_key: str = _setting("", "one more API key beside the stored ones, with admin scope", secret=True)
     model: str = _setting("", "model path or hub id; empty serves the built-in model")
     served_model_name: str = _setting("", "name of the model in requests; empty takes the model's own")
     engine: str = _setting("sglang", "which engine generates", choices=("sglang", "scripted"))

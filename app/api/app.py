@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from app.api.admin import AdminKeyRoutes
 from app.api.auth import Gatekeeper
 from app.api.chat import ChatRoutes
 from app.api.conversations import ConversationRoutes
@@ -23,7 +24,8 @@ Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 def build_app(runtime: Runtime) -> ASGIApp:
     """The application over an open runtime."""
-    gatekeeper = Gatekeeper(runtime.settings.api_key)
+    gatekeeper = Gatekeeper(runtime.keys, runtime.settings.api_key, runtime.settings.host)
+    admin = AdminKeyRoutes(runtime, gatekeeper)
     chat = ChatRoutes(runtime, gatekeeper)
     conversations = ConversationRoutes(runtime, gatekeeper)
     metrics = MetricsRoutes(runtime, gatekeeper)
@@ -32,6 +34,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
     path = "/chat/completions"
     one = path + "/{id}"
     conversation = "/api/conversations/{id}"
+    keys = "/api/admin/keys"
 
     def route(where_: str, handler: Handler, method: str) -> Route:
         return Route(where_, handler, methods=[method])
@@ -48,6 +51,11 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route(conversation, conversations.delete, "DELETE"),
         route(conversation + "/restore", conversations.restore, "POST"),
         route(conversation + "/export", conversations.export, "GET"),
+        route(keys, admin.list, "GET"),
+        route(keys, admin.create, "POST"),
+        route(keys + "/{id}", admin.change, "PATCH"),
+        route(keys + "/{id}", admin.revoke, "DELETE"),
+        route(keys + "/{id}/rotate", admin.rotate, "POST"),
         route("/v1/models", service.models_openai, "GET"),
         route("/v1/models/{id:path}", service.model_openai, "GET"),
         route("/api" + path, chat.create, "POST"),

@@ -1,53 +1,105 @@
-"""Who is calling. Until keys are stored there is one owner and at most one key."""
+"""Who is calling, and what they may do: by the stored keys, the setting `api_key`, or from this machine."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from app.errors import Forbidden, Unauthorized
+from app.errors import EngineNotReady, Forbidden, Unauthorized
+from app.store.key_table import KeyTable
+from app.store.keys import LOCAL_OWNER, Key, digest_of
 
-OWNER = "local"
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request. `key` is None in open mode, and for the setting `api_key`."""
+
+    owner: str
+    is_admin: bool
+    key: Key | None = None
+
+    @property
+    def models(self) -> tuple[str, ...] | None:
+        """The only models they may use; None for all."""
+        return None if self.key is None else self.key.terms.models
+
+
+LOCAL = Caller(LOCAL_OWNER, is_admin=True)
 
 
 class Gatekeeper:
-    """Names the owner of a request by its API key, or lets all in when there is none.
+    """Names the caller of a request by its API key.
 
-    Without a key the server listens on loopback only, and what still could reach it from
-    outside is a web page in the user's own browser: those requests are refused by their
-    Host and Origin (DNS rebinding, cross-site requests).
+    Open mode: on a loopback address, while there has never been a key, requests need none. What
+    could still reach the server from outside is a web page in the user's own browser: those
+    requests are refused by their Host and Origin (DNS rebinding, cross-site requests).
     """
 
-    def __init__(self, api_key: str) -> None:
-        self._api_key = api_key.encode()
+    def __init__(self, keys: KeyTable, api_key: str, host: str) -> None:
+        self._keys = keys
+        self._api_key = digest_of(api_key.encode()) if api_key else None
+        self._may_be_open = not api_key and is_loopback(host)
+
+    @property
+    def open(self) -> bool:
+        """Whether requests of this machine need no key."""
+        return self._may_be_open and self._keys.loaded and self._keys.empty
 
     def owner(self, request: Request) -> str:
-        """The caller's name. Raises Unauthorized, Forbidden."""
-        if self._api_key:
-            self._check_key(request.headers.get("authorization", ""))
-        else:
-            self._check_local(request)
-        return OWNER
+        """The caller's owner: whose objects they may see. Raises Unauthorized, Forbidden, EngineNotReady."""
+        return self.caller(request).owner
 
-    def _check_key(self, header: str) -> None:
-        scheme, _, key = header.partition(" ")
-        if scheme.lower() != "bearer" or not key:
-            raise Unauthorized(
-                "Send your API key as the header `Authorization: Bearer KEY`.", code="missing_api_key"
-            )
-        if not hmac.compare_digest(key.strip().encode("latin-1"), self._api_key):
-            raise Unauthorized("The API key is wrong.")
+    def admin(self, request: Request) -> Caller:
+        """The caller, who has an admin key. Raises Forbidden for the others, and as `owner` does."""
+        caller = self.caller(request)
+        if not caller.is_admin:
+            raise Forbidden("This needs an admin key.")
+        return caller
 
-    def _check_local(self, request: Request) -> None:
-        host, origin = request.headers.get("host"), request.headers.get("origin")
-        from_outside = origin is not None and not is_loopback(_hostname(origin))
-        if from_outside or (host and not is_loopback(_hostname(f"//{host}"))):
-            raise Forbidden(
-                "Without an API key this server answers local requests only; set TOKENRING_API_KEY."
-            )
+    def caller(self, request: Request) -> Caller:
+        """Who calls: one lookup and one SHA-256. Raises Unauthorized, Forbidden, EngineNotReady."""
+        if self.open:
+            _check_local(request)
+            return LOCAL
+        if self._may_be_open:
+            self._check_loaded()
+        key = _bearer(request.headers.get("authorization", ""))
+        digest = digest_of(key.encode("latin-1"))
+        if self._api_key is not None and hmac.compare_digest(digest, self._api_key):
+            return LOCAL
+        self._check_loaded()
+        found = self._keys.find(key, digest)
+        if found is None:
+            # The same for all, so that nobody learns which keys there are, or were.
+            raise Unauthorized("The API key is not valid: unknown, expired, or revoked.")
+        return Caller(found.owner, found.terms.scope == "admin", found)
+
+    def _check_loaded(self) -> None:
+        if not self._keys.loaded:
+            raise EngineNotReady("The server cannot take requests yet: it opens its store; try again.")
+
+
+def _bearer(header: str) -> str:
+    """The key in an Authorization header. Raises Unauthorized."""
+    scheme, _, key = header.partition(" ")
+    if scheme.lower() != "bearer" or not key:
+        raise Unauthorized(
+            "Send your API key as the header `Authorization: Bearer KEY`.", code="missing_api_key"
+        )
+    return key.strip()
+
+
+def _check_local(request: Request) -> None:
+    host, origin = request.headers.get("host"), request.headers.get("origin")
+    from_outside = origin is not None and not is_loopback(_hostname(origin))
+    if from_outside or (host and not is_loopback(_hostname(f"//{host}"))):
+        raise Forbidden(
+            "Without API keys this server answers local requests only; make one with `tokenring keys create`."
+        )
 
 
 def _hostname(url: str) -> str:

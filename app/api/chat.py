@@ -32,7 +32,8 @@ class ChatRoutes:
 
     async def create(self, request: Request) -> Response | EventStream:
         """POST: start a generation, or attach to the one of the same Idempotency-Key."""
-        owner = self._gatekeeper.owner(request)
+        caller = self._gatekeeper.caller(request)
+        owner = caller.owner
         self._runtime.check_ready()
         client = Client(request.receive)
         raw = await client.body(
@@ -45,7 +46,7 @@ class ChatRoutes:
         # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
         store = request.url.path.startswith("/api/")
         chat = parse_chat_request(body, new_request_id(), owner, store=store, idempotency=key)
-        self._runtime.check_model(chat.model)
+        self._runtime.check_model(chat.model, caller.models)
         after = _last_event_id(request)
         stream = None if key is None else await self._made_before(owner, key, after)
         if stream is None:

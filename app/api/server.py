@@ -8,6 +8,7 @@ import gc
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 
 import uvicorn
@@ -21,11 +22,20 @@ from app.errors import EngineFailed
 from app.log import configure
 from app.runtime import Runtime
 from app.settings import Settings, SettingsError
+from app.store.key_table import now_us
+from app.store.keys import LOCAL_OWNER, Terms, create_first
 
 EXIT_OK = 0
 EXIT_REFUSED = 2
 EXIT_ENGINE_LOST = 3
 BACKLOG = 4096
+FIRST_KEY = """
+There is no API key yet, and {host} is not only this machine: here is an admin key. It is not shown again.
+
+    {key}
+
+More with `tokenring keys create`; another one in its place with `tokenring keys rotate`.
+"""
 GC_THRESHOLDS = (10_000, 50, 100)
 """Containers made, less those freed, before the young are looked at; how often those are before the older."""
 
@@ -40,12 +50,7 @@ class Server(uvicorn.Server):
 
 
 def listen(settings: Settings) -> socket.socket:
-    """The listening socket. Raises SettingsError: in use, not ours, or open to the network."""
-    if not settings.api_key and not is_loopback(settings.host):
-        raise SettingsError(
-            f"--host {settings.host} is open to the network and needs a key:"
-            " set TOKENRING_API_KEY, or listen on 127.0.0.1."
-        )
+    """The listening socket. Raises SettingsError: in use, or not ours."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,9 +108,7 @@ async def serve(settings: Settings, sock: socket.socket) -> int:
     host, port = sock.getsockname()[:2]
     _collect_seldom()
     log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
-    if not settings.api_key:
-        log.warning("open_mode", hint="no API key is set; requests from this machine need none")
-    starting = asyncio.create_task(runtime.start(), name="start")
+    starting = asyncio.create_task(_start(runtime), name="start")
     status = EXIT_REFUSED  # the store, if what follows raises
     try:
         status = await _until_over(runtime, starting, stop)
@@ -118,6 +121,30 @@ async def serve(settings: Settings, sock: socket.socket) -> int:
         await runtime.aclose()
         log.info("stopped", status=status)
     return status
+
+
+async def _start(runtime: Runtime) -> None:
+    """Say who is let in, then start. Raises as `Runtime.start` does."""
+    await runtime.open_store()
+    settings, keys = runtime.settings, runtime.keys
+    if keys.empty and not settings.api_key:
+        if is_loopback(settings.host):
+            hint = "there are no API keys; requests from this machine need none"
+            runtime.log.warning("open_mode", hint=hint)
+        else:
+            await _make_first_key(runtime)
+    await runtime.start()
+
+
+async def _make_first_key(runtime: Runtime) -> None:
+    """Make an admin key for a server that others can reach, and show it; it is kept nowhere in clear."""
+    terms = Terms("first admin key", scope="admin")
+    issued = await runtime.database.write(lambda c: create_first(c, terms, now_us(), LOCAL_OWNER))
+    await runtime.keys.load()
+    if issued is not None:  # None: a command has just made one
+        sys.stderr.write(FIRST_KEY.format(host=runtime.settings.host, key=issued.text))
+        sys.stderr.flush()
+        runtime.log.warning("first_key", key=issued.key.id, hint="an admin key was made and printed once")
 
 
 def _asked_to_stop(stop: asyncio.Event, runtime: Runtime) -> None:

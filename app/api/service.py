@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.api.auth import Gatekeeper
+from app.core import ModelCard
 from app.metering.pricing import as_usd_per_1k
 from app.runtime import Runtime
 
@@ -52,11 +53,18 @@ class ServiceRoutes:
         return JSONResponse({"status": "ready", **detail})
 
     async def models(self, request: Request) -> Response:
-        """GET /api/models: what is served, its limits and capabilities."""
-        self._gatekeeper.owner(request)
+        """GET /api/models: what is served to the caller, its limits and capabilities."""
+        return JSONResponse({"object": "list", "data": [self._detailed(c) for c in self._cards(request)]})
+
+    def _cards(self, request: Request) -> list[ModelCard]:
+        """The models that the caller may use."""
+        allowed = self._gatekeeper.caller(request).models
         self._runtime.check_ready()
         card = self._runtime.engine.model
-        model = self._openai(card.id) | {
+        return [card] if allowed is None or card.id in allowed else []
+
+    def _detailed(self, card: ModelCard) -> dict[str, Any]:
+        return self._openai(card.id) | {
             "context_length": card.context_length,
             "kv_capacity_tokens": card.kv_capacity_tokens,
             "capabilities": sorted(card.capabilities),
@@ -64,19 +72,17 @@ class ServiceRoutes:
             "state": "ready",
             "degraded": False,
         }
-        return JSONResponse({"object": "list", "data": [model]})
 
     async def models_openai(self, request: Request) -> Response:
         """GET /v1/models, in OpenAI's exact shape."""
-        self._gatekeeper.owner(request)
-        self._runtime.check_ready()
-        return JSONResponse({"object": "list", "data": [self._openai(self._runtime.engine.model.id)]})
+        return JSONResponse({"object": "list", "data": [self._openai(c.id) for c in self._cards(request)]})
 
     async def model_openai(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
-        self._gatekeeper.owner(request)
+        caller = self._gatekeeper.caller(request)
         self._runtime.check_ready()
-        return JSONResponse(self._openai(self._runtime.check_model(request.path_params["id"]).id))
+        card = self._runtime.check_model(request.path_params["id"], caller.models)
+        return JSONResponse(self._openai(card.id))
 
     def _openai(self, model_id: str) -> dict[str, Any]:
         return {

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from app.store.database import FILE_NAME, PATIENCE_S
 from app.store.migrations import MIGRATIONS, applied
-from app.store.opening import StoreRefused, refusal
+from app.store.opening import StoreRefused, lock, prepare, refusal
 
 _PAGES_A_STEP = 1000
 
@@ -46,6 +46,18 @@ def opened(data_dir: Path, *, write: bool = False, older: bool = False) -> Itera
         connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
         yield connection
         connection.execute("COMMIT")
+
+
+def make_missing(data_dir: Path) -> None:
+    """Make the store where there is none, as the server does when it first starts. Raises StoreRefused."""
+    path = data_dir / FILE_NAME
+    if path.exists():
+        return
+    try:
+        with lock(data_dir), closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            prepare(connection, path)
+    except sqlite3.Error as exc:
+        raise StoreRefused(refusal(path, exc)) from exc
 
 
 def conversations(connection: sqlite3.Connection) -> list[tuple[str, str]]:

@@ -156,7 +156,50 @@ def _m001_first(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-MIGRATIONS: Sequence[Migration] = (Migration("001_first", _m001_first),)
+_KEYS = """
+-- API keys; see app.store.keys. A null limit is none. Keys are revoked, never deleted.
+CREATE TABLE keys (
+    seq              INTEGER PRIMARY KEY AUTOINCREMENT,
+    id               TEXT NOT NULL UNIQUE,
+    owner            TEXT NOT NULL,
+    name             TEXT NOT NULL,
+    scope            TEXT NOT NULL CHECK (scope IN ('chat', 'admin')),
+    tier             TEXT NOT NULL CHECK (tier IN ('interactive', 'standard', 'batch')),
+    rpm              INTEGER,
+    tpm              INTEGER,
+    max_streams      INTEGER,
+    budget_micro_usd INTEGER,          -- of a UTC month
+    models           TEXT,             -- a JSON array of names; null for all
+    created_at_us    INTEGER NOT NULL,
+    expires_at_us    INTEGER,
+    revoked_at_us    INTEGER
+);
+
+-- More than one while a rotated key's old secret is still valid; none of a revoked key.
+CREATE TABLE key_secrets (
+    seq           INTEGER PRIMARY KEY AUTOINCREMENT,
+    key_seq       INTEGER NOT NULL REFERENCES keys (seq) ON DELETE CASCADE,
+    digest        BLOB NOT NULL UNIQUE,  -- SHA-256 of the whole key
+    created_at_us INTEGER NOT NULL,
+    ends_at_us    INTEGER                -- null for the newest
+);
+CREATE INDEX secrets_of_key ON key_secrets (key_seq);
+
+-- One row, another number after every change: who keeps the keys in memory looks at this only.
+CREATE TABLE keys_version (number INTEGER NOT NULL);
+INSERT INTO keys_version VALUES (0);
+"""
+
+
+def _m002_keys(connection: sqlite3.Connection) -> None:
+    for statement in _statements(_KEYS):
+        connection.execute(statement)
+
+
+MIGRATIONS: Sequence[Migration] = (
+    Migration("001_first", _m001_first),
+    Migration("002_keys", _m002_keys),
+)
 
 
 def applied(connection: sqlite3.Connection) -> list[str]:

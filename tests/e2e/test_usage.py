@@ -11,6 +11,7 @@ from ledgers import at, settled
 from servers import Serve, Served, chat
 
 from app.engine.scripted import Script
+from app.store.keys import Terms, create
 from app.store.ledger import Price, Usage
 
 PRICES = ({"model": "scripted", "input": "0.5", "cached_input": "0.05", "output": "1.5"},)
@@ -19,7 +20,7 @@ USAGE = Usage(1000, 2000, 400, 300, 100)
 
 @pytest.fixture
 async def served(serve: Serve, tmp_path: Path) -> Served:
-    """A server whose store has four requests of November 2021, three of its only key."""
+    """A server in open mode whose store has four requests of November 2021, three of the local owner."""
     served = await serve(Script(tokens=5), data_dir=tmp_path, prices=PRICES)
     for day, model, owner in (
         ("2021-11-20", "llama", "local"),
@@ -47,8 +48,8 @@ def of(number: int) -> dict[str, Any]:
 
 
 async def test_a_month(served: Served):
-    """A month's usage has the caller's own counts and cost, and no one else's."""
-    answer = await served.call("GET", "/api/usage?period=2021-11")
+    """A month's usage has the counts and cost of the owner asked for, and no one else's."""
+    answer = await served.call("GET", "/api/usage?period=2021-11&key=local")
     assert (answer.status, answer.json()) == (
         200,
         {
@@ -74,7 +75,7 @@ async def test_a_month(served: Served):
 )
 async def test_other_periods(served: Served, query: str, number: int):
     """A day, or from a day to a day, both included."""
-    answer = (await served.call("GET", f"/api/usage?{query}")).json()
+    answer = (await served.call("GET", f"/api/usage?key=local&{query}")).json()
     assert of(number).items() <= answer.items()
 
 
@@ -85,8 +86,9 @@ async def test_groups(served: Served):
         {"day": "2021-11-20", "model": "llama", "key": "local", **of(1)},
         {"day": "2021-11-20", "model": "qwen", "key": "local", **of(1)},
         {"day": "2021-11-21", "model": "llama", "key": "local", **of(1)},
+        {"day": "2021-11-21", "model": "llama", "key": "other", **of(1)},
     ]
-    assert of(3).items() <= answer.items()
+    assert of(4).items() <= answer.items()
 
 
 @pytest.mark.parametrize(
@@ -105,6 +107,30 @@ async def test_what_is_wrong_is_named(served: Served, query: str, param: str, wo
     assert answer.status == 400
     assert answer.json()["error"]["param"] == param
     assert words in answer.json()["error"]["message"]
+
+
+async def test_who_sees_whose(served: Served):
+    """An admin sees everyone's usage or that of one key; a chat key that of its owner, and its budget."""
+    database = served.runtime.database
+    admin = await database.write(lambda c: create(c, Terms("root", scope="admin"), 1))
+    other = await database.write(lambda c: create(c, Terms("a", budget_micro_usd=2_500_000), 1, "other"))
+    await served.runtime.keys.load()
+
+    async def requests(text: str, query: str = "") -> tuple[int, float | None]:
+        path = f"/api/usage?period=2021-11{query}"
+        answer = await served.call("GET", path, authorization=f"Bearer {text}")
+        if answer.status == 200:
+            return answer.json()["requests"], answer.json()["budget_usd"]
+        return answer.refusal()[:2]
+
+    assert await requests(admin.text) == (4, None)
+    assert await requests(admin.text, "&key=local") == (3, None)
+    assert await requests(admin.text, f"&key={other.key.id}") == (1, 2.5)
+    assert await requests(admin.text, "&key=nobody") == (0, None)
+    for query in ("", "&key=other", f"&key={other.key.id}"):
+        assert await requests(other.text, query) == (1, 2.5)
+    for query in ("&key=local", f"&key={admin.key.id}", "&key=nobody"):
+        assert await requests(other.text, query) == (403, "forbidden")
 
 
 async def test_a_wrong_key_sees_nothing(serve: Serve, tmp_path: Path):

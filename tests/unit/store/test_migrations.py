@@ -13,8 +13,9 @@ from app.store.conversations import FinishedAnswer, NewMessage, NewTurn, add_tur
 from app.store.ledger import Usage
 from app.store.migrations import MIGRATIONS, Migration, applied, migrate
 
-FIRST = Path(__file__).with_name("schema_001.sql")
-"""The first schema as it was released. Never change it: an installation may have it."""
+SCHEMAS = sorted(Path(__file__).parent.glob("schema_*.sql"))
+"""Each schema as it was released. Never change one: an installation may have it."""
+FIRST = SCHEMAS[0]
 
 
 def connect() -> sqlite3.Connection:
@@ -41,10 +42,18 @@ def schema(c: sqlite3.Connection) -> str:
     return "".join(f"{sql};\n" for (sql,) in rows)
 
 
+def load(c: sqlite3.Connection, number: int) -> None:
+    """Make the schema of that many migrations as an installation of that version has it."""
+    c.executescript(SCHEMAS[number - 1].read_text("utf-8"))
+    if number >= 2:
+        c.execute("INSERT INTO keys_version VALUES (0)")
+    for migration in MIGRATIONS[:number]:
+        c.execute("INSERT INTO migrations VALUES (?, '2026-11-20 00:00:00')", (migration.name,))
+
+
 def load_first(c: sqlite3.Connection) -> None:
     """Make the first schema as an installation of that version has it."""
-    c.executescript(FIRST.read_text("utf-8"))
-    c.execute("INSERT INTO migrations VALUES ('001_first', '2026-11-20 00:00:00')")
+    load(c, 1)
 
 
 def fill(c: sqlite3.Connection) -> None:
@@ -94,15 +103,17 @@ def broken(c: sqlite3.Connection) -> None:
 SECOND = Migration("002_note", add_note)
 
 
-def test_the_first_schema_is_as_it_was_released(c: sqlite3.Connection):
-    """001_first makes exactly the stored schema, to the character."""
-    migrate(c, MIGRATIONS[:1])
-    assert schema(c) == FIRST.read_text("utf-8")
+@pytest.mark.parametrize("number", range(1, len(MIGRATIONS) + 1))
+def test_a_schema_is_as_it_was_released(c: sqlite3.Connection, number: int):
+    """The first so many migrations make exactly the stored schema, to the character."""
+    migrate(c, MIGRATIONS[:number])
+    assert schema(c) == SCHEMAS[number - 1].read_text("utf-8")
 
 
-def test_an_installation_of_the_first_schema_is_brought_up_to_date(c: sqlite3.Connection):
-    """From the first schema with data in it, to the schema a new installation has, and nothing lost."""
-    load_first(c)
+@pytest.mark.parametrize("number", range(1, len(MIGRATIONS) + 1))
+def test_an_older_installation_is_brought_up_to_date(c: sqlite3.Connection, number: int):
+    """From each schema with data in it, to the schema a new installation has, and nothing lost."""
+    load(c, number)
     fill(c)
     before = contents(c)
     migrate(c)
@@ -112,6 +123,7 @@ def test_an_installation_of_the_first_schema_is_brought_up_to_date(c: sqlite3.Co
     migrate(new)
     assert sorted(schema(c).split(";\n")) == sorted(schema(new).split(";\n"))
     new.close()
+    assert c.execute("SELECT number FROM keys_version").fetchall() == [(0,)]
     assert c.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     assert c.execute("PRAGMA foreign_key_check").fetchall() == []
 

@@ -1,0 +1,206 @@
+"""API keys: whose each is, what it may do, and the hashes of its secrets, never a secret itself.
+
+A key is `tr-<12 hex>-<64 hex>`: its readable id, by which it is found, and 256 random bits. Stored
+is the plain SHA-256 of the whole. A slow hash is for secrets that people choose and others can
+guess; of 2^256 nobody guesses one, and every request would pay for it. A keyed hash would have to
+have its key beside the store.
+
+All functions but `digest_of` are units (app.store.database).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, NamedTuple, get_args
+
+from app.errors import Conflict, NotFound
+
+Scope = Literal["chat", "admin"]
+Tier = Literal["interactive", "standard", "batch"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+TIERS: tuple[Tier, ...] = get_args(Tier)
+
+LOCAL_OWNER = "local"
+"""The owner of what is done without a stored key: in open mode, or with the setting `api_key`."""
+ID_CHARS = len("tr-") + 12
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What can be changed about a key. None is without limit; money in micro-dollars, times in us."""
+
+    name: str
+    scope: Scope = "chat"
+    tier: Tier = "standard"
+    rpm: int | None = None
+    tpm: int | None = None
+    max_streams: int | None = None
+    budget_micro_usd: int | None = None
+    models: tuple[str, ...] | None = None
+    expires_at_us: int | None = None
+
+
+class Secret(NamedTuple):
+    """One secret of a key, and until when it is valid once another has taken its place."""
+
+    digest: bytes
+    ends_at_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key as it is stored. A revoked one has no secrets."""
+
+    id: str
+    owner: str
+    terms: Terms
+    created_at_us: int
+    revoked_at_us: int | None = None
+    secrets: tuple[Secret, ...] = ()
+
+    def status(self, at_us: int) -> Literal["active", "expired", "revoked"]:
+        """Whether it is let in at that time, and why not."""
+        if self.revoked_at_us is not None:
+            return "revoked"
+        expires_at_us = self.terms.expires_at_us
+        return "active" if expires_at_us is None or at_us < expires_at_us else "expired"
+
+
+class Issued(NamedTuple):
+    """A key, and the text that its holder sends, which nobody can tell again."""
+
+    key: Key
+    text: str
+
+
+_TERMS = tuple(field.name for field in fields(Terms))
+_NAMES = ", ".join(_TERMS)
+_PLACES = ", ".join("?" * len(_TERMS))
+_SELECT = f"SELECT seq, id, owner, created_at_us, revoked_at_us, {_NAMES} FROM keys"  # noqa: S608  # our own names
+
+
+def digest_of(text: bytes) -> bytes:
+    """What is stored of a key, and compared."""
+    return hashlib.sha256(text).digest()
+
+
+def create(c: sqlite3.Connection, terms: Terms, at_us: int, owner: str | None = None) -> Issued:
+    """A new key; it owns what it makes, unless another owner is given."""
+    key_id = f"tr-{secrets.token_hex(6)}"
+    key = Key(key_id, owner or key_id, terms, at_us)
+    cursor = c.execute(
+        f"INSERT INTO keys (id, owner, created_at_us, {_NAMES}) VALUES (?, ?, ?, {_PLACES})",  # noqa: S608  # same
+        (key.id, key.owner, at_us, *_columns(terms)),
+    )
+    assert cursor.lastrowid is not None
+    text = _add_secret(c, cursor.lastrowid, key_id, at_us)
+    _changed(c)
+    return Issued(find(c, key_id), text)
+
+
+def create_first(c: sqlite3.Connection, terms: Terms, at_us: int, owner: str | None = None) -> Issued | None:
+    """A new key where there has never been one; None where there has."""
+    if c.execute("SELECT 1 FROM keys LIMIT 1").fetchone() is not None:
+        return None
+    return create(c, terms, at_us, owner)
+
+
+def all_keys(c: sqlite3.Connection) -> list[Key]:
+    """Every key that there ever was, in the order in which they were created."""
+    of_key: dict[int, list[Secret]] = {}
+    for key_seq, *secret in c.execute("SELECT key_seq, digest, ends_at_us FROM key_secrets ORDER BY seq"):
+        of_key.setdefault(key_seq, []).append(Secret(*secret))
+    return [_key(row, of_key.get(row[0], [])) for row in c.execute(f"{_SELECT} ORDER BY seq").fetchall()]
+
+
+def find(c: sqlite3.Connection, key_id: str) -> Key:
+    """The key of that id. Raises NotFound."""
+    row = c.execute(f"{_SELECT} WHERE id = ?", (key_id,)).fetchone()
+    if row is None:
+        raise NotFound(f"There is no key {key_id!r}.", code="key_not_found")
+    found = c.execute("SELECT digest, ends_at_us FROM key_secrets WHERE key_seq = ? ORDER BY seq", row[:1])
+    return _key(row, [Secret(*secret) for secret in found])
+
+
+def change(c: sqlite3.Connection, key_id: str, given: Mapping[str, Any]) -> Key:
+    """Change some of a key's terms, by their names. Raises NotFound; Conflict when it is revoked."""
+    key = _not_revoked(c, key_id)
+    terms = replace(key.terms, **given)
+    c.execute(
+        f"UPDATE keys SET ({_NAMES}) = ({_PLACES}) WHERE id = ?",  # noqa: S608  # same
+        (*_columns(terms), key_id),
+    )
+    _changed(c)
+    return replace(key, terms=terms)
+
+
+def rotate(c: sqlite3.Connection, key_id: str, at_us: int, overlap_us: int) -> Issued:
+    """Give a key a new secret; those before it end after the overlap, or when they would have.
+
+    Raises NotFound; Conflict when it is revoked.
+    """
+    _not_revoked(c, key_id)
+    (seq,) = c.execute("SELECT seq FROM keys WHERE id = ?", (key_id,)).fetchone()
+    ends_at_us = at_us + overlap_us
+    c.execute(
+        "UPDATE key_secrets SET ends_at_us = min(coalesce(ends_at_us, ?), ?) WHERE key_seq = ?",
+        (ends_at_us, ends_at_us, seq),
+    )
+    c.execute("DELETE FROM key_secrets WHERE key_seq = ? AND ends_at_us <= ?", (seq, at_us))
+    text = _add_secret(c, seq, key_id, at_us)
+    _changed(c)
+    return Issued(find(c, key_id), text)
+
+
+def revoke(c: sqlite3.Connection, key_id: str, at_us: int) -> Key:
+    """End a key for good; one that is revoked stays so since when it was. Raises NotFound."""
+    c.execute("UPDATE keys SET revoked_at_us = coalesce(revoked_at_us, ?) WHERE id = ?", (at_us, key_id))
+    c.execute("DELETE FROM key_secrets WHERE key_seq = (SELECT seq FROM keys WHERE id = ?)", (key_id,))
+    _changed(c)
+    return find(c, key_id)
+
+
+def version(c: sqlite3.Connection) -> int:
+    """A number that is another one after every change of a key."""
+    (number,) = c.execute("SELECT number FROM keys_version").fetchone()
+    assert isinstance(number, int)
+    return number
+
+
+def _not_revoked(c: sqlite3.Connection, key_id: str) -> Key:
+    key = find(c, key_id)
+    if key.revoked_at_us is not None:
+        raise Conflict(f"The key {key_id} is revoked, for good; create another one.")
+    return key
+
+
+def _add_secret(c: sqlite3.Connection, key_seq: int, key_id: str, at_us: int) -> str:
+    text = f"{key_id}-{secrets.token_hex(32)}"
+    c.execute(
+        "INSERT INTO key_secrets (key_seq, digest, created_at_us) VALUES (?, ?, ?)",
+        (key_seq, digest_of(text.encode()), at_us),
+    )
+    return text
+
+
+def _changed(c: sqlite3.Connection) -> None:
+    c.execute("UPDATE keys_version SET number = number + 1")
+
+
+def _columns(terms: Terms) -> list[Any]:
+    row = asdict(terms)
+    row["models"] = None if terms.models is None else json.dumps(terms.models)
+    return list(row.values())
+
+
+def _key(row: tuple[Any, ...], found: list[Secret]) -> Key:
+    _, key_id, owner, created_at_us, revoked_at_us, *values = row
+    terms = dict(zip(_TERMS, values, strict=True))
+    if terms["models"] is not None:
+        terms["models"] = tuple(json.loads(terms["models"]))
+    return Key(key_id, owner, Terms(**terms), created_at_us, revoked_at_us, tuple(found))
