@@ -28,9 +28,10 @@ from app.metering.balance import Balance
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
 from app.ring import Ring
-from app.store import conversations, events, ledger
+from app.store import checkpoints, conversations, events, ledger
+from app.store.checkpoints import Checkpoint
 from app.store.database import Database, Unit, probe
-from app.store.ledger import OpenRequest, Reservation, Settlement, Usage, cost_micro_usd
+from app.store.ledger import OpenRequest, Reservation, Settlement, cost_micro_usd
 from app.stream import DELETED, STORAGE, TokenStream
 
 CHECKPOINT_S = 1.0
@@ -214,25 +215,19 @@ class Journal:
 
     async def _checkpoint(self) -> None:
         """Write what every live stream has said since the last time, in one unit."""
-        rows: list[tuple[int, Usage, int, bytes]] = []
+        news: list[Checkpoint] = []
         saved: dict[Entry, int] = {}
         for number, entry in enumerate(list(self._live), start=1):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)  # thousands of streams: their tokens do not wait for all of them
             if entry.request_seq is None or entry.stream.last_id == entry.saved_id:
                 continue
-            if (news := entry.stream.dump(entry.saved_id)) is not None:
-                rows.append((entry.request_seq, entry.usage(), *news))
+            if (said := entry.stream.dump(entry.saved_id)) is not None:
+                news.append(Checkpoint(entry.request_seq, entry.usage(), *said))
                 saved[entry] = entry.stream.last_id
-        if not rows:
+        if not news:
             return
-
-        def unit(connection: sqlite3.Connection) -> None:
-            for request_seq, usage, first_id, piece in rows:
-                if ledger.checkpoint(connection, request_seq, usage):
-                    events.append(connection, request_seq, first_id, piece)
-
-        await self._database.write(unit)
+        await self._database.write(lambda connection: checkpoints.write(connection, news))
         for entry, last_id in saved.items():
             entry.saved_id = last_id
 

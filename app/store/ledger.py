@@ -2,7 +2,7 @@
 
     reserve ──► reserved ──settle──► settled
                  ▲    │              (for good; the daily sums change in the same unit)
-                 └────┘ checkpoint
+                 └────┘ checkpoint (app.store.checkpoints)
 
 Every function is a unit of the store, or a part of one. Money is integer micro-dollars and is
 rounded in one place, `cost_micro_usd`. A row belongs to the UTC day on which it was reserved,
@@ -136,16 +136,6 @@ def reserve(c: sqlite3.Connection, r: Reservation, conversation_seq: int | None)
     )
     assert cursor.lastrowid is not None
     return cursor.lastrowid
-
-
-def checkpoint(c: sqlite3.Connection, request_seq: int, usage: Usage) -> bool:
-    """Note the counts so far. False for a settled row, which stays as it is."""
-    noted = c.execute(
-        "UPDATE requests SET prompt_tokens = ?, completion_tokens = ?, cached_tokens = ?,"
-        " reasoning_tokens = ?, withheld_tokens = ? WHERE seq = ? AND state = 'reserved'",
-        (*usage, request_seq),
-    )
-    return noted.rowcount == 1
 
 
 def settle(c: sqlite3.Connection, s: Settlement) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sqlite3
 
 import pytest
-from ledgers import at, empty_store, reserved, settled
+from ledgers import at, checkpoint, empty_store, reserved, settled
 
 from app.store.ledger import (
     Price,
     Reservation,
     Settlement,
     Usage,
-    checkpoint,
     cost_micro_usd,
     day_of,
     open_requests,

@@ -1,0 +1,53 @@
+"""What live streams have come to, written together: two statements, however many streams there are.
+
+Each SQL statement hands the interpreter to another thread and has to get it back from one that is
+busy with tokens; thousands of small ones would take their time mostly by waiting. So the rows go
+in as one JSON array, and the slices as one blob that the rows point into.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import orjson
+
+from app.store.ledger import Usage
+
+
+class Checkpoint(NamedTuple):
+    """A live request's counts so far, and its events since the last checkpoint as one slice."""
+
+    request_seq: int
+    usage: Usage
+    first_id: int
+    piece: bytes
+
+
+_COUNTS = """
+UPDATE requests SET
+    prompt_tokens = news.value ->> 1, completion_tokens = news.value ->> 2, cached_tokens = news.value ->> 3,
+    reasoning_tokens = news.value ->> 4, withheld_tokens = news.value ->> 5
+FROM json_each(?1) AS news
+WHERE requests.seq = news.value ->> 0 AND requests.state = 'reserved'
+"""
+_EVENTS = """
+INSERT INTO events (request_seq, first_id, slice)
+SELECT requests.seq, news.value ->> 6, substr(?2, news.value ->> 7, news.value ->> 8)
+FROM json_each(?1) AS news JOIN requests ON requests.seq = news.value ->> 0
+WHERE requests.state = 'reserved'
+ON CONFLICT (request_seq, first_id) DO UPDATE SET slice = excluded.slice
+"""
+
+
+def write(connection: sqlite3.Connection, checkpoints: Sequence[Checkpoint]) -> None:
+    """Note the counts and keep the slices of requests that are still open; settled rows stay as they are."""
+    pieces = bytearray()
+    rows: list[tuple[int, ...]] = []
+    for request_seq, usage, first_id, piece in checkpoints:
+        rows.append((request_seq, *usage, first_id, len(pieces) + 1, len(piece)))
+        pieces += piece
+    news = orjson.dumps(rows).decode()
+    connection.execute(_COUNTS, (news,))
+    connection.execute(_EVENTS, (news, bytes(pieces)))
