@@ -1,0 +1,285 @@
+"""Keys in the store, and in memory: what is kept of a secret, rotation, revocation, what is read again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from sse_client import until
+
+from app.errors import Conflict, NotFound
+from app.store import key_table, keys
+from app.store.database import FILE_NAME, Database
+from app.store.key_table import KeyTable
+from app.store.keys import Issued, Key, Secret, Terms, digest_of
+from app.store.migrations import migrate
+
+NOW_US = 1_790_000_000_000_000
+HOUR_US = 3_600_000_000
+ALL = Terms(
+    name="laptop",
+    scope="admin",
+    tier="batch",
+    rpm=60,
+    tpm=10_000,
+    max_streams=3,
+    budget_micro_usd=2_500_000,
+    models=("a", "b"),
+    expires_at_us=NOW_US + HOUR_US,
+)
+
+
+@pytest.fixture
+def c() -> Iterator[sqlite3.Connection]:
+    """An empty store in memory."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute("PRAGMA foreign_keys = ON")
+        migrate(connection)
+        yield connection
+
+
+def everything(c: sqlite3.Connection) -> str:
+    """All that the store has, as SQL."""
+    return "\n".join(c.iterdump())
+
+
+def digest(issued: Issued) -> bytes:
+    """What is stored of an issued key."""
+    return digest_of(issued.text.encode())
+
+
+def test_a_key_is_its_id_and_256_random_bits(c: sqlite3.Connection):
+    """The text begins with the id, and no two are alike."""
+    issued = [keys.create(c, Terms("a"), NOW_US) for _ in range(20)]
+    for key, text in issued:
+        assert re.fullmatch(r"tr-[0-9a-f]{12}-[0-9a-f]{64}", text)
+        assert text[: keys.ID_CHARS] == key.id
+    assert len({text.rpartition("-")[2] for _, text in issued}) == 20
+
+
+def test_only_the_hash_of_a_key_is_stored(c: sqlite3.Connection):
+    """The store has the SHA-256 of the whole key, and not its secret."""
+    issued = keys.create(c, Terms("a"), NOW_US)
+    assert issued.key.secrets == (Secret(hashlib.sha256(issued.text.encode()).digest(), None),)
+    assert issued.text.rpartition("-")[2] not in everything(c)
+
+
+def test_a_key_is_found_as_it_was_made(c: sqlite3.Connection):
+    """All terms, the owner and the times are kept."""
+    made = keys.create(c, ALL, NOW_US, "ann").key
+    assert made == Key(made.id, "ann", ALL, NOW_US, None, made.secrets)
+    assert keys.find(c, made.id) == made
+    own = keys.create(c, Terms("b"), NOW_US + 1).key
+    assert own.owner == own.id
+    assert keys.all_keys(c) == [made, own]
+
+
+def test_terms_are_changed_alone(c: sqlite3.Connection):
+    """What is given is changed, a limit can be taken away, and the rest stays."""
+    made = keys.create(c, ALL, NOW_US).key
+    changed = keys.change(c, made.id, {"rpm": None, "models": ("c",), "scope": "chat"})
+    assert keys.find(c, made.id) == changed
+    assert (changed.terms.rpm, changed.terms.models, changed.terms.scope) == (None, ("c",), "chat")
+    assert (changed.terms.tpm, changed.owner, changed.secrets) == (10_000, made.owner, made.secrets)
+
+
+def test_a_rotation_leaves_the_old_secret_for_the_overlap(c: sqlite3.Connection):
+    """The old secret gets an end, and a second rotation neither puts it off nor takes it away early."""
+    first = keys.create(c, Terms("a"), NOW_US)
+    second = keys.rotate(c, first.key.id, NOW_US, HOUR_US)
+    assert second.key.secrets == (Secret(digest(first), NOW_US + HOUR_US), Secret(digest(second), None))
+    third = keys.rotate(c, first.key.id, NOW_US + 1, 2 * HOUR_US)
+    assert third.key.secrets == (
+        Secret(digest(first), NOW_US + HOUR_US),
+        Secret(digest(second), NOW_US + 1 + 2 * HOUR_US),
+        Secret(digest(third), None),
+    )
+
+
+def test_a_rotation_without_overlap_ends_all_old_secrets(c: sqlite3.Connection):
+    """After a leak only the new secret is left; hashes of ended ones are not kept."""
+    first = keys.create(c, Terms("a"), NOW_US)
+    keys.rotate(c, first.key.id, NOW_US, HOUR_US)
+    last = keys.rotate(c, first.key.id, NOW_US + 1, 0)
+    assert last.key.secrets == (Secret(digest(last), None),)
+    assert digest(first).hex() not in everything(c).lower()
+
+
+def test_a_revoked_key_stays_revoked(c: sqlite3.Connection):
+    """Its hashes go, it stays listed, keeps the time of the first revocation, and cannot be brought back."""
+    issued = keys.create(c, ALL, NOW_US)
+    revoked = keys.revoke(c, issued.key.id, NOW_US + 5)
+    assert keys.revoke(c, issued.key.id, NOW_US + 9) == revoked
+    assert keys.all_keys(c) == [revoked]
+    assert (revoked.revoked_at_us, revoked.secrets, revoked.terms) == (NOW_US + 5, (), ALL)
+    assert digest(issued).hex() not in everything(c).lower()
+    with pytest.raises(Conflict, match="revoked"):
+        keys.change(c, issued.key.id, {"expires_at_us": None})
+    with pytest.raises(Conflict, match="revoked"):
+        keys.rotate(c, issued.key.id, NOW_US, 0)
+
+
+def test_an_unknown_key_is_not_found(c: sqlite3.Connection):
+    """Nothing can be done to a key that there is not."""
+    for act in (
+        lambda: keys.find(c, "tr-0"),
+        lambda: keys.change(c, "tr-0", {}),
+        lambda: keys.rotate(c, "tr-0", NOW_US, 0),
+        lambda: keys.revoke(c, "tr-0", NOW_US),
+    ):
+        with pytest.raises(NotFound) as error:
+            act()
+        assert error.value.code == "key_not_found"
+
+
+def test_the_first_key_is_made_once(c: sqlite3.Connection):
+    """Where there has been a key, revoked or not, no first one is made."""
+    first = keys.create_first(c, Terms("first"), NOW_US, "local")
+    assert first is not None
+    assert first.key.owner == "local"
+    keys.revoke(c, first.key.id, NOW_US)
+    assert keys.create_first(c, Terms("second"), NOW_US, "local") is None
+    assert len(keys.all_keys(c)) == 1
+
+
+def test_every_change_has_another_version(c: sqlite3.Connection):
+    """Who keeps keys in memory sees by one number that something changed."""
+    versions = [keys.version(c)]
+    key_id = keys.create(c, Terms("a"), NOW_US).key.id
+    versions.append(keys.version(c))
+    keys.change(c, key_id, {"rpm": 5})
+    versions.append(keys.version(c))
+    keys.rotate(c, key_id, NOW_US, 0)
+    versions.append(keys.version(c))
+    keys.revoke(c, key_id, NOW_US)
+    versions.append(keys.version(c))
+    assert versions == sorted(set(versions))
+
+
+@pytest.mark.parametrize(
+    ("at_us", "revoked_at_us", "status"),
+    [
+        (NOW_US, None, "active"),
+        (NOW_US + HOUR_US - 1, None, "active"),
+        (NOW_US + HOUR_US, None, "expired"),
+        (NOW_US, NOW_US, "revoked"),
+        (NOW_US + HOUR_US, NOW_US, "revoked"),
+    ],
+)
+def test_status(at_us: int, revoked_at_us: int | None, status: str):
+    """A key is active until it expires; one that is revoked is that first."""
+    assert Key("tr-0", "ann", ALL, NOW_US, revoked_at_us).status(at_us) == status
+
+
+# In memory
+
+
+class Kept:
+    """A store with its keys in memory, at a time that the test sets."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.log = structlog.testing.LogCapture()
+        self.path = data_dir / FILE_NAME
+        self.database = Database(data_dir)
+        self.at_us = NOW_US
+        logger = structlog.wrap_logger(None, processors=[self.log])
+        self.table = KeyTable(self.database, logger, lambda: self.at_us)
+
+    def beside(self, unit: Any) -> Any:
+        """Do a unit as a command does, in a connection of its own."""
+        with closing(sqlite3.connect(self.path, isolation_level=None, timeout=10)) as connection:
+            return unit(connection)
+
+    def lets_in(self, issued: Issued) -> bool:
+        """Whether the key is valid now."""
+        return self.table.find(issued.text, digest(issued)) is not None
+
+
+@pytest.fixture
+async def kept(tmp_path: Path) -> AsyncIterator[Kept]:
+    """An open, empty store, and its keys read."""
+    kept = Kept(tmp_path)
+    assert not kept.table.loaded
+    await kept.database.open()
+    await kept.table.load()
+    yield kept
+    await kept.database.aclose()
+
+
+async def test_secrets_and_keys_end_in_time(kept: Kept):
+    """The old secret ends with the overlap, and every secret when the key expires."""
+    first = await kept.database.write(lambda c: keys.create(c, ALL, NOW_US))
+    second = await kept.database.write(lambda c: keys.rotate(c, first.key.id, NOW_US, 1000))
+    await kept.table.load()
+    seen = []
+    for kept.at_us in (NOW_US, NOW_US + 999, NOW_US + 1000, NOW_US + HOUR_US):
+        seen.append((kept.lets_in(first), kept.lets_in(second)))
+    assert seen == [(True, True), (True, True), (False, True), (False, False)]
+
+
+async def test_what_is_in_memory_is_what_is_stored(kept: Kept):
+    """A load reads keys made beside the server; what has not changed is not read again."""
+    assert kept.table.loaded
+    assert kept.table.empty
+    issued = kept.beside(lambda c: keys.create(c, Terms("a"), NOW_US))
+    assert not kept.lets_in(issued)
+    await kept.table.load()
+    key = kept.table.get(issued.key.id)
+    assert (key, kept.lets_in(issued), kept.table.empty) == (issued.key, True, False)
+    await kept.table.load()
+    assert kept.table.get(issued.key.id) is key
+
+
+async def test_an_older_snapshot_does_not_bring_a_key_back(kept: Kept, monkeypatch: pytest.MonkeyPatch):
+    """Of two loads at once the newer one stands, whichever ends last."""
+    issued = await kept.database.write(lambda c: keys.create(c, Terms("a"), NOW_US))
+    await kept.table.load()
+    read, held, go = kept.database.read, asyncio.Event(), asyncio.Event()
+
+    async def slow(query: Any) -> Any:
+        outcome = await read(query)
+        if isinstance(outcome, tuple):
+            held.set()
+            await go.wait()
+        return outcome
+
+    await kept.database.write(lambda c: keys.change(c, issued.key.id, {"rpm": 5}))
+    monkeypatch.setattr(kept.database, "read", slow)
+    loading = asyncio.create_task(kept.table.load())
+    await held.wait()
+    monkeypatch.setattr(kept.database, "read", read)
+    await kept.database.write(lambda c: keys.revoke(c, issued.key.id, NOW_US))
+    await kept.table.load()
+    go.set()
+    await loading
+    assert not kept.lets_in(issued)
+
+
+async def test_the_table_is_kept_while_the_store_cannot_be_read(kept: Kept, monkeypatch: pytest.MonkeyPatch):
+    """A fault is logged once and changes nothing; afterwards changes are seen again."""
+    monkeypatch.setattr(key_table, "POLL_S", 0.001)
+    issued = await kept.database.write(lambda c: keys.create(c, Terms("a"), NOW_US))
+    await kept.table.load()
+    read, tried = kept.database.read, []
+
+    async def failing(query: Any) -> Any:
+        tried.append(query)
+        raise sqlite3.OperationalError("no such table: keys_version")
+
+    monkeypatch.setattr(kept.database, "read", failing)
+    watching = asyncio.create_task(kept.table.watch())
+    await until(lambda: len(tried) > 3)
+    assert kept.lets_in(issued)
+    monkeypatch.setattr(kept.database, "read", read)
+    kept.beside(lambda c: keys.revoke(c, issued.key.id, NOW_US))
+    await until(lambda: not kept.lets_in(issued))
+    watching.cancel()
+    assert [line["event"] for line in kept.log.entries] == ["keys_changed", "keys_unreadable", "keys_changed"]
