@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.cli import EXIT_USAGE, main
+from app.cli import EXIT_USAGE, main, parser
 from app.store import keys
 from app.store.beside import opened
 
@@ -173,3 +174,12 @@ def test_only_create_makes_a_store(run: Run, tmp_path: Path, argv: list[str]):
     assert not (tmp_path / "data").exists()
     run("create", "--name", "first")
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_examples_of_the_docs_are_commands():
+    """Each `tokenring keys` line of docs/keys.md is one that the command line takes."""
+    text = (Path(__file__).parents[2] / "docs/keys.md").read_text("utf-8")
+    lines = re.findall(r"^tokenring (keys .*)$", text, re.MULTILINE)
+    assert len(lines) >= 9
+    for line in lines:
+        parser().parse_args(shlex.split(line, comments=True))
