@@ -159,6 +159,13 @@ class Engine(Protocol):
         """Load the model and warm up. Raises EngineFailed with the reason."""
         ...
 
+    def tokenizer_json(self) -> str | None:
+        """The model's tokenizer as a tokenizer.json of Hugging Face's; None where it has none.
+
+        For estimates before a request is rendered. Called once, in a thread, after `start()`.
+        """
+        ...
+
     async def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request; nothing is sent to the model yet.
 

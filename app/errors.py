@@ -10,6 +10,7 @@ the layer stack: it knows nothing else of the product.
     ├── Unauthorized (401), Forbidden (403), NotFound (404) ── UnknownModel
     ├── MethodNotAllowed (405), Conflict (409)
     ├── ReplayExpired (410), BodyTooLarge (413), HeadersTooLarge (431)
+    ├── RateLimited (429) ── TokensLimited, QuotaExceeded
     ├── Unavailable (503, Retry-After) ── EngineNotReady, Draining, EngineOverloaded, StorageUnavailable
     └── InternalError (500) ── EngineFailed, Interrupted
 """
@@ -56,6 +57,11 @@ CODES: Mapping[str, Code] = {
     "key_not_found": Code(404, "There is no key of that id."),
     "route_not_found": Code(404, "There is no such route."),
     "method_not_allowed": Code(405, "The route has other methods; `Allow` names them."),
+    # The key's limits
+    "rate_limit_exceeded": Code(
+        429, "The key's requests or tokens of this minute, or generations at once; `type` says which."
+    ),
+    "insufficient_quota": Code(429, "The owner has used up the key's budget of this UTC month."),
     # Streams
     "stream_not_found": Code(404, "No such stream: unknown, not yours, or its retention has ended."),
     "invalid_last_event_id": Code(400, "`Last-Event-ID` is no number, or was never sent."),
@@ -229,6 +235,27 @@ class HeadersTooLarge(ServingError):
     status = 431
     type = "invalid_request_error"
     default_code = "headers_too_large"
+
+
+class RateLimited(ServingError):
+    """The caller's key has reached a limit; without `Retry-After` it does not help to try again."""
+
+    status = 429
+    type = "requests"
+    default_code = "rate_limit_exceeded"
+
+
+class TokensLimited(RateLimited):
+    """The limit is that of tokens per minute."""
+
+    type = "tokens"
+
+
+class QuotaExceeded(RateLimited):
+    """The month's budget is used up."""
+
+    type = "insufficient_quota"
+    default_code = "insufficient_quota"
 
 
 class Unavailable(ServingError):

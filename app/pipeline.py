@@ -18,6 +18,7 @@ from app.errors import Draining, EngineNotReady, InternalError, ServingError
 from app.history import History
 from app.journal import Journal
 from app.log import where
+from app.metering.limiter import UNLIMITED, Lease
 from app.metering.traffic import Traffic
 from app.stream import TokenStream, usage_of
 from app.trace import Trace
@@ -40,8 +41,8 @@ class Pipeline:
         self._traffic = traffic
         self._log = log
 
-    async def serve(self, request: ChatRequest, stream: TokenStream) -> None:
-        """Take `request` from validated to answered; every outcome ends in `stream`."""
+    async def serve(self, request: ChatRequest, stream: TokenStream, lease: Lease = UNLIMITED) -> None:
+        """Take `request` from validated to answered; every outcome ends in `stream`, and settles `lease`."""
         trace = Trace(request)
         entry: Entry | None = None
         try:
@@ -50,6 +51,7 @@ class Pipeline:
                 asked = await self._history.load(request)
                 prompt = await self._engine.render(asked.request)
                 trace.rendered(prompt)
+                lease.correct(prompt)
                 stream.check_wanted()
                 entry = await self._journal.reserve(asked, prompt, stream, trace.counts)
                 stream.open(request.n)
@@ -76,6 +78,7 @@ class Pipeline:
             self._engine.abort(request.request_id)
             stream.fail(InternalError("The server failed to answer this request; it may be sent again."))
         finally:
+            lease.settle(trace.counts)
             if entry is not None:
                 self._journal.settle_later(entry, trace.outcome)
             self._traffic.ended(request.model, trace.outcome, trace.timings())

@@ -17,6 +17,9 @@ from app.history import History
 from app.journal import Journal
 from app.log import where
 from app.metering.balance import Balance
+from app.metering.budget import Budgets
+from app.metering.estimate import text_counter
+from app.metering.limiter import Limiter
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
 from app.pipeline import Pipeline
@@ -54,6 +57,8 @@ class Runtime:
         self.history = History(self.database)
         self.traffic = Traffic()
         self.balance = Balance(log)
+        self.limiter = Limiter()
+        self.budgets = Budgets(self.database, self.limiter)
         self.num_reconciled = 0
         """Requests that a dead process had left open and this one's start has settled."""
         self.journal = Journal(
@@ -85,6 +90,10 @@ class Runtime:
         self._purging = asyncio.create_task(self.purge.run(), name="purge")
         started_s = asyncio.get_running_loop().time()
         await self.engine.start()
+        # In a thread: a large vocabulary takes half a second.
+        self.limiter.count_text, exact = await asyncio.to_thread(
+            lambda: text_counter(self.engine.tokenizer_json())
+        )
         self.phase = "ready"
         took_s = asyncio.get_running_loop().time() - started_s
         card = self.engine.model
@@ -94,6 +103,7 @@ class Runtime:
             context_length=card.context_length,
             kv_capacity_tokens=card.kv_capacity_tokens,
             engine_start_s=round(took_s, 2),
+            prompt_estimates="merges" if exact else "bytes",
         )
 
     def _engine_died(self, reason: str) -> None:

@@ -13,6 +13,7 @@ from app.api.admin import AdminKeyRoutes
 from app.api.auth import Gatekeeper
 from app.api.chat import ChatRoutes
 from app.api.conversations import ConversationRoutes
+from app.api.limits import LimitHeaders
 from app.api.metrics import MetricsRoutes
 from app.api.refusal import Guard, Refusals
 from app.api.service import ServiceRoutes
@@ -69,4 +70,4 @@ def build_app(runtime: Runtime) -> ASGIApp:
     ]
     app = Starlette(routes=routes, exception_handlers=Refusals(runtime.log).handlers())
     app.router.redirect_slashes = False  # a redirect is built from the Host header, and drops bodies
-    return Guard(app, runtime.log)
+    return Guard(LimitHeaders(app, runtime.limiter), runtime.log)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
+from app.api.limits import LIMITED_KEY
 from app.errors import EngineNotReady, Forbidden, Unauthorized
 from app.store.key_table import KeyTable
 from app.store.keys import LOCAL_OWNER, Key, digest_of
@@ -76,6 +77,8 @@ class Gatekeeper:
         if found is None:
             # The same for all, so that nobody learns which keys there are, or were.
             raise Unauthorized("The API key is not valid: unknown, expired, or revoked.")
+        if found.terms.rpm is not None or found.terms.tpm is not None:
+            request.scope[LIMITED_KEY] = found
         return Caller(found.owner, found.terms.scope == "admin", found)
 
     def _check_loaded(self) -> None:

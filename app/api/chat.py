@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from app.api.auth import Gatekeeper
+from app.api.auth import Caller, Gatekeeper
 from app.api.client import Client
 from app.api.completion import completion
 from app.api.refusal import STREAM_ID
@@ -17,6 +17,7 @@ from app.api.sse import ChunkWire, EventStream
 from app.api.wire import parse_body, parse_chat_request
 from app.core import ChatRequest, IdempotencyKey
 from app.errors import BadRequest, NotFound, ReplayPositionUnknown
+from app.metering.limiter import Lease
 from app.runtime import ONE_PIECE, Runtime
 from app.stream import TokenStream
 
@@ -51,7 +52,7 @@ class ChatRoutes:
         stream = None if key is None else await self._made_before(owner, key, after)
         if stream is None:
             _check_fresh(after)
-            stream = self._start(chat, streaming=bool(body.get("stream")))
+            stream = await self._begin(caller, chat, streaming=bool(body.get("stream")))
         request.scope[STREAM_ID] = stream.request_id
         patient = key is not None
         if body.get("stream"):
@@ -71,11 +72,28 @@ class ChatRoutes:
             stream = await archive.find(owner, stored_id, ChunkWire, after)
         return stream
 
-    def _start(self, chat: ChatRequest, *, streaming: bool) -> TokenStream:
+    async def _begin(self, caller: Caller, chat: ChatRequest, *, streaming: bool) -> TokenStream:
+        """A new generation within the limits of the caller's key. Raises RateLimited."""
+        key = caller.key
+        if key is not None and key.terms.budget_micro_usd is not None:
+            await self._runtime.budgets.check(key)
+            if chat.idempotency is not None:
+                # Another request with this key may have begun meanwhile.
+                stream = self._streams.find_by_key(caller.owner, chat.idempotency)
+                if stream is not None:
+                    return stream
+        lease = self._runtime.limiter.reserve(key, chat)
+        try:
+            return self._start(chat, lease, streaming=streaming)
+        except BaseException:
+            lease.withdraw()
+            raise
+
+    def _start(self, chat: ChatRequest, lease: Lease, *, streaming: bool) -> TokenStream:
         # An answer in one piece needs its beginning too, and has nobody who reads along.
         limit_bytes = None if streaming else ONE_PIECE * self._settings.stream_bytes
         stream = self._streams.create(chat, ChunkWire(chat), limit_bytes=limit_bytes)
-        self._streams.run(stream, self._runtime.pipeline.serve(chat, stream))
+        self._streams.run(stream, self._runtime.pipeline.serve(chat, stream, lease))
         return stream
 
     async def _follow(

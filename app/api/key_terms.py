@@ -13,7 +13,7 @@ from app.store.keys import SCOPES, TIERS, Issued, Key, Terms
 
 DEFAULT_OVERLAP_S = 86_400
 MAX_OVERLAP_S = 366 * 86_400
-NOT_ENFORCED = ("tier", "rpm", "tpm", "max_streams", "budget_usd")
+NOT_ENFORCED = ("tier",)
 """Stored and shown, and so far without any effect."""
 _MAX_CHARS = 100
 _MAX_COUNT = 10**12
@@ -100,9 +100,8 @@ def issued_as_json(issued: Issued, at_us: int) -> dict[str, Any]:
 
 def not_enforced(terms: Terms) -> list[str]:
     """Those of a key's limits that are set and have no effect yet."""
-    default, fields = Terms(""), {"budget_usd": "budget_micro_usd"}
-    names = [(name, fields.get(name, name)) for name in NOT_ENFORCED]
-    return [name for name, field in names if getattr(terms, field) != getattr(default, field)]
+    default = Terms("")
+    return [name for name in NOT_ENFORCED if getattr(terms, name) != getattr(default, name)]
 
 
 def as_usd(micro_usd: int | None) -> float | None:

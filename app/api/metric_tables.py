@@ -1,7 +1,7 @@
 """Every metric there is: its name, what it means and where it is read.
 
 docs/metrics.md is made from these tables. Each reads one object: the runtime, a model's traffic,
-an engine's load, a model's balance.
+an engine's load, a model's balance, a tier's refusals.
 """
 
 from __future__ import annotations
@@ -303,7 +303,17 @@ OF_BALANCE = (
     ),
 )
 
-METRICS = (*OF_PROCESS, *OF_TRAFFIC, *OF_ENGINE, *OF_BALANCE)
+OF_LIMITS = (
+    counter(
+        "tokenring_limited_requests_total",
+        "requests",
+        "Requests refused with 429 for their key's limits. `tokens_rendered` is found after rendering.",
+        lambda refused: refused,
+        labels=("tier", "reason"),
+    ),
+)
+
+METRICS = (*OF_PROCESS, *OF_TRAFFIC, *OF_ENGINE, *OF_BALANCE, *OF_LIMITS)
 
 
 def markdown() -> str:

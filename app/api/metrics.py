@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.auth import Gatekeeper
-from app.api.metric_tables import OF_BALANCE, OF_ENGINE, OF_PROCESS, OF_TRAFFIC, Described
+from app.api.metric_tables import OF_BALANCE, OF_ENGINE, OF_LIMITS, OF_PROCESS, OF_TRAFFIC, Described
 from app.core import EngineLoad
 from app.errors import EngineNotReady
 from app.metering.traffic import Histogram
@@ -60,6 +60,7 @@ class RuntimeCollector(Collector):
         yield from _families(OF_TRAFFIC, runtime.traffic.models)
         yield from _families(OF_ENGINE, engines)
         yield from _families(OF_BALANCE, runtime.balance.models)
+        yield from _families(OF_LIMITS, runtime.limiter.refused)
 
 
 def _engines(runtime: Runtime) -> Mapping[str, EngineLoad]:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
 from app.api.sse import CONNECTION
-from app.errors import InternalError, MethodNotAllowed, NotFound, ServingError
+from app.errors import InternalError, MethodNotAllowed, NotFound, RateLimited, ServingError
 from app.log import where
 
 STREAM_ID = "tokenring.stream_id"
@@ -82,8 +82,9 @@ def error_response(error: ServingError, request_id: str) -> Response:
         headers["retry-after"] = str(error.retry_after_s)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if error.status == 409:
-        headers["x-should-retry"] = "false"  # OpenAI's SDKs send a refused conflict twice more
+    hopeless = isinstance(error, RateLimited) and error.retry_after_s is None
+    if error.status == 409 or hopeless:
+        headers["x-should-retry"] = "false"  # OpenAI's SDKs send these twice more
     return JSONResponse(error.as_body(), status_code=error.status, headers=headers)
 
 

@@ -131,6 +131,9 @@ class ScriptedEngine:
         await asyncio.sleep(self._default.start_s)
         self._health = Health.READY
 
+    def tokenizer_json(self) -> None:
+        """None: its ids are made of words."""
+
     async def render(self, request: ChatRequest) -> Prompt:
         """Ids made from the words of the messages. Raises ContextOverflow, BadRequest."""
         check_text_only(request)

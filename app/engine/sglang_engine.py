@@ -106,6 +106,12 @@ class SGLangEngine:
 
     # --- requests
 
+    def tokenizer_json(self) -> str | None:
+        """See Engine.tokenizer_json; None for tokenizers that are not of the `tokenizers` library."""
+        launched, _ = self._running()
+        backend = getattr(launched.manager.tokenizer, "backend_tokenizer", None)
+        return None if backend is None else backend.to_str()
+
     async def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request. Raises BadRequest naming the parameter, ContextOverflow."""
         launched, renderer = self._running()

@@ -1,0 +1,92 @@
+"""What was charged in the last 60 seconds, and what is owed beyond it. True sliding, no buckets.
+
+A charge counts from the moment it is made until `WINDOW_S` later; what is charged never exceeds the
+limit in any 60 s. What turned out to be more than its charge is debt: it is charged as soon as the
+window has room, and nothing else is before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from itertools import chain
+
+WINDOW_S = 60.0
+
+
+class Charge:
+    """An amount, and when it was charged."""
+
+    __slots__ = ("amount", "at_s", "live")
+
+    def __init__(self, at_s: float, amount: int) -> None:
+        self.at_s = at_s
+        self.amount = amount
+        self.live = True
+
+
+class Window:
+    """One limit's window. `advance` before anything is read or charged."""
+
+    __slots__ = ("_charges", "debt", "used")
+
+    def __init__(self) -> None:
+        self._charges: deque[Charge] = deque()
+        self.used = 0
+        self.debt = 0
+
+    def advance(self, now_s: float, limit: int) -> None:
+        """Forget what is older than the window, and pay debt, each part at the moment it had room."""
+        while self._charges and self._charges[0].at_s + WINDOW_S <= now_s:
+            charge = self._charges.popleft()
+            charge.live = False
+            self.used -= charge.amount
+            self._pay(charge.at_s + WINDOW_S, limit)
+        self._pay(now_s, limit)
+
+    def _pay(self, at_s: float, limit: int) -> None:
+        paid = min(self.debt, limit - self.used)
+        if paid > 0:
+            self.debt -= paid
+            self.charge(at_s, paid)
+
+    def room(self, limit: int) -> int:
+        """What can be charged now."""
+        return max(limit - self.used - self.debt, 0)
+
+    def charge(self, at_s: float, amount: int) -> Charge:
+        """Charge an amount for which there is room."""
+        charge = Charge(at_s, amount)
+        self._charges.append(charge)
+        self.used += amount
+        return charge
+
+    def give_back(self, charge: Charge, amount: int) -> None:
+        """Take a part of a charge back; one that is older than the window changes nothing."""
+        charge.amount -= amount
+        if charge.live:
+            self.used -= amount
+
+    def wait_s(self, now_s: float, amount: int, limit: int) -> float:
+        """Seconds until an amount will fit if nothing else is charged; infinite when it never will."""
+        if amount > limit:
+            return math.inf
+        used, debt, at_s = self.used, self.debt, now_s
+        paid: list[tuple[float, int]] = []
+        charges = ((charge.at_s, charge.amount) for charge in self._charges)
+        for charged_at_s, charged in chain(charges, paid):
+            if used + debt + amount <= limit:
+                break
+            at_s = charged_at_s + WINDOW_S
+            used -= charged
+            if (part := min(debt, limit - used)) > 0:
+                debt -= part
+                used += part
+                paid.append((at_s, part))
+        return at_s - now_s
+
+    def reset_s(self, now_s: float, limit: int) -> float:
+        """Seconds until nothing is charged or owed any more."""
+        rounds = -(-self.debt // limit)
+        last_s = self._charges[-1].at_s + WINDOW_S if self._charges else now_s
+        return max(last_s - now_s, 0.0) + rounds * WINDOW_S
