@@ -14,7 +14,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Literal, NoReturn, get_args
+from typing import Literal, NamedTuple, NoReturn, get_args
 
 from app.core import ChatRequest, Counts, Prompt
 from app.errors import RateLimited, TokensLimited
@@ -45,6 +45,14 @@ class _Usage:
         self.duration_s = _FIRST_DURATION_S
 
 
+class Answer(NamedTuple):
+    """Tokens of a choice."""
+
+    least: int
+    """What it will have in any case."""
+    expected: int
+
+
 class Lease:
     """What one request has reserved. This one is of a key without limits: nothing."""
 
@@ -69,7 +77,7 @@ class KeyLease(Lease):
         self._key = key
         self._usage = usage
         self._n = request.n
-        self._answer_tokens = expected_tokens(request, usage.completion_tokens)
+        self._answer = expected_answer(request, usage.completion_tokens)
         self._charges: list[Charge] = []
         self._began_s = limiter.clock_s()
         self._request: Charge | None = None
@@ -88,18 +96,18 @@ class KeyLease(Lease):
         if terms.rpm is not None and not usage.requests.room(terms.rpm):
             limiter.refuse_request(self._key, usage)
         if terms.tpm is not None:
-            self._charge(prompt_estimate(request, limiter.count_text) + self._expected(), "tokens")
+            self._charge(prompt_estimate(request, limiter.count_text), "tokens")
         if terms.rpm is not None:
             self._request = usage.requests.charge(self._began_s, 1)
         usage.streams += 1
 
-    def _expected(self) -> int:
-        return self._answer_tokens * self._n
-
-    def _charge(self, wanted: int, reason: Reason) -> None:
-        """Have exactly that many tokens reserved. Raises TokensLimited, and then nothing has changed."""
+    def _charge(self, prompt_tokens: int, reason: Reason) -> None:
+        """Have a prompt and its answer reserved. Raises TokensLimited, and then nothing has changed."""
         limit = self._key.terms.tpm
         assert limit is not None
+        least, expected = (tokens * self._n for tokens in self._answer)
+        # What answers mostly are like makes no request too large for ever: it is taken for a whole window.
+        wanted = prompt_tokens + max(least, min(expected, limit - prompt_tokens))
         window, more = self._usage.tokens, wanted - self.tokens
         if more <= 0:
             self._give_back(-more)
@@ -118,8 +126,9 @@ class KeyLease(Lease):
         if self._key.terms.tpm is None:
             return
         self._limiter.advance(self._key.terms, self._usage)
-        self._answer_tokens = min(self._answer_tokens, prompt.max_tokens)
-        self._charge(len(prompt.token_ids) + self._expected(), "tokens_rendered")
+        least, expected = self._answer
+        self._answer = Answer(min(least, prompt.max_tokens), min(expected, prompt.max_tokens))
+        self._charge(len(prompt.token_ids), "tokens_rendered")
 
     def settle(self, counts: Mapping[int, Counts]) -> None:
         if self._settled:
@@ -225,7 +234,7 @@ class Limiter:
             raise TokensLimited(
                 f"The request is too large for this key's tokens per minute (TPM): limit {limit},"
                 f" requested about {wanted}. It cannot succeed later either: shorten the messages,"
-                " or send a lower max_tokens.",
+                " or ask for a shorter answer.",
             )
         self.count_refusal(key, reason)
         # Refused after rendering, it gives back what it has, and comes again for all of it.
@@ -246,20 +255,18 @@ class Limiter:
         return max(1, min(math.ceil(wait_s * (1 + JITTER * self._chance())), MAX_RETRY_S))
 
 
-def expected_tokens(request: ChatRequest, mean: float) -> int:
-    """Tokens that each choice is expected to have: as the key's answers had, as far as it may."""
-    tokens = math.ceil(mean)
-    if (least := request.body.get("min_tokens")) is not None:
-        tokens = max(tokens, least)
-    limit = request.max_tokens
-    if limit is None:
-        return tokens
-    return limit if request.body.get("ignore_eos") else min(tokens, limit)
+def expected_answer(request: ChatRequest, mean: float) -> Answer:
+    """What each choice is expected to have: as the key's answers had, as far as this one may."""
+    limit = math.inf if request.max_tokens is None else request.max_tokens
+    least = min(max(request.body.get("min_tokens") or 0, 1), limit)
+    if request.body.get("ignore_eos") and request.max_tokens is not None:
+        least = request.max_tokens
+    return Answer(int(least), int(min(max(math.ceil(mean), least), limit)))
 
 
 def duration_text(duration_s: float) -> str:
     """A duration as OpenAI writes it: `20ms`, `1.2s`, `6m0s`."""
-    ms = math.ceil(duration_s * 1000)
+    ms = math.ceil(round(duration_s * 1000, 3))
     if ms < 1000:
         return f"{ms}ms"
     minutes, rest = divmod(ms, 60_000)

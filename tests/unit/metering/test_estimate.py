@@ -1,0 +1,112 @@
+"""Prompts estimated before they are rendered: by the model's own merges, or by bytes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from app.core import ChatRequest
+from app.metering.estimate import IMAGE_TOKENS, bytes_estimate, encoding_of, prompt_estimate, text_counter
+
+ROOT = Path(__file__).parents[3]
+BUILTIN = (ROOT / "app/engine/builtin/tokenizer.json").read_text("utf-8")
+TEXTS = [
+    (ROOT / "README.md").read_text("utf-8"),
+    (ROOT / "app/pipeline.py").read_text("utf-8"),
+    "你好世界今天天气怎么样。" * 9,
+    "😀🎉 naïve e\u0301 \u05e9\u05dc\u05d5\u05dd\n\n\t\t x" * 7,
+    "a" * 500,
+    "1234567890 " * 20,
+    "",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_tiktoken_counts_what_the_models_tokenizer_does(text: str) -> None:
+    """Its own merges, token for token."""
+    count, exact = text_counter(BUILTIN)
+    assert exact
+    assert count(text) == len(Tokenizer.from_str(BUILTIN).encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"type": "Unigram", "vocab": []}},
+        {"pre_tokenizer": {"type": "Metaspace"}},
+        {"pre_tokenizer": None},
+        {"normalizer": {"type": "Lowercase"}},
+        {"model": {"type": "BPE", "vocab": {}, "merges": [["▁", "a"]]}},
+    ],
+    ids=["no BPE", "not split by bytes", "not split", "text is changed", "not of bytes"],
+)
+def test_other_tokenizers_are_estimated_by_bytes(change: dict[str, Any]) -> None:
+    """Rather that than a count of something else."""
+    assert encoding_of(json.loads(BUILTIN) | change) is None
+    count, exact = text_counter(json.dumps(json.loads(BUILTIN) | change))
+    assert (count, exact) == (bytes_estimate, False)
+    assert text_counter(None) == (bytes_estimate, False)
+
+
+def test_gpt2s_own_splitting_is_known() -> None:
+    """A ByteLevel pre-tokenizer that splits by itself."""
+    changed = json.loads(BUILTIN) | {
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        }
+    }
+    count, exact = text_counter(json.dumps(changed))
+    assert exact
+    tokenizer = Tokenizer.from_str(json.dumps(changed))
+    for text in TEXTS:
+        assert count(text) == len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("text", TEXTS[:5], ids=range(5))
+def test_by_bytes_is_never_far_below(text: str) -> None:
+    """At least a third of what a small vocabulary makes of it, and more than it on prose."""
+    tokens = len(Tokenizer.from_str(BUILTIN).encode(text).ids)
+    assert bytes_estimate(text) >= tokens / 3
+    assert bytes_estimate(TEXTS[0]) > len(Tokenizer.from_str(BUILTIN).encode(TEXTS[0]).ids)
+
+
+def test_a_long_text_is_sampled() -> None:
+    """Within a tenth, and in no time: the loop waits for it."""
+    count, _ = text_counter(BUILTIN)
+    text = TEXTS[0] * 300
+    began_s = time.perf_counter()
+    estimate = count(text)
+    assert time.perf_counter() - began_s < 0.2
+    assert estimate == pytest.approx(300 * count(TEXTS[0]), rel=0.1)
+
+
+def test_every_part_of_the_prompt_counts() -> None:
+    """Text parts, tool calls, tools and schemas; images by a constant, and never by their bytes."""
+
+    def estimate(messages: list[Any], **body: Any) -> int:
+        request = ChatRequest("r", "ann", "m", {"messages": messages, **body}, 0)
+        return prompt_estimate(request, lambda text: len(text.split()))
+
+    plain = estimate([{"role": "user", "content": "a b c"}])
+    assert plain == 3 + 8
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A " * 9999}}
+    parts = [{"type": "text", "text": "a b c"}, image]
+    assert estimate([{"role": "user", "content": parts}]) == plain + IMAGE_TOKENS
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "x y"}}
+    assert estimate([{"role": "assistant", "content": None, "tool_calls": [call]}]) > 8
+    assert estimate([{"role": "user", "content": "a b c"}], tools=[{"function": {"name": "f"}}]) > plain
+
+
+def test_a_lone_surrogate_is_no_error() -> None:
+    """JSON can spell one."""
+    count, _ = text_counter(BUILTIN)
+    assert count("a\ud800b") > 0
+    assert bytes_estimate("a\ud800b") > 0

@@ -1,0 +1,305 @@
+"""A key's limits: what is reserved, refused, corrected, settled, and told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.api.wire import parse_chat_request
+from app.core import ChatRequest, Counts, Prompt
+from app.errors import BadRequest, RateLimited, TokensLimited
+from app.metering.limiter import UNLIMITED, KeyLease, Limiter, duration_text
+from app.store.keys import Key, Terms
+
+
+class Clock:
+    """A clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The limiter's clock."""
+    return Clock()
+
+
+@pytest.fixture
+def limiter(clock: Clock) -> Limiter:
+    """A limiter that counts a token a word and never jitters."""
+    limiter = Limiter(clock, lambda: 0.0)
+    limiter.count_text = lambda text: len(text.split())
+    return limiter
+
+
+def key(**terms: Any) -> Key:
+    """A key with these limits."""
+    return Key("tr-a", "ann", Terms("ann", **terms), 0)
+
+
+def asked(words: int = 2, **parameters: Any) -> ChatRequest:
+    """A request that came over the wire, of `words` + 8 prompt tokens by the estimate."""
+    messages = [{"role": "user", "content": "w " * words}]
+    return parse_chat_request({"model": "m", "messages": messages, **parameters}, "r", "ann")
+
+
+def reserved(limiter: Limiter, key: Key, request: ChatRequest) -> KeyLease:
+    """The lease of a limited key."""
+    lease = limiter.reserve(key, request)
+    assert isinstance(lease, KeyLease)
+    return lease
+
+
+def prompt(tokens: int, max_tokens: int = 10_000) -> Prompt:
+    """A rendered prompt."""
+    return Prompt(range(tokens), max_tokens, None)
+
+
+def remaining(limiter: Limiter, key: Key, of: str = "tokens") -> int:
+    """What the headers say is left."""
+    return int(limiter.headers(key)[f"x-ratelimit-remaining-{of}"])
+
+
+def refusal(limiter: Limiter, key: Key, request: ChatRequest) -> RateLimited:
+    """The error of a request that is refused."""
+    with pytest.raises(RateLimited) as caught:
+        limiter.reserve(key, request)
+    return caught.value
+
+
+def test_a_key_without_limits_has_no_lease(limiter: Limiter) -> None:
+    """Nothing is kept of it, and no header told."""
+    assert limiter.reserve(key(), asked()) is UNLIMITED
+    assert limiter.reserve(None, asked()) is UNLIMITED
+    assert not limiter._keys
+    assert limiter.headers(key(max_streams=3)) == {}
+
+
+def test_prompt_and_expected_answer_are_reserved(limiter: Limiter) -> None:
+    """256 for the answer of a key that has had none, or its max_tokens, by every choice."""
+    assert reserved(limiter, key(tpm=10_000), asked()).tokens == 10 + 256
+    assert reserved(limiter, key(tpm=10_000), asked(max_tokens=50, n=3)).tokens == 10 + 150
+    assert reserved(limiter, key(tpm=10_000), asked(max_tokens=5000)).tokens == 10 + 256
+    assert remaining(limiter, key(tpm=10_000)) == 10_000 - 266 - 160 - 266
+
+
+def test_max_tokens_and_max_completion_tokens_are_one_limit(limiter: Limiter) -> None:
+    """Either spelling reserves the same, both are one, and two that differ are refused."""
+    for spelled in ({"max_tokens": 50}, {"max_completion_tokens": 50}):
+        assert reserved(limiter, key(tpm=10_000), asked(**spelled)).tokens == 60
+    both = asked(max_tokens=50, max_completion_tokens=50)
+    assert (both.max_tokens, reserved(limiter, key(tpm=10_000), both).tokens) == (50, 60)
+    with pytest.raises(BadRequest):
+        asked(max_tokens=5000, max_completion_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "answer"),
+    [
+        ({"min_tokens": 700}, 700),
+        ({"min_tokens": 700, "max_tokens": 100}, 100),
+        ({"ignore_eos": True, "max_tokens": 900}, 900),
+        ({"ignore_eos": True}, 256),
+    ],
+)
+def test_an_answer_that_must_be_long_is_reserved_so(
+    limiter: Limiter, parameters: dict[str, Any], answer: int
+) -> None:
+    """min_tokens and ignore_eos tell how long it will be."""
+    assert reserved(limiter, key(tpm=10_000), asked(**parameters)).tokens == 10 + answer
+
+
+def test_the_expected_answer_follows_the_keys_own(limiter: Limiter) -> None:
+    """A key with short answers reserves little for the next, another key is not touched by it."""
+    for _ in range(40):
+        limiter.reserve(key(tpm=10_000), asked()).settle({0: Counts(10, 20)})
+    assert reserved(limiter, key(tpm=10_000), asked()).tokens == 10 + 21
+    other = Key("tr-b", "bob", Terms("bob", tpm=10_000), 0)
+    assert reserved(limiter, other, asked()).tokens == 10 + 256
+
+
+def test_tokens_beyond_the_limit_are_refused_until_the_window_has_room(
+    limiter: Limiter, clock: Clock
+) -> None:
+    """The refusal says how long, in OpenAI's words, and waiting that long is enough."""
+    limited = key(tpm=300)
+    limiter.reserve(limited, asked(90, max_tokens=100))
+    clock.now_s += 10
+    limiter.reserve(limited, asked(max_tokens=40))
+    error = refusal(limiter, limited, asked(max_tokens=60))
+    assert (error.status, error.type, error.code) == (429, "tokens", "rate_limit_exceeded")
+    assert error.retry_after_s == 50
+    assert "limit 300, used 248, requested about 70" in error.message
+    clock.now_s += 50
+    limiter.reserve(limited, asked(max_tokens=60))
+    assert limiter.refused["standard"]["tokens"] == 1
+
+
+def test_requests_are_limited_too(limiter: Limiter, clock: Clock) -> None:
+    """The third of two a minute waits until the first is a minute old; its tokens are not even counted."""
+    limited = key(rpm=2, tier="batch")
+    limiter.reserve(limited, asked())
+    clock.now_s += 15.5
+    limiter.reserve(limited, asked())
+    limiter.count_text = lambda _text: pytest.fail("a refused request was looked at")
+    error = refusal(limiter, limited, asked())
+    assert (error.type, error.retry_after_s) == ("requests", 45)
+    assert limiter.refused["batch"]["requests"] == 1
+    clock.now_s += 45
+    limiter.reserve(limited, asked())
+
+
+def test_retry_after_is_jittered_by_a_tenth_and_at_most_two_minutes(clock: Clock) -> None:
+    """So that those who were refused together do not come back together."""
+    told = []
+    for chance in (0.0, 1.0):
+        limiter = Limiter(clock, lambda chance=chance: chance)
+        limiter.reserve(key(rpm=1), asked())
+        told.append(refusal(limiter, key(rpm=1), asked()).retry_after_s)
+        lease = limiter.reserve(key(tpm=100), asked())
+        lease.settle({0: Counts(10, 10_000)})
+        assert refusal(limiter, key(tpm=100), asked()).retry_after_s == 120
+    assert told == [60, 66]
+
+
+def test_generations_at_once_are_limited(limiter: Limiter) -> None:
+    """One that ends, however it does, makes place for the next."""
+    limited = key(max_streams=2)
+    first = limiter.reserve(limited, asked())
+    limiter.reserve(limited, asked())
+    error = refusal(limiter, limited, asked())
+    assert (error.type, error.code) == ("requests", "rate_limit_exceeded")
+    assert error.retry_after_s is not None
+    first.settle({})
+    first.settle({})
+    limiter.reserve(limited, asked())
+    assert refusal(limiter, limited, asked())
+    assert limiter.refused["standard"]["streams"] == 2
+
+
+def test_a_request_that_can_never_fit_is_told_so(limiter: Limiter) -> None:
+    """No Retry-After: it would be too large then, too."""
+    error = refusal(limiter, key(tpm=300), asked(400))
+    assert (error.status, error.type, error.retry_after_s) == (429, "tokens", None)
+    assert "too large" in error.message
+    assert refusal(limiter, key(tpm=300), asked(n=2, min_tokens=200)).retry_after_s is None
+    assert limiter.refused["standard"]["too_large"] == 2
+
+
+def test_a_guess_makes_no_request_too_large(limiter: Limiter) -> None:
+    """Long answers before, or none yet, reserve the whole window at most: a key is never locked out."""
+    limited = key(tpm=200)
+    lease = reserved(limiter, limited, asked())
+    assert lease.tokens == 200
+    lease.correct(prompt(30))
+    assert lease.tokens == 200
+    for choice in range(30):
+        lease._usage.completion_tokens += choice * 1000
+    lease.settle({0: Counts(30, 5)})
+    assert remaining(limiter, limited) == 165
+
+
+def test_the_rendered_prompt_corrects_the_estimate(limiter: Limiter) -> None:
+    """Down gives back, up is reserved in addition, and the context's room caps the answer."""
+    limited = key(tpm=1000)
+    lease = reserved(limiter, limited, asked())
+    lease.correct(prompt(4))
+    assert (lease.tokens, remaining(limiter, limited)) == (260, 740)
+    lease.correct(prompt(500, max_tokens=100))
+    assert (lease.tokens, remaining(limiter, limited)) == (600, 400)
+
+
+def test_a_rendered_prompt_that_no_longer_fits_is_refused(limiter: Limiter) -> None:
+    """It gives its tokens back, but was rendered, and counts as a request."""
+    limited = key(tpm=1000, rpm=10)
+    limiter.reserve(limited, asked(max_tokens=590))
+    lease = limiter.reserve(limited, asked(max_tokens=100))
+    with pytest.raises(TokensLimited) as caught:
+        lease.correct(prompt(700))
+    assert caught.value.retry_after_s == 60
+    lease.settle({})
+    assert (remaining(limiter, limited), remaining(limiter, limited, "requests")) == (1000 - 266, 8)
+    lease = limiter.reserve(limited, asked())
+    with pytest.raises(TokensLimited, match="too large"):
+        lease.correct(prompt(1001))
+    assert limiter.refused["standard"]["tokens_rendered"] == 1
+
+
+def test_what_was_not_used_is_given_back(limiter: Limiter) -> None:
+    """Settled is what was used; a request that failed before the engine used nothing."""
+    limited = key(tpm=1000)
+    limiter.reserve(limited, asked()).settle({0: Counts(12, 30), 1: Counts(12, 8)})
+    assert remaining(limiter, limited) == 950
+    limiter.reserve(limited, asked()).settle({})
+    assert remaining(limiter, limited) == 950
+
+
+def test_a_request_that_never_began_counts_as_none(limiter: Limiter) -> None:
+    """As one that the server had no room for."""
+    limited = key(rpm=5, tpm=1000, max_streams=1)
+    lease = limiter.reserve(limited, asked())
+    lease.withdraw()
+    lease.withdraw()
+    assert (remaining(limiter, limited), remaining(limiter, limited, "requests")) == (1000, 5)
+    limiter.reserve(limited, asked())
+
+
+def test_what_was_used_beyond_the_reservation_is_debt(limiter: Limiter, clock: Clock) -> None:
+    """2,500 tokens on a limit of 1,000 keep the key out for two windows, and half of one is left then."""
+    limited = key(tpm=1000)
+    limiter.reserve(limited, asked(max_tokens=90)).settle({0: Counts(100, 2400)})
+    assert remaining(limiter, limited) == 0
+    clock.now_s += 59
+    assert refusal(limiter, limited, asked()).retry_after_s is not None
+    clock.now_s += 1
+    assert refusal(limiter, limited, asked(max_tokens=400)).retry_after_s == 60
+    clock.now_s += 60
+    assert remaining(limiter, limited) == 500
+    limiter.reserve(limited, asked(max_tokens=400))
+
+
+def test_headers_are_openais(limiter: Limiter, clock: Clock) -> None:
+    """Limit, what is left, and how long until nothing is used."""
+    limited = key(rpm=60, tpm=1000)
+    limiter.reserve(limited, asked(max_tokens=90))
+    clock.now_s += 58.8
+    assert limiter.headers(limited) == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1.2s",
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": "900",
+        "x-ratelimit-reset-tokens": "1.2s",
+    }
+    assert set(limiter.headers(key(rpm=60))) == {
+        f"x-ratelimit-{what}-requests" for what in ("limit", "remaining", "reset")
+    }
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "text"),
+    [
+        (0, "0ms"),
+        (0.017, "17ms"),
+        (1, "1s"),
+        (1.2, "1.2s"),
+        (59.999, "59.999s"),
+        (60, "1m0s"),
+        (372.5, "6m12.5s"),
+    ],
+)
+def test_durations_are_written_as_openai_does(duration_s: float, text: str) -> None:
+    """Go's format."""
+    assert duration_text(duration_s) == text
+
+
+def test_a_limit_that_was_lowered_holds_at_once(limiter: Limiter) -> None:
+    """What is used already counts against the new one."""
+    limiter.reserve(key(tpm=1000), asked(max_tokens=490))
+    assert remaining(limiter, key(tpm=200)) == 0
+    assert refusal(limiter, key(tpm=200), asked(max_tokens=1)).retry_after_s == 60
