@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from structlog.typing import FilteringBoundLogger
 
@@ -41,6 +41,8 @@ SWEEP_S = 5.0
 AT_ONCE = 64
 """Streams that are looked at without giving way to others."""
 _EVERYTHING = 1 << 40
+OnSettled = Callable[[str, int, str, int], None]
+"""Told of each committed settlement: owner, day, request id, cost in micro-dollars."""
 
 
 class Journal:
@@ -70,6 +72,7 @@ class Journal:
         self._unsettled: dict[Entry, float] = {}  # since when, in seconds; oldest first
         self._ticker: asyncio.Task[None] | None = None
         self._written_at_s = time.monotonic()
+        self.on_settled: OnSettled = lambda _owner, _day, _request_id, _cost: None
 
     @property
     def num_unsettled(self) -> int:
@@ -251,7 +254,10 @@ class Journal:
         if entry.stream.cancelled == DELETED:
             self._database.forgotten.set()
         model, usage = entry.stream.request.model, entry.usage()
-        self._traffic.settled(model, usage, cost_micro_usd(usage, entry.price))
+        cost = cost_micro_usd(usage, entry.price)
+        self._traffic.settled(model, usage, cost)
+        if entry.terms is not None:
+            self.on_settled(entry.terms.owner, entry.terms.day, entry.stream.request_id, cost)
         self._balance.settled(
             model,
             entry.stream.request_id,

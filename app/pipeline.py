@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator
 
 from structlog.typing import FilteringBoundLogger
 
-from app.core import ChatRequest, Delta, Engine, Health
+from app.core import ChatRequest, Counts, Delta, Engine, Health
 from app.entry import Entry
 from app.errors import Draining, EngineNotReady, InternalError, ServingError
 from app.history import History
 from app.journal import Journal
 from app.log import where
+from app.metering.budget import Allowance
 from app.metering.limiter import UNLIMITED, Lease
 from app.metering.traffic import Traffic
 from app.stream import TokenStream, usage_of
@@ -41,7 +42,13 @@ class Pipeline:
         self._traffic = traffic
         self._log = log
 
-    async def serve(self, request: ChatRequest, stream: TokenStream, lease: Lease = UNLIMITED) -> None:
+    async def serve(
+        self,
+        request: ChatRequest,
+        stream: TokenStream,
+        lease: Lease = UNLIMITED,
+        allowance: Allowance | None = None,
+    ) -> None:
         """Take `request` from validated to answered; every outcome ends in `stream`, and settles `lease`."""
         trace = Trace(request)
         entry: Entry | None = None
@@ -57,7 +64,7 @@ class Pipeline:
                 stream.open(request.n)
                 deltas = self._engine.generate(request.request_id, prompt)
                 stream.on_cancel(lambda: self._engine.abort(request.request_id))
-                await self._release(deltas, stream, trace, entry)
+                await self._release(deltas, stream, trace, entry, allowance)
                 stream.usage = usage_of(trace.counts)
                 if request.include_usage:
                     stream.notice("usage", stream.usage)
@@ -85,7 +92,12 @@ class Pipeline:
             self._log.info("request", cancelled=stream.cancelled, **trace.fields())
 
     async def _release(
-        self, deltas: AsyncIterator[Delta], stream: TokenStream, trace: Trace, entry: Entry
+        self,
+        deltas: AsyncIterator[Delta],
+        stream: TokenStream,
+        trace: Trace,
+        entry: Entry,
+        allowance: Allowance | None,
     ) -> None:
         """Read the generation to its end; the first release waits for the reservation."""
         try:
@@ -95,9 +107,32 @@ class Pipeline:
                 trace.saw(delta)
                 entry.saw(delta)
                 stream.append(delta)
+                if allowance is not None and allowance.spent_up(entry.usage(), entry.price):
+                    await self._cut(deltas, stream, trace, entry, allowance)
+                    break
             entry.read_whole = True
         finally:
             entry.handed_over = self._engine.handed_over(stream.request_id)
+
+    async def _cut(
+        self,
+        deltas: AsyncIterator[Delta],
+        stream: TokenStream,
+        trace: Trace,
+        entry: Entry,
+        allowance: Allowance,
+    ) -> None:
+        """End at the token that was released last; what the engine made beyond it is withheld, not billed."""
+        released = entry.usage().completion_tokens
+        unfinished = trace.unfinished
+        self._engine.abort(stream.request_id)
+        async for delta in deltas:
+            trace.saw(delta if delta.finish_reason is None else delta._replace(finish_reason="length"))
+        entry.withheld_tokens = entry.usage().completion_tokens - released
+        for choice in unfinished:
+            stream.append(Delta(choice, "text", "", (), trace.counts.get(choice, Counts()), "length"))
+        if unfinished:
+            stream.notice("budget", allowance.as_notice())
 
     async def _durable(self, entry: Entry, deltas: AsyncIterator[Delta]) -> None:
         """Wait for the reservation; without one the generation is stopped and nothing released."""

@@ -64,6 +64,7 @@ class Runtime:
         self.journal = Journal(
             self.database, self.prices, self.balance, self.traffic, log, settings.retention_s
         )
+        self.journal.on_settled = self.budgets.settled
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self._purging: asyncio.Task[None] | None = None
         self.pipeline = Pipeline(self.engine, self.history, self.journal, self.traffic, log)

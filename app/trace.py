@@ -45,6 +45,11 @@ class Trace:
         """How the request ended: an error's code, or the choices' finish reasons."""
         return self._error or ",".join(sorted(set(self._finish_reasons.values()))) or "abort"
 
+    @property
+    def unfinished(self) -> list[int]:
+        """The choices that have no finish reason yet."""
+        return [choice for choice in range(self._request.n) if choice not in self._finish_reasons]
+
     def timings(self) -> Timings:
         """What took how long, until now."""
         return Timings(

@@ -17,6 +17,7 @@ from app.api.sse import ChunkWire, EventStream
 from app.api.wire import parse_body, parse_chat_request
 from app.core import ChatRequest, IdempotencyKey
 from app.errors import BadRequest, NotFound, ReplayPositionUnknown
+from app.metering.budget import Allowance
 from app.metering.limiter import Lease
 from app.runtime import ONE_PIECE, Runtime
 from app.stream import TokenStream
@@ -75,25 +76,26 @@ class ChatRoutes:
     async def _begin(self, caller: Caller, chat: ChatRequest, *, streaming: bool) -> TokenStream:
         """A new generation within the limits of the caller's key. Raises RateLimited."""
         key = caller.key
-        if key is not None and key.terms.budget_micro_usd is not None:
-            await self._runtime.budgets.check(key)
-            if chat.idempotency is not None:
-                # Another request with this key may have begun meanwhile.
-                stream = self._streams.find_by_key(caller.owner, chat.idempotency)
-                if stream is not None:
-                    return stream
+        allowance = await self._runtime.budgets.check(key, chat.request_id)
+        if chat.idempotency is not None:
+            # Another request with this key may have begun meanwhile.
+            stream = self._streams.find_by_key(caller.owner, chat.idempotency)
+            if stream is not None:
+                return stream
         lease = self._runtime.limiter.reserve(key, chat)
         try:
-            return self._start(chat, lease, streaming=streaming)
+            return self._start(chat, lease, allowance, streaming=streaming)
         except BaseException:
             lease.withdraw()
             raise
 
-    def _start(self, chat: ChatRequest, lease: Lease, *, streaming: bool) -> TokenStream:
+    def _start(
+        self, chat: ChatRequest, lease: Lease, allowance: Allowance | None, *, streaming: bool
+    ) -> TokenStream:
         # An answer in one piece needs its beginning too, and has nobody who reads along.
         limit_bytes = None if streaming else ONE_PIECE * self._settings.stream_bytes
         stream = self._streams.create(chat, ChunkWire(chat), limit_bytes=limit_bytes)
-        self._streams.run(stream, self._runtime.pipeline.serve(chat, stream, lease))
+        self._streams.run(stream, self._runtime.pipeline.serve(chat, stream, lease, allowance))
         return stream
 
     async def _follow(

@@ -1,4 +1,8 @@
-"""What an owner may spend in a UTC month, by the ledger."""
+"""What an owner may spend in a UTC month: the ledger's settled cost, and that of answers in progress.
+
+The ledger is read once an owner and month, by its writer: every settlement before that is in the
+sum, every later one is told to `settled`. Owners without a budget are not kept.
+"""
 
 from __future__ import annotations
 
@@ -8,45 +12,94 @@ from datetime import UTC, date, datetime
 from app.errors import QuotaExceeded
 from app.metering.limiter import Limiter
 from app.metering.period import number_of
+from app.metering.pricing import usd
 from app.store.database import Database
 from app.store.keys import Key
-from app.store.usage import usage
-
-_MICRO = 1_000_000
+from app.store.ledger import Price, Usage, cost_micro_usd
+from app.store.usage import usage as usage_sums
 
 
 def _today() -> date:
     return datetime.now(UTC).date()
 
 
+class _Spending:
+    """One owner's month, in micro-dollars."""
+
+    __slots__ = ("live", "month", "settled")
+
+    def __init__(self, month: int, settled: int) -> None:
+        self.month = month
+        self.settled = settled
+        self.live: dict[str, int] = {}
+        """By request: what is not settled yet."""
+
+    @property
+    def micro_usd(self) -> int:
+        return self.settled + sum(self.live.values())
+
+
+class Allowance:
+    """What one request of a key with a budget may spend."""
+
+    def __init__(self, spending: _Spending, budget_micro_usd: int, request_id: str) -> None:
+        self._spending = spending
+        self._budget_micro_usd = budget_micro_usd
+        self._request_id = request_id
+
+    def spent_up(self, usage: Usage, price: Price) -> bool:
+        """Whether the budget is reached, now that the request has used that much."""
+        self._spending.live[self._request_id] = cost_micro_usd(usage, price)
+        return self._spending.micro_usd >= self._budget_micro_usd
+
+    def as_notice(self) -> dict[str, str]:
+        """What a stream that reached it says."""
+        message = f"The answer ends here: this month's budget of ${usd(self._budget_micro_usd)} is used up."
+        return {"code": QuotaExceeded.default_code, "message": message}
+
+
 class Budgets:
-    """Looks into the ledger before a request of a key that has a budget; the others pay nothing."""
+    """All owners' spending, as far as they have keys with a budget; other keys pay nothing."""
 
     def __init__(self, database: Database, limiter: Limiter, today: Callable[[], date] = _today) -> None:
         self._database = database
         self._limiter = limiter
         self._today = today
+        self._owners: dict[str, _Spending] = {}
 
-    async def check(self, key: Key) -> None:
-        """Raise QuotaExceeded once the month's settled cost has reached the key's budget.
+    async def check(self, key: Key | None, request_id: str) -> Allowance | None:
+        """What a new request may spend, None for anything. Raises QuotaExceeded, StorageUnavailable.
 
-        The cost is that of the key's owner, whichever of their keys they used.
+        The spending is that of the key's owner, whichever of their keys they used.
         """
-        budget = key.terms.budget_micro_usd
-        if budget is None:
-            return
-        spent = await self.spent_micro_usd(key.owner)
-        if spent < budget:
-            return
+        budget = None if key is None else key.terms.budget_micro_usd
+        if key is None or budget is None:
+            return None
+        spending = await self._spending(key.owner)
+        if spending.micro_usd < budget:
+            return Allowance(spending, budget, request_id)
         self._limiter.count_refusal(key, "budget")
         raise QuotaExceeded(
-            f"This month's budget of ${budget / _MICRO:,.6g} is used up: ${spent / _MICRO:,.6g} spent."
+            f"This month's budget of ${usd(budget)} is used up: ${usd(spending.micro_usd)} spent."
             " It begins anew with the next UTC month; an administrator can raise it."
         )
 
-    async def spent_micro_usd(self, owner: str) -> int:
-        """What the owner's settled requests of this month cost."""
+    async def _spending(self, owner: str) -> _Spending:
         today = self._today()
-        days = number_of(today.replace(day=1)), number_of(today)
-        [group] = await self._database.read(lambda c: usage(c, *days, (), owner))
-        return group.sums.cost_micro_usd
+        month = number_of(today) // 100
+        spending = self._owners.get(owner)
+        if spending is not None and spending.month == month:
+            return spending
+        days = number_of(today.replace(day=1)), number_of(today.replace(day=1)) + 30
+        [group] = await self._database.write(lambda c: usage_sums(c, *days, (), owner))
+        spending = self._owners.get(owner)
+        if spending is None or spending.month != month:  # not loaded by another request meanwhile
+            spending = self._owners[owner] = _Spending(month, group.sums.cost_micro_usd)
+        return spending
+
+    def settled(self, owner: str, day: int, request_id: str, micro_usd: int) -> None:
+        """A settlement is committed; called in the order of their commits."""
+        spending = self._owners.get(owner)
+        if spending is not None and spending.month == day // 100:
+            spending.live.pop(request_id, None)
+            spending.settled += micro_usd

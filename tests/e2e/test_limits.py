@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sdks import Case, Sdk, refused
 from servers import Serve, Served, chat
-from sse_client import fetch, open_stream, until
+from sse_client import Transcript, fetch, open_stream, until
 
 from app.core import ChatRequest, Prompt
-from app.engine.scripted import Script, ScriptedEngine
+from app.engine.scripted import Script, ScriptedEngine, scripted_text
 from app.store import key_table, keys
 from app.store.keys import Issued, Terms
 
@@ -81,18 +83,19 @@ async def test_a_key_at_its_limit_is_429_and_another_is_not(serve: Serve):
 
 
 async def test_refused_requests_never_reach_rendering(serve: Serve):
-    """Of 60 at once, as many are rendered as fit; the others are 429 with a Retry-After within the minute."""
-    served = await serve(Script(tokens=100, rate=1000), engine_type=Spied)
-    ann = await made(served, "ann", tpm=2000)
+    """Of 500 at once, as many are rendered as fit; the others are 429 with a Retry-After within the minute."""
+    served = await serve(Script(tokens=100, rate=50), engine_type=Spied)
+    ann = await made(served, "ann", tpm=10_000)
     answers = await asyncio.gather(
-        *(served.post(chat("hello", stream=False, max_tokens=90), **bearer(ann)) for _ in range(60))
+        *(served.post(chat("hello", stream=False, max_tokens=90), **bearer(ann)) for _ in range(500))
     )
     ok = [answer for answer in answers if answer.status == 200]
     limited = [answer for answer in answers if answer.status == 429]
-    assert len(ok) + len(limited) == 60
+    assert len(ok) + len(limited) == 500
     # 100 each by the estimate, and 92 once they are rendered.
     assert len(spied(served)) == len(ok)
-    assert len(ok) in (20, 21)
+    assert 100 <= len(ok) <= 10_000 // 92
+    assert sum(answer.json()["usage"]["total_tokens"] for answer in ok) <= 10_000
     for answer in limited:
         assert 1 <= int(answer.headers["retry-after"]) <= 66
         assert "x-should-retry" not in answer.headers
@@ -331,3 +334,72 @@ async def test_refusals_are_counted_by_tier_and_reason(serve: Serve):
     assert 'tokenring_limited_requests_total{reason="too_large",tier="batch"} 1.0' in text
     assert 'tokenring_limited_requests_total{reason="budget",tier="standard"} 0.0' in text
     assert ann.key.id not in text
+
+
+async def read(served: Served, issued: Issued) -> tuple[Transcript, list[dict[str, Any]]]:
+    """A stream to its end, and its chunks without choices."""
+    stream = await served.open(chat("hello"), headers=bearer(issued))
+    data = [event.data async for event in stream.events()]
+    await until(lambda: not served.live())
+    chunks = [json.loads(text) for text in data if text != "[DONE]"]
+    return stream.transcript, [chunk for chunk in chunks if not chunk["choices"]]
+
+
+async def test_a_stream_ends_at_the_token_that_reaches_the_budget(serve: Serve):
+    """finish_reason length, a chunk that says why, and a bill of what was released."""
+    served = await serve(Script(tokens=500, rate=2000), prices=PRICES)
+    ann = await made(served, "ann", budget_micro_usd=12_000_000)
+    transcript, [notice] = await read(served, ann)
+    # 2 prompt tokens and 10 of the answer.
+    assert transcript.content() == "".join(scripted_text(0, 0, 10))
+    assert transcript.finish_reasons == {0: "length"}
+    assert notice["budget"]["code"] == "insufficient_quota"
+    assert "$12 " in notice["budget"]["message"]
+    usage = (await served.call("GET", "/api/usage", **bearer(ann))).json()
+    assert usage["cost_usd"] == 12.0
+    assert usage["output_tokens"] - usage["withheld_tokens"] == 10
+    assert not served.runtime.balance.differs
+    assert (await served.post(chat("hello"), **bearer(ann))).refusal()[1] == "insufficient_quota"
+
+
+async def test_an_answer_in_one_piece_ends_there_too(serve: Serve):
+    """With the same finish_reason and notice, for all choices, and kept so."""
+    served = await serve(Script(tokens=500, rate=2000), prices=PRICES)
+    ann = await made(served, "ann", budget_micro_usd=12_000_000)
+    answer = (await served.post(chat("hello", stream=False, n=2), **bearer(ann))).json()
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "length"]
+    assert [choice["message"]["content"] for choice in answer["choices"]] == [
+        "".join(scripted_text(0, choice, 5)) for choice in (0, 1)
+    ]
+    assert answer["budget"]["code"] == "insufficient_quota"
+    path = f"/api/conversations/{answer['conversation_id']}"
+    message = (await served.call("GET", path, **bearer(ann))).json()["messages"][-1]
+    assert (message["status"], message["finish_reason"]) == ("complete", "length")
+
+
+async def test_streams_of_an_owner_share_the_budget(serve: Serve):
+    """Together they spend it, and a token each at most beyond it."""
+    served = await serve(Script(tokens=500, rate=1000), prices=PRICES)
+    ann = await made(served, "ann", budget_micro_usd=60_000_000)
+    await asyncio.gather(*(read(served, ann) for _ in range(4)))
+    usage = (await served.call("GET", "/api/usage", **bearer(ann))).json()
+    assert 60 <= usage["cost_usd"] <= 60 + 4
+    assert not served.runtime.balance.differs
+
+
+async def test_an_answer_within_the_budget_is_not_cut(serve: Serve):
+    """A dollar is left."""
+    served = await serve(Script(tokens=10), prices=PRICES)
+    ann = await made(served, "ann", budget_micro_usd=13_000_000)
+    transcript, notices = await read(served, ann)
+    assert (transcript.finish_reasons, notices) == ({0: "stop"}, [])
+
+
+async def test_what_was_spent_before_the_start_counts(serve: Serve, tmp_path: Path):
+    """The month's spending is the ledger's, whichever process wrote it."""
+    served = await serve(Script(tokens=4), prices=PRICES, data_dir=tmp_path)
+    ann = await made(served, "ann", budget_micro_usd=6_000_000)
+    assert (await served.post(chat("hello", stream=False), **bearer(ann))).status == 200
+    await served.close()
+    again = await serve(Script(tokens=4), prices=PRICES, data_dir=tmp_path)
+    assert (await again.post(chat("hello", stream=False), **bearer(ann))).status == 429
