@@ -116,10 +116,10 @@ def _count(encoding: tiktoken.Encoding, text: str) -> int:
 def prompt_estimate(request: ChatRequest, count: CountText) -> int:
     """Tokens of a request's prompt, without the history that it continues."""
     messages = request.body["messages"]
-    tokens = MESSAGE_TOKENS * (len(messages) + 1)
-    for text in _texts(request.body):
-        tokens += IMAGE_TOKENS if text is None else count(text)
-    return tokens
+    parts = list(_texts(request.body))
+    # In one, so that many texts are sampled as one long one is.
+    texts = "\n".join(text for text in parts if text is not None)
+    return MESSAGE_TOKENS * (len(messages) + 1) + IMAGE_TOKENS * parts.count(None) + count(texts)
 
 
 def _texts(body: Mapping[str, Any]) -> Iterator[str | None]:

@@ -10,6 +10,7 @@ from engines import ask, chat, fresh_rid, next_turn
 
 from app.core import Engine, Health
 from app.errors import ContextOverflow
+from app.metering.estimate import text_counter
 
 # SGLang's imports warn; what our own code warns of would be an error in the other tests.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -22,6 +23,17 @@ async def test_a_started_engine_is_ready_and_describes_its_model(engine: Engine)
     assert card.id
     assert 0 < card.max_prompt_tokens < card.context_length
     assert card.kv_capacity_tokens > 0
+
+
+async def test_the_tokenizer_counts_prompts_before_they_are_rendered(engine: Engine) -> None:
+    """Where an engine has one, tiktoken counts with it what rendering finds, but for the template."""
+    tokenizer = engine.tokenizer_json()
+    count, exact = text_counter(tokenizer)
+    assert exact == (tokenizer is not None)
+    words = "What is a token ring? "
+    short, long = [len((await engine.render(chat(words * n))).token_ids) for n in (1, 41)]
+    if exact:
+        assert long - short == count(words * 41) - count(words)
 
 
 async def test_counts_are_exact_and_cumulative(engine: Engine) -> None:

@@ -83,7 +83,7 @@ async def test_a_key_at_its_limit_is_429_and_another_is_not(serve: Serve):
 
 
 async def test_refused_requests_never_reach_rendering(serve: Serve):
-    """Of 500 at once, as many are rendered as fit; the others are 429 with a Retry-After within the minute."""
+    """Of 500 at once, as many are rendered as fit; the others are 429 and are told when to come."""
     served = await serve(Script(tokens=100, rate=50), engine_type=Spied)
     ann = await made(served, "ann", tpm=10_000)
     answers = await asyncio.gather(

@@ -88,6 +88,16 @@ def test_a_long_text_is_sampled() -> None:
     assert estimate == pytest.approx(300 * count(TEXTS[0]), rel=0.1)
 
 
+def test_many_texts_are_sampled_as_one() -> None:
+    """Splitting a prompt into messages costs the loop nothing more."""
+    count, _ = text_counter(BUILTIN)
+    messages = [{"role": "user", "content": TEXTS[0]}] * 300
+    began_s = time.perf_counter()
+    estimate = prompt_estimate(ChatRequest("r", "ann", "m", {"messages": messages}, 0), count)
+    assert time.perf_counter() - began_s < 0.2
+    assert estimate == pytest.approx(300 * count(TEXTS[0]), rel=0.1)
+
+
 def test_every_part_of_the_prompt_counts() -> None:
     """Text parts, tool calls, tools and schemas; images by a constant, and never by their bytes."""
 

@@ -1,0 +1,99 @@
+"""What an owner has spent in a month: the ledger, and what runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ledgers import at, settled
+
+from app.errors import QuotaExceeded
+from app.metering.budget import Budgets
+from app.metering.limiter import Limiter
+from app.store.database import Database
+from app.store.keys import Key, Terms
+from app.store.ledger import Price, Usage
+
+DOLLAR_A_TOKEN = Price(1_000_000_000, 1_000_000_000, 1_000_000_000)
+NOVEMBER = 20211121
+
+
+class Calendar:
+    """A calendar that the test turns."""
+
+    def __init__(self) -> None:
+        self.today = date(2021, 11, 21)
+
+    def __call__(self) -> date:
+        return self.today
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    """A store in which ann spent 10 dollars in October, 5 and 7 in November, and bob 100."""
+    database = Database(tmp_path)
+    await database.open()
+    for day, owner, tokens in (
+        ("2021-10-31", "ann", 10),
+        ("2021-11-01", "ann", 5),
+        ("2021-11-21", "ann", 7),
+        ("2021-11-21", "bob", 100),
+    ):
+        fields: dict[str, Any] = {"created_at_us": at(day), "owner": owner, "price": DOLLAR_A_TOKEN}
+        await database.write(lambda c, t=tokens, f=fields: settled(c, Usage(t, 0), **f))
+    yield database
+    await database.aclose()
+
+
+def key(dollars: int | None, owner: str = "ann") -> Key:
+    """A key with that budget."""
+    budget = None if dollars is None else dollars * 1_000_000
+    return Key(f"tr-{owner}", owner, Terms("x", budget_micro_usd=budget), 0)
+
+
+async def test_the_months_cost_of_the_owner_is_what_counts(database: Database) -> None:
+    """12 dollars in this month: not last month's, not another owner's."""
+    budgets = Budgets(database, Limiter(), Calendar())
+    assert await budgets.check(key(13), "r") is not None
+    with pytest.raises(QuotaExceeded, match=r"\$12 is used up: \$12 spent"):
+        await budgets.check(key(12), "r")
+
+
+async def test_keys_without_a_budget_are_not_looked_at(database: Database) -> None:
+    """Nothing is read or kept."""
+    budgets = Budgets(database, Limiter(), Calendar())
+    assert await budgets.check(None, "r") is None
+    assert await budgets.check(key(None), "r") is None
+    budgets.settled("ann", NOVEMBER, "r", 5)
+    assert not budgets._owners
+
+
+async def test_what_runs_counts_once(database: Database) -> None:
+    """A running answer's cost is replaced by its settlement's; another's settlement is added."""
+    budgets = Budgets(database, Limiter(), Calendar())
+    allowance = await budgets.check(key(20), "one")
+    assert allowance is not None
+    assert not allowance.spent_up(Usage(2, 5), DOLLAR_A_TOKEN)
+    assert allowance.spent_up(Usage(2, 6), DOLLAR_A_TOKEN)
+    with pytest.raises(QuotaExceeded):
+        await budgets.check(key(20), "two")
+    budgets.settled("ann", NOVEMBER, "one", 6_000_000)
+    assert await budgets.check(key(20), "two") is not None
+    budgets.settled("ann", NOVEMBER, "of a key without a budget", 2_000_000)
+    with pytest.raises(QuotaExceeded):
+        await budgets.check(key(20), "two")
+
+
+async def test_a_new_month_begins_at_its_own_cost(database: Database) -> None:
+    """What settles late for a day of the old month is no part of the new one's."""
+    calendar = Calendar()
+    budgets = Budgets(database, Limiter(), calendar)
+    with pytest.raises(QuotaExceeded):
+        await budgets.check(key(12), "r")
+    calendar.today = date(2021, 12, 1)
+    assert await budgets.check(key(12), "r") is not None
+    budgets.settled("ann", NOVEMBER, "late", 50_000_000)
+    assert await budgets.check(key(12), "r") is not None
