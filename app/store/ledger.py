@@ -12,11 +12,22 @@ whatever the clock does afterwards. Nothing here knows of streams or engines.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import add
 from typing import NamedTuple
 
 _US_PER_S = 1_000_000
+DayKey = tuple[int, str, str]
+"""A row of `usage_daily`: day, model, owner."""
+
+
+class BatchConnection(sqlite3.Connection):
+    """The writer's connection: what a batch's units add to the same day is added once, at its end."""
+
+    sums: dict[DayKey, tuple[int, ...]] | None = None
+    """Requests, counts and cost by day, in the midst of a batch; else None, and each is added at once."""
 
 
 class Usage(NamedTuple):
@@ -155,8 +166,20 @@ def settle(c: sqlite3.Connection, s: Settlement) -> bool:
     )
     if closed.rowcount != 1:
         return False
-    _add_to_day(c, terms.day, terms.model, terms.owner, s.usage, cost)
+    added = (1, *s.usage, cost)
+    key = (terms.day, terms.model, terms.owner)
+    if isinstance(c, BatchConnection) and c.sums is not None:
+        c.sums[key] = tuple(map(add, c.sums[key], added)) if key in c.sums else added
+    else:
+        _add_to_day(c, key, added)
     return True
+
+
+def write_sums(c: BatchConnection) -> None:
+    """Add what the settlements of a batch come to, a row for each day, model and owner."""
+    sums, c.sums = c.sums or {}, None
+    for key, added in sums.items():
+        _add_to_day(c, key, added)
 
 
 def _terms(c: sqlite3.Connection, request_seq: int) -> Terms | None:
@@ -177,20 +200,19 @@ def completion_tokens_of(c: sqlite3.Connection, request_seq: int) -> int:
     return 0 if row is None else int(row[0])
 
 
-def _add_to_day(
-    c: sqlite3.Connection, day: int, model: str, owner: str, usage: Usage, cost_micro_usd: int
-) -> None:
+def _add_to_day(c: sqlite3.Connection, key: DayKey, added: Sequence[int]) -> None:
     c.execute(
         "INSERT INTO usage_daily (day, model, owner, requests, prompt_tokens, completion_tokens,"
         " cached_tokens, reasoning_tokens, withheld_tokens, cost_micro_usd)"
-        " VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET requests = requests + 1,"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+        " requests = requests + excluded.requests,"
         " prompt_tokens = prompt_tokens + excluded.prompt_tokens,"
         " completion_tokens = completion_tokens + excluded.completion_tokens,"
         " cached_tokens = cached_tokens + excluded.cached_tokens,"
         " reasoning_tokens = reasoning_tokens + excluded.reasoning_tokens,"
         " withheld_tokens = withheld_tokens + excluded.withheld_tokens,"
         " cost_micro_usd = cost_micro_usd + excluded.cost_micro_usd",
-        (day, model, owner, *usage, cost_micro_usd),
+        (*key, *added),
     )
 
 
