@@ -15,6 +15,7 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -305,27 +306,23 @@ def commit_together(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) 
     Raises sqlite3.Error when the transaction as a whole failed: nothing was done.
     """
     try:
-        return _transaction(connection, units, lambda unit: unit(connection), sum_up=True)
+        return _transaction(connection, lambda: _joined(connection, units), sum_up=True)
     except Exception as exc:  # a unit's own, most likely
         if _is_storage_fault(exc):
             raise
     # All are undone; again, each in a savepoint now (2 us a unit, which is why not at first).
-    return _transaction(connection, units, lambda unit: _apart(connection, unit))
+    return _transaction(connection, lambda: [_apart(connection, unit) for unit in units])
 
 
 def _transaction(
-    connection: sqlite3.Connection,
-    units: Sequence[Unit[Any]],
-    do: Callable[[Unit[Any]], Any],
-    *,
-    sum_up: bool = False,
+    connection: sqlite3.Connection, work: Callable[[], list[Any]], *, sum_up: bool = False
 ) -> list[Any]:
     connection.execute("BEGIN IMMEDIATE")
     batch = connection if sum_up and isinstance(connection, BatchConnection) else None
     try:
         if batch is not None:
             batch.sums = {}
-        outcomes = [do(unit) for unit in units]
+        outcomes = work()
         if batch is not None:
             write_sums(batch)
         connection.execute("COMMIT")
@@ -337,6 +334,17 @@ def _transaction(
     finally:
         if batch is not None:
             batch.sums = None
+    return outcomes
+
+
+def _joined(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> list[Any]:
+    """Do units that follow each other and have one function for several, `together`, by that."""
+    outcomes: list[Any] = []
+    for together, several in groupby(units, key=lambda unit: getattr(unit, "together", None)):
+        if together is None:
+            outcomes += [unit(connection) for unit in several]
+        else:
+            outcomes += together(connection, list(several))
     return outcomes
 
 
