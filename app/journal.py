@@ -31,7 +31,7 @@ from app.ring import Ring
 from app.store import checkpoints, conversations, events, ledger
 from app.store.checkpoints import Checkpoint
 from app.store.database import Database, Unit, probe
-from app.store.ledger import OpenRequest, Reservation, Settlement, cost_micro_usd
+from app.store.ledger import OpenRequest, Reservation, Settlement, Settling, cost_micro_usd
 from app.stream import DELETED, STORAGE, TokenStream
 
 CHECKPOINT_S = 1.0
@@ -312,11 +312,6 @@ def _settlement(entry: Entry) -> Unit[int]:
     said = answers(*stream.held()) if whole is not None and whole[0] == 1 else None
     send_again = stream.refused or isinstance(stream.error, Unavailable | InternalError)
 
-    def unit(connection: sqlite3.Connection) -> int:
-        if ledger.settle(connection, settlement):
-            end(connection)
-        return ledger.completion_tokens_of(connection, request_seq)
-
     def end(connection: sqlite3.Connection) -> None:
         deleted = stream.cancelled == DELETED
         for first_id, piece in () if deleted else news:
@@ -333,7 +328,7 @@ def _settlement(entry: Entry) -> Unit[int]:
         if deleted:
             events.erase(connection, request_seq)
 
-    return unit
+    return Settling(settlement, end)
 
 
 def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:

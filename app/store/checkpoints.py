@@ -25,18 +25,19 @@ class Checkpoint(NamedTuple):
     piece: bytes
 
 
+# `+` keeps the planner from going through all open requests for each row of news.
 _COUNTS = """
 UPDATE requests SET
     prompt_tokens = news.value ->> 1, completion_tokens = news.value ->> 2, cached_tokens = news.value ->> 3,
     reasoning_tokens = news.value ->> 4, withheld_tokens = news.value ->> 5
 FROM json_each(?1) AS news
-WHERE requests.seq = news.value ->> 0 AND requests.state = 'reserved'
+WHERE requests.seq = news.value ->> 0 AND +requests.state = 'reserved'
 """
 _EVENTS = """
 INSERT INTO events (request_seq, first_id, slice)
 SELECT requests.seq, news.value ->> 6, substr(?2, news.value ->> 7, news.value ->> 8)
 FROM json_each(?1) AS news JOIN requests ON requests.seq = news.value ->> 0
-WHERE requests.state = 'reserved'
+WHERE +requests.state = 'reserved'
 ON CONFLICT (request_seq, first_id) DO UPDATE SET slice = excluded.slice
 """
 

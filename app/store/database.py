@@ -15,12 +15,14 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import aiosqlite
 
 from app.errors import StorageUnavailable
+from app.store.ledger import BatchConnection, write_sums
 from app.store.opening import BUSY_TIMEOUT_S, StoreRefused, busy_timeout, lock, prepare, refusal
 from app.store.scrub import Scrubber, fold
 
@@ -304,26 +306,45 @@ def commit_together(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) 
     Raises sqlite3.Error when the transaction as a whole failed: nothing was done.
     """
     try:
-        return _transaction(connection, units, lambda unit: unit(connection))
+        return _transaction(connection, lambda: _joined(connection, units), sum_up=True)
     except Exception as exc:  # a unit's own, most likely
         if _is_storage_fault(exc):
             raise
     # All are undone; again, each in a savepoint now (2 us a unit, which is why not at first).
-    return _transaction(connection, units, lambda unit: _apart(connection, unit))
+    return _transaction(connection, lambda: [_apart(connection, unit) for unit in units])
 
 
 def _transaction(
-    connection: sqlite3.Connection, units: Sequence[Unit[Any]], do: Callable[[Unit[Any]], Any]
+    connection: sqlite3.Connection, work: Callable[[], list[Any]], *, sum_up: bool = False
 ) -> list[Any]:
     connection.execute("BEGIN IMMEDIATE")
+    batch = connection if sum_up and isinstance(connection, BatchConnection) else None
     try:
-        outcomes = [do(unit) for unit in units]
+        if batch is not None:
+            batch.sums = {}
+        outcomes = work()
+        if batch is not None:
+            write_sums(batch)
         connection.execute("COMMIT")
     except BaseException:
         # SQLite has rolled back by itself after some faults (disk full, I/O).
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+    finally:
+        if batch is not None:
+            batch.sums = None
+    return outcomes
+
+
+def _joined(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> list[Any]:
+    """Do units that follow each other and have one function for several, `together`, by that."""
+    outcomes: list[Any] = []
+    for together, several in groupby(units, key=lambda unit: getattr(unit, "together", None)):
+        if together is None:
+            outcomes += [unit(connection) for unit in several]
+        else:
+            outcomes += together(connection, list(several))
     return outcomes
 
 
@@ -378,7 +399,7 @@ async def _run(connection: aiosqlite.Connection, query: Unit[T]) -> T:
 
 
 async def _connect(path: Path | str, *, uri: bool = False) -> aiosqlite.Connection:
-    connection = aiosqlite.connect(path, uri=uri, isolation_level=None)
+    connection = aiosqlite.connect(path, uri=uri, isolation_level=None, factory=BatchConnection)
     try:
         return await connection
     except BaseException:

@@ -12,11 +12,22 @@ whatever the clock does afterwards. Nothing here knows of streams or engines.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import add
 from typing import NamedTuple
 
 _US_PER_S = 1_000_000
+DayKey = tuple[int, str, str]
+"""A row of `usage_daily`: day, model, owner."""
+
+
+class BatchConnection(sqlite3.Connection):
+    """The writer's connection: what a batch's units add to the same day is added once, at its end."""
+
+    sums: dict[DayKey, tuple[int, ...]] | None = None
+    """Requests, counts and cost by day, in the midst of a batch; else None, and each is added at once."""
 
 
 class Usage(NamedTuple):
@@ -147,16 +158,92 @@ def settle(c: sqlite3.Connection, s: Settlement) -> bool:
     if terms is None:
         return False
     cost = cost_micro_usd(s.usage, terms.price)
-    closed = c.execute(
-        "UPDATE requests SET state = 'settled', prompt_tokens = ?, completion_tokens = ?, cached_tokens = ?,"
-        " reasoning_tokens = ?, withheld_tokens = ?, cost_micro_usd = ?, outcome = ?, reconciled = ?,"
-        " settled_at_us = max(?, created_at_us) WHERE seq = ? AND state = 'reserved'",
-        (*s.usage, cost, s.outcome, s.reconciled, s.settled_at_us, s.request_seq),
-    )
-    if closed.rowcount != 1:
+    if c.execute(_CLOSE, _closing(s, cost)).rowcount != 1:
         return False
-    _add_to_day(c, terms.day, terms.model, terms.owner, s.usage, cost)
+    _add(c, terms, s.usage, cost)
     return True
+
+
+_CLOSE = (
+    "UPDATE requests SET state = 'settled', prompt_tokens = ?, completion_tokens = ?, cached_tokens = ?,"
+    " reasoning_tokens = ?, withheld_tokens = ?, cost_micro_usd = ?, outcome = ?, reconciled = ?,"
+    " settled_at_us = max(?, created_at_us) WHERE seq = ? AND state = 'reserved'"
+)
+
+
+def _closing(s: Settlement, cost: int) -> tuple[object, ...]:
+    return (*s.usage, cost, s.outcome, s.reconciled, s.settled_at_us, s.request_seq)
+
+
+def settle_all(c: sqlite3.Connection, settlements: Sequence[tuple[Settlement, Terms]]) -> None:
+    """Close many rows at once. Raises NotAllOpen where one was settled: the batch is then to be undone."""
+    costs = [cost_micro_usd(s.usage, terms.price) for s, terms in settlements]
+    rows = [_closing(s, cost) for (s, _), cost in zip(settlements, costs, strict=True)]
+    if c.executemany(_CLOSE, rows).rowcount != len(rows):
+        raise NotAllOpen
+    for (s, terms), cost in zip(settlements, costs, strict=True):
+        _add(c, terms, s.usage, cost)
+
+
+class NotAllOpen(Exception):
+    """Of several settlements at once, one found its row settled; each must be tried alone."""
+
+
+class Settling:
+    """The unit that settles a request and then, if it was open, does what else belongs to its end.
+
+    Returns the completion tokens that the row has then. Several in a row settle at once.
+    """
+
+    __slots__ = ("_end", "_settlement")
+
+    def __init__(
+        self, settlement: Settlement, end: Callable[[sqlite3.Connection], None] | None = None
+    ) -> None:
+        self._settlement = settlement
+        self._end = end
+
+    def __call__(self, c: sqlite3.Connection) -> int:
+        """Settle this one."""
+        s = self._settlement
+        if not settle(c, s):
+            return completion_tokens_of(c, s.request_seq)
+        if self._end is not None:
+            self._end(c)
+        return s.usage.completion_tokens
+
+    @staticmethod
+    def together(c: sqlite3.Connection, units: Sequence[Settling]) -> list[int]:
+        """Settle several; see app.store.database. Raises NotAllOpen."""
+        settlements = [unit._settlement for unit in units]  # noqa: SLF001  # its own class
+        settle_all(c, [(s, s.terms or _known_terms(c, s.request_seq)) for s in settlements])
+        for unit in units:
+            if unit._end is not None:  # noqa: SLF001  # its own class
+                unit._end(c)  # noqa: SLF001  # its own class
+        return [s.usage.completion_tokens for s in settlements]
+
+
+def _known_terms(c: sqlite3.Connection, request_seq: int) -> Terms:
+    terms = _terms(c, request_seq)
+    if terms is None:
+        raise NotAllOpen
+    return terms
+
+
+def _add(c: sqlite3.Connection, terms: Terms, usage: Usage, cost: int) -> None:
+    added = (1, *usage, cost)
+    key = (terms.day, terms.model, terms.owner)
+    if isinstance(c, BatchConnection) and c.sums is not None:
+        c.sums[key] = tuple(map(add, c.sums[key], added)) if key in c.sums else added
+    else:
+        _add_to_day(c, key, added)
+
+
+def write_sums(c: BatchConnection) -> None:
+    """Add what the settlements of a batch come to, a row for each day, model and owner."""
+    sums, c.sums = c.sums or {}, None
+    for key, added in sums.items():
+        _add_to_day(c, key, added)
 
 
 def _terms(c: sqlite3.Connection, request_seq: int) -> Terms | None:
@@ -177,20 +264,19 @@ def completion_tokens_of(c: sqlite3.Connection, request_seq: int) -> int:
     return 0 if row is None else int(row[0])
 
 
-def _add_to_day(
-    c: sqlite3.Connection, day: int, model: str, owner: str, usage: Usage, cost_micro_usd: int
-) -> None:
+def _add_to_day(c: sqlite3.Connection, key: DayKey, added: Sequence[int]) -> None:
     c.execute(
         "INSERT INTO usage_daily (day, model, owner, requests, prompt_tokens, completion_tokens,"
         " cached_tokens, reasoning_tokens, withheld_tokens, cost_micro_usd)"
-        " VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET requests = requests + 1,"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+        " requests = requests + excluded.requests,"
         " prompt_tokens = prompt_tokens + excluded.prompt_tokens,"
         " completion_tokens = completion_tokens + excluded.completion_tokens,"
         " cached_tokens = cached_tokens + excluded.cached_tokens,"
         " reasoning_tokens = reasoning_tokens + excluded.reasoning_tokens,"
         " withheld_tokens = withheld_tokens + excluded.withheld_tokens,"
         " cost_micro_usd = cost_micro_usd + excluded.cost_micro_usd",
-        (day, model, owner, *usage, cost_micro_usd),
+        (*key, *added),
     )
 
 

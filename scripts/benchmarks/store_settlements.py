@@ -132,16 +132,15 @@ def _settling(request_seq: int, terms: ledger.Terms, answer_id: str | None) -> U
     at_us = time.time_ns() // 1000
     settlement = ledger.Settlement(request_seq, ledger.Usage(100, 128, 64), "stop", at_us, terms=terms)
     if answer_id is None:
-        return lambda c: ledger.settle(c, settlement)
+        return ledger.Settling(settlement)
     ids = bytes(4 * 128)
     answer = FinishedAnswer(answer_id, _ANSWER, None, "complete", "stop", ids, ids, None)
 
-    def settle(c: sqlite3.Connection) -> None:
-        ledger.settle(c, settlement)
+    def end(c: sqlite3.Connection) -> None:
         events.compact(c, request_seq, 1, _SLICE)
         conversations.finish_answers(c, [answer], at_us, 228)
 
-    return settle
+    return ledger.Settling(settlement, end)
 
 
 def _sync_us(folder: Path) -> float:

@@ -18,7 +18,7 @@ from scripts.builtin_model.grammar import Lexicon, Pattern, expand, parse, slots
 
 FOLDER = Path(__file__).parent
 WRAPPED = ("V", "S", "N")
-ASKED_SHARE = 0.7
+ASKED_SHARE = 0.85
 _NOT_INTENTS = ("lexicon.txt", "wrappers.txt")
 _SPACES = re.compile(r" {2,}")
 _SPACE_BEFORE_MARK = re.compile(r" ([?.!,])(?= |$)")
