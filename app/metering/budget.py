@@ -16,7 +16,7 @@ from app.metering.pricing import usd
 from app.store.database import Database
 from app.store.keys import Key
 from app.store.ledger import Price, Usage, cost_micro_usd
-from app.store.usage import usage as usage_sums
+from app.store.usage import cost_in_batch
 
 
 def _today() -> date:
@@ -91,10 +91,10 @@ class Budgets:
         if spending is not None and spending.month == month:
             return spending
         days = number_of(today.replace(day=1)), number_of(today.replace(day=1)) + 30
-        [group] = await self._database.write(lambda c: usage_sums(c, *days, (), owner))
+        cost = await self._database.write(lambda c: cost_in_batch(c, *days, owner))
         spending = self._owners.get(owner)
         if spending is None or spending.month != month:  # not loaded by another request meanwhile
-            spending = self._owners[owner] = _Spending(month, group.sums.cost_micro_usd)
+            spending = self._owners[owner] = _Spending(month, cost)
         return spending
 
     def settled(self, owner: str, day: int, request_id: str, micro_usd: int) -> None:

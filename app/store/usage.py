@@ -10,6 +10,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
+from app.store.ledger import BatchConnection, write_sums
+
 GroupBy = Literal["day", "model", "key"]
 GROUPS: tuple[GroupBy, ...] = get_args(GroupBy)
 _COLUMNS = {"day": "day", "model": "model", "key": "owner"}
@@ -79,6 +81,14 @@ def usage(
     )
     width = len(group_by)
     return [Group(dict(zip(group_by, row[:width], strict=True)), Sums(*row[width:])) for row in rows]
+
+
+def cost_in_batch(c: sqlite3.Connection, from_day: int, to_day: int, owner: str) -> int:
+    """What an owner's requests of these days cost, with those that the same batch of units settled before."""
+    if isinstance(c, BatchConnection):
+        write_sums(c)
+    [group] = usage(c, from_day, to_day, (), owner)
+    return group.sums.cost_micro_usd
 
 
 def differences(c: sqlite3.Connection, day: int | None = None) -> list[Difference]:

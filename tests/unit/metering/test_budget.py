@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from datetime import date
 from pathlib import Path
@@ -97,3 +99,25 @@ async def test_a_new_month_begins_at_its_own_cost(database: Database) -> None:
     assert await budgets.check(key(12), "r") is not None
     budgets.settled("ann", NOVEMBER, "late", 50_000_000)
     assert await budgets.check(key(12), "r") is not None
+
+
+async def test_what_settles_around_the_first_look_counts_once(database: Database) -> None:
+    """In the same batch of the writer: before it it is in the sum, after it it is told."""
+    budgets = Budgets(database, Limiter(), Calendar())
+
+    def settle(request_id: str) -> asyncio.Future[None]:
+        fields: dict[str, Any] = {"created_at_us": at("2021-11-21"), "owner": "ann", "price": DOLLAR_A_TOKEN}
+        done = database.submit(lambda c: settled(c, Usage(3, 0), **fields) and None)
+        done.add_done_callback(lambda _: budgets.settled("ann", NOVEMBER, request_id, 3_000_000))
+        return done
+
+    blocked = threading.Event()
+    database.submit(lambda _c: blocked.wait(5))
+    await asyncio.sleep(0)
+    before = [settle(f"before-{n}") for n in range(4)]
+    look = asyncio.create_task(budgets.check(key(1000), "r"))
+    await asyncio.sleep(0)
+    after = [settle(f"after-{n}") for n in range(4)]
+    blocked.set()
+    await asyncio.gather(*before, look, *after)
+    assert budgets._owners["ann"].micro_usd == (12 + 8 * 3) * 1_000_000
