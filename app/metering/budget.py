@@ -26,17 +26,22 @@ def _today() -> date:
 class _Spending:
     """One owner's month, in micro-dollars."""
 
-    __slots__ = ("live", "month", "settled")
+    __slots__ = ("_live", "micro_usd", "month")
 
-    def __init__(self, month: int, settled: int) -> None:
+    def __init__(self, month: int, settled_micro_usd: int) -> None:
         self.month = month
-        self.settled = settled
-        self.live: dict[str, int] = {}
-        """By request: what is not settled yet."""
+        self.micro_usd = settled_micro_usd
+        """All of it, answers in progress too."""
+        self._live: dict[str, int] = {}
 
-    @property
-    def micro_usd(self) -> int:
-        return self.settled + sum(self.live.values())
+    def running(self, request_id: str, micro_usd: int) -> None:
+        """What a request has cost so far."""
+        self.micro_usd += micro_usd - self._live.get(request_id, 0)
+        self._live[request_id] = micro_usd
+
+    def settled(self, request_id: str, micro_usd: int) -> None:
+        """What it has cost in the end; it may not have been seen running."""
+        self.micro_usd += micro_usd - self._live.pop(request_id, 0)
 
 
 class Allowance:
@@ -49,7 +54,7 @@ class Allowance:
 
     def spent_up(self, usage: Usage, price: Price) -> bool:
         """Whether the budget is reached, now that the request has used that much."""
-        self._spending.live[self._request_id] = cost_micro_usd(usage, price)
+        self._spending.running(self._request_id, cost_micro_usd(usage, price))
         return self._spending.micro_usd >= self._budget_micro_usd
 
     def as_notice(self) -> dict[str, str]:
@@ -101,5 +106,4 @@ class Budgets:
         """A settlement is committed; called in the order of their commits."""
         spending = self._owners.get(owner)
         if spending is not None and spending.month == day // 100:
-            spending.live.pop(request_id, None)
-            spending.settled += micro_usd
+            spending.settled(request_id, micro_usd)
