@@ -36,7 +36,7 @@ There is no API key yet, and {host} is not only this machine: here is an admin k
 
 More with `tokenring keys create`; another one in its place with `tokenring keys rotate`.
 """
-GC_THRESHOLDS = (10_000, 50, 100)
+GC_THRESHOLDS = (10_000, 10, 500)
 """Containers made, less those freed, before the young are looked at; how often those are before the older."""
 
 
