@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sdks import Case, Sdk, refused
+from sdks import Case, Sdk, refused, said
 from servers import Serve, Served, chat
 from sse_client import Transcript, fetch, open_stream, until
 
@@ -322,6 +322,18 @@ async def test_sdks_raise_their_rate_limit_error(sdk: Sdk, serve: Serve):
         case: Case = refused("429", "RateLimitError", 429, code, api_key=issued.text)
         seen = await sdk.run(served.port, case)
         assert case.check(seen), (sdk.version, seen)
+
+
+@pytest.mark.timeout(300)
+async def test_sdks_read_a_stream_that_ends_at_the_budget(sdk: Sdk, serve: Serve):
+    """The chunk that says why disturbs none of them."""
+    served = await serve(Script(tokens=4, rate=1000), prices=PRICES)
+    # 3 prompt tokens and 2 of the answer.
+    ann = await made(served, "ann", budget_micro_usd=5_000_000)
+    text = "".join(scripted_text(0, 0, 2))
+    case = Case("budget", "stream", said(text, finish="length"), api_key=ann.text)
+    seen = await sdk.run(served.port, case)
+    assert case.check(seen), (sdk.version, seen)
 
 
 async def test_refusals_are_counted_by_tier_and_reason(serve: Serve):
