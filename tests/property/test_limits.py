@@ -12,7 +12,7 @@ from app.core import ChatRequest, Counts, Prompt
 from app.errors import RateLimited
 from app.metering import limiter as limits
 from app.metering.limiter import KeyLease, Lease, Limiter
-from app.metering.window import WINDOW_S, Charge, Window
+from app.metering.window import Charge, Window
 from app.store.keys import Key, Terms
 
 TPM = 10_000
@@ -39,7 +39,7 @@ class World:
         for charge in self.charged:
             sums.append(sums[-1] + charge.amount)
         # Half open: what was charged exactly 60 s ago is out.
-        first = [bisect_left(at, t - WINDOW_S + 1e-9) for t in at]
+        first = [bisect_left(at, t - 60 + 1e-9) for t in at]
         return max((sums[i + 1] - sums[start] for i, start in enumerate(first)), default=0)
 
 
