@@ -21,7 +21,6 @@ from app.ring import Ring
 from app.settings import Settings
 from app.stream import DELETED, SHUTDOWN, Reader, TokenStream, Wire
 
-
 AT_ONCE = 128
 """Streams that are looked after without giving way to others' tokens."""
 
