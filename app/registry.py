@@ -21,6 +21,9 @@ from app.ring import Ring
 from app.settings import Settings
 from app.stream import DELETED, SHUTDOWN, Reader, TokenStream, Wire
 
+AT_ONCE = 128
+"""Streams that are looked after without giving way to others' tokens."""
+
 
 def check_same_body(key: IdempotencyKey, fingerprint: bytes) -> None:
     """Raise Conflict when a key's first request had another body."""
@@ -221,23 +224,30 @@ class Streams:
         while True:
             await asyncio.sleep(period_s)
             try:
-                self._look_after_readers(loop.time())
+                await self._look_after_readers(loop.time())
                 self._forget_old(loop.time())
             except Exception as exc:  # noqa: BLE001  # heartbeats and retention must go on
                 self._log.error("ticker_broke", error=where(exc))
 
-    def _look_after_readers(self, now_s: float) -> None:
+    async def _look_after_readers(self, now_s: float) -> None:
         """Wake silent readers for a heartbeat, cut stalled ones.
 
         Finished streams, of which there may be very many, have their turn once a second.
         """
-        self._live_bytes = sum(stream.nbytes for stream in self._live.values())
-        for stream in self._live.values():
+        streams = list(self._live.values())
+        live_bytes = 0
+        for number, stream in enumerate(streams, start=1):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+            live_bytes += stream.nbytes
             self._look_after(stream, now_s)
+        self._live_bytes = live_bytes
         if now_s - self._looked_at_all_s >= 1.0:
             self._looked_at_all_s = now_s
             self._forgotten = {stream for stream in self._forgotten if stream.readers}
-            for stream in [*self._finished.values(), *self._forgotten]:
+            for number, stream in enumerate([*self._finished.values(), *self._forgotten], start=1):
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 self._look_after(stream, now_s)
 
     def _look_after(self, stream: TokenStream, now_s: float) -> None:

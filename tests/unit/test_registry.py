@@ -253,7 +253,7 @@ async def test_live_streams_have_a_memory_limit_together():
     registry = Registry(retained_bytes=25_000)
     registry.create(size=40_000)
     await turns()
-    registry.streams._look_after_readers(0.0)
+    await registry.streams._look_after_readers(0.0)
     with pytest.raises(Unavailable) as refusal:
         registry.create(size=1)
     assert refusal.value.code == "too_many_streams"
@@ -286,14 +286,14 @@ async def test_stalled_reader_is_cut_after_its_time(forgotten: bool):
         await registry.end(stream)
         registry.streams.delete(stream)
     now_s = asyncio.get_running_loop().time()
-    registry.streams._look_after_readers(now_s)
-    registry.streams._look_after_readers(now_s + 59)
+    await registry.streams._look_after_readers(now_s)
+    await registry.streams._look_after_readers(now_s + 59)
     assert not outlet.aborted.is_set()
-    registry.streams._look_after_readers(now_s + 61)
+    await registry.streams._look_after_readers(now_s + 61)
     assert outlet.aborted.is_set()
     reader.close()
     await following
-    registry.streams._look_after_readers(now_s + 62)
+    await registry.streams._look_after_readers(now_s + 62)
     assert not registry.streams._forgotten
     await registry.end(stream)
 
