@@ -311,7 +311,7 @@ async def test_a_reader_that_breaks_is_explained(serve: Serve, monkeypatch: pyte
 async def test_a_settlement_that_is_tried_again_counts_once(serve: Serve, monkeypatch: pytest.MonkeyPatch):
     """While it cannot be written the request is unsettled, and counted nowhere; then it is, once."""
     served = await serve(Script(tokens=20))
-    settle = ledger_module.settle
+    settle, settle_all = ledger_module.settle, ledger_module.settle_all
     full = sqlite3.OperationalError("database or disk is full")
     full.sqlite_errorcode = sqlite3.SQLITE_FULL
 
@@ -319,6 +319,7 @@ async def test_a_settlement_that_is_tried_again_counts_once(serve: Serve, monkey
         raise full
 
     monkeypatch.setattr(ledger_module, "settle", refuse)
+    monkeypatch.setattr(ledger_module, "settle_all", refuse)
     await served.post(chat())
     samples = await scrape(served)
     assert of_model(samples, "ledger_tokens_total") == of_model(samples, "handed_over_tokens_total") == 0
@@ -326,6 +327,7 @@ async def test_a_settlement_that_is_tried_again_counts_once(serve: Serve, monkey
     assert samples["tokenring_unsettled_age_seconds", ()] > 0
     assert samples["tokenring_store_failing", ()] == 1
     monkeypatch.setattr(ledger_module, "settle", settle)
+    monkeypatch.setattr(ledger_module, "settle_all", settle_all)
     samples = await balanced(served)
     assert of_model(samples, "ledger_tokens_total") == of_model(samples, "completion_tokens_total") == 20
 
@@ -340,7 +342,11 @@ async def test_a_row_that_is_not_what_was_said_differs(serve: Serve, monkeypatch
         assert settle(connection, early)
         return settle(connection, settlement)
 
+    def one_by_one(*_args: object) -> None:
+        raise ledger_module.NotAllOpen
+
     monkeypatch.setattr(ledger_module, "settle", too_late)
+    monkeypatch.setattr(ledger_module, "settle_all", one_by_one)
     await served.post(chat())
     detail = await ledger(served)
     assert (detail["differs"], detail["drift_tokens"]) == (True, 5)

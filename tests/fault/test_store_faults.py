@@ -422,7 +422,11 @@ async def test_a_settlement_that_is_faulty_harms_no_other(serve: Serve, monkeypa
             raise KeyError("a bug")
         return settle(c, s)
 
+    def one_by_one(*_args: object) -> None:
+        raise ledger.NotAllOpen
+
     monkeypatch.setattr(ledger, "settle", faulty)
+    monkeypatch.setattr(ledger, "settle_all", one_by_one)
     served = await begin(serve)
     data_dir = served.runtime.settings.data_dir
     async with await served.open(chat("slow")) as other:
