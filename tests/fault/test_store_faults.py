@@ -521,7 +521,7 @@ def files_of_children(limit_bytes: int) -> Iterator[None]:
 async def test_a_start_on_a_full_disk_is_refused(spawn: Spawn, tmp_path: Path, limit_bytes: int, words: str):
     """Whatever the disk does not take at start, the server says so and ends; the books wait."""
     data_dir = tmp_path / "data"
-    process = await spawn("rate=5000,tokens=1000000", "--data-dir", "data")
+    process = await spawn("rate=5000,tokens=1000000,context=2000000", "--data-dir", "data")
     port = await process.ready()
     async with await open_stream(port, chat()) as stream:
         reading = asyncio.create_task(stream.to_end())
