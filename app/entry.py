@@ -42,6 +42,8 @@ class Entry:
         """Whether the generation was read to its end."""
         self.price = Price()
         self.terms: Terms | None = None
+        self.ended_by_itself = False
+        """Whether no choice was stopped from outside."""
         self.saved_id = 0
         self.settled = False
         self.request_seq: int | None = None
@@ -69,7 +71,9 @@ class Entry:
             self._answer_ids[delta.choice].extend(delta.token_ids)
 
     def status(self) -> Status:
-        """What the turn's answers have come to."""
+        """What the turn's answers have come to; one that ended by itself is whole, whoever left meanwhile."""
+        if self.ended_by_itself:
+            return "complete"
         cancelled = self.stream.cancelled
         if cancelled in (SHUTDOWN, STORAGE):
             return "interrupted"

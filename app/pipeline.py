@@ -68,7 +68,8 @@ class Pipeline:
                 stream.usage = usage_of(trace.counts)
                 if request.include_usage:
                     stream.notice("usage", stream.usage)
-                stream.check_not_cut()
+                if not entry.ended_by_itself:
+                    stream.check_not_cut()
                 await self._journal.settle(entry, trace.outcome)
                 stream.close()
         except ServingError as error:
@@ -111,6 +112,7 @@ class Pipeline:
                     await self._cut(deltas, stream, trace, entry, allowance)
                     break
             entry.read_whole = True
+            entry.ended_by_itself = not trace.stopped
         finally:
             entry.handed_over = self._engine.handed_over(stream.request_id)
 

@@ -41,6 +41,11 @@ class Trace:
         self._error = code
 
     @property
+    def stopped(self) -> bool:
+        """Whether a choice was stopped before it had ended by itself."""
+        return "abort" in self._finish_reasons.values()
+
+    @property
     def outcome(self) -> str:
         """How the request ended: an error's code, or the choices' finish reasons."""
         return self._error or ",".join(sorted(set(self._finish_reasons.values()))) or "abort"

@@ -47,7 +47,7 @@ def test_an_engine_can_be_started_again_in_the_same_process() -> None:
     """Three lives leave no descriptor or thread behind, and each gives the same greedy answer."""
     seen = run("restart")
     assert seen["descriptors"][-1] <= seen["descriptors"][0]
-    assert seen["threads"][-1] <= seen["threads"][0]
+    assert seen["threads"][-1] <= max(seen["threads"][:2])  # one may be made at the first need
     assert len(set(seen["texts"])) == 1
 
 
