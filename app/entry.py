@@ -79,7 +79,7 @@ class Entry:
             return "interrupted"
         if cancelled is not None:
             return "cancelled"
-        return "complete" if self.read_whole else "failed"
+        return "failed"
 
     def usage(self) -> Usage:
         """The counts so far, over all choices; the prompt counts once."""

@@ -29,8 +29,9 @@ from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
 from app.ring import Ring
 from app.store import checkpoints, conversations, events, ledger
+from app.store.batch import Unit, probe
 from app.store.checkpoints import Checkpoint
-from app.store.database import Database, Unit, probe
+from app.store.database import Database
 from app.store.ledger import OpenRequest, Reservation, Settlement, Settling, cost_micro_usd
 from app.stream import DELETED, STORAGE, TokenStream
 

@@ -14,20 +14,19 @@ import contextlib
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import aiosqlite
 
 from app.errors import StorageUnavailable
-from app.store.ledger import BatchConnection, write_sums
+from app.store.batch import Raised, Unit, and_changed, is_storage_fault
+from app.store.ledger import BatchConnection
 from app.store.opening import BUSY_TIMEOUT_S, StoreRefused, busy_timeout, lock, prepare, refusal
 from app.store.scrub import Scrubber, fold
 
 T = TypeVar("T")
-Unit = Callable[[sqlite3.Connection], T]
 
 FILE_NAME = "tokenring.db"
 MAX_UNITS = 1024
@@ -36,17 +35,6 @@ READERS = 2
 PATIENCE_S = 15.0
 """How long units wait for a store that another process has locked."""
 _RETRY_S = 0.05
-_STORAGE_FAULTS = (
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_NOTADB,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_INTERRUPT,
-)
 
 
 class _Queued:
@@ -136,7 +124,7 @@ class Database:
                 raise StorageUnavailable("The store is not open.")
             return await _run(reader, lambda c: _in_snapshot(c, query))
         except sqlite3.Error as exc:
-            if not _is_storage_fault(exc):
+            if not is_storage_fault(exc):
                 raise
             raise _unavailable(exc) from exc
         finally:
@@ -216,7 +204,7 @@ class Database:
             for queued, outcome in zip(batch, outcomes, strict=True):
                 if queued.done.done():
                     continue
-                if isinstance(outcome, _Raised):
+                if isinstance(outcome, Raised):
                     _raise_in(queued, outcome.error)
                 else:
                     queued.done.set_result(outcome)
@@ -232,7 +220,7 @@ class Database:
         give_up_s = time.monotonic() + self._patience_s
         while True:
             try:
-                return await _run(self._writer, lambda c: _and_changed(c, units))
+                return await _run(self._writer, lambda c: and_changed(c, units))
             except sqlite3.OperationalError as exc:
                 if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_s:
                     raise
@@ -279,99 +267,10 @@ class Database:
             held.close()
 
 
-class _Raised:
-    """What a unit raised, apart from what it returned."""
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
-def probe(connection: sqlite3.Connection) -> None:
-    """A unit that needs room and leaves nothing: whether the store takes something again."""
-    connection.execute("INSERT INTO migrations (name, applied_at) VALUES ('probe', zeroblob(65536))")
-    connection.execute("DELETE FROM migrations WHERE name = 'probe'")
-
-
-def _and_changed(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> tuple[list[Any], bool]:
-    before = connection.total_changes
-    outcomes = commit_together(connection, units)
-    return outcomes, connection.total_changes != before
-
-
-def commit_together(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> list[Any]:
-    """Do `units` in one transaction; returns what each returned, or a `_Raised`.
-
-    Raises sqlite3.Error when the transaction as a whole failed: nothing was done.
-    """
-    try:
-        return _transaction(connection, lambda: _joined(connection, units), sum_up=True)
-    except Exception as exc:  # a unit's own, most likely
-        if _is_storage_fault(exc):
-            raise
-    # All are undone; again, each in a savepoint now (2 us a unit, which is why not at first).
-    return _transaction(connection, lambda: [_apart(connection, unit) for unit in units])
-
-
-def _transaction(
-    connection: sqlite3.Connection, work: Callable[[], list[Any]], *, sum_up: bool = False
-) -> list[Any]:
-    connection.execute("BEGIN IMMEDIATE")
-    batch = connection if sum_up and isinstance(connection, BatchConnection) else None
-    try:
-        if batch is not None:
-            batch.sums = {}
-        outcomes = work()
-        if batch is not None:
-            write_sums(batch)
-        connection.execute("COMMIT")
-    except BaseException:
-        # SQLite has rolled back by itself after some faults (disk full, I/O).
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    finally:
-        if batch is not None:
-            batch.sums = None
-    return outcomes
-
-
-def _joined(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> list[Any]:
-    """Do units that follow each other and have one function for several, `together`, by that."""
-    outcomes: list[Any] = []
-    for together, several in groupby(units, key=lambda unit: getattr(unit, "together", None)):
-        if together is None:
-            outcomes += [unit(connection) for unit in several]
-        else:
-            outcomes += together(connection, list(several))
-    return outcomes
-
-
-def _apart(connection: sqlite3.Connection, unit: Unit[T]) -> T | _Raised:
-    """Do a unit that may raise, and undo it alone if it does."""
-    outcome: T | _Raised
-    connection.execute("SAVEPOINT unit")
-    try:
-        outcome = unit(connection)
-    except Exception as exc:  # handed to whoever waits for the unit
-        if _is_storage_fault(exc) or not connection.in_transaction:
-            raise
-        connection.execute("ROLLBACK TO unit")
-        outcome = _Raised(exc)
-    connection.execute("RELEASE unit")
-    return outcome
-
-
 def _fail(batch: Sequence[_Queued], error: Exception) -> None:
     for queued in batch:
         if not queued.done.done():
             _raise_in(queued, error)
-
-
-def _is_storage_fault(exc: Exception) -> bool:
-    code = getattr(exc, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in _STORAGE_FAULTS
 
 
 def _unavailable(exc: sqlite3.Error) -> StorageUnavailable:

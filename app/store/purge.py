@@ -23,9 +23,10 @@ from structlog.typing import FilteringBoundLogger
 
 from app.errors import Conflict, StorageUnavailable
 from app.log import where
+from app.store.batch import Unit
 from app.store.conversation_list import WIPED
 from app.store.conversations import no_conversation
-from app.store.database import Database, Unit
+from app.store.database import Database
 from app.store.events import num_erased
 from app.store.scrub import Scrubber
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from app.metering.period import Period
 from app.metering.report import usage_report
+from app.store.batch import Unit
 from app.store.conversation_list import page
 from app.store.conversations import branch
-from app.store.database import Database, Unit
+from app.store.database import Database
 from app.store.usage import GroupBy, differences
 from scripts.benchmarks.stats import percentile
 from scripts.benchmarks.store_rows import DAYS, MONTH, OWNER, Filled

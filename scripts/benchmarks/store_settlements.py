@@ -18,8 +18,9 @@ from pathlib import Path
 from statistics import median
 
 from app.store import conversations, events, ledger
+from app.store.batch import Unit
 from app.store.conversations import FinishedAnswer, NewMessage, NewTurn
-from app.store.database import Database, Unit
+from app.store.database import Database
 from scripts.benchmarks.report import Figure
 from scripts.benchmarks.store_rows import MODELS, OWNER
 

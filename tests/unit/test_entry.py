@@ -25,6 +25,7 @@ def entry(cancelled: str | None = None, counts: dict[int, Counts] | None = None)
     ("cancelled", "read_whole", "ended_by_itself", "status"),
     [
         (None, True, True, "complete"),
+        (None, True, False, "failed"),
         (None, False, False, "failed"),
         ("cancelled", True, False, "cancelled"),
         ("disconnect", True, False, "cancelled"),

@@ -14,7 +14,8 @@ import pytest
 
 from app.errors import StorageUnavailable
 from app.store import opening
-from app.store.database import FILE_NAME, MAX_UNITS, READERS, Database, Unit, commit_together, probe
+from app.store.batch import Unit, commit_together, probe
+from app.store.database import FILE_NAME, MAX_UNITS, READERS, Database
 from app.store.migrations import MIGRATIONS, applied
 from app.store.opening import StoreRefused
 from app.store.scrub import fold

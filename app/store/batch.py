@@ -1,0 +1,121 @@
+"""A batch of units in one transaction: together where they can be, each alone where one raises.
+
+Units that follow each other and have one function for several, an attribute `together`, are done
+by it. What a unit raises undoes that unit alone; what the store itself raises undoes all. Where one
+raises, the others are done again: a unit does nothing but to the store.
+https://www.sqlite.org/lang_savepoint.html
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, TypeVar
+
+from app.store.ledger import BatchConnection, write_sums
+
+T = TypeVar("T")
+Unit = Callable[[sqlite3.Connection], T]
+_STORAGE_FAULTS = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_INTERRUPT,
+)
+
+
+class Raised:
+    """What a unit raised, apart from what it returned."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def probe(connection: sqlite3.Connection) -> None:
+    """A unit that needs room and leaves nothing: whether the store takes something again."""
+    connection.execute("INSERT INTO migrations (name, applied_at) VALUES ('probe', zeroblob(65536))")
+    connection.execute("DELETE FROM migrations WHERE name = 'probe'")
+
+
+def and_changed(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> tuple[list[Any], bool]:
+    """`commit_together`, and whether anything was changed."""
+    before = connection.total_changes
+    outcomes = commit_together(connection, units)
+    return outcomes, connection.total_changes != before
+
+
+def commit_together(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> list[Any]:
+    """Do `units` in one transaction; returns what each returned, or a `Raised`.
+
+    Raises sqlite3.Error when the transaction as a whole failed: nothing was done.
+    """
+    try:
+        return _transaction(connection, lambda: _joined(connection, units), sum_up=True)
+    except Exception as exc:  # a unit's own, most likely
+        if is_storage_fault(exc):
+            raise
+    # All are undone; again, each in a savepoint now (2 us a unit, which is why not at first).
+    return _transaction(connection, lambda: [_apart(connection, unit) for unit in units])
+
+
+def _transaction(
+    connection: sqlite3.Connection, work: Callable[[], list[Any]], *, sum_up: bool = False
+) -> list[Any]:
+    connection.execute("BEGIN IMMEDIATE")
+    batch = connection if sum_up and isinstance(connection, BatchConnection) else None
+    try:
+        if batch is not None:
+            batch.sums = {}
+        outcomes = work()
+        if batch is not None:
+            write_sums(batch)
+        connection.execute("COMMIT")
+    except BaseException:
+        # SQLite has rolled back by itself after some faults (disk full, I/O).
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    finally:
+        if batch is not None:
+            batch.sums = None
+    return outcomes
+
+
+def _joined(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> list[Any]:
+    """Do units that follow each other and have one function for several, `together`, by that."""
+    outcomes: list[Any] = []
+    for together, several in groupby(units, key=lambda unit: getattr(unit, "together", None)):
+        if together is None:
+            outcomes += [unit(connection) for unit in several]
+        else:
+            outcomes += together(connection, list(several))
+    return outcomes
+
+
+def _apart(connection: sqlite3.Connection, unit: Unit[T]) -> T | Raised:
+    """Do a unit that may raise, and undo it alone if it does."""
+    outcome: T | Raised
+    connection.execute("SAVEPOINT unit")
+    try:
+        outcome = unit(connection)
+    except Exception as exc:  # handed to whoever waits for the unit
+        if is_storage_fault(exc) or not connection.in_transaction:
+            raise
+        connection.execute("ROLLBACK TO unit")
+        outcome = Raised(exc)
+    connection.execute("RELEASE unit")
+    return outcome
+
+
+def is_storage_fault(exc: Exception) -> bool:
+    """Whether the store failed, and not the unit."""
+    code = getattr(exc, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _STORAGE_FAULTS
