@@ -195,31 +195,31 @@ class Settling:
     Returns the completion tokens that the row has then. Several in a row settle at once.
     """
 
-    __slots__ = ("_end", "_settlement")
+    __slots__ = ("end", "settlement")
 
     def __init__(
         self, settlement: Settlement, end: Callable[[sqlite3.Connection], None] | None = None
     ) -> None:
-        self._settlement = settlement
-        self._end = end
+        self.settlement = settlement
+        self.end = end
 
     def __call__(self, c: sqlite3.Connection) -> int:
         """Settle this one."""
-        s = self._settlement
+        s = self.settlement
         if not settle(c, s):
             return completion_tokens_of(c, s.request_seq)
-        if self._end is not None:
-            self._end(c)
+        if self.end is not None:
+            self.end(c)
         return s.usage.completion_tokens
 
     @staticmethod
     def together(c: sqlite3.Connection, units: Sequence[Settling]) -> list[int]:
-        """Settle several; see app.store.database. Raises NotAllOpen."""
-        settlements = [unit._settlement for unit in units]  # noqa: SLF001  # its own class
+        """Settle several; see app.store.batch. Raises NotAllOpen."""
+        settlements = [unit.settlement for unit in units]
         settle_all(c, [(s, s.terms or _known_terms(c, s.request_seq)) for s in settlements])
         for unit in units:
-            if unit._end is not None:  # noqa: SLF001  # its own class
-                unit._end(c)  # noqa: SLF001  # its own class
+            if unit.end is not None:
+                unit.end(c)
         return [s.usage.completion_tokens for s in settlements]
 
 
