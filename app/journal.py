@@ -28,7 +28,7 @@ from app.metering.balance import Balance
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
 from app.ring import Ring
-from app.store import checkpoints, conversations, events, ledger
+from app.store import checkpoints, conversations, events, indexing, ledger
 from app.store.batch import Unit, probe
 from app.store.checkpoints import Checkpoint
 from app.store.database import Database
@@ -205,6 +205,8 @@ class Journal:
             try:
                 await self._settle_left()
                 await self._checkpoint()
+                while not await self._database.write(indexing.index):
+                    pass
                 if self._database.failing:
                     await self._database.write(probe)
                 if time.monotonic() - swept_at_s >= SWEEP_S:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection
 from typing import Any
@@ -15,9 +16,9 @@ from app.api.auth import Gatekeeper
 from app.api.client import Client
 from app.api.parameters import check_kind
 from app.api.wire import parse_body
-from app.errors import BadRequest
+from app.errors import BadRequest, StorageUnavailable
 from app.runtime import Runtime
-from app.store import conversation_list
+from app.store import conversation_list, indexing
 from app.store.conversation_view import view
 from app.store.export import FORMATS, export, file_name
 
@@ -40,6 +41,8 @@ class ConversationRoutes:
         _check_names(request, ("limit", "cursor", "q"))
         query = request.query_params
         limit, cursor, words = _limit(query.get("limit")), query.get("cursor"), _words(query.get("q", ""))
+        if words:
+            await self._index()
         page = await self._runtime.database.read(
             lambda c: conversation_list.page(c, owner, limit, cursor, words)
         )
@@ -51,6 +54,12 @@ class ConversationRoutes:
                 "next_cursor": page.next_cursor,
             }
         )
+
+    async def _index(self) -> None:
+        """What was said until now can be found; where nothing can be written, what is in the index."""
+        with contextlib.suppress(StorageUnavailable):
+            while not await self._runtime.database.write(indexing.index):
+                pass
 
     async def view(self, request: Request) -> Response:
         """GET {id}: all messages of all branches, with what a live answer has said so far."""

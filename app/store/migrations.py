@@ -196,9 +196,57 @@ def _m002_keys(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
+_SEARCH_LATER = """
+-- Rows of `searched` that are not in the index yet; see app.store.indexing. A row is in one of the two.
+CREATE TABLE search_pending (rowid INTEGER PRIMARY KEY);
+DROP TRIGGER message_added;
+DROP TRIGGER message_changed;
+DROP TRIGGER message_removed;
+DROP TRIGGER title_added;
+DROP TRIGGER title_changed;
+DROP TRIGGER title_removed;
+CREATE TRIGGER message_added AFTER INSERT ON messages BEGIN
+    INSERT INTO search_pending VALUES ((new.conversation_seq << 32) + new.seq);
+END;
+CREATE TRIGGER message_changed AFTER UPDATE OF text ON messages BEGIN
+    INSERT INTO search (search, rowid, text)
+        SELECT 'delete', (old.conversation_seq << 32) + old.seq, old.text WHERE NOT EXISTS
+        (SELECT 1 FROM search_pending WHERE rowid = (old.conversation_seq << 32) + old.seq);
+    INSERT OR IGNORE INTO search_pending VALUES ((new.conversation_seq << 32) + new.seq);
+END;
+CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
+    INSERT INTO search (search, rowid, text)
+        SELECT 'delete', (old.conversation_seq << 32) + old.seq, old.text WHERE NOT EXISTS
+        (SELECT 1 FROM search_pending WHERE rowid = (old.conversation_seq << 32) + old.seq);
+    DELETE FROM search_pending WHERE rowid = (old.conversation_seq << 32) + old.seq;
+END;
+CREATE TRIGGER title_added AFTER INSERT ON conversations BEGIN
+    INSERT INTO search_pending VALUES (new.seq << 32);
+END;
+CREATE TRIGGER title_changed AFTER UPDATE OF title ON conversations BEGIN
+    INSERT INTO search (search, rowid, text)
+        SELECT 'delete', old.seq << 32, old.title WHERE NOT EXISTS
+        (SELECT 1 FROM search_pending WHERE rowid = old.seq << 32);
+    INSERT OR IGNORE INTO search_pending VALUES (new.seq << 32);
+END;
+CREATE TRIGGER title_removed AFTER DELETE ON conversations BEGIN
+    INSERT INTO search (search, rowid, text)
+        SELECT 'delete', old.seq << 32, old.title WHERE NOT EXISTS
+        (SELECT 1 FROM search_pending WHERE rowid = old.seq << 32);
+    DELETE FROM search_pending WHERE rowid = old.seq << 32;
+END;
+"""
+
+
+def _m004_search_later(connection: sqlite3.Connection) -> None:
+    for statement in _statements(_SEARCH_LATER):
+        connection.execute(statement)
+
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("001_first", _m001_first),
     Migration("002_keys", _m002_keys),
+    Migration("004_search_later", _m004_search_later),
 )
 
 

@@ -53,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tp", type=int, default=1, help="tensor parallel size")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, machine and every run")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write the ratios as a plot")
+    parser.add_argument(
+        "--ours-path",
+        default="/api/chat/completions",
+        help="where ours takes chats: /api stores each as a conversation (the default), /v1 none",
+    )
     parser.add_argument("--ours-command", help="start ours with this command, {port} replaced")
     parser.add_argument("--peer-command", help="start the peer with this command, {port} replaced")
 
@@ -136,7 +141,7 @@ def _both_sides(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[S
             print(f"starting {name}: {shlex.join(server.command)}", file=sys.stderr)
             server.start()
             server.wait_ready()
-            path = "/v1/chat/completions" if server.ready_path == "/health" else "/api/chat/completions"
+            path = arguments.ours_path if name == "ours" else "/v1/chat/completions"
             if server.ready_path == "/health":
                 freeze_gc(server.port)
             sides.append(Side(server, path, served_model(server.port)))
@@ -195,7 +200,7 @@ def _write_json(
     measured: dict[int, Pairs],
     comparisons: list[report.Comparison],
 ) -> None:
-    options = ("streams", "pairs", "tokens", "rounds", "prompt_words")
+    options = ("streams", "pairs", "tokens", "rounds", "prompt_words", "ours_path")
     settings: dict[str, Any] = {
         "benchmark": "serve",
         "machine": machine,
