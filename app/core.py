@@ -74,6 +74,8 @@ class ChatRequest:
     less those that only the server itself reads. The engine takes messages, sampling,
     tools and formats from it; the fields beside it are what the stages in between need.
 
+    `moderated` asks for OpenAI's `moderation` object with the answer (app.safety.moderation).
+
     A request that is stored has a `conversation_id` and a `message_id`, its answer's; one that
     is not has neither. Its messages hang below `parent_id`.
     `past` are runs of token ids, oldest first: each a past turn's prompt after the run before
@@ -90,6 +92,7 @@ class ChatRequest:
     include_usage: bool = False
     continuous_usage: bool = False
     logprobs: bool = False
+    moderated: bool = False
     idempotency: IdempotencyKey | None = None
     conversation_id: str | None = None
     message_id: str | None = None
