@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
+from app.errors import SafetyUnavailable
+
 Scores = Mapping[str, float]
 """Category to calibrated probability, 0 to 1, on one scale over all categories."""
 
@@ -52,16 +54,36 @@ class Verdict:
         return self.action == "watch"
 
 
+class ScreenFailed(SafetyUnavailable):
+    """A screen threw, or took too long, and `safety_fail_open` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__("A safety screen failed or took too long, so this was not answered; send it again.")
+
+
 class Policed(Protocol):
     """A policy in force, as the screens see it (app.safety.policy.Policy)."""
 
-    def judge_prompt(self, scores: Scores, stage: Stage) -> Verdict:
-        """What becomes of a prompt with these scores."""
+    def judge_prompt(self, scores: Scores, stage: Stage, *, texts: int = 1) -> Verdict:
+        """What becomes of a prompt with these scores, the maximum over so many texts of it."""
         ...
 
     def judge_output(self, scores: Scores, *, watched: bool) -> Verdict:
         """What becomes of an answer with these scores; `watched` is whether its prompt is."""
         ...
+
+    def after(self, strikes: int) -> Policed:
+        """The policy for a conversation of which so many turns were blocked: never a looser one."""
+        ...
+
+
+def stricter(first: Verdict, second: Verdict) -> Verdict:
+    """The verdict that does more; of two that do the same, the second, which knows more."""
+    return first if _severity(first) > _severity(second) else second
+
+
+def _severity(verdict: Verdict) -> int:
+    return 0 if verdict.action is None else len(ACTIONS) - ACTIONS.index(verdict.action)
 
 
 def harm(scores: Scores) -> float:
