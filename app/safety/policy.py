@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from app.safety import policy_file
 from app.safety.categories import CATEGORIES, LOCKED, name_of
 from app.safety.notices import Notices
-from app.safety.policy_file import PolicyFile
+from app.safety.policy_file import PolicyError, PolicyFile
 from app.safety.thresholds import FILE_NAME, MIN_FPR, Thresholds
 from app.safety.verdict import ACTIONS, Action, Scores, Stage, Verdict
 
@@ -213,6 +213,8 @@ class Policies:
 
     def __init__(self, path: Path | None, models: Path, country: str = "") -> None:
         """Read both files. Raises PolicyError, CalibrationDamaged."""
+        if country and not (len(country) == 2 and country.isascii() and country.isalpha()):
+            raise PolicyError(f"safety_country: expected two letters, as US, got {country!r}")
         self.path = path
         self._thresholds = Thresholds.load(models / FILE_NAME)
         self._country = country
