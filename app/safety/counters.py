@@ -37,7 +37,8 @@ class SafetyCounters:
 
     def judged(self, verdict: Verdict) -> None:
         """Count a verdict, one that lets pass too."""
-        self.verdicts[verdict.stage][verdict.category or "none"][verdict.action or "pass"] += 1
+        category = verdict.category if verdict.action else None
+        self.verdicts[verdict.stage][category or "none"][verdict.action or "pass"] += 1
 
     def failed(self, stage: Stage, why: Failure, *, passed: bool) -> None:
         """Count a screen that threw or took too long; `passed` where `safety_fail_open` let it."""

@@ -83,16 +83,21 @@ class Policy:
     def judge_prompt(self, scores: Scores, stage: Stage, *, texts: int = 1) -> Verdict:
         """What becomes of a prompt with these scores.
 
-        Where they are the maximum over several texts, each of these is held to its share of the rate.
+        Where they are the maximum over several slices of a text, each is held to a share of the rate: one
+        over the square root of their number, for slices of one text are alike.
         """
         verdict = self._judge(scores, stage, self._prompt_limits(stage, texts))
         if self.wary and verdict.action not in ("block", "watch"):
             return Verdict("watch", None, verdict.score, 0.0, stage, self.hash, scores)
         return verdict
 
-    def judge_output(self, scores: Scores, *, watched: bool) -> Verdict:
+    def judge_output(self, scores: Scores, *, watched: bool, stage: Stage = "stream") -> Verdict:
         """What becomes of an answer with these scores: `block` halts it; `watched` is its prompt's."""
-        return self._judge(scores, "stream", self._answers[watched])
+        limits = self._answers[watched]
+        if stage == "guard":
+            at = GUARD_WATCH if watched or self.strict else GUARD_BLOCK
+            limits = [limit._replace(threshold=at) for limit in limits]
+        return self._judge(scores, stage, limits)
 
     def halted(self, *, lag_tokens: int = 0) -> Verdict:
         """The verdict on an answer that has a span of the hard list."""
@@ -102,6 +107,10 @@ class Policy:
         """Where each of CATEGORIES halts an answer; infinity for those that do not."""
         at = {limit.category: limit.threshold for limit in self._answers[watched] if limit.action == "block"}
         return tuple(at.get(category, math.inf) for category in CATEGORIES)
+
+    def output_floor(self, *, watched: bool) -> float:
+        """The lowest score that halts an answer; infinity where none does."""
+        return min(self.output_thresholds(watched=watched))
 
     def blocked(self, scores: Scores, stage: Stage) -> tuple[str, ...]:
         """The categories that would each block a prompt with these scores."""
@@ -156,17 +165,17 @@ class Policy:
         return Verdict(None, top, scores[top], threshold, stage, self.hash, scores)
 
     def _prompt_limits(self, stage: Stage, texts: int) -> list[Limit]:
-        texts = 1 << (texts - 1).bit_length()  # powers of two, so that there are few of them
-        if (stage, texts) not in self._limits:
-            self._limits[stage, texts] = [
-                limit for category in CATEGORIES for limit in self._limits_of(category, stage, texts)
+        shares = 1 << ((texts - 1).bit_length() + 1) // 2  # powers of two, so that there are few of them
+        if (stage, shares) not in self._limits:
+            self._limits[stage, shares] = [
+                limit for category in CATEGORIES for limit in self._limits_of(category, stage, shares)
             ]
-        return self._limits[stage, texts]
+        return self._limits[stage, shares]
 
-    def _limits_of(self, category: str, stage: Stage, texts: int) -> list[Limit]:
+    def _limits_of(self, category: str, stage: Stage, shares: int) -> list[Limit]:
         rule = self._rules[category]
-        block = self._at(stage, category, rule.block_fpr / texts)
-        watch = self._at(stage, category, rule.watch_fpr / texts, watch=True)
+        block = self._at(stage, category, rule.block_fpr / shares)
+        watch = self._at(stage, category, rule.watch_fpr / shares, watch=True)
         if rule.action == "block":
             return [Limit("block", block, category), Limit("watch", watch, category)]
         if rule.action == "watch":

@@ -138,7 +138,6 @@ class PromptScreen:
             found = await self._read_one(read)
             ends = highest(ends, found.ends)
             if found.num_between:
-                # One end's worth of doubt is spent on them together: see the module's docstring.
                 verdicts.append(policy.judge_prompt(found.between, "encoder", texts=found.num_between))
         verdict = policy.judge_prompt(ends, "encoder")
         for other in verdicts:

@@ -68,7 +68,7 @@ class Policed(Protocol):
         """What becomes of a prompt with these scores, the maximum over so many texts of it."""
         ...
 
-    def judge_output(self, scores: Scores, *, watched: bool) -> Verdict:
+    def judge_output(self, scores: Scores, *, watched: bool, stage: Stage = "stream") -> Verdict:
         """What becomes of an answer with these scores; `watched` is whether its prompt is."""
         ...
 
