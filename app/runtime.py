@@ -24,6 +24,7 @@ from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
 from app.pipeline import Pipeline
 from app.registry import Streams
+from app.safety.moderator import Moderator
 from app.settings import Settings
 from app.store.database import Database
 from app.store.key_table import KeyTable
@@ -67,6 +68,8 @@ class Runtime:
         self.journal.on_settled = self.budgets.settled
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self._purging: asyncio.Task[None] | None = None
+        self.moderator: Moderator | None = None
+        """None with `safety` off."""
         self.pipeline = Pipeline(self.engine, self.history, self.journal, self.traffic, log)
 
     async def open_store(self) -> None:

@@ -15,6 +15,7 @@ from app.api.chat import ChatRoutes
 from app.api.conversations import ConversationRoutes
 from app.api.limits import LimitHeaders
 from app.api.metrics import MetricsRoutes
+from app.api.moderations import ModerationRoutes
 from app.api.refusal import Guard, Refusals
 from app.api.service import ServiceRoutes
 from app.api.usage import UsageRoutes
@@ -30,6 +31,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
     chat = ChatRoutes(runtime, gatekeeper)
     conversations = ConversationRoutes(runtime, gatekeeper)
     metrics = MetricsRoutes(runtime, gatekeeper)
+    moderations = ModerationRoutes(runtime, gatekeeper)
     service = ServiceRoutes(runtime, gatekeeper)
     usage = UsageRoutes(runtime, gatekeeper)
     path = "/chat/completions"
@@ -57,6 +59,8 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route(keys + "/{id}", admin.change, "PATCH"),
         route(keys + "/{id}", admin.revoke, "DELETE"),
         route(keys + "/{id}/rotate", admin.rotate, "POST"),
+        route("/api/moderations", moderations.create, "POST"),
+        route("/v1/moderations", moderations.create, "POST"),
         route("/v1/models", service.models_openai, "GET"),
         route("/v1/models/{id:path}", service.model_openai, "GET"),
         route("/api" + path, chat.create, "POST"),

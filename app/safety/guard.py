@@ -170,10 +170,7 @@ class GuardTier:
             if passed:
                 return None
             raise ScreenFailed from None
-        if conversation[-1].get("role") == "assistant":
-            verdict = dataclasses.replace(policy.judge_output(scores, watched=watched), stage="guard")
-        else:
-            verdict = policy.judge_prompt(scores, "guard")
+        verdict = policy.judge_prompt(scores, "guard")  # an answer's too: a guard has one scale for both
         self._counters.judged(verdict)
         return verdict
 

@@ -76,8 +76,8 @@ class Policy:
         action: Any = "block" if p >= 0.5 else "watch" if p >= 0.25 else None
         return Verdict(action, category, p, 0.5, stage, "hash", scores)
 
-    def judge_output(self, scores: Scores, *, watched: bool) -> Verdict:  # noqa: ARG002
-        return self.judge_prompt(scores, "stream")
+    def judge_output(self, scores: Scores, *, watched: bool) -> Verdict:
+        raise NotImplementedError
 
     def after(self, strikes: int) -> Policed:  # noqa: ARG002
         return self
