@@ -33,19 +33,19 @@ def normalize(text: str) -> str:
 
     White space becomes single spaces. Applying it again changes nothing.
     """
-    return _plain(_folded(text))
+    return _plain(folded(text))
 
 
 def views(text: str, limit: int = MAX_VIEWS) -> list[str]:
     """What may be read in the text, normalized, at most `limit`: the plain form, then others."""
-    shown = _folded(text)
+    shown = folded(text)
     plain = _plain(shown)
     found = [plain]
     hidden = "" if text.isascii() else _tagged(text)
     if hidden:
         found.append(normalize(hidden))
     clear = decoded(shown, plain)
-    read = respelled(shown if clear is None else _folded(clear))
+    read = respelled(shown if clear is None else folded(clear))
     if clear is not None or read is not None:
         found.append(normalize(read or clear or ""))
     base = plain if clear is None else normalize(clear)
@@ -63,7 +63,7 @@ def _plain(folded: str) -> str:
     return plain if plain.isprintable() else " ".join("".join(filter(str.isprintable, plain)).split())
 
 
-def _folded(text: str) -> str:
+def folded(text: str) -> str:
     """The text with its characters made plain; case and white space as they were."""
     if text.isascii():
         return text
