@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sys
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
@@ -21,11 +23,15 @@ from app.metering.budget import Budgets
 from app.metering.estimate import text_counter
 from app.metering.limiter import Limiter
 from app.metering.pricing import PriceTable
-from app.metering.traffic import Traffic
+from app.metering.traffic import Histogram, Traffic
 from app.pipeline import Pipeline
 from app.registry import Streams
+from app.safety.counters import HOLD_BACK_S, SafetyCounters
+from app.safety.guard import Guard, GuardTier
+from app.safety.guard_templates import GuardFormat, format_of
 from app.safety.moderator import Moderator
-from app.settings import Settings
+from app.safety.policy import Policies, Policy
+from app.settings import Settings, SettingsError
 from app.store.database import Database
 from app.store.key_table import KeyTable
 from app.store.purge import Purge
@@ -68,6 +74,12 @@ class Runtime:
         self.journal.on_settled = self.budgets.settled
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self._purging: asyncio.Task[None] | None = None
+        self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
+        self.policies: Policies | None = None
+        """None with `safety` off."""
+        self.guard_engine = build_guard_engine(settings, self._guard_died)
+        self.guard: GuardTier | None = None
+        """None without `safety_guard_model`, and until its engine has started."""
         self.moderator: Moderator | None = None
         """None with `safety` off."""
         self.pipeline = Pipeline(self.engine, self.history, self.journal, self.traffic, log)
@@ -94,6 +106,9 @@ class Runtime:
         self._purging = asyncio.create_task(self.purge.run(), name="purge")
         started_s = asyncio.get_running_loop().time()
         await self.engine.start()
+        if self.guard_engine is not None:
+            await self.guard_engine.start()
+            self.guard = build_guard(self.settings, self.guard_engine, self.safety_counters)
         # In a thread: a large vocabulary takes half a second.
         self.limiter.count_text, exact = await asyncio.to_thread(
             lambda: text_counter(self.engine.tokenizer_json())
@@ -115,6 +130,10 @@ class Runtime:
         self.phase = f"dead: {reason}"
         self.log.error("engine_died", reason=reason)
         self.engine_ended.set()
+
+    def _guard_died(self, reason: str) -> None:
+        """Called by the guard's engine: from now on every verdict of it is a failure (GuardTier)."""
+        self.log.error("guard_died", reason=reason)
 
     @property
     def ready(self) -> bool:
@@ -143,6 +162,17 @@ class Runtime:
             )
         return card
 
+    def reload_policy(self) -> Policy | None:
+        """Take the policy file as it is now; None with `safety` off.
+
+        Raises PolicyError, and then the policy stays as it was.
+        """
+        if self.policies is None:
+            return None
+        before, policy = self.policies.current, self.policies.reload()
+        self.log.info("policy_reloaded", policy_hash=policy.hash, was=before.hash)
+        return policy
+
     async def drain(self) -> None:
         """Take nothing new and give live streams `drain_timeout_s` to finish."""
         self.phase = "draining"
@@ -157,7 +187,9 @@ class Runtime:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        for close in (self.streams.aclose, self.engine.aclose, self.journal.aclose, self.database.aclose):
+        guards = [g.aclose for g in (self.guard, self.guard_engine) if g is not None]
+        engines = [*guards, self.engine.aclose]
+        for close in (self.streams.aclose, *engines, self.journal.aclose, self.database.aclose):
             try:
                 await close()
             except Exception as exc:  # noqa: BLE001  # the rest must be closed all the same
@@ -181,3 +213,45 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
         default_max_tokens=settings.default_max_tokens or sys.maxsize,
     )
     return SGLangEngine(options, on_death=on_death)
+
+
+def build_guard_engine(settings: Settings, on_death: OnDeath) -> Engine | None:
+    """The engine of the guard model, not yet started; None without one. Raises SettingsError.
+
+    Here and nowhere else is decided what runs a guard. `app.safety.guard` knows the protocol alone.
+    """
+    if not settings.safety_guard_model or settings.safety == "off":
+        return None
+    form = format_of(settings.safety_guard_model)
+    if settings.engine == "sglang":
+        # TODO(#5): RemoteEngine, over a child server of its own.
+        raise SettingsError(
+            "safety_guard_model: SGLang runs one model per process, and here that is the one that answers;"
+            " a guard beside it needs the remote engine, which this version does not have yet"
+        )
+    from app.engine.sglang_args import SGLangOptions
+    from app.engine.sglang_engine import SGLangEngine
+
+    options = SGLangOptions(
+        model=settings.safety_guard_model,
+        server_args=_guard_template(Path(settings.safety_guard_model), form, settings.data_dir),
+    )
+    return SGLangEngine(options, on_death=on_death)
+
+
+def _guard_template(model: Path, form: GuardFormat, data_dir: Path) -> dict[str, str]:
+    """SGLang's arguments for a guard on disk that brings no chat template: ours, written to a file."""
+    config = model / "tokenizer_config.json"
+    if not config.exists() or (model / "chat_template.jinja").exists():
+        return {}
+    if "chat_template" in json.loads(config.read_bytes()):
+        return {}
+    path = data_dir / "guard_template.jinja"
+    path.write_text(form.template, "utf-8")
+    return {"chat_template": str(path)}
+
+
+def build_guard(settings: Settings, engine: Engine, counters: SafetyCounters) -> GuardTier:
+    """The guard tier over the engine of `build_guard_engine`, once that has started."""
+    guard = Guard(engine, format_of(settings.safety_guard_model))
+    return GuardTier(guard, counters, fail_open=settings.safety_fail_open)

@@ -171,8 +171,8 @@ def _model(param: str, value: Any) -> str:
     return str(value)
 
 
-def _time_us(param: str, value: Any) -> int:
-    """A UTC day, a time, or Unix seconds."""
+def time_us(param: str, value: Any) -> int:
+    """A UTC day, a time, or Unix seconds, in microseconds. Raises BadRequest naming the parameter."""
     check_kind(param, value, str, int)
     try:
         if isinstance(value, int):
@@ -198,7 +198,7 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "max_streams": ("max_streams", _count),
     "budget_usd": ("budget_micro_usd", _budget),
     "models": ("models", _models),
-    "expires_at": ("expires_at_us", _time_us),
+    "expires_at": ("expires_at_us", time_us),
     "safety": ("safety", _choice(SAFETY_LEVELS)),
 }
 _NULLABLE = ("rpm", "tpm", "max_streams", "budget_usd", "models", "expires_at")

@@ -62,7 +62,8 @@ class PromptScreen:
     """Judges conversations. Construct once; `close()` ends its thread.
 
     `messages` are those that the model will see, so without turns that were blocked: these are
-    `strikes`, a number, and make the policy stricter.
+    `strikes`, a number, and make the policy stricter. Failures are counted here,
+    verdicts by who acts on them.
     """
 
     def __init__(

@@ -25,6 +25,8 @@ from app.safety.categories import CATEGORIES
 from app.settings import SettingsError
 
 FILE_NAME = "calibration.json"
+MODELS = Path(__file__).parent / "models"
+"""The classifiers that are shipped, and their table."""
 MIN_FPR, MAX_FPR = 0.0001, 0.1
 """Targets that a policy may ask for."""
 
