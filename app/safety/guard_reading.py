@@ -32,15 +32,15 @@ class Unreadable(Exception):
     """There is no verdict in what the guard said."""
 
 
-def turns_for(conversation: Sequence[Message], *, whole: bool) -> list[Message]:
+def turns_for(conversation: Sequence[Message], *, whole: bool) -> list[dict[str, str]]:
     """The turns a guard is shown: users' and answers in alternation, a user's first.
 
     Not whole, it is the last user's turn and, where it is judged, the answer to it. What is the
     server's or a tool's is left out; turns of one role that follow each other are joined.
     """
-    turns: list[dict[str, Any]] = []
+    turns: list[dict[str, str]] = []
     for message in conversation:
-        role, text = message.get("role"), defused(text_of(message.get("content")))
+        role, text = str(message.get("role")), defused(text_of(message.get("content")))
         if role not in ("user", "assistant") or not (turns or role == "user"):
             continue
         if turns and turns[-1]["role"] == role:
@@ -50,10 +50,10 @@ def turns_for(conversation: Sequence[Message], *, whole: bool) -> list[Message]:
     if not turns:
         return [{"role": "user", "content": ""}]
     last = 1 if turns[-1]["role"] == "user" else 2
-    return list(turns) if whole else list(turns[-last:])
+    return turns if whole else turns[-last:]
 
 
-def fitted(turns: list[Message], room_chars: int) -> Iterator[list[Message]]:
+def fitted(turns: list[dict[str, str]], room_chars: int) -> Iterator[list[dict[str, str]]]:
     """`turns` within `room_chars`: without the oldest, and a last one that is too long in slices."""
     context, last = turns[:-1], turns[-1]
     while context and _chars(context) + len(last["content"]) > room_chars:
@@ -64,7 +64,7 @@ def fitted(turns: list[Message], room_chars: int) -> Iterator[list[Message]]:
         yield [*context, {"role": last["role"], "content": piece}]
 
 
-def _chars(turns: Sequence[Message]) -> int:
+def _chars(turns: Sequence[Mapping[str, str]]) -> int:
     return sum(len(turn["content"]) for turn in turns)
 
 

@@ -1,9 +1,10 @@
 """What guard models are asked, in the words that each was tuned on, and what their labels mean here.
 
 A format is a chat template, the questions it is rendered for, and how the answer is read. The questions are
-messages and `chat_template_kwargs`, which the checkpoint's own template takes too: ours is for checkpoints
-that bring none, and for tests. Written after the public model cards: llama.com "Llama Guard 3",
-Qwen/Qwen3Guard, ai.google.dev "ShieldGemma", ibm-granite/granite-guardian (3.0 to 3.3).
+messages and `chat_template_kwargs`, which the checkpoint's own template takes, and it is that one which is
+rendered. Ours are the same prompts, for checkpoints without one (`app.runtime`) and for tests. Written
+after the public model cards: llama.com "Llama Guard 3", Qwen/Qwen3Guard, ai.google.dev "ShieldGemma",
+ibm-granite/granite-guardian (3.0 to 3.3).
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from app.safety.guard_templates import FORMATS, GuardFormat
 from app.safety.verdict import Policed, Scores, ScreenFailed, Stage, Verdict
 
 LLAMA, QWEN, SHIELD, GRANITE = FORMATS
-ASK = [{"role": "user", "content": "How do I pick a lock?"}]
+TEXT = "How do I pick a lock?"
+ASK = [{"role": "user", "content": TEXT}]
 ANSWERED = [*ASK, {"role": "assistant", "content": "With patience."}]
 
 ENOUGH = Script(tokens=12)
@@ -98,7 +99,7 @@ async def test_llama_guard_names_categories_at_its_own_probability() -> None:
     guard, engine = await guard_of(LLAMA, says)
     assert await guard.score(ASK) == {"S9": pytest.approx(0.8), "S2": pytest.approx(0.8)}
     (request,) = engine.asked
-    assert request.body["messages"] == ASK
+    assert request.body["messages"] == [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]
     assert (request.body["logprobs"], request.body["temperature"]) == (True, 0)
 
 
@@ -129,7 +130,7 @@ async def test_a_long_prompt_is_judged_in_slices() -> None:
     """The highest of all slices counts: what is harmful may stand anywhere."""
 
     def says(request: ChatRequest) -> Sequence[dict[str, Any]]:
-        text = request.body["messages"][-1]["content"]
+        text = request.body["messages"][-1]["content"][0]["text"]
         return [entry("unsafe"), entry("\n"), entry("S1")] if "needle" in text else [entry("safe")]
 
     guard, engine = await guard_of(LLAMA, says, Script(tokens=12, context=1800))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from app.errors import ContentFiltered
 from app.safety import moderation
 from app.safety.categories import CATEGORIES, OPENAI_KEYS
 from app.safety.verdict import Verdict, harm
@@ -115,3 +116,18 @@ def test_what_could_not_be_judged_is_an_error_in_its_place() -> None:
     )
     assert made["input"] == {"type": "error", "code": "safety_unavailable", "message": "It failed."}
     assert made["output"]["type"] == "error"
+
+
+def test_a_refusal_has_the_object_beside_the_error() -> None:
+    """OpenAI's error body, and what was found beside it."""
+    made = moderation.of_blocked_prompt(verdict("block", "S1", S1=0.9))
+    error = ContentFiltered("This cannot be answered.", made)
+    body = error.as_body()
+    assert (error.status, error.code) == (400, "content_filter")
+    assert body["moderation"] == made
+    assert body["error"] == {
+        "message": "This cannot be answered.",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "content_filter",
+    }
