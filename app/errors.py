@@ -174,13 +174,21 @@ class ContentFiltered(BadRequest):
 
     default_code = "content_filter"
 
-    def __init__(self, message: str, moderation: Mapping[str, object]) -> None:
-        super().__init__(message, param="messages")
-        self._moderation = dict(moderation)
+    def __init__(
+        self,
+        message: str,
+        moderation: Mapping[str, object] | None = None,
+        *,
+        code: str | None = None,
+        param: str | None = "messages",
+    ) -> None:
+        super().__init__(message, code=code, param=param)
+        self._moderation = moderation
 
     def as_body(self) -> dict[str, object]:
         """The error body, with the `moderation` object beside `error`."""
-        return super().as_body() | {"moderation": self._moderation}
+        body = super().as_body()
+        return body if self._moderation is None else body | {"moderation": dict(self._moderation)}
 
 
 class InvalidHTTP(BadRequest):

@@ -146,7 +146,7 @@ class Journal:
             model=request.model,
             created_at_us=created_at_us,
             max_tokens=prompt.max_tokens * request.n,
-            prompt_tokens=len(prompt.token_ids),
+            prompt_tokens=prompt.billed_tokens,
             price=self._prices.price_of(request.model, created_at_us),
             stream=stream_facts(request),
             idempotency_key=None if key is None else key.key,

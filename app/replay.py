@@ -109,7 +109,8 @@ def _usage(stored: StoredStream) -> dict[str, Any]:
                 cached_tokens=usage.cached_tokens,
                 reasoning_tokens=usage.reasoning_tokens,
             )
-        }
+        },
+        usage.withheld_tokens,
     )
 
 

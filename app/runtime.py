@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from structlog.typing import FilteringBoundLogger
 
@@ -31,6 +32,10 @@ from app.safety.guard import Guard, GuardTier
 from app.safety.guard_templates import GuardFormat, format_of
 from app.safety.moderator import Moderator
 from app.safety.policy import Policies, Policy
+from app.safety.prompt_screen import Classifies, PromptScreen
+from app.safety.stream_screen import StreamScreen
+from app.safety.stream_terms import Listens
+from app.screen import NoChecks, Screen
 from app.settings import Settings, SettingsError
 from app.store.database import Database
 from app.store.key_table import KeyTable
@@ -39,16 +44,33 @@ from app.store.purge import Purge
 ONE_PIECE = 8
 """How many times `stream_bytes` an answer in one piece may take."""
 _START_RETRY_S = 5
+MODELS = Path(__file__).parent / "safety" / "models"
+"""The classifiers that are shipped."""
 
 OnDeath = Callable[[str], None]
 EngineFactory = Callable[[Settings, OnDeath], Engine]
+
+
+class Models(NamedTuple):
+    """The classifiers of prompts and of answers, and the directory that has their calibration."""
+
+    prompts: Classifies
+    answers: Listens
+    directory: Path
+
+
+ModelLoader = Callable[[], Models]
 
 
 class Runtime:
     """Everything that lives as long as the process; HTTP is put in front of it."""
 
     def __init__(
-        self, settings: Settings, log: FilteringBoundLogger, make_engine: EngineFactory | None = None
+        self,
+        settings: Settings,
+        log: FilteringBoundLogger,
+        make_engine: EngineFactory | None = None,
+        load_models: ModelLoader | None = None,
     ) -> None:
         self.settings = settings
         self.log = log
@@ -75,14 +97,32 @@ class Runtime:
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self._purging: asyncio.Task[None] | None = None
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
-        self.policies: Policies | None = None
-        """None with `safety` off."""
+        self.screen = self._build_screen(load_models)
+        """None with `safety` off; so are the two below."""
+        self.policies = None if self.screen is None else self.screen.policies
+        self.moderator = None if self.screen is None else Moderator(self.screen.prompts, self.screen.policies)
         self.guard_engine = build_guard_engine(settings, self._guard_died)
         self.guard: GuardTier | None = None
         """None without `safety_guard_model`, and until its engine has started."""
-        self.moderator: Moderator | None = None
-        """None with `safety` off."""
-        self.pipeline = Pipeline(self.engine, self.history, self.journal, self.traffic, log)
+        checks = self.screen or NoChecks()
+        self.pipeline = Pipeline(self.engine, self.history, self.journal, self.traffic, checks, log)
+
+    def _build_screen(self, load_models: ModelLoader | None) -> Screen | None:
+        """The screens and their policy; None with `safety` off. Raises SettingsError."""
+        settings, counters = self.settings, self.safety_counters
+        if settings.safety == "off" or (load_models is None and not MODELS.is_dir()):
+            return None
+        models = (load_models or load_shipped)()
+        path = Path(settings.safety_policy) if settings.safety_policy else None
+        return Screen(
+            PromptScreen(models.prompts, counters, fail_open=settings.safety_fail_open),
+            StreamScreen(models.answers, held_s=counters.hold_back.observe),
+            Policies(path, models.directory, settings.safety_country),
+            counters,
+            self.database,
+            self.log,
+            fail_open=settings.safety_fail_open,
+        )
 
     async def open_store(self) -> None:
         """Open the store and read its keys; a second call does nothing. Raises StoreRefused."""
@@ -97,6 +137,8 @@ class Runtime:
         Raises StoreRefused, EngineFailed.
         """
         await self.open_store()
+        if self.screen is not None:
+            await self.screen.start()
         self.num_reconciled = await self.journal.reconcile()
         if self.num_reconciled:
             hint = "a process ended without settling them"
@@ -109,6 +151,8 @@ class Runtime:
         if self.guard_engine is not None:
             await self.guard_engine.start()
             self.guard = build_guard(self.settings, self.guard_engine, self.safety_counters)
+            if self.screen is not None:
+                self.screen.guard = self.guard
         # In a thread: a large vocabulary takes half a second.
         self.limiter.count_text, exact = await asyncio.to_thread(
             lambda: text_counter(self.engine.tokenizer_json())
@@ -194,6 +238,13 @@ class Runtime:
                 await close()
             except Exception as exc:  # noqa: BLE001  # the rest must be closed all the same
                 self.log.error("close_failed", error=where(exc))
+        if self.screen is not None:
+            self.screen.prompts.close()
+
+
+def load_shipped() -> Models:
+    """The classifiers that come with the server. Raises SettingsError: it does not start without them."""
+    raise SettingsError(f"{MODELS}: there are no classifiers")
 
 
 def build_engine(settings: Settings, on_death: OnDeath) -> Engine:

@@ -10,6 +10,7 @@ import pytest
 from servers import MakeScript, Serve, Served, ServerProcess, Spawn, serve_here, start_process
 
 from app.engine.scripted import Script, ScriptedEngine
+from app.runtime import ModelLoader
 from app.settings import Settings
 
 
@@ -29,11 +30,12 @@ async def serve(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serve
         *,
         send_buffer_bytes: int | None = None,
         engine_type: type[ScriptedEngine] = ScriptedEngine,
+        load_models: ModelLoader | None = None,
         **settings: Any,
     ) -> Served:
         data_dir = settings.pop("data_dir", None) or tmp_path_factory.mktemp("data")
         in_force = Settings(port=0, data_dir=data_dir, **settings)
-        served = await serve_here(script or Script(), in_force, send_buffer_bytes, engine_type)
+        served = await serve_here(script or Script(), in_force, send_buffer_bytes, engine_type, load_models)
         started.append(served)
         return served
 

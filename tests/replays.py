@@ -22,7 +22,7 @@ OPENAI_USAGE = {
     "completion_tokens": 5,
     "total_tokens": 12,
     "prompt_tokens_details": {"cached_tokens": 3},
-    "completion_tokens_details": {"reasoning_tokens": 2},
+    "completion_tokens_details": {"reasoning_tokens": 2, "withheld_tokens": 1},
 }
 
 

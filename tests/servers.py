@@ -20,7 +20,7 @@ from app.api.app import build_app
 from app.api.server import Server, http_server, listen
 from app.core import ChatRequest
 from app.engine.scripted import Script, ScriptedEngine
-from app.runtime import Runtime
+from app.runtime import ModelLoader, Runtime
 from app.settings import Settings
 from app.stream import TokenStream
 
@@ -106,11 +106,14 @@ async def serve_here(
     settings: Settings,
     send_buffer_bytes: int | None = None,
     engine_type: type[ScriptedEngine] = ScriptedEngine,
+    load_models: ModelLoader | None = None,
 ) -> Served:
     """A server in this loop; a small send buffer makes a client that does not read felt at once."""
     log = structlog.testing.LogCapture()
     logger = structlog.wrap_logger(None, processors=[log])
-    runtime = Runtime(settings, logger, lambda _settings, died: engine_type(script, on_death=died))
+    runtime = Runtime(
+        settings, logger, lambda _settings, died: engine_type(script, on_death=died), load_models
+    )
     sock = listen(settings)
     if send_buffer_bytes is not None:
         # Accepted connections inherit it.

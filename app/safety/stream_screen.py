@@ -85,6 +85,9 @@ class Screening:
         self.halted_choice: int | None = None
         self.leaked_tokens = 0
         """Released after the first of the hits that halted it."""
+        self.clean_until = 0
+        """The halted choice's last token before that, counted from 1."""
+        self._withheld_text = ""
 
     @property
     def held_tokens(self) -> int:
@@ -99,15 +102,22 @@ class Screening:
         verdict = choice.read(delta)
         if verdict is None:
             return choice.pass_on(delta) if delta.finish_reason is None else choice.end(delta)
-        self._halt(delta.choice, verdict, delta.counts.completion_tokens)
+        self._halt(delta.choice, verdict, delta.counts.completion_tokens, delta.text)
         return ()
 
-    def _halt(self, index: int, verdict: Verdict, tokens: int) -> None:
+    def _halt(self, index: int, verdict: Verdict, tokens: int, text: str = "") -> None:
         choice = self._choices[index]
+        self.clean_until = choice.clean_until
+        self._withheld_text = "".join(delta.text for delta in choice.held) + text
         self.leaked_tokens = max(0, choice.released.completion_tokens - choice.clean_until)
         self.halted = replace(verdict, lag_tokens=max(0, tokens - choice.clean_until))
         self.halted_choice = index
-        self.drop()
+        self.give_up()
+
+    def take_withheld_text(self) -> str:
+        """What the halted choice held back, once: to be hashed, and never to be kept."""
+        text, self._withheld_text = self._withheld_text, ""
+        return text
 
     def drain(self) -> Sequence[Delta]:
         """What may be released of an answer that broke off: nothing more will come."""
@@ -116,10 +126,9 @@ class Screening:
                 self._halt(index, verdict, choice.tokens)
         return [delta for choice in self._choices for delta in choice.cut_off()]
 
-    def drop(self) -> None:
-        """Forget what is held: it is released to no one."""
-        for choice in self._choices:
-            choice.drop()
+    def give_up(self) -> list[Delta]:
+        """Let go of what is held, in no state to be released."""
+        return [delta for choice in self._choices for delta in choice.give_up()]
 
     def verdicts(self) -> list[Verdict]:
         """How each choice stands, or was halted; for OpenAI's `moderation` object."""
@@ -351,8 +360,14 @@ class _Choice:
         self._held.clear()
         return out
 
-    def drop(self) -> None:
+    @property
+    def held(self) -> list[Delta]:
+        return [held[0] for held in self._held]
+
+    def give_up(self) -> list[Delta]:
+        held = self.held
         self._held.clear()
+        return held
 
 
 def _walk(hard_list: HardList, lane: _Lane, text: str) -> int:

@@ -21,7 +21,8 @@ def view(connection: sqlite3.Connection, owner: str, conversation_id: str) -> di
     found = listed(connection, owner, conversation_id)
     rows = connection.execute(
         "SELECT m.id, p.id, m.role, m.text, m.body, m.created_at_us, m.status, m.finish_reason, m.choice,"
-        " r.id, r.state, r.prompt_tokens, r.completion_tokens, r.cached_tokens, r.reasoning_tokens"
+        " r.id, r.state, r.prompt_tokens, r.completion_tokens, r.cached_tokens, r.reasoning_tokens,"
+        " r.withheld_tokens"
         " FROM messages AS m LEFT JOIN messages AS p ON p.seq = m.parent_seq"
         " LEFT JOIN requests AS r ON r.seq = m.request_seq"
         " WHERE m.conversation_seq = ? ORDER BY m.seq",
@@ -53,11 +54,12 @@ def _message(
     return message
 
 
-def _usage(prompt: int, completion: int, cached: int, reasoning: int) -> dict[str, Any]:
+def _usage(prompt: int, completion: int, cached: int, reasoning: int, withheld: int) -> dict[str, Any]:
+    details = {"reasoning_tokens": reasoning} | ({"withheld_tokens": withheld} if withheld else {})
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": reasoning},
+        "completion_tokens_details": details,
     }
