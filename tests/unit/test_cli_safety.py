@@ -1,0 +1,124 @@
+"""`tokenring safety`: what `check` and `eval` print, and what they refuse."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from policies import WordClassifier, write_models
+
+from app import cli_safety
+from app.cli import EXIT_USAGE, main, parser
+from app.safety.categories import CATEGORIES
+
+Run = Callable[..., tuple[int, str]]
+CLASSIFIER = WordClassifier(full={"bad": {"S2": 0.95}, "grey": {"S11": 0.5}})
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `safety` with a classifier of words: (exit status, standard output)."""
+    monkeypatch.chdir(tmp_path)
+    models = write_models(tmp_path / "models")
+    monkeypatch.setattr(cli_safety, "MODELS", models)
+
+    def run_(*argv: str) -> tuple[int, str]:
+        status = cli_safety.run(parser().parse_args(["safety", *argv]), lambda _models: CLASSIFIER)
+        return status, capsys.readouterr().out
+
+    return run_
+
+
+def rows(path: Path) -> Path:
+    """A file of labelled rows: four harmful, of which one is missed, and four benign."""
+    texts = [("bad 1", 1), ("bad 2", 1), ("grey 3", 1), ("fine 4", 1)]
+    texts += [(f"fine {i}", 0) for i in range(5, 8)] + [("grey 9", 0)]
+    lines = [
+        {"text": t, "label": y, "category": "S2" if y else None, "source": "ab"[i % 2], "kind": "prompt"}
+        for i, (t, y) in enumerate(texts)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_text_is_judged(run: Run):
+    """What is done, by which category, at which threshold, how long it took, and what the person is told."""
+    status, out = run("check", "so bad")
+    assert status == 0
+    assert out.startswith("block: S2 non_violent_crimes, 0.950 >= 0.600 (encoder)\nhighest: S2 ")
+    assert "told: I cannot help" in out
+    assert run("check", "fine")[1].startswith("pass: S1 violent_crimes, 0.010 < ")
+
+
+def test_a_verdict_as_json(run: Run):
+    """One object with every score; the message is of what is blocked only."""
+    found = json.loads(run("check", "grey", "--json")[1])
+    assert (found["action"], found["category"], found["category_name"]) == ("watch", "S11", "self_harm")
+    assert list(found["scores"]) == list(CATEGORIES)
+    assert found["message"] is None
+
+
+def test_a_text_comes_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """With `-`."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("so bad"))
+    assert run("check", "-")[1].startswith("block")
+
+
+def test_a_text_is_judged_as_for_a_strict_key(run: Run):
+    """`--level strict` blocks what is watched otherwise, with the message of its category."""
+    assert run("check", "grey")[1].startswith("watch: S11")
+    out = run("check", "grey", "--level", "strict")[1]
+    assert out.startswith("block: S11")
+    assert "findahelpline.com" in out
+
+
+def test_a_text_is_judged_by_another_policy(run: Run, tmp_path: Path):
+    """`--policy` takes the place of the setting."""
+    (tmp_path / "p.toml").write_text('[categories.S2]\naction = "flag"')
+    assert run("check", "so bad", "--policy", "p.toml")[1].startswith("flag: S2")
+
+
+def test_files_are_measured(run: Run, tmp_path: Path):
+    """Recall and false positives as the policy acts, over both, and each source and category."""
+    path = rows(tmp_path / "rows.jsonl")
+    found = json.loads(run("eval", str(path), "--json", "--plot", "figures.svg")[1])
+    assert (found["rows"], found["files"], found["skipped"]) == (8, [str(path)], {})
+    pooled = found["pooled"]
+    assert (pooled["blocked"]["recall"]["rate"], pooled["blocked"]["fpr"]["rate"]) == (0.5, 0.0)
+    assert (pooled["watched"]["recall"]["rate"], pooled["watched"]["fpr"]["rate"]) == (0.75, 0.25)
+    assert list(found["sources"]) == ["a", "b"]
+    assert list(found["categories"]) == ["S2"]
+    assert found["latency_ms"]["full"]["p50"] >= 0
+    assert (tmp_path / "figures.svg").read_text().startswith("<svg")
+
+
+def test_figures_are_a_table(run: Run, tmp_path: Path):
+    """Heads, all rows, each source, each category, and the latency of both looks."""
+    lines = run("eval", str(rows(tmp_path / "rows.jsonl")))[1].splitlines()
+    assert lines[1].split()[:5] == ["all", "4", "4", "50.0%", "0.0%"]
+    assert [line.split()[0] for line in lines[2:]] == ["a", "b", "S2", "fast:", "full:"]
+
+
+def test_a_part_of_the_rows_can_be_measured(run: Run, tmp_path: Path):
+    """`--limit` takes rows that are evenly spread."""
+    found = json.loads(run("eval", str(rows(tmp_path / "rows.jsonl")), "--limit", "4", "--json")[1])
+    assert (found["pooled"]["harmful"], found["pooled"]["benign"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["check", "x", "--policy", "nowhere.toml"],
+        ["check", "x", "--config", "nowhere.toml"],
+    ],
+)
+def test_what_cannot_be_done_is_one_line(argv, capsys, tmp_path, monkeypatch):
+    """It ends with status 2, and says what is wrong."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli_safety, "MODELS", write_models(tmp_path / "models"))
+    assert main(["safety", *argv]) == EXIT_USAGE
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("tokenring: nowhere.toml")
