@@ -24,7 +24,9 @@ from app.safety.turns import SLICE_CHARS, Message, Read, Turns, slices, turns_of
 from app.safety.verdict import Policed, Scores, ScreenFailed, Stage, Verdict, harm, highest, stricter
 
 TIMEOUT_S = 10.0
-"""From the call of `full` to its verdict, the wait for the thread included."""
+"""From the call of `full` to its verdict, the wait for the thread included; for long texts there is more."""
+CHARS_A_SECOND = 20_000
+"""What is read in another second of it, on a slow machine that has others to read for."""
 QUICK_CHARS = 2 * SLICE_CHARS
 """What `fast` reads of one text: the whole of it, or its first and last slice."""
 QUICK_EARLIER = 3
@@ -97,8 +99,10 @@ class PromptScreen:
         """The verdict of n-grams and encoder, in the thread; of every character. Raises ScreenFailed."""
         policy = policy.after(strikes)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._read(turns_of(messages), policy)
+            turns = turns_of(messages)
+            num_chars = sum(len(read.text) for read in (*turns.newest, *turns.earlier))
+            async with asyncio.timeout(self._timeout_s + num_chars / CHARS_A_SECOND):
+                return await self._read(turns, policy)
         except TimeoutError as exc:
             return self._failed("encoder", "timeout", policy, exc)
         except Exception as exc:  # noqa: BLE001  # same
