@@ -169,8 +169,6 @@ class Release:
         for released in self.way.drain():
             self._entry.released(released)
             self._stream.append(released)
-        if self.way.halted is not None:
-            self._entry.blocked = True
 
 
 def _billed(delta: Delta, prompt: Prompt) -> Delta:

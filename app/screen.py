@@ -300,7 +300,7 @@ class ScreenedCheck(Check):
         """The lag is known now: how far the engine came before it stopped."""
         choice = screening.halted_choice
         generated = 0 if choice is None else counts.get(choice, Counts()).completion_tokens
-        late = replace(halted, lag_tokens=max(halted.lag_tokens, generated - screening.clean_until))
+        late = replace(halted, lag_tokens=max(halted.lag_tokens, generated - screening.hit_at))
         counters = self._screen.counters
         counters.judged(late)
         counters.halted(leaked_tokens=screening.leaked_tokens, dropped_tokens=withheld_tokens)

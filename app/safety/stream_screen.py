@@ -26,8 +26,6 @@ from app.safety.json_text import unescaped
 from app.safety.stream_terms import HoldBack, Listener, Listens, Rules, Terms
 from app.safety.verdict import Scores, Verdict
 
-SCORED_EVERY = 8
-"""Tokens that are scored at once where as many and more are held back."""
 MIN_PREFIX = 4
 """Characters from which on a span's beginning is withheld where the answer was cut off in it."""
 HITS = 2
@@ -84,9 +82,9 @@ class Screening:
         """The verdict that ended it; what was held then is dropped, and nothing more comes out."""
         self.halted_choice: int | None = None
         self.leaked_tokens = 0
-        """Released after the first of the hits that halted it."""
-        self.clean_until = 0
-        """The halted choice's last token before that, counted from 1."""
+        """Released of the halted choice after the last token of which the model was in no doubt."""
+        self.hit_at = 0
+        """Its first token, counted from 1, that reached the threshold."""
         self._withheld_text = ""
 
     @property
@@ -102,17 +100,13 @@ class Screening:
         verdict = choice.read(delta)
         if verdict is None:
             return choice.pass_on(delta) if delta.finish_reason is None else choice.end(delta)
-        self._halt(delta.choice, verdict, delta.counts.completion_tokens, delta.text)
-        return ()
-
-    def _halt(self, index: int, verdict: Verdict, tokens: int, text: str = "") -> None:
-        choice = self._choices[index]
-        self.clean_until = choice.clean_until
-        self._withheld_text = "".join(delta.text for delta in choice.held) + text
+        self.halted_choice = delta.choice
+        self.hit_at = choice.hit_at
         self.leaked_tokens = max(0, choice.released.completion_tokens - choice.clean_until)
-        self.halted = replace(verdict, lag_tokens=max(0, tokens - choice.clean_until))
-        self.halted_choice = index
+        self.halted = replace(verdict, lag_tokens=delta.counts.completion_tokens - choice.hit_at)
+        self._withheld_text = "".join(held.text for held in choice.held) + delta.text
         self.give_up()
+        return ()
 
     def take_withheld_text(self) -> str:
         """What the halted choice held back, once: to be hashed, and never to be kept."""
@@ -121,9 +115,6 @@ class Screening:
 
     def drain(self) -> Sequence[Delta]:
         """What may be released of an answer that broke off: nothing more will come."""
-        for index, choice in enumerate(self._choices):
-            if self.halted is None and (verdict := choice.read_rest()) is not None:
-                self._halt(index, verdict, choice.tokens)
         return [delta for choice in self._choices for delta in choice.cut_off()]
 
     def give_up(self) -> list[Delta]:
@@ -141,14 +132,13 @@ class Screening:
 class _Lane:
     """One channel of a choice: what of its text is not decided yet."""
 
-    __slots__ = ("after_space", "escape", "is_json", "listener", "state", "unread")
+    __slots__ = ("after_space", "escape", "is_json", "listener", "state")
 
     def __init__(self, listener: Listener | None, *, is_json: bool) -> None:
         self.state = 0
         self.after_space = False
         self.is_json = is_json
         self.escape = ""
-        self.unread = ""
         self.listener = listener
 
 
@@ -161,7 +151,6 @@ class _Choice:
 
     __slots__ = (
         "_channel",
-        "_every",
         "_held",
         "_hits",
         "_lane",
@@ -170,13 +159,13 @@ class _Choice:
         "_said",
         "_sampled_s",
         "_sampled_tokens",
-        "_scored_at",
         "_spelled",
         "_spelling",
         "_terms",
+        "_tokens",
         "clean_until",
+        "hit_at",
         "released",
-        "tokens",
     )
 
     def __init__(self, terms: Terms) -> None:
@@ -188,14 +177,13 @@ class _Choice:
         self._spelling = _Lane(None, is_json=False)
         self._said = 0
         self._spelled = 0
-        self.tokens = 0
-        self._scored_at = 0
-        self._every = 1
+        self._tokens = 0
         self._sampled_tokens = -1
         self._sampled_s = 0.0
         self._limit = terms.clean
         self._hits = 0
         self.clean_until = 0
+        self.hit_at = 0
         self.released = Counts()
 
     def _new_lane(self, *, is_json: bool) -> _Lane:
@@ -212,38 +200,21 @@ class _Choice:
         """Take in what a delta says; the verdict where that halts the answer."""
         tool = delta.tool
         channel = (delta.channel, 0 if tool is None else tool.index)
-        if channel != self._channel and (verdict := self._turn_to(channel)) is not None:
-            return verdict
+        if channel != self._channel:
+            self._turn_to(channel)
         hard_list = self._terms.hard_list
         if hard_list is not None and self._spells(hard_list, delta):
-            self.clean_until = delta.counts.completion_tokens
+            self.clean_until, self.hit_at = self._tokens, delta.counts.completion_tokens
             return self._terms.policy.halted()
-        lane = self._lane
-        if lane.listener is None:
-            return None
-        lane.unread += delta.text
-        tokens = delta.counts.completion_tokens
-        if self._every > 1 and tokens - self._scored_at < self._every and delta.finish_reason is None:
-            return None
-        return self._score(lane, lane.listener, tokens)
+        listener = self._lane.listener
+        return None if listener is None or not delta.text else self._score(listener, delta)
 
-    def _turn_to(self, channel: tuple[str, int]) -> Verdict | None:
+    def _turn_to(self, channel: tuple[str, int]) -> None:
         """Go on in another lane. What the last one may have begun is given up, unless it goes on there."""
-        before = self._lane
         lane = self._lanes.get(channel)
         if lane is None:
             lane = self._lanes[channel] = self._new_lane(is_json=channel[0] == "tool")
         self._channel, self._lane = channel, lane
-        return self._read_rest_of(before)
-
-    def read_rest(self) -> Verdict | None:
-        """Score what has come and is not scored yet; the verdict where that halts the answer."""
-        return self._read_rest_of(self._lane)
-
-    def _read_rest_of(self, lane: _Lane) -> Verdict | None:
-        if lane.listener is None or not lane.unread:
-            return None
-        return self._score(lane, lane.listener, self.tokens)
 
     def _spells(self, hard_list: HardList, delta: Delta) -> bool:
         """Whether a hard-listed span is complete; else how far one may be is known afterwards."""
@@ -265,15 +236,14 @@ class _Choice:
         others = (other["token"] for entry in entries for other in entry.get("top_logprobs") or ())
         return any(map(hard_list.found_in, others))
 
-    def _score(self, lane: _Lane, listener: Listener, tokens: int) -> Verdict | None:
-        """Score what came since the last time. The longer the hold-back, the seldomer that need be."""
+    def _score(self, listener: Listener, delta: Delta) -> Verdict | None:
         terms = self._terms
-        text, lane.unread = lane.unread, ""
-        before, self._scored_at = self._scored_at, tokens
-        harm = listener.feed(text)
+        harm = listener.feed(delta.text)
         if harm < terms.floor:
             self._hits = 0
-            self._limit = terms.clean if harm < terms.floor * GREY_PART else terms.grey
+            self._limit = terms.grey
+            if harm < terms.floor * GREY_PART:
+                self._limit, self.clean_until = terms.clean, delta.counts.completion_tokens
             return None
         self._limit = terms.grey
         verdict = terms.policy.judge_output(listener.scores(), watched=terms.watched)
@@ -282,7 +252,7 @@ class _Choice:
             return None
         self._hits += 1
         if self._hits == 1:
-            self.clean_until = before
+            self.hit_at = delta.counts.completion_tokens
         return verdict if self._hits >= HITS else None
 
     def verdict(self) -> Verdict:
@@ -298,12 +268,11 @@ class _Choice:
     def pass_on(self, delta: Delta) -> Sequence[Delta]:
         """What is old enough, and begins no hard-listed span; `delta` has been read."""
         terms = self._terms
-        before, self.tokens = self.tokens, delta.counts.completion_tokens
+        before, self._tokens = self._tokens, delta.counts.completion_tokens
         limit = self._limit
         if limit == terms.clean and terms.ramp:
             limit = min(limit, before // terms.ramp)
-        self._every = 1 if limit < 2 else min(limit // 2, SCORED_EVERY)
-        old = self.tokens - limit
+        old = self._tokens - limit
         self._hold(delta)
         if terms.hard_list is None:
             return self._release(old, 0, 0)
