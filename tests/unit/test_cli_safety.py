@@ -13,6 +13,7 @@ from policies import WordClassifier, write_models
 from app import cli_safety
 from app.cli import EXIT_USAGE, main, parser
 from app.safety.categories import CATEGORIES
+from app.settings import SettingsError
 
 Run = Callable[..., tuple[int, str]]
 CLASSIFIER = WordClassifier(full={"bad": {"S2": 0.95}, "grey": {"S11": 0.5}})
@@ -122,3 +123,28 @@ def test_what_cannot_be_done_is_one_line(argv, capsys, tmp_path, monkeypatch):
     assert main(["safety", *argv]) == EXIT_USAGE
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("tokenring: nowhere.toml")
+
+
+def test_damaged_models_are_one_line(capsys, tmp_path, monkeypatch):
+    """Without the classifiers' files nothing is judged."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli_safety, "MODELS", write_models(tmp_path / "models"))
+    assert main(["safety", "check", "x"]) == EXIT_USAGE
+    [line] = capsys.readouterr().err.splitlines()
+    assert "classifier" in line
+
+
+def test_a_plot_that_cannot_be_written_is_named(run: Run, tmp_path: Path):
+    """As in a directory that is not there."""
+    path = rows(tmp_path / "rows.jsonl")
+    with pytest.raises(SettingsError, match=r"--plot: .*nowhere"):
+        run("eval", str(path), "--plot", "nowhere/figures.svg")
+
+
+def test_progress_is_told_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """On standard error, at every fiftieth row and at the end."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    told = cli_safety._progress(60)
+    for number in range(1, 61):
+        told(number)
+    assert capsys.readouterr().err == "\r50 of 60\r60 of 60\n"
