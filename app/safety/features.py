@@ -1,8 +1,7 @@
 """Hashed n-grams of normalized text: words 1-2 and characters 3-5, as 64-bit numbers.
 
 The hash of a span is a polynomial in its code points modulo 2**64, so that the hashes of all spans of a
-text come from a few array operations, and a stream extends them by what is new. A model's table takes
-the upper bits of the mixed hash (`buckets`).
+text come from a few array operations. A model's table takes the upper bits of the mixed hash.
 
     span       polynomial, base B, salted by kind     made for
     chars n    c[0]*B^(n-1) + ... + c[n-1]            each position of the text with spaces
@@ -11,8 +10,6 @@ the upper bits of the mixed hash (`buckets`).
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,15 +87,15 @@ def char_grams(points: Hashes) -> list[Hashes]:
     return grams
 
 
-def words(points: Hashes) -> tuple[Hashes, NDArray[np.intp]]:
-    """The unmixed hash of each word, and the position after its last character; at most PIECE points."""
+def words(points: Hashes) -> Hashes:
+    """The unmixed hash of each word, of at most PIECE code points."""
     inside = wordlike(points)
     edges = np.flatnonzero(np.diff(inside.view(np.int8), prepend=0, append=0))
     starts, ends = edges[::2], edges[1::2]
     with np.errstate(over="ignore"):
         sums = np.zeros(len(points) + 1, np.uint64)
         np.cumsum((points + np.uint64(1)) * _DOWN[: len(points)], out=sums[1:])
-        return (sums[ends] - sums[starts]) * _UP[starts], ends
+        return (sums[ends] - sums[starts]) * _UP[starts]
 
 
 def pairs(word_hashes: Hashes) -> Hashes:
@@ -109,7 +106,7 @@ def pairs(word_hashes: Hashes) -> Hashes:
 
 def _piece(text: str) -> list[Hashes]:
     points = codes(text)
-    found, _ = words(points)
+    found = words(points)
     grams = [mixed(gram, _SALT_CHARS) for gram in char_grams(points)]
     return [mixed(found, _SALT_WORD), mixed(pairs(found), _SALT_PAIR), *grams]
 
@@ -135,59 +132,3 @@ def distinct(text: str, bits: int) -> NDArray[np.intp]:
     keep = np.ones(len(places), np.bool_)
     np.not_equal(places[1:], places[:-1], out=keep[1:])
     return places[keep]
-
-
-class Rolling:
-    """The n-grams of a text that comes in pieces.
-
-    What `feed` returned so far and `end` together are `hashed` of the whole text (of at most PIECE characters;
-    beyond, a word longer than that is cut). A word counts once the character after it has come.
-    """
-
-    def __init__(self) -> None:
-        self._tail = " "  # what char n-grams to come may begin with
-        self._word = ""  # of which no end has been seen
-        self._previous: Hashes = np.zeros(0, np.uint64)
-
-    def feed(self, text: str) -> Hashes:
-        """The hashes of the n-grams that this text completes."""
-        if not text:
-            return np.zeros(0, np.uint64)
-        parts: list[Hashes] = []
-        for start in range(0, len(text), PIECE // 2):
-            parts.extend(self._feed(text[start : start + PIECE // 2]))
-        return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
-
-    def end(self) -> Hashes:
-        """The hashes that the end of the text completes."""
-        return self.feed(" ")
-
-    def _feed(self, text: str) -> Sequence[Hashes]:
-        return [*self._new_grams(text), *self._new_words(text)]
-
-    def _new_grams(self, text: str) -> list[Hashes]:
-        seen = len(self._tail)
-        joined = self._tail + text
-        self._tail = joined[-(CHARS[-1] - 1) :]
-        grams = char_grams(codes(joined))
-        # A gram of length n that ends within `text` starts after seen - n.
-        return [
-            mixed(gram[max(0, seen - n + 1) :], _SALT_CHARS) for n, gram in zip(CHARS, grams, strict=False)
-        ]
-
-    def _new_words(self, text: str) -> list[Hashes]:
-        points = codes(self._word + text)
-        found, ends = words(points)
-        if len(ends) and ends[-1] == len(points) and len(points) < PIECE // 2:
-            found = found[:-1]
-            after = int(ends[-2]) if len(ends) > 1 else 0
-            inside = wordlike(points[after:])
-            begin = after + len(inside) - int(np.argmin(inside[::-1])) if not inside.all() else after
-            self._word = (self._word + text)[begin:]
-        else:
-            self._word = ""
-        if not len(found):
-            return []
-        chain = np.concatenate([self._previous, found])
-        self._previous = found[-1:]
-        return [mixed(found, _SALT_WORD), mixed(pairs(chain), _SALT_PAIR)]

@@ -27,15 +27,3 @@ def verify(folder: Path, names: Iterable[str]) -> None:
                 raise ModelDamaged(f"{folder / name}: not the file that was shipped; install it again")
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise ModelDamaged(f"{folder}: the safety classifier cannot be read: {exc!r}") from exc
-
-
-def write_manifest(folder: Path) -> None:
-    """List every file of a folder that is a model's: what training does last."""
-    files = sorted(path for path in folder.iterdir() if path.suffix in {".npz", ".onnx", ".json"})
-    listed = {
-        path.name: {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size}
-        for path in files
-        if path.name != MANIFEST
-    }
-    text = json.dumps({"version": 1, "files": listed}, indent=1)
-    (folder / MANIFEST).write_text(text + "\n")

@@ -16,7 +16,7 @@ QUOTAS: Mapping[str, float] = {
     "benign_arena_v01": 1100,
     "benign_banking77": 250,
     "benign_clinc": 700,
-    "benign_coconot_pref": 1200,
+    "benign_coconot_pref": 1600,
     "benign_cyber_frr": 350,
     "benign_gpteacher": 1500,
     "benign_gsm8k": 150,

@@ -148,16 +148,18 @@ def figures(scored: Scored, harm: Floats) -> dict[str, Any]:
     looks = np.isin(found.source, LOOK_ALIKES)
     return {
         "threshold": {"0.01": at_1, "0.05": at_5},
-        "pooled_recall": {"0.01": _mean(harm[harmful] >= at_1), "0.05": _mean(harm[harmful] >= at_5)},
+        "pooled_recall": _reached(harm[harmful], at_1, at_5),
         "mean_source_recall": _mean_recall(by_source),
-        "look_alikes_flagged": {"0.01": _mean(harm[looks] >= at_1), "0.05": _mean(harm[looks] >= at_5)},
+        "look_alikes_flagged": _reached(harm[looks], at_1, at_5),
         "auc": round(auc(harm[public & prompts], found.harmful[public & prompts]), 4),
         "by_source": by_source,
     }
 
 
-def _mean(hits: NDArray[np.bool_]) -> float:
-    return round(float(hits.mean()), 4)
+def _reached(harm: Floats, at_1: float, at_5: float) -> dict[str, float]:
+    if not len(harm):
+        return {}
+    return {rate: round(float((harm >= at).mean()), 4) for rate, at in (("0.01", at_1), ("0.05", at_5))}
 
 
 def _mean_recall(by_source: Mapping[str, Sequence[float]]) -> dict[str, float]:

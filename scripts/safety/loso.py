@@ -49,7 +49,11 @@ class Predictions:
 
     def save(self, path: Path) -> None:
         """Write all arrays to an .npz file."""
-        np.savez_compressed(path, **{name: value for name, value in asdict(self).items()})
+        np.savez_compressed(path, **asdict(self))
+
+    def where(self, chosen: NDArray[np.bool_]) -> Predictions:
+        """Those rows alone."""
+        return Predictions(**{name: column[chosen] for name, column in asdict(self).items()})
 
     @classmethod
     def load(cls, path: Path) -> Predictions:

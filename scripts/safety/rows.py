@@ -77,8 +77,8 @@ def public(folder: Path, manifest: Path = MANIFEST) -> list[Row]:
         if hashlib.sha256(packed).hexdigest() != entry["sha256"]:
             raise BadRows(f"{name} is not the file that MANIFEST.json names")
         source = name.removesuffix(".jsonl.gz")
-        for line in gzip.decompress(packed).splitlines():
-            rows.append(_public_row(source, json.loads(line)))
+        lines = gzip.decompress(packed).splitlines()
+        rows.extend(_public_row(source, json.loads(line)) for line in lines)
     return rows
 
 

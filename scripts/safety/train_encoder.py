@@ -60,7 +60,8 @@ def train(rows: Sequence[Row], weights: Path, recipe: Recipe) -> MiniLM:
     for start in range(0, len(chosen), stretch):
         block = [rows[i] for i in chosen[start : start + stretch]]
         pieces = [
-            part(wordpieces.ids(disguised(row.text[:6000], rng)), rng, bool(row.harmful)) for row in block
+            part(wordpieces.ids(disguised(row.text[:6000], rng)), rng, harmful=bool(row.harmful))
+            for row in block
         ]
         lengths = np.array([len(piece) for piece in pieces])
         for places in batches(lengths, recipe.batch, rng):
@@ -110,12 +111,12 @@ def _topic(row: Row) -> int:
     return CATEGORIES.index(name) if name in CATEGORIES else _IGNORED
 
 
-@torch.inference_mode()
 def logits(model: MiniLM, windows: Sequence[list[int]], batch: int = 64) -> NDArray[np.float32]:
     """(windows, 1 + categories) logits of token windows."""
     order = np.argsort([len(ids) for ids in windows], kind="stable")
     found = np.zeros((len(windows), 1 + len(CATEGORIES)), np.float32)
-    for start in range(0, len(order), batch):
-        places = order[start : start + batch]
-        found[places] = model(*padded([windows[i] for i in places])).numpy()
+    with torch.inference_mode():
+        for start in range(0, len(order), batch):
+            places = order[start : start + batch]
+            found[places] = model(*padded([windows[i] for i in places])).numpy()
     return found

@@ -20,15 +20,14 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from app.safety.model_files import write_manifest
-from scripts.safety import balance, calibrate, card, export, loso, rows, train_encoder, train_ngrams
+from app.safety.thresholds import MODELS
+from scripts.safety import balance, calibrate, card, export, loso, manifest, rows, train_encoder, train_ngrams
 from scripts.safety.loso import Predictions
 from scripts.safety.rows import Row
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MODELS = ROOT / "app" / "safety" / "models"
-EXAMPLES = 75_000
-FOLD_EXAMPLES = 18_000
+EXAMPLES = 50_000
+FOLD_EXAMPLES = 9_500
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -103,15 +102,23 @@ def _calibrate(args: argparse.Namespace) -> None:
     path = args.models / "calibration.json"
     output = json.loads(path.read_text()).get("output") if path.exists() else None
     path.write_text(json.dumps(calibrate.document(blend, scored, output), indent=1) + "\n")
-    write_manifest(args.models)
+    manifest.write(args.models)
     measured: dict[str, Any] = {
         "blend": calibrate.figures(scored, scored.full),
         "n-grams": calibrate.figures(scored, scored.fast),
         "encoder": calibrate.figures(scored, calibrate.sigmoid(found.encoder.astype(np.float64))),
     }
-    measured["without"] = card.ablation(args.work, scored)
+    measured["ablation"] = card.ablation(args.work, scored, blend)
     (args.work / "figures.json").write_text(json.dumps(measured, indent=1) + "\n")
-    (args.models / "CARD.md").write_text(card.text(measured, rows.own(), args.models))
+    (args.models / "CARD.md").write_text(card.text(measured, rows.own(), _sizes(args.models)))
+
+
+def _sizes(models: Path) -> dict[str, int]:
+    return {
+        path.name: path.stat().st_size
+        for path in models.iterdir()
+        if path.suffix in {".npz", ".onnx", ".json"}
+    }
 
 
 if __name__ == "__main__":
