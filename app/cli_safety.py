@@ -20,23 +20,50 @@ from app.safety.categories import name_of
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.evaluation import Judged, Row
 from app.safety.evaluation_plot import plot
+from app.safety.model_files import verify
 from app.safety.policy import Policies, Policy
 from app.safety.prompt_screen import Classifies, PromptScreen
+from app.safety.reply_evaluation import NotedModel, halts, stream
+from app.safety.stream_terms import Listens
 from app.safety.thresholds import MODELS
 from app.safety.verdict import Verdict, harm, stricter
 from app.store.keys import SAFETY_LEVELS
 
 EXIT_OK = 0
+_TIMEOUT_S = 600.0
+_FIRST = "Good morning."
+"""Judged ahead of what is timed: the first run of the encoder sets it up."""
 _SHOWN = 3
 """Categories that `check` names beside the one that decided."""
 
 
-class Load(Protocol):
-    """Loads the classifier of a directory of models. Raises what its loading does."""
+class Loads(Protocol):
+    """Loads the classifiers of a directory of models. Raises SettingsError where they cannot be."""
 
-    def __call__(self, models: Path) -> Classifies:
-        """The classifier."""
+    def prompts(self, models: Path) -> Classifies:
+        """That of prompts."""
         ...
+
+    def answers(self, models: Path) -> Listens:
+        """That of answers."""
+        ...
+
+
+class Shipped:
+    """The classifiers that come with the server."""
+
+    def prompts(self, models: Path) -> Classifies:
+        """See Loads."""
+        from app.safety.classifier import Classifier
+
+        return Classifier.load(models)
+
+    def answers(self, models: Path) -> Listens:
+        """See Loads."""
+        from app.safety.output_model import OutputModel
+
+        verify(models, ["output.npz"])
+        return OutputModel.load(models / "output.npz")
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -64,34 +91,34 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="FILE",
         help="JSON lines with text, label, category, source; .gz too",
     )
+    measure.add_argument("--kind", choices=("prompt", "output"), default="prompt", help="which rows")
+    measure.add_argument("--watched", action="store_true", help="judge outputs as of watched prompts")
     measure.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the figures too")
     measure.add_argument("--limit", type=int, metavar="N", help="only N of the rows, evenly spread")
     measure.set_defaults(run=_eval)
 
 
-def run(args: argparse.Namespace, load: Load | None = None) -> int:
-    """Run a command; returns its exit status. Raises SettingsError, ServingError, and what `load` does."""
+def run(args: argparse.Namespace, loads: Loads | None = None) -> int:
+    """Run a command; returns its exit status. Raises SettingsError, ServingError."""
     flags = {} if args.policy is None else {"safety_policy": str(args.policy)}
     in_force = settings.load(flags, os.environ, args.config)
     path = Path(in_force.safety_policy) if in_force.safety_policy else None
     policy = Policies(path, MODELS, in_force.safety_country).current.tightened(args.level)
-    screen = PromptScreen((load or _shipped)(MODELS), SafetyCounters(Histogram(HOLD_BACK_S)), timeout_s=600)
-    with closing(screen):
-        status: int = args.run(args, screen, policy)
+    status: int = args.run(args, policy, loads or Shipped())
     sys.stdout.flush()
     return status
 
 
-def _shipped(models: Path) -> Classifies:
-    from app.safety.classifier import Classifier
+def _screen(loads: Loads) -> closing[PromptScreen]:
+    counters = SafetyCounters(Histogram(HOLD_BACK_S))
+    return closing(PromptScreen(loads.prompts(MODELS), counters, timeout_s=_TIMEOUT_S))
 
-    return Classifier.load(models)
 
-
-def _check(args: argparse.Namespace, screen: PromptScreen, policy: Policy) -> int:
+def _check(args: argparse.Namespace, policy: Policy, loads: Loads) -> int:
     text = sys.stdin.read() if args.text == "-" else args.text
-    asyncio.run(_judge(screen, policy, "warm"))  # the first run of the encoder sets it up
-    first, second, fast_ms, full_ms = asyncio.run(_judge(screen, policy, text))
+    with _screen(loads) as screen:
+        asyncio.run(_judge(screen, policy, _FIRST))
+        first, second, fast_ms, full_ms = asyncio.run(_judge(screen, policy, text))
     verdict = stricter(first, second)
     found = {
         "action": verdict.action,
@@ -137,17 +164,19 @@ def _said(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _eval(args: argparse.Namespace, screen: PromptScreen, policy: Policy) -> int:
-    rows, skipped = evaluation.read(args.files)
+def _eval(args: argparse.Namespace, policy: Policy, loads: Loads) -> int:
+    rows, skipped = evaluation.read(args.files, args.kind)
     if args.limit is not None:
         rows = _spread(rows, args.limit)
-    judged = asyncio.run(_judge_all(screen, policy, rows, _progress(len(rows))))
+    measure = _prompts if args.kind == "prompt" else _replies
+    judged, figures = measure(args, policy, loads, rows)
     report = {
         "files": [str(path) for path in args.files],
+        "kind": args.kind,
         "rows": len(rows),
         "skipped": dict(skipped),
         "policy_hash": policy.hash,
-        **evaluation.report(judged),
+        **figures,
     }
     if args.plot is not None:
         try:
@@ -158,11 +187,32 @@ def _eval(args: argparse.Namespace, screen: PromptScreen, policy: Policy) -> int
     return EXIT_OK
 
 
+def _prompts(
+    args: argparse.Namespace, policy: Policy, loads: Loads, rows: Sequence[Row]
+) -> tuple[list[Judged], dict[str, Any]]:
+    if args.watched:
+        raise settings.SettingsError("--watched: is for --kind output")
+    with _screen(loads) as screen:
+        judged = asyncio.run(_judge_all(screen, policy, rows, _progress(len(rows))))
+    return judged, evaluation.report(judged)
+
+
+def _replies(
+    args: argparse.Namespace, policy: Policy, loads: Loads, rows: Sequence[Row]
+) -> tuple[list[Judged], dict[str, Any]]:
+    model, told, streamed = NotedModel(loads.answers(MODELS)), _progress(len(rows)), []
+    for number, row in enumerate(rows, start=1):
+        streamed.append(stream(model, policy, row, watched=args.watched))
+        told(number)
+    judged = [each.judged for each in streamed]
+    return judged, evaluation.report(judged, ("token", "reply")) | {"halts": halts(streamed)}
+
+
 async def _judge_all(
     screen: PromptScreen, policy: Policy, rows: Sequence[Row], told: Callable[[int], None]
 ) -> list[Judged]:
     judged = []
-    await _judge(screen, policy, "warm")
+    await _judge(screen, policy, _FIRST)
     for number, row in enumerate(rows, start=1):
         first, second, fast_ms, full_ms = await _judge(screen, policy, row.text)
         verdict = stricter(first, second)
@@ -197,6 +247,8 @@ def _table(report: dict[str, Any]) -> list[str]:
     lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
     times = report["latency_ms"]
     lines += [f"{name}: p50 {times[name]['p50']} ms, p99 {times[name]['p99']} ms" for name in times]
+    for name, values in report.get("halts", {}).items():
+        lines.append(f"{name} of halted harmful rows: p50 {values['p50']:.0f}, p90 {values['p90']:.0f}")
     lines += [f"left out: {number} rows, {why}" for why, number in report["skipped"].items()]
     return lines
 

@@ -76,8 +76,11 @@ def read(paths: Iterable[Path], kind: str = "prompt") -> Rows:
     return Rows(rows, skipped)
 
 
-def report(judged: Sequence[Judged]) -> dict[str, Any]:
-    """All figures: pooled, by source, and by category, whose harmful rows are set against all benign ones."""
+def report(judged: Sequence[Judged], timed: tuple[str, str] = ("fast", "full")) -> dict[str, Any]:
+    """All figures: pooled, by source, and by category, whose harmful rows are set against all benign ones.
+
+    `timed` are the names of the two latencies.
+    """
     sources: dict[str, list[Judged]] = defaultdict(list)
     categories: dict[str, list[Judged]] = defaultdict(list)
     benign = [each for each in judged if not each.row.harmful]
@@ -92,8 +95,8 @@ def report(judged: Sequence[Judged]) -> dict[str, Any]:
             name: figures([*categories[name], *benign]) for name in sorted(categories, key=_order)
         },
         "latency_ms": {
-            "fast": _quantiles([each.fast_ms for each in judged]),
-            "full": _quantiles([each.full_ms for each in judged]),
+            timed[0]: quantiles([each.fast_ms for each in judged]),
+            timed[1]: quantiles([each.full_ms for each in judged]),
         },
     }
 
@@ -179,7 +182,8 @@ def _right(ordered: Sequence[float], value: float) -> int:
     return bisect_left(ordered, math.nextafter(value, math.inf))
 
 
-def _quantiles(values: Sequence[float]) -> dict[str, float]:
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """The median, the 90th and 99th percentile and the maximum; zero of nothing."""
     ordered = sorted(values)
     return {
         name: round(ordered[min(int(q * len(ordered)), len(ordered) - 1)], 3) if ordered else 0.0

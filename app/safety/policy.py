@@ -108,10 +108,6 @@ class Policy:
         at = {limit.category: limit.threshold for limit in self._answers[watched] if limit.action == "block"}
         return tuple(at.get(category, math.inf) for category in CATEGORIES)
 
-    def output_floor(self, *, watched: bool) -> float:
-        """The lowest score that halts an answer; infinity where none does."""
-        return min(self.output_thresholds(watched=watched))
-
     def blocked(self, scores: Scores, stage: Stage) -> tuple[str, ...]:
         """The categories that would each block a prompt with these scores."""
         limits = self._prompt_limits(stage, 1)

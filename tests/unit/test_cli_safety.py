@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from policies import WordClassifier, write_models
+from screens import WordModel
 
 from app import cli_safety
 from app.cli import EXIT_USAGE, main, parser
@@ -19,6 +20,18 @@ Run = Callable[..., tuple[int, str]]
 CLASSIFIER = WordClassifier(full={"bad": {"S2": 0.95}, "grey": {"S11": 0.5}})
 
 
+class Words:
+    """Classifiers of words."""
+
+    def prompts(self, _models: Path) -> WordClassifier:
+        """See Loads."""
+        return CLASSIFIER
+
+    def answers(self, _models: Path) -> WordModel:
+        """See Loads."""
+        return WordModel("bad")
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `safety` with a classifier of words: (exit status, standard output)."""
@@ -27,7 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setattr(cli_safety, "MODELS", models)
 
     def run_(*argv: str) -> tuple[int, str]:
-        status = cli_safety.run(parser().parse_args(["safety", *argv]), lambda _models: CLASSIFIER)
+        status = cli_safety.run(parser().parse_args(["safety", *argv]), Words())
         return status, capsys.readouterr().out
 
     return run_
@@ -101,6 +114,32 @@ def test_figures_are_a_table(run: Run, tmp_path: Path):
     lines = run("eval", str(rows(tmp_path / "rows.jsonl")))[1].splitlines()
     assert lines[1].split()[:5] == ["all", "4", "4", "50.0%", "0.0%"]
     assert [line.split()[0] for line in lines[2:]] == ["a", "b", "S2", "fast:", "full:"]
+
+
+def test_replies_are_measured_as_they_stream(run: Run, tmp_path: Path):
+    """`--kind output`: a halt is what blocks; after how many tokens, and how many had gone out by then."""
+    path = tmp_path / "rows.jsonl"
+    fine = "all is well and so are we " * 8
+    texts = [(fine + "bad bad bad " * 3 + fine, 1), (fine, 0), ("bad bad", 1), ("", 0)]
+    lines = [{"text": text, "label": label, "kind": "output"} for text, label in texts]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = json.loads(run("eval", str(path), "--kind", "output", "--json")[1])
+    assert (found["kind"], found["rows"]) == ("output", 4)
+    assert found["pooled"]["blocked"]["recall"]["rate"] == 1.0
+    assert found["pooled"]["blocked"]["fpr"]["rate"] == 0.0
+    assert found["halts"]["halted_at_tokens"]["max"] == 58
+    assert found["halts"]["released_tokens"]["max"] < 56
+    watched = json.loads(run("eval", str(path), "--kind", "output", "--watched", "--json")[1])
+    assert watched["halts"]["released_tokens"]["max"] == 0
+    table = run("eval", str(path), "--kind", "output")[1]
+    assert "halted_at_tokens of halted harmful rows: p50 58" in table
+    assert "no output" not in table
+
+
+def test_only_outputs_can_be_watched(run: Run, tmp_path: Path):
+    """For prompts, being watched is an outcome."""
+    with pytest.raises(SettingsError, match=r"--watched"):
+        run("eval", str(rows(tmp_path / "rows.jsonl")), "--watched")
 
 
 def test_a_part_of_the_rows_can_be_measured(run: Run, tmp_path: Path):

@@ -104,7 +104,7 @@ def test_a_watched_category_halts_answers_of_watched_prompts_only():
     assert rules.judge_output({"S3": 0.9}, watched=True).action is None
     at = dict(zip(CATEGORIES, rules.output_thresholds(watched=False), strict=True))
     assert (at["S1"], at["S2"], at["S3"]) == (math.inf, math.inf, math.inf)
-    assert rules.output_floor(watched=False) == at["S4"] > rules.output_floor(watched=True)
+    assert min(rules.output_thresholds(watched=True)) < at["S4"]
 
 
 def test_a_hard_listed_span_halts_whatever_the_scores():
