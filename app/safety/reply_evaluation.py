@@ -73,7 +73,7 @@ class NotedModel:
 
 
 def stream(model: NotedModel, policy: Policy, row: Row, *, watched: bool) -> Streamed:
-    """Feed a reply to a screen of its own; once it is halted, what is left only to the model, for its score."""
+    """Feed a reply to a screen of its own; what is left after a halt only to the model, for its score."""
     screening = StreamScreen(model).for_request(1, watched, {}, policy)
     words = _WORDS.findall(row.text)
     halted_at, released, taken_s = None, 0, 0.0
