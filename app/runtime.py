@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import NamedTuple
 
 from structlog.typing import FilteringBoundLogger
 
@@ -32,9 +31,9 @@ from app.safety.guard import Guard, GuardTier
 from app.safety.guard_templates import GuardFormat, format_of
 from app.safety.moderator import Moderator
 from app.safety.policy import Policies, Policy
-from app.safety.prompt_screen import Classifies, PromptScreen
+from app.safety.prompt_screen import PromptScreen
+from app.safety.shipped import MODELS, OUTPUT, Models, load
 from app.safety.stream_screen import StreamScreen
-from app.safety.stream_terms import Listens
 from app.screen import NoChecks, Screen
 from app.settings import Settings, SettingsError
 from app.store.database import Database
@@ -44,19 +43,9 @@ from app.store.purge import Purge
 ONE_PIECE = 8
 """How many times `stream_bytes` an answer in one piece may take."""
 _START_RETRY_S = 5
-MODELS = Path(__file__).parent / "safety" / "models"
-"""The classifiers that are shipped."""
 
 OnDeath = Callable[[str], None]
 EngineFactory = Callable[[Settings, OnDeath], Engine]
-
-
-class Models(NamedTuple):
-    """The classifiers of prompts and of answers, and the directory that has their calibration."""
-
-    prompts: Classifies
-    answers: Listens
-    directory: Path
 
 
 ModelLoader = Callable[[], Models]
@@ -110,9 +99,9 @@ class Runtime:
     def _build_screen(self, load_models: ModelLoader | None) -> Screen | None:
         """The screens and their policy; None with `safety` off. Raises SettingsError."""
         settings, counters = self.settings, self.safety_counters
-        if settings.safety == "off" or (load_models is None and not MODELS.is_dir()):
+        if settings.safety == "off" or (load_models is None and not (MODELS / OUTPUT).exists()):
             return None
-        models = (load_models or load_shipped)()
+        models = (load_models or load)()
         path = Path(settings.safety_policy) if settings.safety_policy else None
         return Screen(
             PromptScreen(models.prompts, counters, fail_open=settings.safety_fail_open),
@@ -240,11 +229,6 @@ class Runtime:
                 self.log.error("close_failed", error=where(exc))
         if self.screen is not None:
             self.screen.prompts.close()
-
-
-def load_shipped() -> Models:
-    """The classifiers that come with the server. Raises SettingsError: it does not start without them."""
-    raise SettingsError(f"{MODELS}: there are no classifiers")
 
 
 def build_engine(settings: Settings, on_death: OnDeath) -> Engine:

@@ -11,7 +11,7 @@ from policies import WordClassifier, write_models
 
 from app.core import ChatRequest, Counts, Delta, ToolCall
 from app.engine.scripted import Script, ScriptedEngine
-from app.runtime import Models
+from app.safety.shipped import Models
 from app.safety.verdict import Scores
 
 HARM = "harmful"

@@ -14,7 +14,8 @@ from servers import Serve, Served, chat
 from sse_client import until
 
 from app.engine.scripted import Script
-from app.runtime import Models, Runtime
+from app.runtime import Runtime
+from app.safety.shipped import Models
 from app.safety.verdict import Scores
 from app.settings import Settings, SettingsError
 
