@@ -157,7 +157,7 @@ def _asked_to_stop(stop: asyncio.Event, runtime: Runtime) -> None:
     stop.set()
 
 
-def _hung_up(stop: asyncio.Event, runtime: Runtime, on_terminal: bool) -> None:  # noqa: FBT001
+def _hung_up(stop: asyncio.Event, runtime: Runtime, on_terminal: bool) -> None:  # noqa: FBT001  # add_signal_handler passes by position
     """Read the policy again; where the terminal was closed, stop as its programs do."""
     if on_terminal and not sys.stderr.isatty():
         _asked_to_stop(stop, runtime)

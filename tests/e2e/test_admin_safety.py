@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import re
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from policies import write_models
+from screens import word_models
 from servers import Serve, Served, Spawn
 from sse_client import fetch
 
-from app.safety.policy import Policies
+from app.api.server import _hung_up
 from app.store import safety_events
 from app.store.safety_events import SafetyEvent
 
@@ -36,13 +39,18 @@ EVENT = SafetyEvent(
 )
 
 
+@pytest.fixture
+def safety() -> str:
+    """Off, where a test does not say; with models of words where it does."""
+    return "off"
+
+
 async def served_with(serve: Serve, tmp_path: Path, text: str = "") -> tuple[Served, Path]:
     """A server whose policy is a file with this text, and the file."""
     path = tmp_path / "policy.toml"
     path.write_text(text)
-    served = await serve()
-    served.runtime.policies = Policies(path, write_models(tmp_path / "models"))
-    return served, path
+    models = partial(word_models, tmp_path / "models")
+    return await serve(load_models=models, safety="on", safety_policy=str(path)), path
 
 
 async def add(served: Served, **changes: Any) -> None:
@@ -192,6 +200,29 @@ async def test_a_hangup_is_no_end(spawn: Spawn):
     answer = await fetch(await process.port(), "GET", "/healthz")
     assert answer.status == 200
     assert process.process.returncode is None
+
+
+async def test_a_hangup_reads_the_policy(serve, tmp_path):
+    """The log says which policy is in force, or why the file was refused."""
+    served, path = await served_with(serve, tmp_path)
+    stop = asyncio.Event()
+    path.write_text("block_fpr = 0.02")
+    _hung_up(stop, served.runtime, on_terminal=False)
+    path.write_text("block_fpr = 2")
+    _hung_up(stop, served.runtime, on_terminal=False)
+    lines = [line for line in served.log if line["event"].startswith("policy_")]
+    assert [line["event"] for line in lines] == ["policy_reloaded", "policy_refused"]
+    assert lines[0]["policy_hash"] == served.runtime.policies.current.hash
+    assert "block_fpr" in lines[1]["reason"]
+    assert not stop.is_set()
+
+
+async def test_a_closed_terminal_ends_the_server(serve, monkeypatch):
+    """Where it was started on a terminal that is no longer one, a hangup is the terminal's."""
+    served, stop = await serve(), asyncio.Event()
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    _hung_up(stop, served.runtime, on_terminal=True)
+    assert stop.is_set()
 
 
 async def test_the_metrics_count_verdicts(serve, tmp_path):
