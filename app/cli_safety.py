@@ -11,21 +11,19 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from app import settings
 from app.metering.traffic import Histogram
-from app.safety import evaluation
+from app.safety import evaluation, shipped
 from app.safety.categories import name_of
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.evaluation import Judged, Row
 from app.safety.evaluation_plot import plot
-from app.safety.model_files import verify
 from app.safety.policy import Policies, Policy
-from app.safety.prompt_screen import Classifies, PromptScreen
+from app.safety.prompt_screen import PromptScreen
 from app.safety.reply_evaluation import NotedModel, halts, stream
-from app.safety.stream_terms import Listens
-from app.safety.thresholds import MODELS
+from app.safety.shipped import Models
 from app.safety.verdict import Verdict, harm, stricter
 from app.store.keys import SAFETY_LEVELS
 
@@ -37,33 +35,7 @@ _SHOWN = 3
 """Categories that `check` names beside the one that decided."""
 
 
-class Loads(Protocol):
-    """Loads the classifiers of a directory of models. Raises SettingsError where they cannot be."""
-
-    def prompts(self, models: Path) -> Classifies:
-        """That of prompts."""
-        ...
-
-    def answers(self, models: Path) -> Listens:
-        """That of answers."""
-        ...
-
-
-class Shipped:
-    """The classifiers that come with the server."""
-
-    def prompts(self, models: Path) -> Classifies:
-        """See Loads."""
-        from app.safety.classifier import Classifier
-
-        return Classifier.load(models)
-
-    def answers(self, models: Path) -> Listens:
-        """See Loads."""
-        from app.safety.output_model import OutputModel
-
-        verify(models, ["output.npz"])
-        return OutputModel.load(models / "output.npz")
+LoadModels = Callable[[], Models]
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -98,25 +70,26 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     measure.set_defaults(run=_eval)
 
 
-def run(args: argparse.Namespace, loads: Loads | None = None) -> int:
-    """Run a command; returns its exit status. Raises SettingsError, ServingError."""
+def run(args: argparse.Namespace, load: LoadModels | None = None) -> int:
+    """Run a command, over the shipped classifiers or others; its exit status. Raises SettingsError."""
     flags = {} if args.policy is None else {"safety_policy": str(args.policy)}
     in_force = settings.load(flags, os.environ, args.config)
     path = Path(in_force.safety_policy) if in_force.safety_policy else None
-    policy = Policies(path, MODELS, in_force.safety_country).current.tightened(args.level)
-    status: int = args.run(args, policy, loads or Shipped())
+    models = (load or shipped.load)()
+    policy = Policies(path, models.directory, in_force.safety_country).current.tightened(args.level)
+    status: int = args.run(args, policy, models)
     sys.stdout.flush()
     return status
 
 
-def _screen(loads: Loads) -> closing[PromptScreen]:
+def _screen(models: Models) -> closing[PromptScreen]:
     counters = SafetyCounters(Histogram(HOLD_BACK_S))
-    return closing(PromptScreen(loads.prompts(MODELS), counters, timeout_s=_TIMEOUT_S))
+    return closing(PromptScreen(models.prompts, counters, timeout_s=_TIMEOUT_S))
 
 
-def _check(args: argparse.Namespace, policy: Policy, loads: Loads) -> int:
+def _check(args: argparse.Namespace, policy: Policy, models: Models) -> int:
     text = sys.stdin.read() if args.text == "-" else args.text
-    with _screen(loads) as screen:
+    with _screen(models) as screen:
         asyncio.run(_judge(screen, policy, _FIRST))
         first, second, fast_ms, full_ms = asyncio.run(_judge(screen, policy, text))
     verdict = stricter(first, second)
@@ -164,12 +137,12 @@ def _said(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _eval(args: argparse.Namespace, policy: Policy, loads: Loads) -> int:
+def _eval(args: argparse.Namespace, policy: Policy, models: Models) -> int:
     rows, skipped = evaluation.read(args.files, args.kind)
     if args.limit is not None:
         rows = _spread(rows, args.limit)
     measure = _prompts if args.kind == "prompt" else _replies
-    judged, figures = measure(args, policy, loads, rows)
+    judged, figures = measure(args, policy, models, rows)
     report = {
         "files": [str(path) for path in args.files],
         "kind": args.kind,
@@ -188,19 +161,19 @@ def _eval(args: argparse.Namespace, policy: Policy, loads: Loads) -> int:
 
 
 def _prompts(
-    args: argparse.Namespace, policy: Policy, loads: Loads, rows: Sequence[Row]
+    args: argparse.Namespace, policy: Policy, models: Models, rows: Sequence[Row]
 ) -> tuple[list[Judged], dict[str, Any]]:
     if args.watched:
         raise settings.SettingsError("--watched: is for --kind output")
-    with _screen(loads) as screen:
+    with _screen(models) as screen:
         judged = asyncio.run(_judge_all(screen, policy, rows, _progress(len(rows))))
     return judged, evaluation.report(judged)
 
 
 def _replies(
-    args: argparse.Namespace, policy: Policy, loads: Loads, rows: Sequence[Row]
+    args: argparse.Namespace, policy: Policy, models: Models, rows: Sequence[Row]
 ) -> tuple[list[Judged], dict[str, Any]]:
-    model, told, streamed = NotedModel(loads.answers(MODELS)), _progress(len(rows)), []
+    model, told, streamed = NotedModel(models.answers), _progress(len(rows)), []
     for number, row in enumerate(rows, start=1):
         streamed.append(stream(model, policy, row, watched=args.watched))
         told(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,34 +14,23 @@ from screens import WordModel
 
 from app import cli_safety
 from app.cli import EXIT_USAGE, main, parser
+from app.safety import shipped
 from app.safety.categories import CATEGORIES
+from app.safety.shipped import Models
 from app.settings import SettingsError
 
 Run = Callable[..., tuple[int, str]]
 CLASSIFIER = WordClassifier(full={"bad": {"S2": 0.95}, "grey": {"S11": 0.5}})
 
 
-class Words:
-    """Classifiers of words."""
-
-    def prompts(self, _models: Path) -> WordClassifier:
-        """See Loads."""
-        return CLASSIFIER
-
-    def answers(self, _models: Path) -> WordModel:
-        """See Loads."""
-        return WordModel("bad")
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `safety` with a classifier of words: (exit status, standard output)."""
     monkeypatch.chdir(tmp_path)
-    models = write_models(tmp_path / "models")
-    monkeypatch.setattr(cli_safety, "MODELS", models)
+    models = Models(CLASSIFIER, WordModel("bad"), write_models(tmp_path / "models"))
 
     def run_(*argv: str) -> tuple[int, str]:
-        status = cli_safety.run(parser().parse_args(["safety", *argv]), Words())
+        status = cli_safety.run(parser().parse_args(["safety", *argv]), lambda: models)
         return status, capsys.readouterr().out
 
     return run_
@@ -158,7 +148,8 @@ def test_a_part_of_the_rows_can_be_measured(run: Run, tmp_path: Path):
 def test_what_cannot_be_done_is_one_line(argv, capsys, tmp_path, monkeypatch):
     """It ends with status 2, and says what is wrong."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli_safety, "MODELS", write_models(tmp_path / "models"))
+    models = Models(CLASSIFIER, WordModel("bad"), write_models(tmp_path / "models"))
+    monkeypatch.setattr(shipped, "load", lambda: models)
     assert main(["safety", *argv]) == EXIT_USAGE
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("tokenring: nowhere.toml")
@@ -167,7 +158,7 @@ def test_what_cannot_be_done_is_one_line(argv, capsys, tmp_path, monkeypatch):
 def test_damaged_models_are_one_line(capsys, tmp_path, monkeypatch):
     """Without the classifiers' files nothing is judged."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli_safety, "MODELS", write_models(tmp_path / "models"))
+    monkeypatch.setattr(shipped, "load", partial(shipped.load, write_models(tmp_path / "models")))
     assert main(["safety", "check", "x"]) == EXIT_USAGE
     [line] = capsys.readouterr().err.splitlines()
     assert "classifier" in line
