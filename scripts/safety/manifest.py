@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from app.safety.model_files import MANIFEST
-from app.safety.thresholds import MODELS
+from app.safety.shipped import MODELS
 
 MODEL_FILES = frozenset({".json", ".npz", ".onnx"})
 """What a model's file ends with."""

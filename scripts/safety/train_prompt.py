@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from app.safety.thresholds import MODELS
+from app.safety.shipped import MODELS
 from scripts.safety import balance, calibrate, card, export, loso, manifest, rows, train_encoder, train_ngrams
 from scripts.safety.loso import Predictions
 from scripts.safety.rows import Row
