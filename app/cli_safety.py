@@ -31,6 +31,8 @@ EXIT_OK = 0
 _TIMEOUT_S = 600.0
 _FIRST = "Good morning."
 """Judged ahead of what is timed: the first run of the encoder sets it up."""
+_LISTED = 20
+"""Categories in the table of `eval`, the most frequent ones: files may have their own names for them."""
 _SHOWN = 3
 """Categories that `check` names beside the one that decided."""
 
@@ -215,13 +217,17 @@ def _table(report: dict[str, Any]) -> list[str]:
     heads = ("", "harmful", "benign", "blocked", "fpr", "watched", "fpr", "auc", "ap", "@1%", "@5%")
     rows = [heads, _figures("all", report["pooled"])]
     rows += [_figures(name, report["sources"][name]) for name in report["sources"]]
-    rows += [_figures(name, report["categories"][name]) for name in report["categories"]]
+    categories = report["categories"]
+    often = sorted(categories, key=lambda name: -categories[name]["harmful"])[:_LISTED]
+    rows += [_figures(name, categories[name]) for name in categories if name in often]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
     times = report["latency_ms"]
     lines += [f"{name}: p50 {times[name]['p50']} ms, p99 {times[name]['p99']} ms" for name in times]
     for name, values in report.get("halts", {}).items():
         lines.append(f"{name} of halted harmful rows: p50 {values['p50']:.0f}, p90 {values['p90']:.0f}")
+    if len(categories) > _LISTED:
+        lines.append(f"and {len(categories) - _LISTED} rarer categories: see --json")
     lines += [f"left out: {number} rows, {why}" for why, number in report["skipped"].items()]
     return lines
 

@@ -106,6 +106,18 @@ def test_figures_are_a_table(run: Run, tmp_path: Path):
     assert [line.split()[0] for line in lines[2:]] == ["a", "b", "S2", "fast:", "full:"]
 
 
+def test_a_table_has_the_most_frequent_categories(run: Run, tmp_path: Path):
+    """Files may have a hundred names of their own; JSON has them all."""
+    path = tmp_path / "rows.jsonl"
+    lines = [{"text": "bad", "label": 1, "category": f"c{i}"} for i in range(25) for _ in range(2 + i)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = run("eval", str(path))[1]
+    assert "and 5 rarer categories: see --json" in out
+    assert " c24 " in out
+    assert " c4 " not in out
+    assert len(json.loads(run("eval", str(path), "--json")[1])["categories"]) == 25
+
+
 def test_replies_are_measured_as_they_stream(run: Run, tmp_path: Path):
     """`--kind output`: a halt is what blocks; after how many tokens, and how many had gone out by then."""
     path = tmp_path / "rows.jsonl"
