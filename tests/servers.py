@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from app.api.server import Server, http_server, listen
 from app.core import ChatRequest
 from app.engine.scripted import Script, ScriptedEngine
 from app.runtime import ModelLoader, Runtime
+from app.safety.shipped import Models, load
 from app.settings import Settings
 from app.stream import TokenStream
 
@@ -112,7 +114,10 @@ async def serve_here(
     log = structlog.testing.LogCapture()
     logger = structlog.wrap_logger(None, processors=[log])
     runtime = Runtime(
-        settings, logger, lambda _settings, died: engine_type(script, on_death=died), load_models
+        settings,
+        logger,
+        lambda _settings, died: engine_type(script, on_death=died),
+        load_models or shipped_models,
     )
     sock = listen(settings)
     if send_buffer_bytes is not None:
@@ -126,6 +131,12 @@ async def serve_here(
     engine = runtime.engine
     assert isinstance(engine, ScriptedEngine)
     return Served(port, runtime, engine, log.entries, server, serving)
+
+
+@functools.cache
+def shipped_models() -> Models:
+    """The classifiers of the product, loaded once."""
+    return load()
 
 
 class ServerProcess:

@@ -7,6 +7,14 @@ from collections.abc import Iterator
 import pytest
 from sdks import Sdk, command_of
 
+from app.safety.shipped import MODELS, OUTPUT
+
+
+@pytest.fixture
+def safety() -> str:
+    """As users have it."""
+    return "on" if (MODELS / OUTPUT).exists() else "off"
+
 
 @pytest.fixture(scope="session", params=["pinned", "newest", "node"])
 def sdk(request: pytest.FixtureRequest) -> Iterator[Sdk]:
