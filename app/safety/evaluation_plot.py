@@ -86,7 +86,9 @@ def _bars(sources: Mapping[str, Any]) -> Iterator[str]:
     y = _TOP + len(sources) * _ROW + 14
     yield _line(_BARS, _TOP, _BARS, y - 10)
     yield _text(
-        _BARS, y + 6, "red: of harmful rows, recall; blue: of benign rows, false positives; full width: 100%"
+        _BARS - 160,
+        y + 6,
+        "red: of harmful rows, recall; blue: of benign rows, false positives; full width: 100%",
     )
 
 
