@@ -29,7 +29,7 @@ from app.safety.guard import GuardTier
 from app.safety.policy import Policies, Policy
 from app.safety.prompt_screen import PromptScreen
 from app.safety.stream_screen import Screening, StreamScreen
-from app.safety.turns import text_of
+from app.safety.turns import Message, messages_of, text_of
 from app.safety.verdict import ScreenFailed, Verdict, stricter
 from app.store import conversations, safety_events
 from app.store.database import Database
@@ -161,7 +161,7 @@ class Screen:
             policy_hash=verdict.policy_hash,
             scores=verdict.scores,
             lag_tokens=verdict.lag_tokens,
-            text_hmac=None if self._secret is None else safety_events.hmac_of(self._secret, text),
+            text_hmac=safety_events.hmac_of(self._secret, text) if self._secret and text else None,
         )
         self._submit(event, refused)
 
@@ -203,7 +203,7 @@ class ScreenedCheck(Check):
 
     def look(self, asked: Asked) -> None:
         """See Check."""
-        messages = asked.request.body["messages"]
+        messages = messages_of(asked.request.body)
         self._policy = policy = self._policy.after(asked.strikes)
         self._text = text_of(messages[-1].get("content"))
         verdict = self._screen.prompts.fast(messages, policy)
@@ -214,7 +214,7 @@ class ScreenedCheck(Check):
         self._reading = asyncio.create_task(self._read(messages, verdict), name=f"prompt-{self.rid}")
         self._reading.add_done_callback(_seen)
 
-    async def _read(self, messages: Sequence[dict[str, Any]], quick: Verdict) -> Verdict:
+    async def _read(self, messages: Sequence[Message], quick: Verdict) -> Verdict:
         """The full verdict, of the guard too where there is one; both read at once."""
         screen, policy = self._screen, self._policy
         if screen.guard is None:

@@ -1,8 +1,8 @@
 """What a prompt screen reads of a conversation: which texts, how much each weighs, and their slices.
 
 The newest turn counts in full, and so do the last three joined: a request split over turns shows only
-then. What is older, and what is no user's, fades with every turn since. Past answers are not read (the
-stream screen did), but for one that the model is to go on with.
+then. What is older fades with every turn since; what is no user's, descriptions of tools among it, counts as
+a turn before. Past answers are not read (the stream screen did), but for one that the model is to go on with.
 """
 
 from __future__ import annotations
@@ -47,6 +47,13 @@ def text_of(content: object) -> str:
     return "\n".join(part for part in parts if isinstance(part, str))
 
 
+def messages_of(body: Mapping[str, Any]) -> list[Message]:
+    """The messages of a request, after what its tools and its format say to the model: their descriptions."""
+    said = "\n".join(_descriptions([body.get("tools"), body.get("response_format")]))
+    first: list[Message] = [{"role": "system", "content": said}] if said else []
+    return [*first, *body["messages"]]
+
+
 def turns_of(messages: Sequence[Message]) -> Turns:
     """What is to be read of the messages that the model will see, oldest first."""
     users: list[str] = []
@@ -71,6 +78,19 @@ def turns_of(messages: Sequence[Message]) -> Turns:
 def slices(text: str) -> list[str]:
     """The text in pieces that overlap; all of it is in one or another."""
     return list(_slices(text))
+
+
+def _descriptions(values: list[Any]) -> Iterator[str]:
+    """Every text that stands under `description`, however deep."""
+    while values:
+        value = values.pop()
+        if isinstance(value, Mapping):
+            description = value.get("description")
+            if isinstance(description, str):
+                yield description
+            values.extend(value.values())
+        elif isinstance(value, list):
+            values.extend(reversed(value))
 
 
 def _slices(text: str) -> Iterator[str]:

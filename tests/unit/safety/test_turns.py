@@ -6,7 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from app.safety.turns import DECAY, MAX_AGE, OVERLAP_CHARS, SLICE_CHARS, Read, slices, text_of, turns_of
+from app.safety.turns import (
+    DECAY,
+    MAX_AGE,
+    OVERLAP_CHARS,
+    SLICE_CHARS,
+    Read,
+    messages_of,
+    slices,
+    text_of,
+    turns_of,
+)
 
 
 def user(text: object) -> dict[str, object]:
@@ -77,6 +87,31 @@ def test_the_text_of_a_message(content, text):
 def test_a_conversation_without_text_has_nothing_to_read():
     """An image alone, white space, no messages."""
     assert turns_of([]) == turns_of([user(None), user(" \n")]) == ([], [])
+
+
+def test_what_tools_and_formats_describe_is_read():
+    """A model reads descriptions as it reads a system prompt; names and values are no sentences."""
+    body = {
+        "messages": [user("a")],
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "f",
+                    "description": "one",
+                    "parameters": {"properties": {"x": {"type": "string", "description": "two"}}},
+                },
+            },
+            {"type": "function", "function": {"name": "g", "description": "three"}},
+        ],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"description": "four"}}},
+    }
+    [described, said] = messages_of(body)
+    assert described["role"] == "system"
+    assert sorted(described["content"].split("\n")) == ["four", "one", "three", "two"]
+    assert said == user("a")
+    assert turns_of([described, said]).earlier == [Read(described["content"], DECAY)]
+    assert messages_of({"messages": [user("a")], "tools": None}) == [user("a")]
 
 
 @pytest.mark.parametrize("length", [0, 1, SLICE_CHARS, SLICE_CHARS + 1, 10 * SLICE_CHARS + 7])
