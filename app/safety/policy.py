@@ -26,8 +26,8 @@ from app.safety.verdict import ACTIONS, Action, Scores, Stage, Verdict
 Level = Literal["standard", "strict"]
 """How a key's requests are judged: by the policy as it is, or tightened."""
 
-NGRAMS_SHARE = 0.1
-"""The share of a category's block rate that the n-grams may spend, before the encoder has read the text."""
+NGRAMS_BLOCK_SHARE, NGRAMS_WATCH_SHARE = 0.1, 0.2
+"""The shares of a category's rates that the n-grams may spend, before the encoder has read the text."""
 GUARD_BLOCK, GUARD_WATCH = 0.5, 0.25
 """A guard model gives the probability of its own *unsafe*; there is no calibration of ours for it."""
 WARY_AFTER, STRICT_AFTER = 1, 3
@@ -182,7 +182,7 @@ class Policy:
         if stage == "guard":
             return GUARD_WATCH if watch or self.strict else GUARD_BLOCK
         if stage == "ngrams":
-            share = 1.0 if watch else NGRAMS_SHARE
+            share = NGRAMS_WATCH_SHARE if watch else NGRAMS_BLOCK_SHARE
             return self._thresholds.at("ngrams", category, max(fpr * share, MIN_FPR))
         return self._thresholds.at("categories", category, max(fpr, MIN_FPR))
 

@@ -55,9 +55,11 @@ def test_the_strictest_of_several_categories_decides():
     assert furthest.category == "S5"
 
 
-def test_the_ngrams_block_only_what_they_are_surer_of():
-    """They spend a tenth of the block rate, and all of the watch rate."""
+def test_the_ngrams_act_only_where_they_are_surer():
+    """They spend a tenth of the block rate and a fifth of the watch rate: the encoder has the rest."""
     rules = policy()
+    assert rules.judge_prompt({"S1": 0.79}, "ngrams").action is None
+    assert rules.judge_prompt({"S1": 0.8}, "ngrams").action == "watch"
     assert rules.judge_prompt({"S1": 0.98}, "ngrams").action == "watch"
     assert rules.judge_prompt({"S1": 0.99}, "ngrams").action == "block"
 
