@@ -27,7 +27,7 @@ from app.safety.stream_terms import HoldBack, Listener, Listens, Rules, Terms
 from app.safety.verdict import Scores, Verdict
 
 MIN_PREFIX = 4
-"""Characters from which on a span's beginning is withheld where the answer was cut off in it."""
+"""Characters from which on a span's beginning is withheld where a caller's limit cut the answer off in it."""
 HITS = 2
 """Judgements in a row that halt."""
 _ALL = 1 << 62
@@ -313,7 +313,7 @@ class _Choice:
         self._hold(delta)
         if delta.finish_reason in ("stop", "tool_calls") and not isinstance(delta.matched_stop, str):
             return self._release(_ALL, _ALL, _ALL)
-        out = self.cut_off()
+        out = self.cut_off(1 if delta.finish_reason == "abort" else MIN_PREFIX)
         if not out or out[-1] is not delta:
             counts = self.released
             if not counts.prompt_tokens:
@@ -321,10 +321,10 @@ class _Choice:
             out = [*out, delta._replace(text="", token_ids=(), logprobs=None, tool=None, counts=counts)]
         return out
 
-    def cut_off(self) -> Sequence[Delta]:
-        """What may go out of a choice that will say no more."""
+    def cut_off(self, least: int = 1) -> Sequence[Delta]:
+        """What may go out of a choice that will say no more, less so many letters of a span's beginning."""
         hard_list = self._terms.hard_list
-        decided = (_ALL, _ALL) if hard_list is None else self._decided(hard_list, MIN_PREFIX)
+        decided = (_ALL, _ALL) if hard_list is None else self._decided(hard_list, least)
         out = self._release(_ALL, *decided)
         self._held.clear()
         return out

@@ -297,9 +297,15 @@ def test_a_span_cut_off_in_its_midst_is_withheld(finish, stop, released):
 
 
 def test_a_few_letters_are_no_beginning():
-    """An answer that is cut off keeps its last word, though some span begins likewise."""
+    """An answer that is as long as it may be keeps its last word, though some span begins likewise."""
     one, deltas = screening(SPAN), Deltas()
-    assert text_of(feed(one, *said("a can", deltas), deltas("", tokens=0, finish="abort"))) == "a can"
+    assert text_of(feed(one, *said("a can", deltas), deltas("", tokens=0, finish="length"))) == "a can"
+
+
+def test_an_answer_that_was_stopped_keeps_no_letter_of_a_span():
+    """The next token may have made it certain."""
+    one, deltas = screening(SPAN), Deltas()
+    assert text_of(feed(one, *said("a c", deltas), deltas("", tokens=0, finish="abort"))) == "a "
 
 
 def test_an_answer_that_breaks_off_is_drained():
