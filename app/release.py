@@ -70,6 +70,8 @@ class Release:
             self._drain()
             raise
         finally:
+            if self._admission is not None:
+                self._admission.cancel()  # what has ended by now must not be opened
             self._entry.handed_over += self._engine.handed_over(rid)
 
     async def _admit(self) -> None:

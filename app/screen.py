@@ -316,12 +316,15 @@ class WayOut:
     """What the deltas of one answer go through. A screen that throws ends the answer, or is let pass."""
 
     def __init__(self, screen: Screen, request: ChatRequest, policy: Policy, prompt: Verdict) -> None:
+        """Raises ScreenFailed."""
         self.broken = False
         self._screen = screen
         self._request_id = request.request_id
-        self.screening: Screening = screen.streams.for_request(
-            request.n, prompt.watched, prompt.scores, policy
-        )
+        self.screening = Screening()
+        try:
+            self.screening = screen.streams.for_request(request.n, prompt.watched, prompt.scores, policy)
+        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
+            self._broke(exc)
 
     @property
     def halted(self) -> Verdict | None:
@@ -334,16 +337,18 @@ class WayOut:
             return (delta,)
         try:
             return self.screening.feed(delta)
-        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
-            return self._broke(exc, delta)
+        except Exception as exc:  # noqa: BLE001  # same
+            held = self._broke(exc)
+            return held if delta in held else [*held, delta]
 
-    def _broke(self, exc: Exception, delta: Delta) -> Sequence[Delta]:
+    def _broke(self, exc: Exception) -> Sequence[Delta]:
+        """Give up: what is held is let pass, or released to no one. Raises ScreenFailed."""
         self.broken = True
         self._screen.broke(self._request_id, exc)
         held = self.screening.give_up()
         if not self._screen.fail_open:
             raise ScreenFailed from None
-        return held if delta in held else [*held, delta]
+        return held
 
     def drain(self) -> Sequence[Delta]:
         """What may be released of an answer that broke off."""

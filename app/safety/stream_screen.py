@@ -70,14 +70,14 @@ class StreamScreen:
             held_s=self._held_s,
             clock_s=self._clock_s,
         )
-        return Screening(terms, n)
+        return Screening([_Choice(terms) for _ in range(n)])
 
 
 class Screening:
     """One request's answer, on its way out."""
 
-    def __init__(self, terms: Terms, n: int) -> None:
-        self._choices = [_Choice(terms) for _ in range(n)]
+    def __init__(self, choices: Sequence[_Choice] = ()) -> None:
+        self._choices = choices
         self.halted: Verdict | None = None
         """The verdict that ended it; what was held then is dropped, and nothing more comes out."""
         self.halted_choice: int | None = None
