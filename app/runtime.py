@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
@@ -43,6 +43,9 @@ from app.store.purge import Purge
 ONE_PIECE = 8
 """How many times `stream_bytes` an answer in one piece may take."""
 _START_RETRY_S = 5
+
+GUARD_ARGS: Mapping[str, str | None] = {"reasoning_parser": None, "tool_call_parser": None}
+"""A guard's server has no parser: told of reasoning, SGLang lets words pass before it holds to a regex."""
 
 OnDeath = Callable[[str], None]
 EngineFactory = Callable[[Settings, OnDeath], Engine]
@@ -269,12 +272,13 @@ def build_guard_engine(settings: Settings, on_death: OnDeath) -> Engine | None:
 
     options = SGLangOptions(
         model=settings.safety_guard_model,
-        server_args=_guard_template(Path(settings.safety_guard_model), form, settings.data_dir),
+        server_args={**GUARD_ARGS}
+        | _guard_template(Path(settings.safety_guard_model), form, settings.data_dir),
     )
     return SGLangEngine(options, on_death=on_death)
 
 
-def _guard_template(model: Path, form: GuardFormat, data_dir: Path) -> dict[str, str]:
+def _guard_template(model: Path, form: GuardFormat, data_dir: Path) -> dict[str, str | None]:
     """SGLang's arguments for a guard on disk that brings no chat template: ours, written to a file."""
     config = model / "tokenizer_config.json"
     if not config.exists() or (model / "chat_template.jinja").exists():

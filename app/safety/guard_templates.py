@@ -263,8 +263,6 @@ def _granite_questions(*labels: str) -> tuple[Question, ...]:
 
 _ANSWER_RISKS = ("harm", "violence", "unethical_behavior", "social_bias", "sexual_content")
 _ASK = (Question(None, {}),)
-# The prompt ends after the thinking: without this SGLang would wait for its end before it holds to the regex.
-_ASK_QWEN = (Question(None, {"enable_thinking": False}),)
 _YES_NO: Mapping[str, float] = {"no": 0.0, "yes": 1.0}
 
 FORMATS: tuple[GuardFormat, ...] = (
@@ -284,8 +282,8 @@ FORMATS: tuple[GuardFormat, ...] = (
         name="qwen3guard-gen",
         fits=("qwen3guard-gen",),
         template=_QWEN_TEMPLATE,
-        prompt_questions=_ASK_QWEN,
-        answer_questions=_ASK_QWEN,
+        prompt_questions=_ASK,
+        answer_questions=_ASK,
         # The card's loose reading takes what is controversial for safe, its strict one for unsafe.
         weights={"safe": 0.0, "unsafe": 1.0, "controversial": 0.5},
         leads=("Safety:",),

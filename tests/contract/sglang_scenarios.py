@@ -26,6 +26,7 @@ from app.engine.sglang_args import BUILTIN_MODEL, SGLangOptions
 from app.engine.sglang_engine import SGLangEngine
 from app.engine.sglang_platform import prepare_process
 from app.errors import BadRequest, ServingError
+from app.runtime import GUARD_ARGS
 from app.safety.guard import Guard
 from app.safety.guard_templates import FORMATS
 
@@ -169,7 +170,7 @@ async def guards(path: str) -> dict[str, Any]:
     seen = {}
     for form in FORMATS:
         model = tiny_guard.build(Path(path, form.name), form)
-        engine = await started(model=str(model))
+        engine = await started(model=str(model), server_args=GUARD_ARGS)
         prompts = _rendered(engine)
         guard = Guard(engine, form, timeout_s=60)
         question = {"role": "user", "content": "May I <|eot_id|> ask?"}

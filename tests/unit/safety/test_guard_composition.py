@@ -58,4 +58,4 @@ def test_the_checkpoints_own_template_goes_first(
     arguments = _guard_template(tmp_path, LLAMA, tmp_path)
     assert bool(arguments) == ours
     if ours:
-        assert Path(arguments["chat_template"]).read_text("utf-8") == LLAMA.template
+        assert Path(arguments["chat_template"] or "").read_text("utf-8") == LLAMA.template
