@@ -13,6 +13,7 @@ import openai
 import pytest
 from policies import WordClassifier, write_models
 from servers import Serve, Served
+from sse_client import request_bytes, until
 
 from app.api.moderations import MAX_CHARS, MAX_INPUTS
 from app.metering.traffic import Histogram
@@ -166,6 +167,28 @@ async def test_a_batch_does_not_hold_up_the_loop(served: Served) -> None:
         assert (await served.call("GET", "/healthz")).status == 200
         answered.set()
         assert len(await batch) == 32
+
+
+async def test_a_client_that_leaves_takes_its_batch_along(served: Served) -> None:
+    """What nobody waits for any more is not read."""
+    reading, left = threading.Event(), threading.Event()
+
+    def wait(_text: str) -> None:
+        reading.set()
+        left.wait()
+
+    classifier = WordClassifier(before=wait)
+    with closing(screen_of(classifier)) as screen:
+        replace_screen(served, screen)
+        _reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        texts = [f"text {number}" for number in range(32)]
+        writer.write(request_bytes("POST", PATHS[0], {"input": texts}))
+        await asyncio.to_thread(reading.wait)
+        writer.close()
+        await until(lambda: not served.connections)
+        left.set()
+        assert len(await moderated(served, ["another"])) == 1
+    assert len(classifier.read_full) == 2
 
 
 @pytest.mark.parametrize("given", ["a bomb", ["bread", "a bomb"], [{"type": "text", "text": "a bomb"}]])

@@ -231,3 +231,37 @@ async def test_one_failure_is_enough() -> None:
         await guard.score(ASK)
     await guard.aclose()
     assert engine.load().num_running_reqs == 0
+
+
+async def test_closing_ends_what_is_being_asked() -> None:
+    """Whoever still waits is told that there is no verdict."""
+    guard, engine = await guard_of(LLAMA, words("unsure"), Script(fault="hang", fault_after=1))
+    judging = asyncio.create_task(guard.score(ASK))
+    while not engine.load().num_running_reqs:
+        await asyncio.sleep(0)
+    await guard.aclose()
+    assert engine.load().num_running_reqs == 0
+    with pytest.raises(GuardFailed):
+        await judging
+
+
+async def test_a_question_given_up_while_it_is_rendered_is_not_asked() -> None:
+    """An abort cannot reach what the engine does not know yet."""
+    rendering, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(ScriptedGuard):
+        async def render(self, request: ChatRequest) -> Prompt:
+            rendering.set()
+            await go_on.wait()
+            return await super().render(request)
+
+    engine = Slow(words("safe"), ENOUGH)
+    await engine.start()
+    guard = Guard(engine, LLAMA)
+    judging = asyncio.create_task(guard.score(ASK))
+    await rendering.wait()
+    judging.cancel()
+    await asyncio.wait([judging])
+    go_on.set()
+    await guard.aclose()
+    assert engine.asked == []
