@@ -44,7 +44,7 @@ def model() -> OutputModel:
     harm = np.full(1 << BITS, -0.05, np.float16)
     categories = np.zeros((len(CATEGORIES), 1 << CATEGORY_BITS), np.int8)
     places = read(" poison ", [])
-    harm[places] = 8
+    harm[places] = 20
     categories[CATEGORIES.index("S9"), np.array(places) & ((1 << CATEGORY_BITS) - 1)] = 100
     return OutputModel(
         harm, categories, 0.05, np.zeros(len(CATEGORIES), np.float32), (1.0, -2.0), (1.0, -2.0)
@@ -131,7 +131,7 @@ def test_a_short_text_says_little(model: OutputModel):
     """One harmful word at the beginning counts as if as many n-grams surrounded it."""
     answer = model.listen({})
     answer.feed("poison ")
-    assert answer.logit == pytest.approx(8 * len(read("poison ", [])) / LEAST_GRAMS**0.5 - 2, abs=0.1)
+    assert answer.logit == pytest.approx(20 * len(read("poison ", [])) / LEAST_GRAMS**0.5 - 2, abs=0.1)
 
 
 def test_a_file_of_another_size_is_refused(tmp_path: Path):
