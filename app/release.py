@@ -49,7 +49,7 @@ class Release:
         The status line goes out when the prompt is judged, which is awaited beside the prefill.
         Raises what the engine and the screens raise; what was generated is accounted for then too.
         """
-        check, rid = self._check, self._check.rid
+        check, engine, rid = self._check, self._engine, self._check.rid
         if check.undecided:
             self._admission = asyncio.create_task(self._admit(), name=f"admission-{rid}")
             self._admission.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -58,12 +58,12 @@ class Release:
             if check.begins_anew:
                 return False
         self._entry.read_whole = False
-        deltas = self._engine.generate(rid, prompt)
-        self._stream.on_cancel(lambda: self._engine.abort(rid))
+        deltas = engine.generate(rid, prompt)
+        self._stream.on_cancel(lambda: engine.abort(rid))
         try:
             return await self._read(deltas, prompt)
         except ScreenFailed:
-            self._engine.abort(rid)
+            engine.abort(rid)
             await self._read_on(deltas, prompt)
             raise
         except ServingError:
@@ -72,7 +72,7 @@ class Release:
         finally:
             if self._admission is not None:
                 self._admission.cancel()  # what has ended by now must not be opened
-            self._entry.handed_over += self._engine.handed_over(rid)
+            self._entry.handed_over += engine.handed_over(rid)
 
     async def _admit(self) -> None:
         """Let the status line out once the prompt is judged; else stop what has begun."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -386,3 +387,21 @@ async def test_an_engine_that_fails_releases_what_was_held(start: Start):
     transcript, _ = await read(served, chat())
     assert transcript.content().count(" ") == 30
     assert [error["code"] for error in transcript.errors] == ["engine_failed"]
+
+
+@pytest.mark.parametrize("said", [LONG, HARMFUL])
+@pytest.mark.parametrize("asked", ["hello", f"{WATCHED_LATE} words"])
+async def test_a_screened_request_leaves_no_cycles(start: Start, asked: str, said: str):
+    """What it took is freed without the garbage collector, however it ended."""
+    served = await start(said, retention_s=0)
+    for _ in range(5):
+        await served.post(chat(asked))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            await served.post(chat(asked))
+        await until(lambda: not served.runtime.streams._finished)
+        assert gc.collect() < 20
+    finally:
+        gc.enable()
