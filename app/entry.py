@@ -66,6 +66,8 @@ class Entry:
 
     async def committed(self) -> None:
         """Wait until the reservation is committed. Raises StorageUnavailable, NotFound."""
+        if self.request_seq is not None:
+            return
         assert self.reserved is not None
         self.request_seq = await asyncio.shield(self.reserved)
 
