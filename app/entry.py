@@ -105,7 +105,7 @@ class Entry:
     def usage(self) -> Usage:
         """The counts so far, over all choices; the prompt counts once.
 
-        What is held back counts as withheld until it is released.
+        What is held back counts as withheld until it is released; reasoning, once it is.
         """
         first = first_of(self._counts)
         completion_tokens = sum(c.completion_tokens for c in self._counts.values()) + self.discarded_tokens
@@ -114,7 +114,7 @@ class Entry:
             prompt_tokens=first.prompt_tokens,
             completion_tokens=completion_tokens,
             cached_tokens=first.cached_tokens,
-            reasoning_tokens=sum(c.reasoning_tokens for c in self._counts.values()),
+            reasoning_tokens=sum(c.reasoning_tokens for c in self._released.values()),
             withheld_tokens=max(completion_tokens - released_tokens, 0),
         )
 

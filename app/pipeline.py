@@ -23,7 +23,8 @@ from app.metering.traffic import Traffic
 from app.release import Release
 from app.screen import Checks
 from app.store.keys import Key
-from app.stream import TokenStream, usage_of
+from app.store.usage_body import usage_body
+from app.stream import TokenStream
 from app.trace import Trace
 
 
@@ -75,7 +76,7 @@ class Pipeline:
                 said = check.ended(release.way, trace.counts, usage.withheld_tokens)
                 if said is not None:
                     stream.notice("moderation", said)
-                stream.usage = usage_of(trace.counts, usage.withheld_tokens, entry.discarded_tokens)
+                stream.usage = usage_body(usage)
                 if request.include_usage:
                     stream.notice("usage", stream.usage)
                 if not entry.ended_by_itself:

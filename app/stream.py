@@ -409,25 +409,19 @@ class Reader:
         self.unpark()
 
 
-def usage_of(
-    counts: Mapping[int, Counts], withheld_tokens: int = 0, discarded_tokens: int = 0
-) -> dict[str, Any]:
-    """OpenAI's usage object over the final counts of all choices, by choice.
+def usage_of(counts: Mapping[int, Counts]) -> dict[str, Any]:
+    """OpenAI's usage object over counts of choices, as far as they have come.
 
-    The prompt counts once, however many choices share it. Completion tokens that were released to
-    no one, and are not billed, are named where there are any; those discarded are among them.
+    The prompt counts once, however many choices share it.
     """
     first = first_of(counts)
-    completion_tokens = sum(c.completion_tokens for c in counts.values()) + discarded_tokens
-    details = {"reasoning_tokens": sum(c.reasoning_tokens for c in counts.values())}
-    if withheld_tokens:
-        details["withheld_tokens"] = withheld_tokens
+    completion_tokens = sum(c.completion_tokens for c in counts.values())
     return {
         "prompt_tokens": first.prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": first.prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
-        "completion_tokens_details": details,
+        "completion_tokens_details": {"reasoning_tokens": sum(c.reasoning_tokens for c in counts.values())},
     }
 
 

@@ -9,6 +9,8 @@ import orjson
 
 from app.store.conversation_list import listed
 from app.store.conversations import find
+from app.store.ledger import Usage
+from app.store.usage_body import usage_body
 
 
 def view(connection: sqlite3.Connection, owner: str, conversation_id: str) -> dict[str, Any]:
@@ -48,18 +50,7 @@ def _message(
     message = {"id": message_id, "parent_id": parent_id} | sent
     message |= {"created_at": created_at_us // 1_000_000, "status": status, "finish_reason": finish_reason}
     state, *counts = ledger
-    message["usage"] = _usage(*counts) if state == "settled" and choice == 0 else None
+    message["usage"] = usage_body(Usage(*counts)) if state == "settled" and choice == 0 else None
     if request_id is not None:
         message |= {"request_id": request_id, "choice": choice}
     return message
-
-
-def _usage(prompt: int, completion: int, cached: int, reasoning: int, withheld: int) -> dict[str, Any]:
-    details = {"reasoning_tokens": reasoning} | ({"withheld_tokens": withheld} if withheld else {})
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": details,
-    }

@@ -209,6 +209,7 @@ async def test_a_watched_prompt_is_told_the_strict_rules(start: Start, word: str
     assert prompt[0]["content"] == STRICT
     assert answer["usage"]["prompt_tokens"] == 3
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] <= 3
+    assert answer["usage"]["completion_tokens"] == 3
     ((_, _, prompt_tokens, completion, withheld),) = await rows_of(served)
     assert (prompt_tokens, completion - withheld) == (3, 3)
     usage = (await served.call("GET", "/api/usage")).json()
@@ -254,7 +255,8 @@ async def test_a_halted_stream_ends_as_the_contract_says(start: Start):
     assert moderation["moderation"]["message"]
     details = usage["usage"]["completion_tokens_details"]
     released = transcript.content().count(" ")
-    assert usage["usage"]["completion_tokens"] - details["withheld_tokens"] == released
+    assert usage["usage"]["completion_tokens"] == released
+    assert details["withheld_tokens"] > 0
     ((_, outcome, prompt, completion, withheld),) = await rows_of(served)
     assert (outcome, completion - withheld) == ("content_filter", released)
     assert (await served.call("GET", "/api/usage")).json()["cost_usd"] == prompt + released
