@@ -32,7 +32,7 @@ from app.safety.guard_templates import GuardFormat, format_of
 from app.safety.moderator import Moderator
 from app.safety.policy import Policies, Policy
 from app.safety.prompt_screen import PromptScreen
-from app.safety.shipped import MODELS, OUTPUT, Models, load
+from app.safety.shipped import Models, load
 from app.safety.stream_screen import StreamScreen
 from app.screen import NoChecks, Screen
 from app.settings import Settings, SettingsError
@@ -89,22 +89,22 @@ class Runtime:
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self._purging: asyncio.Task[None] | None = None
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
-        self.screen = self._build_screen(load_models)
+        self.screen = self._build_screen(load_models or load)
         """None with `safety` off; so are the two below."""
         self.policies = None if self.screen is None else self.screen.policies
         self.moderator = None if self.screen is None else Moderator(self.screen.prompts, self.screen.policies)
         self.guard_engine = build_guard_engine(settings, self._guard_died)
         self.guard: GuardTier | None = None
         """None without `safety_guard_model`, and until its engine has started."""
-        checks = self.screen or NoChecks()
-        self.pipeline = Pipeline(self.engine, self.history, self.journal, self.traffic, checks, log)
+        self.checks = self.screen or NoChecks()
+        self.pipeline = Pipeline(self.engine, self.history, self.journal, self.traffic, self.checks, log)
 
-    def _build_screen(self, load_models: ModelLoader | None) -> Screen | None:
+    def _build_screen(self, load_models: ModelLoader) -> Screen | None:
         """The screens and their policy; None with `safety` off. Raises SettingsError."""
         settings, counters = self.settings, self.safety_counters
-        if settings.safety == "off" or (load_models is None and not (MODELS / OUTPUT).exists()):
+        if settings.safety == "off":
             return None
-        models = (load_models or load)()
+        models = load_models()
         path = Path(settings.safety_policy) if settings.safety_policy else None
         return Screen(
             PromptScreen(models.prompts, counters, fail_open=settings.safety_fail_open),
