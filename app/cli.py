@@ -1,4 +1,4 @@
-"""The command line: `serve`, `settings`, and the commands over the store (`app.cli_store`, `cli_keys`)."""
+"""The command line: `serve`, `settings`, and the commands of `app.cli_store`, `cli_keys` and `cli_safety`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app import cli_keys, cli_store
+from app import cli_keys, cli_safety, cli_store
 from app import settings as settings_module
 from app.errors import ServingError
 from app.settings import Settings, SettingsError
@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     common = cli_store.common_flags()
     cli_keys.add_commands(commands, common)
     cli_store.add_commands(commands, common)
+    cli_safety.add_commands(commands)
     return top
 
 
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "settings":
             print(settings_module.markdown(), end="")
             return 0
+        if args.command == "safety":
+            return cli_safety.run(args)
         if args.command != "serve":
             return cli_store.run(args)
         flags = {k: v for k, v in vars(args).items() if k not in ("command", "config")}

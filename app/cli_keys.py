@@ -73,6 +73,12 @@ def _add_create(create: argparse.ArgumentParser) -> None:
     create.add_argument("--max-streams", type=int, metavar="N", help="generations at once")
     create.add_argument("--budget-usd", metavar="X", help="what it may cost in a UTC month")
     create.add_argument("--models", metavar="A,B", help="the only models it may use (default: all)")
+    create.add_argument(
+        "--safety",
+        choices=keys.SAFETY_LEVELS,
+        default="standard",
+        help="strict: blocks what the policy only watches or records (default: standard)",
+    )
     create.add_argument("--expires", metavar="DATE", help="a UTC day or time from which on it is not valid")
     create.set_defaults(run=_create)
 
@@ -81,7 +87,7 @@ def _create(args: argparse.Namespace, data_dir: Path) -> int:
     at_us = now_us()
     given = {
         name: getattr(args, name)
-        for name in ("name", "owner", "scope", "tier", "rpm", "tpm", "max_streams", "budget_usd")
+        for name in ("name", "owner", "scope", "tier", "rpm", "tpm", "max_streams", "budget_usd", "safety")
     }
     given["models"] = None if args.models is None else [name.strip() for name in args.models.split(",")]
     given["expires_at"] = args.expires
@@ -166,6 +172,8 @@ def _row(key: Mapping[str, Any]) -> Sequence[str]:
     limits = [f"{name} {key[name]:,}" for name in ("rpm", "tpm", "max_streams") if key[name] is not None]
     if key["budget_usd"] is not None:
         limits.append(f"${key['budget_usd']:,} a month")
+    if key["safety"] == "strict":
+        limits.append("strict safety")
     return (
         key["id"],
         key["name"],

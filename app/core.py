@@ -74,6 +74,8 @@ class ChatRequest:
     less those that only the server itself reads. The engine takes messages, sampling,
     tools and formats from it; the fields beside it are what the stages in between need.
 
+    `moderated` asks for OpenAI's `moderation` object with the answer (app.safety.moderation).
+
     A request that is stored has a `conversation_id` and a `message_id`, its answer's; one that
     is not has neither. Its messages hang below `parent_id`.
     `past` are runs of token ids, oldest first: each a past turn's prompt after the run before
@@ -90,6 +92,7 @@ class ChatRequest:
     include_usage: bool = False
     continuous_usage: bool = False
     logprobs: bool = False
+    moderated: bool = False
     idempotency: IdempotencyKey | None = None
     conversation_id: str | None = None
     message_id: str | None = None
@@ -104,7 +107,8 @@ class Prompt:
 
     `token_ids` includes the tokens that images expand to. `max_tokens` is what the engine
     will generate at most, after defaults. It begins with the first `past_runs` runs of the
-    request's `past`; `rerendered` says why not with all of them.
+    request's `past`; `rerendered` says why not with all of them. `unbilled_tokens` of it are
+    the operator's own words, which nobody is charged for.
     """
 
     token_ids: Sequence[int]
@@ -112,6 +116,19 @@ class Prompt:
     handle: Any = field(repr=False)
     past_runs: int = 0
     rerendered: str | None = None
+    unbilled_tokens: int = 0
+
+    @property
+    def billed_tokens(self) -> int:
+        """The prompt's tokens as its caller is told of them."""
+        return len(self.token_ids) - self.unbilled_tokens
+
+    def as_billed(self, counts: Counts) -> Counts:
+        """An engine's counts without the tokens that are not billed, which are its first and cached first."""
+        return counts._replace(
+            prompt_tokens=max(counts.prompt_tokens - self.unbilled_tokens, 0),
+            cached_tokens=max(counts.cached_tokens - self.unbilled_tokens, 0),
+        )
 
 
 @dataclass(frozen=True, slots=True)

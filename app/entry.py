@@ -35,7 +35,10 @@ class Entry:
         self.stream = stream
         self.turn = asked.turn
         self.outcome = "abort"
-        self.withheld_tokens = 0
+        self.blocked = False
+        """Whether a screen refused the prompt or halted the answer."""
+        self.discarded_tokens = 0
+        """Generated in an attempt that was given up, before anything was released; see `begin_anew`."""
         self.handed_over = 0
         """Token ids that the engine handed over; see Engine.handed_over."""
         self.read_whole = False
@@ -50,6 +53,7 @@ class Entry:
         """The reservation's row, once it is committed."""
         self.reserved: asyncio.Future[int] | None = None
         self._counts = counts
+        self._released: dict[int, Counts] = {}
         self._answer_ids: dict[int, array[int]] = {}
         self._prompt_ids: bytes | None = None
         self._base_seq: int | None = None
@@ -62,16 +66,33 @@ class Entry:
 
     async def committed(self) -> None:
         """Wait until the reservation is committed. Raises StorageUnavailable, NotFound."""
+        if self.request_seq is not None:
+            return
         assert self.reserved is not None
         self.request_seq = await asyncio.shield(self.reserved)
 
-    def saw(self, delta: Delta) -> None:
-        """Keep the ids of an answer that is stored."""
+    def begin_anew(self, counts: dict[int, Counts]) -> None:
+        """Give up what was generated so far: nothing of it was released."""
+        self.discarded_tokens += sum(c.completion_tokens for c in counts.values())
+        counts.clear()
+
+    def released(self, delta: Delta) -> None:
+        """Take note of what goes out, and keep the ids of an answer that is stored."""
+        self._released[delta.choice] = delta.counts
         if self._answer_ids:
             self._answer_ids[delta.choice].extend(delta.token_ids)
 
+    def released_counts(self, choice: int) -> Counts:
+        """The counts of a choice as far as it was released."""
+        known = self._released.get(choice)
+        if known is not None:
+            return known
+        return first_of(self._counts)._replace(completion_tokens=0, reasoning_tokens=0)
+
     def status(self) -> Status:
         """What the turn's answers have come to; one that ended by itself is whole, whoever left meanwhile."""
+        if self.blocked:
+            return "blocked"
         if self.ended_by_itself:
             return "complete"
         cancelled = self.stream.cancelled
@@ -82,14 +103,19 @@ class Entry:
         return "failed"
 
     def usage(self) -> Usage:
-        """The counts so far, over all choices; the prompt counts once."""
+        """The counts so far, over all choices; the prompt counts once.
+
+        What is held back counts as withheld until it is released; reasoning, once it is.
+        """
         first = first_of(self._counts)
+        completion_tokens = sum(c.completion_tokens for c in self._counts.values()) + self.discarded_tokens
+        released_tokens = sum(c.completion_tokens for c in self._released.values())
         return Usage(
             prompt_tokens=first.prompt_tokens,
-            completion_tokens=sum(c.completion_tokens for c in self._counts.values()),
+            completion_tokens=completion_tokens,
             cached_tokens=first.cached_tokens,
-            reasoning_tokens=sum(c.reasoning_tokens for c in self._counts.values()),
-            withheld_tokens=self.withheld_tokens,
+            reasoning_tokens=sum(c.reasoning_tokens for c in self._released.values()),
+            withheld_tokens=max(completion_tokens - released_tokens, 0),
         )
 
     def finished(self, said: Mapping[int, Answer], status: Status) -> list[FinishedAnswer]:
@@ -102,7 +128,7 @@ class Entry:
         ]
 
     def _ids(self, choice: int) -> Ids:
-        if self._prompt_ids is None:
+        if self._prompt_ids is None or self.blocked:  # no later turn begins with these
             return Ids()
         return Ids(self._answer_ids[choice].tobytes(), self._prompt_ids, self._base_seq)
 

@@ -6,12 +6,13 @@ the layer stack: it knows nothing else of the product.
 
     ServingError
     ├── BadRequest (400) ── ContextOverflow, UnsupportedParameter, ReplayPositionUnknown, Cancelled,
-    │                        InvalidHTTP
+    │                        ContentFiltered, InvalidHTTP
     ├── Unauthorized (401), Forbidden (403), NotFound (404) ── UnknownModel
     ├── MethodNotAllowed (405), Conflict (409)
     ├── ReplayExpired (410), BodyTooLarge (413), HeadersTooLarge (431)
     ├── RateLimited (429) ── TokensLimited, QuotaExceeded
-    ├── Unavailable (503, Retry-After) ── EngineNotReady, Draining, EngineOverloaded, StorageUnavailable
+    ├── Unavailable (503, Retry-After) ── EngineNotReady, Draining, EngineOverloaded, StorageUnavailable,
+    │                                      SafetyUnavailable
     └── InternalError (500) ── EngineFailed, Interrupted
 """
 
@@ -40,6 +41,10 @@ CODES: Mapping[str, Code] = {
     "unknown_parameter": Code(400, "No such parameter; nothing is dropped in silence."),
     "unsupported_parameter": Code(400, "A parameter that this server or model cannot honour."),
     "unsupported_content": Code(400, "A content part that the model cannot read, as an image."),
+    "content_filter": Code(
+        400,
+        "The prompt is blocked by the policy; `moderation` beside `error` says why. Nothing was generated.",
+    ),
     "context_length_exceeded": Code(400, "Messages and answer do not fit; says by how many tokens."),
     "body_timeout": Code(400, "The body did not arrive in time."),
     "body_too_large": Code(413, "The body is over `max_body_bytes`."),
@@ -84,6 +89,9 @@ CODES: Mapping[str, Code] = {
     "too_many_streams": Code(503, "`max_live_streams` generations run already."),
     "storage_unavailable": Code(
         503, "Nothing can be written to the store now: disk full, locked, or broken."
+    ),
+    "safety_unavailable": Code(
+        503, "A safety screen failed or took too long, so this request was not answered; send it again."
     ),
     "draining": Code(503, "The server is stopping."),
 }
@@ -159,6 +167,28 @@ class Cancelled(BadRequest):
     """The caller left or stopped the request before it was admitted."""
 
     default_code = "cancelled"
+
+
+class ContentFiltered(BadRequest):
+    """The policy blocks the prompt; `moderation` is OpenAI's object (app.safety.moderation)."""
+
+    default_code = "content_filter"
+
+    def __init__(
+        self,
+        message: str,
+        moderation: Mapping[str, object] | None = None,
+        *,
+        code: str | None = None,
+        param: str | None = "messages",
+    ) -> None:
+        super().__init__(message, code=code, param=param)
+        self._moderation = moderation
+
+    def as_body(self) -> dict[str, object]:
+        """The error body, with the `moderation` object beside `error`."""
+        body = super().as_body()
+        return body if self._moderation is None else body | {"moderation": dict(self._moderation)}
 
 
 class InvalidHTTP(BadRequest):
@@ -291,6 +321,12 @@ class StorageUnavailable(Unavailable):
 
     default_code = "storage_unavailable"
     default_retry_after_s = 10
+
+
+class SafetyUnavailable(Unavailable):
+    """A screen threw, took too long, or is not there: fail closed."""
+
+    default_code = "safety_unavailable"
 
 
 class InternalError(ServingError):

@@ -146,7 +146,7 @@ class Journal:
             model=request.model,
             created_at_us=created_at_us,
             max_tokens=prompt.max_tokens * request.n,
-            prompt_tokens=len(prompt.token_ids),
+            prompt_tokens=prompt.billed_tokens,
             price=self._prices.price_of(request.model, created_at_us),
             stream=stream_facts(request),
             idempotency_key=None if key is None else key.key,
@@ -325,7 +325,7 @@ def _settlement(entry: Entry) -> Unit[int]:
         if entry.turn is not None:
             # Where the ring has lost its beginning, the checkpoints have it.
             heard = {} if deleted else said if said is not None else _heard(connection, request_seq)
-            tokens = settlement.usage.prompt_tokens + settlement.usage.completion_tokens
+            tokens = settlement.usage.told_tokens
             finished = entry.finished(heard, status)
             conversations.finish_answers(connection, finished, settlement.settled_at_us, tokens)
         if deleted:
@@ -344,7 +344,7 @@ def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
         finished_answer(answer_id, said.get(choice, Answer()), "interrupted", Ids())
         for answer_id, choice in conversations.answers_of(connection, left.seq)
     ]
-    tokens = left.usage.prompt_tokens + left.usage.completion_tokens
+    tokens = left.usage.told_tokens
     conversations.finish_answers(connection, finished, at_us, tokens)
     if erased:
         events.erase(connection, left.seq)  # what was checkpointed after it was deleted, too

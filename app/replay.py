@@ -14,11 +14,12 @@ from typing import Any
 
 import orjson
 
-from app.core import ChatRequest, Counts
+from app.core import ChatRequest
 from app.errors import CODES, InternalError, Interrupted, NotFound, ServingError, StorageUnavailable
 from app.ring import Done, Failed, Lane, Part, Ring, Special
 from app.store.events import StoredStream
-from app.stream import TokenStream, Wire, usage_of
+from app.store.usage_body import usage_body
+from app.stream import TokenStream, Wire
 
 END_ID = 900_000_000_000_000
 """The error event of an interrupted stream; its [DONE] is the next. No live stream comes as far."""
@@ -35,7 +36,7 @@ def revive(
     ring = _ring(stored, limit_bytes)
     request = _request(stored)
     wire = wire_factory(request)
-    usage = _usage(stored)
+    usage = usage_body(stored.usage)
     if ring.last == Done():
         error = _error(ring)
     else:
@@ -95,21 +96,6 @@ def _request(stored: StoredStream) -> ChatRequest:
         logprobs=facts["logprobs"],
         conversation_id=facts["conversation_id"],
         message_id=facts["message_id"],
-    )
-
-
-def _usage(stored: StoredStream) -> dict[str, Any]:
-    """OpenAI's usage object. The row has all choices together."""
-    usage = stored.usage
-    return usage_of(
-        {
-            0: Counts(
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-                cached_tokens=usage.cached_tokens,
-                reasoning_tokens=usage.reasoning_tokens,
-            )
-        }
     )
 
 

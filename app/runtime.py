@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
@@ -21,10 +23,19 @@ from app.metering.budget import Budgets
 from app.metering.estimate import text_counter
 from app.metering.limiter import Limiter
 from app.metering.pricing import PriceTable
-from app.metering.traffic import Traffic
+from app.metering.traffic import Histogram, Traffic
 from app.pipeline import Pipeline
 from app.registry import Streams
-from app.settings import Settings
+from app.safety.counters import HOLD_BACK_S, SafetyCounters
+from app.safety.guard import Guard, GuardTier
+from app.safety.guard_templates import GuardFormat, format_of
+from app.safety.moderator import Moderator
+from app.safety.policy import Policies, Policy
+from app.safety.prompt_screen import PromptScreen
+from app.safety.shipped import Models, load
+from app.safety.stream_screen import StreamScreen
+from app.screen import NoChecks, Screen
+from app.settings import Settings, SettingsError
 from app.store.database import Database
 from app.store.key_table import KeyTable
 from app.store.purge import Purge
@@ -33,15 +44,25 @@ ONE_PIECE = 8
 """How many times `stream_bytes` an answer in one piece may take."""
 _START_RETRY_S = 5
 
+GUARD_ARGS: Mapping[str, str | None] = {"reasoning_parser": None, "tool_call_parser": None}
+"""A guard's server has no parser: told of reasoning, SGLang lets words pass before it holds to a regex."""
+
 OnDeath = Callable[[str], None]
 EngineFactory = Callable[[Settings, OnDeath], Engine]
+
+
+ModelLoader = Callable[[], Models]
 
 
 class Runtime:
     """Everything that lives as long as the process; HTTP is put in front of it."""
 
     def __init__(
-        self, settings: Settings, log: FilteringBoundLogger, make_engine: EngineFactory | None = None
+        self,
+        settings: Settings,
+        log: FilteringBoundLogger,
+        make_engine: EngineFactory | None = None,
+        load_models: ModelLoader | None = None,
     ) -> None:
         self.settings = settings
         self.log = log
@@ -67,7 +88,33 @@ class Runtime:
         self.journal.on_settled = self.budgets.settled
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self._purging: asyncio.Task[None] | None = None
-        self.pipeline = Pipeline(self.engine, self.history, self.journal, self.traffic, log)
+        self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
+        self.screen = self._build_screen(load_models or load)
+        """None with `safety` off; so are the two below."""
+        self.policies = None if self.screen is None else self.screen.policies
+        self.moderator = None if self.screen is None else Moderator(self.screen.prompts, self.screen.policies)
+        self.guard_engine = build_guard_engine(settings, self._guard_died)
+        self.guard: GuardTier | None = None
+        """None without `safety_guard_model`, and until its engine has started."""
+        self.checks = self.screen or NoChecks()
+        self.pipeline = Pipeline(self.engine, self.history, self.journal, self.traffic, self.checks, log)
+
+    def _build_screen(self, load_models: ModelLoader) -> Screen | None:
+        """The screens and their policy; None with `safety` off. Raises SettingsError."""
+        settings, counters = self.settings, self.safety_counters
+        if settings.safety == "off":
+            return None
+        models = load_models()
+        path = Path(settings.safety_policy) if settings.safety_policy else None
+        return Screen(
+            PromptScreen(models.prompts, counters, fail_open=settings.safety_fail_open),
+            StreamScreen(models.answers, held_s=counters.hold_back.observe),
+            Policies(path, models.directory, settings.safety_country),
+            counters,
+            self.database,
+            self.log,
+            fail_open=settings.safety_fail_open,
+        )
 
     async def open_store(self) -> None:
         """Open the store and read its keys; a second call does nothing. Raises StoreRefused."""
@@ -82,6 +129,8 @@ class Runtime:
         Raises StoreRefused, EngineFailed.
         """
         await self.open_store()
+        if self.screen is not None:
+            await self.screen.start()
         self.num_reconciled = await self.journal.reconcile()
         if self.num_reconciled:
             hint = "a process ended without settling them"
@@ -91,6 +140,11 @@ class Runtime:
         self._purging = asyncio.create_task(self.purge.run(), name="purge")
         started_s = asyncio.get_running_loop().time()
         await self.engine.start()
+        if self.guard_engine is not None:
+            await self.guard_engine.start()
+            self.guard = build_guard(self.settings, self.guard_engine, self.safety_counters)
+            if self.screen is not None:
+                self.screen.guard = self.guard
         # In a thread: a large vocabulary takes half a second.
         self.limiter.count_text, exact = await asyncio.to_thread(
             lambda: text_counter(self.engine.tokenizer_json())
@@ -112,6 +166,10 @@ class Runtime:
         self.phase = f"dead: {reason}"
         self.log.error("engine_died", reason=reason)
         self.engine_ended.set()
+
+    def _guard_died(self, reason: str) -> None:
+        """Called by the guard's engine: from now on every verdict of it is a failure (GuardTier)."""
+        self.log.error("guard_died", reason=reason)
 
     @property
     def ready(self) -> bool:
@@ -140,6 +198,17 @@ class Runtime:
             )
         return card
 
+    def reload_policy(self) -> Policy | None:
+        """Take the policy file as it is now; None with `safety` off.
+
+        Raises PolicyError, and then the policy stays as it was.
+        """
+        if self.policies is None:
+            return None
+        before, policy = self.policies.current, self.policies.reload()
+        self.log.info("policy_reloaded", policy_hash=policy.hash, was=before.hash)
+        return policy
+
     async def drain(self) -> None:
         """Take nothing new and give live streams `drain_timeout_s` to finish."""
         self.phase = "draining"
@@ -154,11 +223,15 @@ class Runtime:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        for close in (self.streams.aclose, self.engine.aclose, self.journal.aclose, self.database.aclose):
+        guards = [g.aclose for g in (self.guard, self.guard_engine) if g is not None]
+        engines = [*guards, self.engine.aclose]
+        for close in (self.streams.aclose, *engines, self.journal.aclose, self.database.aclose):
             try:
                 await close()
             except Exception as exc:  # noqa: BLE001  # the rest must be closed all the same
                 self.log.error("close_failed", error=where(exc))
+        if self.screen is not None:
+            self.screen.prompts.close()
 
 
 def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
@@ -178,3 +251,46 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
         default_max_tokens=settings.default_max_tokens or sys.maxsize,
     )
     return SGLangEngine(options, on_death=on_death)
+
+
+def build_guard_engine(settings: Settings, on_death: OnDeath) -> Engine | None:
+    """The engine of the guard model, not yet started; None without one. Raises SettingsError.
+
+    Here and nowhere else is decided what runs a guard. `app.safety.guard` knows the protocol alone.
+    """
+    if not settings.safety_guard_model or settings.safety == "off":
+        return None
+    form = format_of(settings.safety_guard_model)
+    if settings.engine == "sglang":
+        # TODO(#5): RemoteEngine, over a child server of its own.
+        raise SettingsError(
+            "safety_guard_model: SGLang runs one model per process, and here that is the one that answers;"
+            " a guard beside it needs the remote engine, which this version does not have yet"
+        )
+    from app.engine.sglang_args import SGLangOptions
+    from app.engine.sglang_engine import SGLangEngine
+
+    options = SGLangOptions(
+        model=settings.safety_guard_model,
+        server_args={**GUARD_ARGS}
+        | _guard_template(Path(settings.safety_guard_model), form, settings.data_dir),
+    )
+    return SGLangEngine(options, on_death=on_death)
+
+
+def _guard_template(model: Path, form: GuardFormat, data_dir: Path) -> dict[str, str | None]:
+    """SGLang's arguments for a guard on disk that brings no chat template: ours, written to a file."""
+    config = model / "tokenizer_config.json"
+    if not config.exists() or (model / "chat_template.jinja").exists():
+        return {}
+    if "chat_template" in json.loads(config.read_bytes()):
+        return {}
+    path = data_dir / "guard_template.jinja"
+    path.write_text(form.template, "utf-8")
+    return {"chat_template": str(path)}
+
+
+def build_guard(settings: Settings, engine: Engine, counters: SafetyCounters) -> GuardTier:
+    """The guard tier over the engine of `build_guard_engine`, once that has started."""
+    guard = Guard(engine, format_of(settings.safety_guard_model))
+    return GuardTier(guard, counters, fail_open=settings.safety_fail_open)

@@ -106,6 +106,20 @@ class Settings:
         "memory finished streams may take before the oldest go; running ones over it: 503",
         minimum=0,
     )
+    safety: str = _setting(
+        "on", "whether prompts and answers are screened; see docs/safety.md", choices=("on", "off")
+    )
+    safety_policy: str = _setting("", "policy file; empty takes the built-in policy")
+    safety_fail_open: bool = _setting(
+        default=False,
+        help="lets a request pass unscreened when a screen fails or takes too long, instead of refusing it",
+    )
+    safety_guard_model: str = _setting(
+        "", "guard model that judges prompts too, as path or hub id; empty has none"
+    )
+    safety_country: str = _setting(
+        "", "two-letter country whose help line self-harm messages name; empty names none"
+    )
     log_level: str = _setting(
         "info", "least severe log line written", choices=("debug", "info", "warning", "error")
     )

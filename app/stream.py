@@ -410,7 +410,7 @@ class Reader:
 
 
 def usage_of(counts: Mapping[int, Counts]) -> dict[str, Any]:
-    """OpenAI's usage object over the final counts of all choices, by choice.
+    """OpenAI's usage object over counts of choices, as far as they have come.
 
     The prompt counts once, however many choices share it.
     """

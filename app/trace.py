@@ -25,16 +25,19 @@ class Trace:
     def rendered(self, prompt: Prompt) -> None:
         """The prompt is known and the request admitted."""
         self._rendered_s = time.monotonic()
-        self._prompt_tokens = len(prompt.token_ids)
+        self._prompt_tokens = prompt.billed_tokens
 
     def saw(self, delta: Delta) -> None:
         """A delta has come from the engine."""
         self.counts[delta.choice] = delta.counts
         if self._first_token_s is None and delta.token_ids:
             self._first_token_s = time.monotonic()
-        if delta.finish_reason is not None:
-            self._finish_reasons[delta.choice] = delta.finish_reason
-            self._last_token_s = time.monotonic()
+
+    def finished(self, delta: Delta) -> None:
+        """A choice's last delta goes out."""
+        assert delta.finish_reason is not None
+        self._finish_reasons[delta.choice] = delta.finish_reason
+        self._last_token_s = time.monotonic()
 
     def failed(self, code: str) -> None:
         """The request ended in an error."""

@@ -10,6 +10,7 @@ import pytest
 from servers import MakeScript, Serve, Served, ServerProcess, Spawn, serve_here, start_process
 
 from app.engine.scripted import Script, ScriptedEngine
+from app.runtime import ModelLoader
 from app.settings import Settings
 
 
@@ -20,7 +21,13 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture
-async def serve(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serve]:
+def safety() -> str:
+    """Whether servers screen, where a test does not say: not where that is not the subject."""
+    return "off"
+
+
+@pytest.fixture
+async def serve(tmp_path_factory: pytest.TempPathFactory, safety: str) -> AsyncIterator[Serve]:
     """Servers in the test's loop, by script and settings; they end with the test."""
     started: list[Served] = []
 
@@ -29,11 +36,12 @@ async def serve(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serve
         *,
         send_buffer_bytes: int | None = None,
         engine_type: type[ScriptedEngine] = ScriptedEngine,
+        load_models: ModelLoader | None = None,
         **settings: Any,
     ) -> Served:
         data_dir = settings.pop("data_dir", None) or tmp_path_factory.mktemp("data")
-        in_force = Settings(port=0, data_dir=data_dir, **settings)
-        served = await serve_here(script or Script(), in_force, send_buffer_bytes, engine_type)
+        in_force = Settings(port=0, data_dir=data_dir, **{"safety": safety, **settings})
+        served = await serve_here(script or Script(), in_force, send_buffer_bytes, engine_type, load_models)
         started.append(served)
         return served
 
@@ -43,12 +51,12 @@ async def serve(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serve
 
 
 @pytest.fixture
-async def spawn(tmp_path: Path) -> AsyncIterator[Spawn]:
+async def spawn(tmp_path: Path, safety: str) -> AsyncIterator[Spawn]:
     """Server processes with the scripted engine, by script and flags; they end with the test."""
     started: list[ServerProcess] = []
 
     async def start(script: str = "", *args: str, **env: str) -> ServerProcess:
-        flags = ("--engine", "scripted", "--scripted", script, *args)
+        flags = ("--engine", "scripted", "--scripted", script, "--safety", safety, *args)
         process = await start_process(tmp_path, *flags, **env)
         started.append(process)
         return process

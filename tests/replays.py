@@ -19,10 +19,10 @@ BIG = 10**9
 USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=3, reasoning_tokens=2, withheld_tokens=1)
 OPENAI_USAGE = {
     "prompt_tokens": 7,
-    "completion_tokens": 5,
-    "total_tokens": 12,
+    "completion_tokens": 4,
+    "total_tokens": 11,
     "prompt_tokens_details": {"cached_tokens": 3},
-    "completion_tokens_details": {"reasoning_tokens": 2},
+    "completion_tokens_details": {"reasoning_tokens": 2, "withheld_tokens": 1},
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -20,7 +21,8 @@ from app.api.app import build_app
 from app.api.server import Server, http_server, listen
 from app.core import ChatRequest
 from app.engine.scripted import Script, ScriptedEngine
-from app.runtime import Runtime
+from app.runtime import ModelLoader, Runtime
+from app.safety.shipped import Models, load
 from app.settings import Settings
 from app.stream import TokenStream
 
@@ -106,11 +108,17 @@ async def serve_here(
     settings: Settings,
     send_buffer_bytes: int | None = None,
     engine_type: type[ScriptedEngine] = ScriptedEngine,
+    load_models: ModelLoader | None = None,
 ) -> Served:
     """A server in this loop; a small send buffer makes a client that does not read felt at once."""
     log = structlog.testing.LogCapture()
     logger = structlog.wrap_logger(None, processors=[log])
-    runtime = Runtime(settings, logger, lambda _settings, died: engine_type(script, on_death=died))
+    runtime = Runtime(
+        settings,
+        logger,
+        lambda _settings, died: engine_type(script, on_death=died),
+        load_models or shipped_models,
+    )
     sock = listen(settings)
     if send_buffer_bytes is not None:
         # Accepted connections inherit it.
@@ -123,6 +131,12 @@ async def serve_here(
     engine = runtime.engine
     assert isinstance(engine, ScriptedEngine)
     return Served(port, runtime, engine, log.entries, server, serving)
+
+
+@functools.cache
+def shipped_models() -> Models:
+    """The classifiers of the product, loaded once."""
+    return load()
 
 
 class ServerProcess:

@@ -15,7 +15,9 @@ from app.api.chat import ChatRoutes
 from app.api.conversations import ConversationRoutes
 from app.api.limits import LimitHeaders
 from app.api.metrics import MetricsRoutes
+from app.api.moderations import ModerationRoutes
 from app.api.refusal import Guard, Refusals
+from app.api.safety import SafetyRoutes
 from app.api.service import ServiceRoutes
 from app.api.usage import UsageRoutes
 from app.runtime import Runtime
@@ -30,6 +32,8 @@ def build_app(runtime: Runtime) -> ASGIApp:
     chat = ChatRoutes(runtime, gatekeeper)
     conversations = ConversationRoutes(runtime, gatekeeper)
     metrics = MetricsRoutes(runtime, gatekeeper)
+    moderations = ModerationRoutes(runtime, gatekeeper)
+    safety = SafetyRoutes(runtime, gatekeeper)
     service = ServiceRoutes(runtime, gatekeeper)
     usage = UsageRoutes(runtime, gatekeeper)
     path = "/chat/completions"
@@ -57,6 +61,10 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route(keys + "/{id}", admin.change, "PATCH"),
         route(keys + "/{id}", admin.revoke, "DELETE"),
         route(keys + "/{id}/rotate", admin.rotate, "POST"),
+        route("/api/admin/safety", safety.list, "GET"),
+        route("/api/admin/safety/reload", safety.reload, "POST"),
+        route("/api/moderations", moderations.create, "POST"),
+        route("/v1/moderations", moderations.create, "POST"),
         route("/v1/models", service.models_openai, "GET"),
         route("/v1/models/{id:path}", service.model_openai, "GET"),
         route("/api" + path, chat.create, "POST"),

@@ -20,6 +20,7 @@ from app.errors import BadRequest, NotFound, ReplayPositionUnknown
 from app.metering.budget import Allowance
 from app.metering.limiter import Lease
 from app.runtime import ONE_PIECE, Runtime
+from app.store.keys import Key
 from app.stream import TokenStream
 
 
@@ -84,18 +85,24 @@ class ChatRoutes:
                 return stream
         lease = self._runtime.limiter.reserve(key, chat)
         try:
-            return self._start(chat, lease, allowance, streaming=streaming)
+            return self._start(chat, lease, allowance, key, streaming=streaming)
         except BaseException:
             lease.withdraw()
             raise
 
     def _start(
-        self, chat: ChatRequest, lease: Lease, allowance: Allowance | None, *, streaming: bool
+        self,
+        chat: ChatRequest,
+        lease: Lease,
+        allowance: Allowance | None,
+        key: Key | None,
+        *,
+        streaming: bool,
     ) -> TokenStream:
         # An answer in one piece needs its beginning too, and has nobody who reads along.
         limit_bytes = None if streaming else ONE_PIECE * self._settings.stream_bytes
         stream = self._streams.create(chat, ChunkWire(chat), limit_bytes=limit_bytes)
-        self._streams.run(stream, self._runtime.pipeline.serve(chat, stream, lease, allowance))
+        self._streams.run(stream, self._runtime.pipeline.serve(chat, stream, lease, allowance, key))
         return stream
 
     async def _follow(

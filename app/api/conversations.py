@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection
 from typing import Any
 
 import orjson
@@ -14,6 +13,7 @@ from starlette.responses import Response
 from app.answer import answers
 from app.api.auth import Gatekeeper
 from app.api.client import Client
+from app.api.listing import check_names, limit_of
 from app.api.parameters import check_kind
 from app.api.wire import parse_body
 from app.errors import BadRequest, StorageUnavailable
@@ -22,8 +22,6 @@ from app.store import conversation_list, indexing
 from app.store.conversation_view import view
 from app.store.export import FORMATS, export, file_name
 
-DEFAULT_LIMIT = 20
-MAX_LIMIT = 100
 MAX_TITLE = 200
 MAX_QUERY = 1000
 
@@ -38,9 +36,9 @@ class ConversationRoutes:
     async def list(self, request: Request) -> Response:
         """GET: newest first, a page at a time, those that match `q` if it says something."""
         owner = self._gatekeeper.owner(request)
-        _check_names(request, ("limit", "cursor", "q"))
+        check_names(request, ("limit", "cursor", "q"))
         query = request.query_params
-        limit, cursor, words = _limit(query.get("limit")), query.get("cursor"), _words(query.get("q", ""))
+        limit, cursor, words = limit_of(request), query.get("cursor"), _words(query.get("q", ""))
         if words:
             await self._index()
         page = await self._runtime.database.read(
@@ -99,7 +97,7 @@ class ConversationRoutes:
 
     async def export(self, request: Request) -> Response:
         """GET {id}/export: a file, JSON with all branches or Markdown of the newest."""
-        _check_names(request, ("format",))
+        check_names(request, ("format",))
         form = request.query_params.get("format", "json")
         if form not in FORMATS:
             raise BadRequest(f"format must be one of {', '.join(FORMATS)}, got {form!r}.", param="format")
@@ -125,24 +123,6 @@ class ConversationRoutes:
 
 def _answer(body: dict[str, Any]) -> Response:
     return Response(orjson.dumps(body), media_type="application/json")
-
-
-def _check_names(request: Request, known: Collection[str]) -> None:
-    for name in request.query_params:
-        if name not in known:
-            raise BadRequest(
-                f"Unknown parameter {name!r}; this route takes {', '.join(known)}.",
-                code="unknown_parameter",
-                param=name,
-            )
-
-
-def _limit(raw: str | None) -> int:
-    if raw is None:
-        return DEFAULT_LIMIT
-    if raw.isascii() and raw.isdigit() and len(raw) < 10 and 1 <= int(raw) <= MAX_LIMIT:
-        return int(raw)
-    raise BadRequest(f"limit must be a number from 1 to {MAX_LIMIT}, got {raw!r}.", param="limit")
 
 
 def _words(raw: str) -> str:

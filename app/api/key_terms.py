@@ -9,7 +9,7 @@ from typing import Any
 
 from app.api.parameters import check_kind
 from app.errors import BadRequest
-from app.store.keys import SCOPES, TIERS, Issued, Key, Terms
+from app.store.keys import SAFETY_LEVELS, SCOPES, TIERS, Issued, Key, Terms
 
 DEFAULT_OVERLAP_S = 86_400
 MAX_OVERLAP_S = 366 * 86_400
@@ -85,6 +85,7 @@ def as_json(key: Key, at_us: int) -> dict[str, Any]:
         "max_streams": terms.max_streams,
         "budget_usd": as_usd(terms.budget_micro_usd),
         "models": terms.models,
+        "safety": terms.safety,
         "created_at": key.created_at_us // _MICRO,
         "expires_at": _unix_s(terms.expires_at_us),
         "revoked_at": _unix_s(key.revoked_at_us),
@@ -170,8 +171,8 @@ def _model(param: str, value: Any) -> str:
     return str(value)
 
 
-def _time_us(param: str, value: Any) -> int:
-    """A UTC day, a time, or Unix seconds."""
+def time_us(param: str, value: Any) -> int:
+    """A UTC day, a time, or Unix seconds, in microseconds. Raises BadRequest naming the parameter."""
     check_kind(param, value, str, int)
     try:
         if isinstance(value, int):
@@ -197,6 +198,7 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "max_streams": ("max_streams", _count),
     "budget_usd": ("budget_micro_usd", _budget),
     "models": ("models", _models),
-    "expires_at": ("expires_at_us", _time_us),
+    "expires_at": ("expires_at_us", time_us),
+    "safety": ("safety", _choice(SAFETY_LEVELS)),
 }
 _NULLABLE = ("rpm", "tpm", "max_streams", "budget_usd", "models", "expires_at")

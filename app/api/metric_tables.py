@@ -313,7 +313,60 @@ OF_LIMITS = (
     ),
 )
 
-METRICS = (*OF_PROCESS, *OF_TRAFFIC, *OF_ENGINE, *OF_BALANCE, *OF_LIMITS)
+OF_VERDICTS = (
+    counter(
+        "tokenring_safety_verdicts_total",
+        "verdicts",
+        "What the screens decided; `none` and `pass` where no category reached a threshold.",
+        lambda found: found,
+        labels=("stage", "category", "action"),
+    ),
+)
+
+OF_SCREEN_FAILURES = (
+    counter(
+        "tokenring_safety_failures_total",
+        "failures",
+        "Screens that threw or took too long; `outcome` is `refused`, or `passed` with `safety_fail_open`.",
+        lambda failed: failed,
+        labels=("stage", "reason", "outcome"),
+    ),
+)
+
+OF_SCREENS = (
+    histogram(
+        "tokenring_safety_hold_back_seconds",
+        "seconds",
+        "From when a delta came from the engine until it was released.",
+        lambda s: s.hold_back,
+        labels=(),
+    ),
+    counter(
+        "tokenring_safety_leaked_tokens_total",
+        "tokens",
+        "Tokens of halted answers that had been released after the one where the harm began.",
+        lambda s: s.leaked_tokens,
+        labels=(),
+    ),
+    counter(
+        "tokenring_safety_dropped_tokens_total",
+        "tokens",
+        "Tokens of halted answers that were held back and released to no one.",
+        lambda s: s.dropped_tokens,
+        labels=(),
+    ),
+)
+
+METRICS = (
+    *OF_PROCESS,
+    *OF_TRAFFIC,
+    *OF_ENGINE,
+    *OF_BALANCE,
+    *OF_LIMITS,
+    *OF_VERDICTS,
+    *OF_SCREEN_FAILURES,
+    *OF_SCREENS,
+)
 
 
 def markdown() -> str:

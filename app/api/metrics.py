@@ -18,7 +18,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.auth import Gatekeeper
-from app.api.metric_tables import OF_BALANCE, OF_ENGINE, OF_LIMITS, OF_PROCESS, OF_TRAFFIC, Described
+from app.api.metric_tables import (
+    OF_BALANCE,
+    OF_ENGINE,
+    OF_LIMITS,
+    OF_PROCESS,
+    OF_SCREEN_FAILURES,
+    OF_SCREENS,
+    OF_TRAFFIC,
+    OF_VERDICTS,
+    Described,
+)
 from app.core import EngineLoad
 from app.errors import EngineNotReady
 from app.metering.traffic import Histogram
@@ -61,6 +71,10 @@ class RuntimeCollector(Collector):
         yield from _families(OF_ENGINE, engines)
         yield from _families(OF_BALANCE, runtime.balance.models)
         yield from _families(OF_LIMITS, runtime.limiter.refused)
+        screened = runtime.safety_counters
+        yield from _families(OF_VERDICTS, screened.verdicts)
+        yield from _families(OF_SCREEN_FAILURES, screened.failures)
+        yield from _families(OF_SCREENS, {"": screened})
 
 
 def _engines(runtime: Runtime) -> Mapping[str, EngineLoad]:
@@ -91,7 +105,7 @@ def _add(family: Family, labels: list[str], value: Any) -> None:
         family.add_metric(labels, _buckets(value), value.sum)
     elif isinstance(value, Mapping):
         for label, number in value.items():
-            family.add_metric([*labels, label], number)
+            _add(family, [*labels, label], number)
     else:
         family.add_metric(labels, value)
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from app.errors import BadRequest, UnsupportedParameter
+from app.errors import BadRequest, UnknownModel, UnsupportedParameter
+from app.safety.moderation import MODELS as MODERATION_MODELS
 
 
 class Parameter(NamedTuple):
@@ -60,7 +61,7 @@ _NOT_RETURNED = "asks for engine internals, which this server does not return"
 _NO_MEDIA = "audio and video are not served"
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
-_SERVERS_OWN = ("stream", "stream_options")
+_SERVERS_OWN = ("stream", "stream_options", "moderation")
 
 PARAMETERS: Mapping[str, Parameter] = {
     "model": Parameter((str,)),
@@ -103,6 +104,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     # The server's own
     "stream": Parameter((bool,), to_engine=False),
     "stream_options": Parameter((dict,), to_engine=False),
+    "moderation": Parameter((dict,), to_engine=False),
     "store": Parameter((bool,), to_engine=False),
     "conversation_id": Parameter((str,), to_engine=False),
     "parent_id": Parameter((str,), to_engine=False),
@@ -120,7 +122,6 @@ PARAMETERS: Mapping[str, Parameter] = {
     "functions": _refused("is deprecated; use tools"),
     "function_call": _refused("is deprecated; use tool_choice"),
     "verbosity": _refused("is not supported by the engine; say it in the messages"),
-    "moderation": _refused("is not supported yet"),
     "prompt_cache_retention": _refused("the prefix cache keeps what fits"),
     "priority": _refused("is the key's, not the request's"),
     "rid": _refused(_SERVER_SETS),
@@ -202,6 +203,31 @@ def check_values(given: Mapping[str, Any]) -> None:
         check_kind(where, bias, int, float)
         if not -100 <= bias <= 100:
             raise BadRequest(f"{where} must be -100 to 100, got {bias}.", param=where)
+
+
+def check_moderation(asked: Mapping[str, Any]) -> None:
+    """Check the `moderation` parameter, which has a model and nothing else.
+
+    Raises BadRequest and UnknownModel naming the place.
+    """
+    for name in asked.keys() - {"model"}:
+        where = f"moderation.{name}"
+        raise UnsupportedParameter(
+            f"Unknown parameter {where!r}; remove it.", code="unknown_parameter", param=where
+        )
+    if asked.get("model") is None:
+        where = "moderation.model"
+        raise BadRequest(f"{where} is required.", code="missing_parameter", param=where)
+    check_moderation_model(asked["model"], "moderation.model")
+
+
+def check_moderation_model(name: Any, where: str) -> None:
+    """Raise BadRequest or UnknownModel, naming `where`, unless `name` is a moderation model."""
+    check_kind(where, name, str)
+    if name not in MODERATION_MODELS:
+        raise UnknownModel(
+            f"There is no moderation model {name!r} here; ask for 'omni-moderation-latest'.", param=where
+        )
 
 
 def _items(name: str, values: Sequence[Any], most: int) -> Iterator[tuple[str, Any]]:

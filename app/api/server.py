@@ -21,6 +21,7 @@ from app.api.protocol import Protocol
 from app.errors import EngineFailed
 from app.log import configure
 from app.runtime import Runtime
+from app.safety.policy_file import PolicyError
 from app.settings import Settings, SettingsError
 from app.store.key_table import now_us
 from app.store.keys import LOCAL_OWNER, Terms, create_first
@@ -102,6 +103,8 @@ async def serve(settings: Settings, sock: socket.socket) -> int:
     runtime = Runtime(settings, log)
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, _asked_to_stop, stop, runtime)
+    on_terminal = sys.stderr.isatty()
+    loop.add_signal_handler(signal.SIGHUP, _hung_up, stop, runtime, on_terminal)
     _raise_file_limit(settings, log)
     server = http_server(build_app(runtime))
     serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
@@ -152,6 +155,17 @@ def _asked_to_stop(stop: asyncio.Event, runtime: Runtime) -> None:
     if stop.is_set():
         runtime.streams.hurry()
     stop.set()
+
+
+def _hung_up(stop: asyncio.Event, runtime: Runtime, on_terminal: bool) -> None:  # noqa: FBT001  # add_signal_handler passes by position
+    """Read the policy again; where the terminal was closed, stop as its programs do."""
+    if on_terminal and not sys.stderr.isatty():
+        _asked_to_stop(stop, runtime)
+        return
+    try:
+        runtime.reload_policy()
+    except PolicyError as exc:
+        runtime.log.error("policy_refused", reason=str(exc), hint="the policy stays as it was")
 
 
 def _collect_seldom() -> None:

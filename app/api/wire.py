@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from app.api.parameters import check, check_kind, check_values
+from app.api.parameters import check, check_kind, check_moderation, check_values
 from app.core import ChatRequest, IdempotencyKey
 from app.errors import BadRequest
 from app.history import new_conversation_id, new_message_id
@@ -81,6 +81,8 @@ def parse_chat_request(
     check_messages(given["messages"], may_be_empty="conversation_id" in given)
     include_usage, continuous_usage = _stream_options(given)
     check_values(given)
+    if "moderation" in given:
+        check_moderation(given["moderation"])
     if given.get("top_logprobs") is not None and not given.get("logprobs"):
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
     return ChatRequest(
@@ -95,6 +97,7 @@ def parse_chat_request(
         continuous_usage=continuous_usage,
         logprobs=given.get("logprobs", False),
         idempotency=idempotency,
+        moderated="moderation" in given,
         **place,
     )
 

@@ -166,7 +166,7 @@ class ScriptedEngine:
 
     async def _generate(self, rid: str, run: _Run, answer: _Answer) -> AsyncIterator[Delta]:
         script = answer.script
-        live = {choice: _choice(answer, choice) for choice in range(answer.request.n)}
+        live = {choice: self._deltas(answer, choice) for choice in range(answer.request.n)}
         counts = dict.fromkeys(live, Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0))
         self._used_tokens += answer.prompt_tokens
         tally = self._tallies.begin(rid)
@@ -190,6 +190,10 @@ class ScriptedEngine:
             self._used_tokens -= answer.prompt_tokens
             del self._runs[rid]
             self._tallies.end(rid)
+
+    def _deltas(self, answer: _Answer, choice: int) -> Iterator[Delta]:
+        """What a choice says, if it is not stopped."""
+        return _choice(answer, choice)
 
     async def _pause(self, run: _Run, duration_s: float) -> None:
         """Wait, less long when aborted. Raises EngineFailed when the engine dies meanwhile."""

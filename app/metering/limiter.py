@@ -128,7 +128,7 @@ class KeyLease(Lease):
         self._limiter.advance(self._key.terms, self._usage)
         least, expected = self._answer
         self._answer = Answer(min(least, prompt.max_tokens), min(expected, prompt.max_tokens))
-        self._charge(len(prompt.token_ids), "tokens_rendered")
+        self._charge(prompt.billed_tokens, "tokens_rendered")
 
     def settle(self, counts: Mapping[int, Counts]) -> None:
         if self._settled:

@@ -9,6 +9,8 @@ import orjson
 
 from app.store.conversation_list import listed
 from app.store.conversations import find
+from app.store.ledger import Usage
+from app.store.usage_body import usage_body
 
 
 def view(connection: sqlite3.Connection, owner: str, conversation_id: str) -> dict[str, Any]:
@@ -21,7 +23,8 @@ def view(connection: sqlite3.Connection, owner: str, conversation_id: str) -> di
     found = listed(connection, owner, conversation_id)
     rows = connection.execute(
         "SELECT m.id, p.id, m.role, m.text, m.body, m.created_at_us, m.status, m.finish_reason, m.choice,"
-        " r.id, r.state, r.prompt_tokens, r.completion_tokens, r.cached_tokens, r.reasoning_tokens"
+        " r.id, r.state, r.prompt_tokens, r.completion_tokens, r.cached_tokens, r.reasoning_tokens,"
+        " r.withheld_tokens"
         " FROM messages AS m LEFT JOIN messages AS p ON p.seq = m.parent_seq"
         " LEFT JOIN requests AS r ON r.seq = m.request_seq"
         " WHERE m.conversation_seq = ? ORDER BY m.seq",
@@ -47,17 +50,7 @@ def _message(
     message = {"id": message_id, "parent_id": parent_id} | sent
     message |= {"created_at": created_at_us // 1_000_000, "status": status, "finish_reason": finish_reason}
     state, *counts = ledger
-    message["usage"] = _usage(*counts) if state == "settled" and choice == 0 else None
+    message["usage"] = usage_body(Usage(*counts)) if state == "settled" and choice == 0 else None
     if request_id is not None:
         message |= {"request_id": request_id, "choice": choice}
     return message
-
-
-def _usage(prompt: int, completion: int, cached: int, reasoning: int) -> dict[str, Any]:
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": reasoning},
-    }

@@ -5,7 +5,8 @@ A regenerated or edited turn is another child of its parent; nothing is overwrit
 
 What the model reads of a turn whose answer is not complete: an answer with text stays, less its
 tool calls, which may be cut. One without is left out, with what it was to answer, because many
-templates refuse two turns of one speaker in a row. Neither is ever removed from the tree.
+templates refuse two turns of one speaker in a row; so is a turn that safety blocked, whatever of
+its answer was released. None is ever removed from the tree.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import orjson
 
 from app.errors import NotFound
 
-Status = Literal["complete", "in_progress", "cancelled", "interrupted", "failed", "deleted"]
+Status = Literal["complete", "in_progress", "cancelled", "interrupted", "failed", "blocked", "deleted"]
 
 ROOT = "root"
 """As `parent_id`: begin again above the first message."""
@@ -74,6 +75,7 @@ class Branch:
     `messages` are OpenAI's, oldest first, with `parent_seq` and `last_id` of the message that
     new ones go below (None at the top). `runs` are the stored token ids of the newest answer's
     sequence, oldest first: each the `seq` of an answer and its ids after the run before it.
+    `strikes` is how many turns of the conversation safety has blocked, on whichever branch.
     """
 
     conversation_seq: int
@@ -81,6 +83,7 @@ class Branch:
     last_id: str | None
     messages: list[dict[str, Any]]
     runs: list[tuple[int, bytes]]
+    strikes: int = 0
 
 
 def ensure(connection: sqlite3.Connection, turn: NewTurn) -> int:
@@ -118,7 +121,9 @@ def no_conversation(conversation_id: str) -> NotFound:
     )
 
 
-def add_turn(connection: sqlite3.Connection, turn: NewTurn, conversation_seq: int, request_seq: int) -> None:
+def add_turn(
+    connection: sqlite3.Connection, turn: NewTurn, conversation_seq: int, request_seq: int | None
+) -> None:
     """Chain the turn's messages below its parent, and its answers, in progress, below the last."""
     insert = (
         "INSERT INTO messages (id, conversation_seq, parent_seq, role, text, body, created_at_us,"
@@ -135,6 +140,20 @@ def add_turn(connection: sqlite3.Connection, turn: NewTurn, conversation_seq: in
     connection.execute(
         "UPDATE conversations SET model = ?, updated_at_us = max(updated_at_us, ?) WHERE seq = ?",
         (turn.model, at_us, conversation_seq),
+    )
+
+
+def add_blocked_turn(connection: sqlite3.Connection, turn: NewTurn) -> None:
+    """Keep a turn that was refused before it had a request: its messages, and answers that say nothing.
+
+    Nothing happens to one that would begin a conversation. Raises NotFound.
+    """
+    if turn.is_new:
+        return
+    add_turn(connection, turn, ensure(connection, turn), None)
+    connection.executemany(
+        "UPDATE messages SET status = 'blocked', finish_reason = 'content_filter' WHERE id = ?",
+        [(answer_id,) for answer_id in turn.answer_ids],
     )
 
 
@@ -183,6 +202,7 @@ def branch(connection: sqlite3.Connection, owner: str, conversation_id: str, par
         last_id=path[-1].id if path else None,
         messages=[_as_sent(row) for row in heard],
         runs=_runs(heard),
+        strikes=_strikes(connection, conversation_seq),
     )
 
 
@@ -201,21 +221,22 @@ class _Row:
     base_seq: int | None
 
     @property
-    def said_nothing(self) -> bool:
-        return self.status != "complete" and not self.text
+    def left_out(self) -> bool:
+        return self.status == "blocked" or (self.status != "complete" and not self.text)
 
 
 def _newest_answer(connection: sqlite3.Connection, conversation_seq: int) -> int | None:
     """Of the newest request with an answer that said something, the first choice that did."""
     row = connection.execute(
         "SELECT request_seq FROM messages WHERE conversation_seq = ? AND request_seq IS NOT NULL"
-        " AND (status = 'complete' OR text <> '') ORDER BY seq DESC LIMIT 1",
+        " AND (status = 'complete' OR (text <> '' AND status <> 'blocked')) ORDER BY seq DESC LIMIT 1",
         (conversation_seq,),
     ).fetchone()
     if row is None:
         return None
     seq: int = connection.execute(
-        "SELECT seq FROM messages WHERE request_seq = ? AND (status = 'complete' OR text <> '')"
+        "SELECT seq FROM messages WHERE request_seq = ?"
+        " AND (status = 'complete' OR (text <> '' AND status <> 'blocked'))"
         " ORDER BY choice LIMIT 1",
         row,
     ).fetchone()[0]
@@ -259,7 +280,7 @@ def _heard(path: Sequence[_Row]) -> list[_Row]:
     """The messages of a path that the model reads."""
     heard: list[_Row] = []
     for row in path:
-        if not row.said_nothing:
+        if not row.left_out:
             heard.append(row)
             continue
         while heard and heard[-1].role in ("user", "tool"):
@@ -287,6 +308,15 @@ def _runs(heard: Sequence[_Row]) -> list[tuple[int, bytes]]:
         runs.append((seq, (row.prompt_ids or b"") + (row.answer_ids or b"")))
         seq = row.base_seq
     return runs[::-1]
+
+
+def _strikes(connection: sqlite3.Connection, conversation_seq: int) -> int:
+    number: int = connection.execute(
+        "SELECT count(*) FROM messages"
+        " WHERE conversation_seq = ? AND status = 'blocked' AND role = 'assistant' AND choice = 0",
+        (conversation_seq,),
+    ).fetchone()[0]
+    return number
 
 
 def answers_of(connection: sqlite3.Connection, request_seq: int) -> list[tuple[str, int]]:

@@ -22,8 +22,11 @@ from app.errors import Conflict, NotFound
 
 Scope = Literal["chat", "admin"]
 Tier = Literal["interactive", "standard", "batch"]
+SafetyLevel = Literal["standard", "strict"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 TIERS: tuple[Tier, ...] = get_args(Tier)
+SAFETY_LEVELS: tuple[SafetyLevel, ...] = get_args(SafetyLevel)
+"""The policy as it is, or tightened; a key cannot loosen it."""
 
 LOCAL_OWNER = "local"
 """The owner of what is done without a stored key: in open mode, or with the setting `api_key`."""
@@ -43,6 +46,7 @@ class Terms:
     budget_micro_usd: int | None = None
     models: tuple[str, ...] | None = None
     expires_at_us: int | None = None
+    safety: SafetyLevel = "standard"
 
 
 class Secret(NamedTuple):

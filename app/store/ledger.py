@@ -40,6 +40,11 @@ class Usage(NamedTuple):
     withheld_tokens: int = 0
     """Generated, and not released to anyone."""
 
+    @property
+    def told_tokens(self) -> int:
+        """Tokens of the prompt, and of the answer as far as it was released."""
+        return self.prompt_tokens + self.completion_tokens - self.withheld_tokens
+
 
 class Price(NamedTuple):
     """Micro-dollars per 1,000 tokens."""

@@ -21,10 +21,14 @@ import psutil
 import uvloop
 from engines import ask, chat, next_turn
 
+from app.core import ChatRequest, Prompt
 from app.engine.sglang_args import BUILTIN_MODEL, SGLangOptions
 from app.engine.sglang_engine import SGLangEngine
 from app.engine.sglang_platform import prepare_process
 from app.errors import BadRequest, ServingError
+from app.runtime import GUARD_ARGS
+from app.safety.guard import Guard
+from app.safety.guard_templates import FORMATS
 
 LONG = {"max_tokens": 4000, "ignore_eos": True}
 
@@ -158,6 +162,42 @@ async def vision(path: str) -> dict[str, Any]:
     return {"counts": counts, "refused": refused, "capabilities": capabilities, "past": past}
 
 
+async def guards(path: str) -> dict[str, Any]:
+    """A tiny model of each guard format: what it is asked, and the scores of a prompt and of an answer."""
+    import tiny_guard
+
+    prepare_process()
+    seen = {}
+    for form in FORMATS:
+        model = tiny_guard.build(Path(path, form.name), form)
+        engine = await started(model=str(model), server_args=GUARD_ARGS)
+        prompts = _rendered(engine)
+        guard = Guard(engine, form, timeout_s=60)
+        question = {"role": "user", "content": "May I <|eot_id|> ask?"}
+        scores = [
+            await guard.score(said)
+            for said in ([question], [question, {"role": "assistant", "content": "You may."}])
+        ]
+        seen[form.name] = {"scores": scores, "prompts": prompts, "running": engine.load().num_running_reqs}
+        await guard.aclose()
+        await engine.aclose()
+    return seen
+
+
+def _rendered(engine: SGLangEngine) -> list[str]:
+    """The prompts that the engine renders from now on, as text."""
+    prompts: list[str] = []
+    render = engine.render
+
+    async def listened(request: ChatRequest) -> Prompt:
+        prompt = await render(request)
+        prompts.append(engine._launched.manager.tokenizer.decode(prompt.token_ids))
+        return prompt
+
+    engine.render = listened
+    return prompts
+
+
 async def _past(engine: SGLangEngine, content: Any) -> list[Any]:
     """What a second turn makes of the first: runs taken over, the reason, and whether it begins with it."""
     first = await ask(engine, chat(content, temperature=0, max_tokens=4, ignore_eos=True))
@@ -182,7 +222,7 @@ def _png(width: int, height: int) -> str:
 
 
 SCENARIOS: dict[str, Callable[[str], Awaitable[dict[str, Any]]]] = {
-    f.__name__: f for f in (death_of, restart, tensor_parallel, single, bad_start, vision)
+    f.__name__: f for f in (death_of, restart, tensor_parallel, single, bad_start, vision, guards)
 }
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from app.safety.categories import CATEGORIES
+
 HERE = Path(__file__).parent
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
@@ -90,3 +92,22 @@ def test_images_are_counted_and_bad_ones_refused(tmp_path: Path) -> None:
     assert seen["refused"]["data:image/png;base64,AAAA"][0] == "messages"
     for url in ("file:///etc/hosts", "http://127.0.0.1:9/x.png", "/etc/x.png"):
         assert seen["refused"][url][0] == "messages[0].content"
+
+
+def test_guards_of_every_format_are_asked_and_read(tmp_path: Path) -> None:
+    """Tiny models with the guards' templates: the words arrive, a probability comes back, nothing runs on."""
+    seen = run("guards", str(tmp_path))
+    assert set(seen) == {"llama-guard-3", "qwen3guard-gen", "shieldgemma", "granite-guardian"}
+    for name, guard in seen.items():
+        for scores in guard["scores"]:
+            assert set(scores) <= set(CATEGORIES)
+            # Random weights hold neither verdict for certain.
+            assert all(0 < p < 1 for p in scores.values()), name
+        assert all("May I < |eot_id|> ask?" in prompt for prompt in guard["prompts"])
+        assert sum("You may." in prompt for prompt in guard["prompts"]) > 0
+        assert guard["running"] == 0
+    llama, _qwen, shield, granite = (seen[name]["prompts"] for name in seen)
+    assert llama[0].endswith("<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
+    assert "'Agent' messages" in llama[1]
+    assert {"No Hate Speech", "No Harassment"} <= {title for p in shield for title in p.split('"')}
+    assert len(granite) == 6 + 5

@@ -8,6 +8,12 @@ import pytest
 from sdks import Sdk, command_of
 
 
+@pytest.fixture
+def safety() -> str:
+    """As users have it."""
+    return "on"
+
+
 @pytest.fixture(scope="session", params=["pinned", "newest", "node"])
 def sdk(request: pytest.FixtureRequest) -> Iterator[Sdk]:
     """Each SDK in turn."""

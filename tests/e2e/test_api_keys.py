@@ -7,10 +7,12 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from screens import word_models
 from servers import Serve, Served, Spawn, chat
 from sse_client import Connection, Response, fetch, until
 
@@ -25,7 +27,15 @@ TEXT = re.compile(r"tr-[0-9a-f]{12}-[0-9a-f]{64}")
 PUBLIC = {"/healthz", "/readyz"}
 """Routes that want no key. Every other one must refuse a wrong one."""
 FOR_ADMINS = ("/api/admin/", "/metrics")
-EVERYONES = {"/api/models", "/v1/models", "/v1/models/{id:path}", "/api/usage", "/api/conversations"}
+EVERYONES = {
+    "/api/models",
+    "/v1/models",
+    "/v1/models/{id:path}",
+    "/api/moderations",
+    "/v1/moderations",
+    "/api/usage",
+    "/api/conversations",
+}
 """Routes on which each key gets an answer of its own. Every other one must refuse another owner's key."""
 
 
@@ -71,6 +81,8 @@ class World:
         body = None
         if method == "PATCH":
             body = {"title": "mine"}
+        elif path.endswith("/moderations"):
+            body = {"input": "hello"}
         elif method == "POST":
             body = chat("hello", conversation_id=self.conversation_id, stream=False)
             headers = {**headers, "idempotency-key": "ann-1"}
@@ -83,9 +95,9 @@ class World:
 
 
 @pytest.fixture
-async def world(serve: Serve) -> World:
+async def world(serve: Serve, tmp_path: Path) -> World:
     """Ann has a conversation, a stream, usage and a key; bob and the admin have a key each."""
-    served = await serve(Script(tokens=8))
+    served = await serve(Script(tokens=8), load_models=partial(word_models, tmp_path / "models"), safety="on")
     ann, bob = await made(served, CANARY), await made(served, "bob")
     admin = await made(served, "admin", scope="admin")
     expired, revoked = await made(served, "expired", expires_at_us=1), await made(served, "revoked")

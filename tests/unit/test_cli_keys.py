@@ -177,3 +177,13 @@ def test_the_examples_of_the_docs_are_commands():
     assert len(lines) >= 9
     for line in lines:
         parser().parse_args(shlex.split(line, comments=True))
+
+
+def test_a_key_can_be_strict(run: Run, tmp_path: Path):
+    """`--safety strict` is stored, enforced and listed; a key cannot ask for less than the policy."""
+    assert made(run, "--name", "class", "--safety", "strict")["safety"] == "strict"
+    assert made(run, "--name", "staff")["safety"] == "standard"
+    assert [key.terms.safety for key in stored(tmp_path)] == ["strict", "standard"]
+    assert "strict safety" in run("list")[1].splitlines()[1]
+    with pytest.raises(SystemExit):
+        run("create", "--name", "none", "--safety", "off")

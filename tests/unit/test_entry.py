@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from app.core import ChatRequest, Counts, Prompt
-from app.entry import Entry
+from app.core import ChatRequest, Counts, Delta, Prompt
+from app.entry import Entry, Ids
 from app.history import Asked
 from app.store.ledger import Usage
 from app.stream import SHUTDOWN, STORAGE, TokenStream
@@ -46,4 +46,32 @@ def test_status_says_how_the_answer_ended(cancelled, read_whole, ended_by_itself
 def test_prompt_counts_once():
     """Choices share their prompt; what each generated is added up."""
     counts = {0: Counts(10, 5, 4, 1), 1: Counts(10, 7, 4, 2)}
-    assert entry(counts=counts).usage() == Usage(10, 12, 4, 3, 0)
+    one = entry(counts=counts)
+    for choice, its in counts.items():
+        one.released(Delta(choice, "text", "said", (1,), its))
+    assert one.usage() == Usage(10, 12, 4, 3, 0)
+
+
+def test_what_is_held_back_is_withheld():
+    """Tokens count as withheld until they are released."""
+    one = entry(counts={0: Counts(10, 5), 1: Counts(10, 7)})
+    one.released(Delta(0, "text", "said", (1,), Counts(10, 4)))
+    assert one.usage() == Usage(10, 12, withheld_tokens=8)
+
+
+def test_an_attempt_that_is_given_up_is_withheld():
+    """What it generated stays in the counts, and is billed to no one."""
+    counts = {0: Counts(10, 5)}
+    one = entry(counts=counts)
+    one.begin_anew(counts)
+    counts[0] = Counts(12, 3)
+    one.released(Delta(0, "text", "said", (1,), Counts(12, 3)))
+    assert one.usage() == Usage(12, 8, withheld_tokens=5)
+
+
+def test_a_blocked_turn_keeps_no_ids():
+    """Whoever left meanwhile; no later turn begins with what was blocked."""
+    one = entry("cancelled")
+    one.blocked = True
+    assert one.status() == "blocked"
+    assert one._ids(0) == Ids()

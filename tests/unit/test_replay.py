@@ -182,7 +182,7 @@ async def test_interrupted_answer_in_one_piece_is_its_error():
     with pytest.raises(Interrupted) as raised:
         completion(revived(await died()))
     assert raised.value.status == 500
-    assert raised.value.as_body()["error"]["usage"]["completion_tokens"] == USAGE.completion_tokens
+    assert raised.value.as_body()["error"]["usage"]["completion_tokens"] == OPENAI_USAGE["completion_tokens"]
 
 
 async def test_died_before_its_first_checkpoint():

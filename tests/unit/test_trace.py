@@ -34,15 +34,22 @@ def request(n: int = 1) -> ChatRequest:
     return ChatRequest("chatcmpl-1", "local", "scripted", body, 0, n=n)
 
 
+def passed_on(trace: Trace, delta: Delta) -> None:
+    """A delta comes from the engine, and goes out."""
+    trace.saw(delta)
+    if delta.finish_reason is not None:
+        trace.finished(delta)
+
+
 def test_timings_of_a_whole_request(clock: Clock):
     """Queue, TTFT and total count from arrival; TPOT spans first to last token, over one token less."""
     trace = Trace(request())
     clock.now_s = 100.25
     trace.rendered(Prompt(range(7), 50, None))
     clock.now_s = 101.0
-    trace.saw(Delta(0, "text", "secret words", (5,), Counts(7, 1, 4)))
+    passed_on(trace, Delta(0, "text", "secret words", (5,), Counts(7, 1, 4)))
     clock.now_s = 103.0
-    trace.saw(Delta(0, "text", "", (), Counts(7, 5, 4), "stop"))
+    passed_on(trace, Delta(0, "text", "", (), Counts(7, 5, 4), "stop"))
     clock.now_s = 103.5
     fields = trace.fields()
     assert fields == {
@@ -65,10 +72,10 @@ def test_timings_of_a_whole_request(clock: Clock):
 def test_choices_are_summed_and_their_reasons_listed(clock: Clock):
     """Completion tokens are those of all choices; TPOT is that of the longest."""
     trace = Trace(request(n=2))
-    trace.saw(Delta(0, "text", "a", (1,), Counts(7, 1)))
+    passed_on(trace, Delta(0, "text", "a", (1,), Counts(7, 1)))
     clock.now_s = 104.0
-    trace.saw(Delta(0, "text", "", (), Counts(7, 3), "stop"))
-    trace.saw(Delta(1, "text", "", (), Counts(7, 5), "length"))
+    passed_on(trace, Delta(0, "text", "", (), Counts(7, 3), "stop"))
+    passed_on(trace, Delta(1, "text", "", (), Counts(7, 5), "length"))
     fields = trace.fields()
     assert (fields["completion_tokens"], fields["finish_reason"], fields["tpot_ms"]) == (
         8,
@@ -91,5 +98,5 @@ def test_request_that_never_ran(clock: Clock):
 def test_one_token_has_no_time_per_token(clock: Clock):
     """TPOT needs two tokens."""
     trace = Trace(request())
-    trace.saw(Delta(0, "text", "a", (1,), Counts(7, 1), "stop"))
+    passed_on(trace, Delta(0, "text", "a", (1,), Counts(7, 1), "stop"))
     assert trace.fields()["tpot_ms"] is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from app.api.parameters import PARAMETERS
 from app.api.wire import MAX_DEPTH, ROLES, parse_body, parse_chat_request
 from app.core import ChatRequest
-from app.errors import BadRequest
+from app.errors import BadRequest, UnknownModel
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -163,3 +163,34 @@ def test_anything_is_parsed_or_refused(parameters: dict[str, Any]):
     with contextlib.suppress(BadRequest):
         chat = parse_chat_request(parse_body(raw), "chatcmpl-1", "local")
         assert 1 <= chat.n <= 128
+
+
+def test_moderation_asks_for_the_object():
+    """The parameter is the server's own: the engine does not see it."""
+    chat = parse(moderation={"model": "omni-moderation-latest"})
+    assert chat.moderated
+    assert "moderation" not in chat.body
+    assert not parse().moderated
+    assert not parse(moderation=None).moderated
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "param"),
+    [
+        (True, "invalid_type", "moderation"),
+        ({}, "missing_parameter", "moderation.model"),
+        ({"model": None}, "missing_parameter", "moderation.model"),
+        ({"model": 5}, "invalid_type", "moderation.model"),
+        ({"model": "omni-moderation-latest", "mode": "x"}, "unknown_parameter", "moderation.mode"),
+    ],
+)
+def test_a_moderation_that_cannot_be_honoured(asked: Any, code: str, param: str):
+    """It has a model and nothing else."""
+    assert refusal(moderation=asked) == (code, param)
+
+
+def test_an_unknown_moderation_model():
+    """A model of OpenAI's that is none of its moderation models is not found."""
+    with pytest.raises(UnknownModel) as error:
+        parse(moderation={"model": "gpt-4"})
+    assert error.value.param == "moderation.model"

@@ -47,6 +47,8 @@ def load(c: sqlite3.Connection, number: int) -> None:
     c.executescript(SCHEMAS[number - 1].read_text("utf-8"))
     if number >= 2:
         c.execute("INSERT INTO keys_version VALUES (0)")
+    if number >= 3:
+        c.execute("INSERT INTO safety_secret VALUES (x'00')")
     for migration in MIGRATIONS[:number]:
         c.execute("INSERT INTO migrations VALUES (?, '2026-11-20 00:00:00')", (migration.name,))
 

@@ -18,10 +18,11 @@ from conversing import Chats
 from sse_client import until
 
 from app.errors import Conflict, NotFound
-from app.store import conversation_list, events, scrub
+from app.store import conversation_list, events, safety_events, scrub
 from app.store.conversation_view import view
 from app.store.database import FILE_NAME, Database
 from app.store.purge import MESSAGES, Purge, _claim_due, _wiping, purge_now
+from app.store.safety_events import SafetyEvent
 
 DAY_US = 86_400_000_000
 
@@ -308,3 +309,15 @@ async def test_store_that_cannot_be_written_postpones_the_purge(kept):
 def connect(kept: Kept) -> sqlite3.Connection:
     """A connection of another process's kind."""
     return sqlite3.connect(kept.database.path, isolation_level=None, check_same_thread=False)
+
+
+async def test_safety_events_outlive_a_purge(kept):
+    """They hold no text: what was decided about a purged conversation can still be listed."""
+    await kept.converse("conv_1")
+    event = SafetyEvent(1, "req", "local", None, "m", "prompt", "encoder", "watch", "S2", 0.5, 0.4, "hash")
+    await kept.database.write(lambda c: safety_events.add(c, event))
+    await kept.delete("conv_1")
+    assert await kept.purge() == 1
+    assert [found for _, found in (await kept.database.read(lambda c: safety_events.page(c, 9))).events] == [
+        event
+    ]

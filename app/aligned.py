@@ -1,0 +1,78 @@
+"""Prompts that begin with the operator's words, where no client can override them.
+
+They stand in the first system message, before what the client says there. Their tokens are not
+billed: how many they are is measured once for each text and place, as the difference between two
+renderings, for it depends on the model's template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from app.core import ChatRequest, Engine, Prompt
+from app.errors import ServingError
+
+_SYSTEM = ("system", "developer")
+_BETWEEN = "\n\n"
+_REMEMBERED = 64
+
+Message = Mapping[str, Any]
+
+
+class Aligned:
+    """Renders requests with a text in front; knows what it costs."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[tuple[str, str], int | None] = {}
+
+    async def render(self, engine: Engine, request: ChatRequest, text: str) -> Prompt:
+        """The prompt with `text` in front. Raises what `Engine.render` does."""
+        messages: Sequence[Message] = request.body["messages"]
+        place = messages[0]["role"] if messages[0]["role"] in _SYSTEM else ""
+        tokens = await self._measured(engine, request, text, place)
+        if tokens is None:  # the template has no place for system messages
+            place = "user"
+            tokens = await self._measured(engine, request, text, place) or 0
+        prompt = await engine.render(_with(request, _in_front(text, messages, place)))
+        return replace(prompt, unbilled_tokens=min(tokens, len(prompt.token_ids)))
+
+    async def _measured(self, engine: Engine, request: ChatRequest, text: str, place: str) -> int | None:
+        """How many tokens the text takes there; None where the model's template refuses it."""
+        if (text, place) not in self._tokens:
+            if len(self._tokens) >= _REMEMBERED:
+                self._tokens.clear()
+            self._tokens[text, place] = await _measure(engine, request, text, place)
+        return self._tokens[text, place]
+
+
+async def _measure(engine: Engine, request: ChatRequest, text: str, place: str) -> int | None:
+    probe: list[Message] = [{"role": "user", "content": "Hi."}]
+    if place in _SYSTEM:
+        probe.insert(0, {"role": place, "content": "Hi."})
+    plain = replace(request, body={"model": request.model, "messages": probe}, max_tokens=1, past=(), n=1)
+    without = await engine.render(plain)
+    try:
+        beside = await engine.render(_with(plain, _in_front(text, probe, place)))
+    except ServingError:
+        return None
+    return max(len(beside.token_ids) - len(without.token_ids), 0)
+
+
+def _with(request: ChatRequest, messages: Sequence[Message]) -> ChatRequest:
+    return replace(request, body={**request.body, "messages": messages})
+
+
+def _in_front(text: str, messages: Sequence[Message], place: str) -> list[Message]:
+    """The messages with the text before all else: in the message at that place, or in one of its own."""
+    if not place:
+        return [{"role": "system", "content": text}, *messages]
+    at = next((i for i, message in enumerate(messages) if message["role"] == place), None)
+    if at is None:
+        return [{"role": place, "content": text}, *messages]
+    content = messages[at]["content"]
+    joined = (
+        text + _BETWEEN + content if isinstance(content, str) else [{"type": "text", "text": text}, *content]
+    )
+    return [*messages[:at], {**messages[at], "content": joined}, *messages[at + 1 :]]

@@ -1,0 +1,120 @@
+"""POST /api/moderations and /v1/moderations: texts classified by this server's screens, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from app.api.auth import Gatekeeper
+from app.api.client import Client
+from app.api.parameters import check_kind, check_moderation_model
+from app.api.wire import parse_body
+from app.errors import BadRequest, SafetyUnavailable, UnsupportedParameter
+from app.runtime import Runtime
+from app.safety import moderation
+from app.safety.moderator import Moderator
+
+MAX_INPUTS = 1_024
+MAX_CHARS = 1_000_000
+"""Of all inputs together; a thread takes some ten seconds for it."""
+AT_ONCE = 2
+"""Requests scored at the same time: those of chat share the thread, and wait for two texts at most."""
+
+
+class ModerationRoutes:
+    """The handler of both routes."""
+
+    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
+        self._runtime = runtime
+        self._gatekeeper = gatekeeper
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    async def create(self, request: Request) -> Response:
+        """Classify each input as the prompt that it would be.
+
+        Raises SafetyUnavailable where nothing can be classified.
+        """
+        caller = self._gatekeeper.caller(request)
+        client, settings = Client(request.receive), self._runtime.settings
+        raw = await client.body(
+            settings.max_body_bytes, request.headers.get("content-length"), settings.body_timeout_s
+        )
+        texts = parse_moderation(parse_body(raw))
+        if self._runtime.moderator is None:
+            raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
+        level = None if caller.key is None else caller.key.terms.safety
+        client.on_gone(lambda: None)
+        try:
+            results = await self._results(self._runtime.moderator, texts, level, client)
+        finally:
+            client.stop()
+        answer_id = f"modr-{secrets.token_hex(14)}"
+        return JSONResponse({"id": answer_id, "model": moderation.MODEL, "results": results})
+
+    async def _results(
+        self, moderator: Moderator, texts: Sequence[str], level: str | None, client: Client
+    ) -> list[moderation.Result]:
+        """A result for each text; the rest is left undone for a client that has left."""
+        results = []
+        async with self._slots:
+            for text in texts:
+                if client.gone:
+                    raise ClientDisconnect
+                results.append(await moderator.result(text, level))
+                await asyncio.sleep(0)  # what is known already is found without waiting
+        return results
+
+
+def parse_moderation(body: Mapping[str, Any]) -> list[str]:
+    """The texts to classify. Raises BadRequest, UnknownModel, UnsupportedParameter naming the place."""
+    given = {name: value for name, value in body.items() if value is not None}
+    for name in given.keys() - {"input", "model"}:
+        raise UnsupportedParameter(
+            f"Unknown parameter {name!r}; remove it.", code="unknown_parameter", param=name
+        )
+    check_moderation_model(given.get("model", moderation.MODEL), "model")
+    if "input" not in given:
+        raise BadRequest("input is required.", code="missing_parameter", param="input")
+    texts = _texts(given["input"])
+    total = sum(map(len, texts))
+    if total > MAX_CHARS:
+        raise BadRequest(
+            f"input has {total:,} characters, and at most {MAX_CHARS:,} are taken; send several requests.",
+            param="input",
+        )
+    return texts
+
+
+def _texts(given: Any) -> list[str]:
+    """A string, an array of them, or the parts of one message, which are one text."""
+    check_kind("input", given, str, list)
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise BadRequest("input must hold at least one text.", param="input")
+    if len(given) > MAX_INPUTS:
+        raise BadRequest(f"input takes at most {MAX_INPUTS:,} entries, got {len(given):,}.", param="input")
+    if isinstance(given[0], dict):
+        return ["\n".join(_part(f"input[{i}]", part) for i, part in enumerate(given))]
+    for i, text in enumerate(given):
+        check_kind(f"input[{i}]", text, str)
+    return list(given)
+
+
+def _part(where: str, part: Any) -> str:
+    check_kind(where, part, dict)
+    check_kind(f"{where}.type", part.get("type"), str)
+    if part["type"] != "text":
+        raise BadRequest(
+            f"{where}.type is {part['type']!r}: this server classifies text, and no images; send text parts.",
+            code="unsupported_content",
+            param=f"{where}.type",
+        )
+    check_kind(f"{where}.text", part.get("text"), str)
+    text: str = part["text"]
+    return text

@@ -1,0 +1,50 @@
+"""What the screens have done since the start, for the metrics: plain numbers, no text."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Literal, Protocol
+
+from app.safety.verdict import STAGES, Stage, Verdict
+
+Failure = Literal["error", "timeout"]
+HOLD_BACK_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""Bounds of the histogram of hold-back, in seconds."""
+
+
+class Observes(Protocol):
+    """A histogram; app.metering.traffic.Histogram is one."""
+
+    def observe(self, value: float | None) -> None:
+        """Count a value; None is none."""
+        ...
+
+
+class SafetyCounters:
+    """Verdicts, failures, and what the stream screen held back or was too late for."""
+
+    def __init__(self, hold_back: Observes) -> None:
+        self.verdicts: dict[str, dict[str, Counter[str]]] = {stage: defaultdict(Counter) for stage in STAGES}
+        """By stage, category and action; `none` and `pass` where no threshold was reached."""
+        self.failures: dict[str, dict[str, Counter[str]]] = {stage: defaultdict(Counter) for stage in STAGES}
+        """By stage, `error` or `timeout`, and `refused` or `passed`."""
+        self.hold_back = hold_back
+        """Seconds from when a delta came until it was released."""
+        self.leaked_tokens = 0
+        """Tokens of halted answers that were released after the one where the harm began, as screened."""
+        self.dropped_tokens = 0
+        """Tokens of halted answers that were held back and released to no one."""
+
+    def judged(self, verdict: Verdict) -> None:
+        """Count a verdict, one that lets pass too."""
+        category = verdict.category if verdict.action else None
+        self.verdicts[verdict.stage][category or "none"][verdict.action or "pass"] += 1
+
+    def failed(self, stage: Stage, why: Failure, *, passed: bool) -> None:
+        """Count a screen that threw or took too long; `passed` where `safety_fail_open` let it."""
+        self.failures[stage][why]["passed" if passed else "refused"] += 1
+
+    def halted(self, *, leaked_tokens: int, dropped_tokens: int) -> None:
+        """Count the tokens of a halted answer."""
+        self.leaked_tokens += leaked_tokens
+        self.dropped_tokens += dropped_tokens

@@ -1,0 +1,92 @@
+"""The encoder: MiniLM-L6 fine-tuned, int8, on ONNX Runtime; blocking, for a thread.
+
+One thread and no spinning: the engine needs the cores. A text longer than a window is read in
+overlapping windows, of which the most harmful speaks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+CLS, SEP, PAD = 101, 102, 0
+"""The marks of BERT's uncased vocabulary."""
+WINDOW = 128
+"""Tokens that are read at once, both marks included."""
+OVERLAP = 24
+BATCH = 8
+"""Windows that are run together: of like length, so that little is padding."""
+
+
+class Encoder:
+    """Logits of texts: harm first, then the categories."""
+
+    def __init__(self, session: Any, tokenizer: Any) -> None:
+        self._session = session
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, model: Path, tokenizer: Path) -> Encoder:
+        """The encoder of an ONNX file and a tokenizer.json. Raises what their libraries raise."""
+        import onnxruntime
+        from tokenizers import Tokenizer
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        pieces = Tokenizer.from_file(str(tokenizer))
+        pieces.no_truncation()
+        pieces.no_padding()
+        return cls(session, pieces)
+
+    def logits(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """(texts, 1 + categories): of each normalized text the logits of its most harmful window."""
+        owners: list[int] = []
+        pieces: list[list[int]] = []
+        for owner, text in enumerate(texts):
+            for window in windows(self._tokenizer.encode(text, add_special_tokens=False).ids):
+                owners.append(owner)
+                pieces.append(window)
+        each = self._run(pieces)
+        best: list[NDArray[np.float32]] = []
+        for owner in range(len(texts)):
+            mine = each[[i for i, other in enumerate(owners) if other == owner]]
+            best.append(mine[int(np.argmax(mine[:, 0]))])
+        return np.stack(best)
+
+    def _run(self, pieces: list[list[int]]) -> NDArray[np.float32]:
+        order = sorted(range(len(pieces)), key=lambda i: len(pieces[i]))
+        found: dict[int, NDArray[np.float32]] = {}
+        for start in range(0, len(order), BATCH):
+            places = order[start : start + BATCH]
+            ids, attention = _padded([pieces[i] for i in places])
+            (logits,) = self._session.run(None, {"ids": ids, "attention": attention})
+            found.update(zip(places, logits, strict=True))
+        return np.stack([found[i] for i in range(len(pieces))])
+
+
+def windows(ids: list[int]) -> list[list[int]]:
+    """Token ids in windows that fit beside their marks and overlap; at least one."""
+    room = WINDOW - 2
+    if len(ids) <= room:
+        return [ids]
+    count = -(-(len(ids) - OVERLAP) // (room - OVERLAP))
+    last = len(ids) - room
+    return [ids[start : start + room] for start in (round(i * last / (count - 1)) for i in range(count))]
+
+
+def _padded(pieces: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    longest = max(len(piece) for piece in pieces) + 2
+    ids = np.full((len(pieces), longest), PAD, np.int64)
+    attention = np.zeros((len(pieces), longest), np.float32)
+    for row, piece in enumerate(pieces):
+        ids[row, : len(piece) + 2] = [CLS, *piece, SEP]
+        attention[row, : len(piece) + 2] = 1.0
+    return ids, attention

@@ -1,0 +1,53 @@
+"""The n-gram model: weights of hashed n-grams added up, a millisecond for 2,000 characters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.safety.features import distinct
+
+BITS = 18
+"""The harm weights are 2**BITS."""
+CATEGORY_BITS = 15
+"""The weights of one category are 2**CATEGORY_BITS."""
+
+
+class NGrams:
+    """A logit for harm, and one for each category. Immutable; any thread may call it.
+
+    `harm` has a weight for each place of the table, `categories` a row for each category over the
+    upper bits of the same places; `bias` and `offsets` are added.
+    """
+
+    def __init__(
+        self,
+        harm: NDArray[np.float16],
+        bias: float,
+        categories: NDArray[np.float16],
+        offsets: NDArray[np.float32],
+    ) -> None:
+        self.harm = harm
+        self.bias = bias
+        self.categories = categories
+        self.offsets = offsets
+
+    @classmethod
+    def load(cls, path: Path) -> NGrams:
+        """The model of a file. Raises OSError, KeyError or ValueError if it is none."""
+        with np.load(path, allow_pickle=False) as arrays:
+            model = cls(arrays["harm"], float(arrays["bias"]), arrays["categories"], arrays["offsets"])
+        if model.harm.shape != (1 << BITS,) or model.categories.shape[1:] != (1 << CATEGORY_BITS,):
+            raise ValueError(f"{path.name} has tables of another size")
+        return model
+
+    def logits(self, text: str) -> tuple[float, NDArray[np.float32]]:
+        """The harm logit and those of the categories, of a normalized text."""
+        places = distinct(text, BITS)
+        scale = 1.0 / np.sqrt(len(places)) if len(places) else 0.0
+        harm = float(self.harm[places].sum(dtype=np.float32) * scale) + self.bias
+        above = places >> (BITS - CATEGORY_BITS)
+        topics = self.categories[:, above].sum(axis=1, dtype=np.float32) * np.float32(scale)
+        return harm, topics + self.offsets

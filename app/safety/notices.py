@@ -1,0 +1,104 @@
+"""What people are told when something is blocked: plain, kind, and of use to who needs help.
+
+Numbers of help lines change: each has the site that says it, as of 2026-11-21. An operator may put
+any text in a category's place (the policy's `messages`), with `{help_lines}` where these stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from app.safety.categories import BY_CODE
+
+HELP_LINES_MARK = "{help_lines}"
+
+
+class HelpLine(NamedTuple):
+    """A country's line for people in a suicidal crisis."""
+
+    name: str
+    number: str
+    site: str
+
+
+HELP_LINES: Mapping[str, HelpLine] = {
+    "AT": HelpLine("TelefonSeelsorge", "142", "telefonseelsorge.at"),
+    "AU": HelpLine("Lifeline", "13 11 14", "lifeline.org.au"),
+    "BE": HelpLine("Zelfmoordlijn", "1813 (Dutch), 0800 32 123 (French)", "zelfmoord1813.be"),
+    "BR": HelpLine("CVV", "188", "cvv.org.br"),
+    "CA": HelpLine("Suicide Crisis Helpline", "988", "988.ca"),
+    "CH": HelpLine("Die Dargebotene Hand, La Main Tendue, Telefono Amico", "143", "143.ch"),
+    "DE": HelpLine("TelefonSeelsorge", "0800 111 0 111", "telefonseelsorge.de"),
+    "DK": HelpLine("Livslinien", "70 201 201", "livslinien.dk"),
+    "ES": HelpLine("Línea 024", "024", "sanidad.gob.es"),
+    "FI": HelpLine("MIELI Crisis Helpline", "09 2525 0111", "mieli.fi"),
+    "FR": HelpLine("Numéro national de prévention du suicide", "3114", "3114.fr"),
+    "GB": HelpLine("Samaritans", "116 123", "samaritans.org"),
+    "IE": HelpLine("Samaritans", "116 123", "samaritans.org"),
+    "IN": HelpLine("Tele MANAS", "14416", "telemanas.mohfw.gov.in"),
+    "MX": HelpLine("Línea de la Vida", "800 911 2000", "gob.mx/conasama"),
+    "NL": HelpLine("113 Zelfmoordpreventie", "113 or 0800 0113", "113.nl"),
+    "NO": HelpLine("Mental Helse", "116 123", "mentalhelse.no"),
+    "NZ": HelpLine("Need to talk?", "1737", "1737.org.nz"),
+    "SE": HelpLine("Självmordslinjen", "90101", "mind.se"),
+    "US": HelpLine("988 Suicide & Crisis Lifeline", "988", "988lifeline.org"),
+    "ZA": HelpLine("SADAG Suicide Crisis Line", "0800 567 567", "sadag.org"),
+}
+
+_ANYWHERE = (
+    "There are people who listen, free of charge, in most countries; findahelpline.com has their numbers."
+)
+
+_OF_CATEGORY: Mapping[str, str] = {
+    "S11": (
+        "I am sorry that it hurts this much. I cannot help with this, but you do not have to go through it"
+        " alone, and talking to someone can help, even when it does not feel like it. {help_lines}"
+        " If you may act on these thoughts now, please call your local emergency number, or go to someone"
+        " who can stay with you. If you asked for someone else, the same people can tell you how to be there"
+        " for them."
+    ),
+    "S3": (
+        "I cannot help with this. If something was done to you or to someone you know, it was not your"
+        " fault, and a doctor, the police or a help line for victims can support you."
+    ),
+    "S4": (
+        "I cannot help with this. If a child is in danger, please tell the police now; what you have seen"
+        " online can be reported through inhope.org. If you are worried about your own thoughts, there is"
+        " confidential help: stopitnow.org.uk, troubled-desire.com."
+    ),
+    "S6": (
+        "I cannot advise on this safely. Someone who knows your situation can: a doctor, a pharmacist, a"
+        " lawyer or another professional. In an emergency, call your local emergency number."
+    ),
+    "S7": "I cannot help to find, reveal or follow a private person. If you are being followed or threatened,"
+    " the police or a victims' help line can support you.",
+    "S10": "I cannot help with what demeans people for who they are. I can talk about the subject itself, its"
+    " history, or how to answer such words.",
+    "JB": "I cannot set aside the rules that I work under. Please ask for what you need as it is.",
+}
+
+
+class Notices:
+    """The messages of one installation. `country` is an ISO 3166 code; general words if it has no line."""
+
+    def __init__(self, country: str, overrides: Mapping[str, str]) -> None:
+        self._lines = _help_lines(country)
+        self._overrides = overrides
+
+    def message(self, category: str | None) -> str:
+        """What is said when a prompt or answer was blocked for a category; None is for no certain one."""
+        text = self._overrides.get(category or "") or _OF_CATEGORY.get(category or "")
+        if not text:
+            text = self._overrides.get("default") or _general(category)
+        return text.replace(HELP_LINES_MARK, self._lines)
+
+
+def _general(category: str | None) -> str:
+    about = f": it looks like {BY_CODE[category].title}" if category else ""
+    return f"I cannot help with this{about}. If you meant something else, please say it in other words."
+
+
+def _help_lines(country: str) -> str:
+    line = HELP_LINES.get(country.upper())
+    return f"You can reach {line.name}: {line.number} ({line.site})." if line else _ANYWHERE

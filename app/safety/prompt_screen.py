@@ -1,0 +1,222 @@
+"""The prompt screen: a quick look on the loop, a thorough one in a thread of its own.
+
+Every character is read. A long text is read in slices; its ends, where the request stands as a rule,
+are held to the policy's targets as they are, and the slices between them, the more there are the more
+strictly, so that a long document is no likelier to be refused than a short one. The encoder reads the
+ends and the slices that the n-grams find worst; the n-grams read all.
+
+Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set to fail open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from app.safety.counters import Failure, SafetyCounters
+from app.safety.turns import SLICE_CHARS, Message, Read, Turns, slices, turns_of
+from app.safety.verdict import Policed, Scores, ScreenFailed, Stage, Verdict, harm, highest, stricter
+
+TIMEOUT_S = 10.0
+"""From the call of `full` to its verdict, the wait for the thread included; for long texts there is more."""
+CHARS_A_SECOND = 20_000
+"""What is read in another second of it, on a slow machine that has others to read for."""
+QUICK_CHARS = 2 * SLICE_CHARS
+"""What `fast` reads of one text: the whole of it, or its first and last slice."""
+QUICK_EARLIER = 3
+"""How many earlier turns `fast` scores that it does not know yet; `full` scores all."""
+ENCODED = 8
+"""How many slices between the ends of a text the encoder reads: those that the n-grams find worst."""
+REMEMBERED = 8_192
+"""Texts whose scores are kept, so that a conversation's past is scored once."""
+
+
+class Classifies(Protocol):
+    """The classifier (app.safety.classifier.Classifier). Both may be called at once, in two threads.
+
+    A text has at most QUICK_CHARS characters, and all of it is read.
+    """
+
+    def fast(self, text: str) -> Scores:
+        """The scores of the n-grams, in about a millisecond."""
+        ...
+
+    def full(self, text: str) -> Scores:
+        """The scores of n-grams and encoder together; takes its time."""
+        ...
+
+
+class _Found(NamedTuple):
+    """What was found in a prompt: in its ends, and in so many slices between."""
+
+    ends: Scores
+    between: Scores
+    num_between: int
+
+
+class PromptScreen:
+    """Judges conversations. Construct once; `close()` ends its thread.
+
+    `messages` are those that the model will see, so without turns that were blocked: these are
+    `strikes`, a number, and make the policy stricter. Failures are counted here,
+    verdicts by who acts on them.
+    """
+
+    def __init__(
+        self,
+        classifier: Classifies,
+        counters: SafetyCounters,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        fail_open: bool = False,
+    ) -> None:
+        self._classifier = classifier
+        self._counters = counters
+        self._timeout_s = timeout_s
+        self._fail_open = fail_open
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompt-screen")
+        self._quick = _Remembered()
+        self._thorough = _Remembered()
+
+    def fast(self, messages: Sequence[Message], policy: Policed, strikes: int = 0) -> Verdict:
+        """The verdict of the n-grams, on the loop. It blocks only what it is surer of than `full` need be.
+
+        Raises ScreenFailed.
+        """
+        policy = policy.after(strikes)
+        try:
+            return policy.judge_prompt(self._look(turns_of(messages)), "ngrams")
+        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
+            return self._failed("ngrams", "error", policy, exc)
+
+    async def full(self, messages: Sequence[Message], policy: Policed, strikes: int = 0) -> Verdict:
+        """The verdict of n-grams and encoder, in the thread; of every character. Raises ScreenFailed."""
+        policy = policy.after(strikes)
+        try:
+            turns = turns_of(messages)
+            num_chars = sum(len(read.text) for read in (*turns.newest, *turns.earlier))
+            async with asyncio.timeout(self._timeout_s + num_chars / CHARS_A_SECOND):
+                return await self._read(turns, policy)
+        except TimeoutError as exc:
+            return self._failed("encoder", "timeout", policy, exc)
+        except Exception as exc:  # noqa: BLE001  # same
+            return self._failed("encoder", "error", policy, exc)
+
+    async def both(self, messages: Sequence[Message], policy: Policed, strikes: int = 0) -> Verdict:
+        """The stricter verdict of both, with the scores of `full`: what a request would meet.
+
+        Raises ScreenFailed.
+        """
+        first = self.fast(messages, policy, strikes)
+        second = await self.full(messages, policy, strikes)
+        return replace(stricter(first, second), scores=second.scores)
+
+    def close(self) -> None:
+        """End the thread once it is done with what it is at; a second call does nothing."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self, turns: Turns) -> Scores:
+        found: Scores = {}
+        for text, weight in turns.newest:
+            for piece in _ends(text):
+                found = highest(found, _faded(self._quickly(piece), weight))
+        new = 0
+        for text, weight in turns.earlier:
+            for piece in _ends(text):
+                known = self._quick.get(piece)
+                if known is None and new < QUICK_EARLIER:
+                    new += 1
+                    known = self._quickly(piece)
+                found = highest(found, _faded(known or {}, weight))
+        return found
+
+    async def _read(self, turns: Turns, policy: Policed) -> Verdict:
+        ends: Scores = {}
+        verdicts: list[Verdict] = []
+        for read in (*turns.newest, *turns.earlier):
+            found = await self._read_one(read)
+            ends = highest(ends, found.ends)
+            if found.num_between:
+                verdicts.append(policy.judge_prompt(found.between, "encoder", texts=found.num_between))
+        verdict = policy.judge_prompt(ends, "encoder")
+        for other in verdicts:
+            verdict = replace(stricter(other, verdict), scores=highest(verdict.scores, other.scores))
+        return verdict
+
+    async def _read_one(self, read: Read) -> _Found:
+        pieces = slices(read.text)
+        between = pieces[1:-1]
+        ends: Scores = {}
+        for piece in (pieces[0], pieces[-1])[: len(pieces)]:
+            ends = highest(ends, await self._remembered(self._thorough, self._classifier.full, piece))
+        quick = [await self._remembered(self._quick, self._classifier.fast, piece) for piece in between]
+        worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED]
+        for i in worst:
+            quick[i] = await self._remembered(self._thorough, self._classifier.full, between[i])
+        return _Found(_faded(ends, read.weight), _faded(highest(*quick), read.weight), len(between))
+
+    def _quickly(self, text: str) -> Scores:
+        return self._quick.get(text) or self._quick.put(text, _checked(self._classifier.fast(text)))
+
+    async def _remembered(self, memory: _Remembered, score: Callable[[str], Scores], text: str) -> Scores:
+        """Scored in the thread: a slice at a time, so that a long prompt does not keep it from the others."""
+        known = memory.get(text)
+        if known is not None:
+            return known
+        scores = await asyncio.get_running_loop().run_in_executor(self._thread, score, text)
+        return memory.put(text, _checked(scores))
+
+    def _failed(self, stage: Stage, why: Failure, policy: Policed, exc: Exception) -> Verdict:
+        self._counters.failed(stage, why, passed=self._fail_open)
+        if not self._fail_open:
+            raise ScreenFailed from exc
+        return policy.judge_prompt({}, stage)
+
+
+class _Remembered:
+    """The scores of the texts seen last, found by a keyed hash: no text is kept."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(16)
+        self._scores: OrderedDict[bytes, Scores] = OrderedDict()
+
+    def get(self, text: str) -> Scores | None:
+        digest = self._digest(text)
+        if digest in self._scores:
+            self._scores.move_to_end(digest)
+        return self._scores.get(digest)
+
+    def put(self, text: str, scores: Scores) -> Scores:
+        self._scores[self._digest(text)] = scores
+        if len(self._scores) > REMEMBERED:
+            self._scores.popitem(last=False)
+        return scores
+
+    def _digest(self, text: str) -> bytes:
+        encoded = text.encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(encoded, digest_size=16, key=self._key).digest()
+
+
+def _ends(text: str) -> Iterator[str]:
+    if len(text) <= QUICK_CHARS:
+        yield text
+    else:
+        yield text[:SLICE_CHARS]
+        yield text[-SLICE_CHARS:]
+
+
+def _faded(scores: Scores, weight: float) -> Scores:
+    return scores if weight == 1.0 else {category: p * weight for category, p in scores.items()}
+
+
+def _checked(scores: Scores) -> Scores:
+    """The scores, if they are any: NaN would pass under every threshold."""
+    if not scores or not all(0.0 <= p <= 1.0 for p in scores.values()):
+        raise ValueError("scores out of range")
+    return scores

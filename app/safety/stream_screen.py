@@ -1,0 +1,350 @@
+"""The stream screen: every delta goes in, and comes out once what it says is ruled harmless enough.
+
+    engine ──▶ feed ──▶ [held: newest tokens of each choice] ──▶ released, per choice in order
+                 └─ hard-listed span, or two hits in a row ──▶ halted: what is held is dropped
+
+The hold-back is elastic, in tokens: an answer begins with none, so that its first token waits for
+nothing, and grows to CLEAN; GREY while the model is in doubt; WATCHED from the first token where the
+prompt is watched. The beginning of what may become a hard-listed span is held until it is ruled out,
+however long that takes. Everything is read: answer, reasoning, tool names and arguments, logprobs.
+
+Synchronous and incremental: a token costs its own characters, whatever came before.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from app.core import Counts, Delta
+from app.safety.hard_list import FOUND, HardList, compiled
+from app.safety.json_text import unescaped
+from app.safety.stream_terms import HoldBack, Listener, Listens, Rules, Terms
+from app.safety.verdict import Scores, Verdict
+
+MIN_PREFIX = 4
+"""Characters from which on a span's beginning is withheld where a caller's limit cut the answer off in it."""
+HITS = 2
+"""Judgements in a row that halt."""
+_ALL = 1 << 62
+GREY_PART = 0.5
+"""Of the lowest threshold: from here on the model is in doubt."""
+
+
+class StreamScreen:
+    """Makes the screenings of all requests. `model` None looks for hard-listed spans alone."""
+
+    def __init__(
+        self,
+        model: Listens | None,
+        hold_back: HoldBack = HoldBack(),  # noqa: B008  # a tuple
+        held_s: Callable[[float], None] = lambda _seconds: None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._hold_back = hold_back
+        self._held_s = held_s
+        self._clock_s = clock_s
+        self._spans: Sequence[str] = ()
+        self._hard_list: HardList | None = None
+
+    def for_request(self, n: int, watched: bool, prior: Scores, policy: Rules) -> Screening:  # noqa: FBT001
+        """The screening of one request's `n` choices, whose prompt had the scores `prior`."""
+        if policy.hard_list is not self._spans:
+            self._spans, self._hard_list = policy.hard_list, compiled(policy.hard_list)
+        hold_back = self._hold_back
+        terms = Terms(
+            model=self._model,
+            hard_list=self._hard_list,
+            policy=policy,
+            prior=prior,
+            watched=watched,
+            floor=min(policy.output_thresholds(watched=watched), default=math.inf),
+            clean=hold_back.watched if watched else hold_back.clean,
+            grey=max(hold_back.grey, hold_back.watched if watched else 0),
+            ramp=0 if watched else hold_back.ramp,
+            held_s=self._held_s,
+            clock_s=self._clock_s,
+        )
+        return Screening([_Choice(terms) for _ in range(n)])
+
+
+class Screening:
+    """One request's answer, on its way out."""
+
+    def __init__(self, choices: Sequence[_Choice] = ()) -> None:
+        self._choices = choices
+        self.halted: Verdict | None = None
+        """The verdict that ended it; what was held then is dropped, and nothing more comes out."""
+        self.halted_choice: int | None = None
+        self.leaked_tokens = 0
+        """Released of the halted choice after the last token of which the model was in no doubt."""
+        self.hit_at = 0
+        """Its first token, counted from 1, that reached the threshold."""
+        self._withheld_text = ""
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that are held back now, over all choices."""
+        return sum(choice.held_tokens for choice in self._choices)
+
+    def feed(self, delta: Delta) -> Sequence[Delta]:
+        """What may be released now that `delta` has come."""
+        if self.halted is not None:
+            return ()
+        choice = self._choices[delta.choice]
+        verdict = choice.read(delta)
+        if verdict is None:
+            return choice.pass_on(delta) if delta.finish_reason is None else choice.end(delta)
+        self.halted_choice = delta.choice
+        self.hit_at = choice.hit_at
+        self.leaked_tokens = max(0, choice.released.completion_tokens - choice.clean_until)
+        self.halted = replace(verdict, lag_tokens=delta.counts.completion_tokens - choice.hit_at)
+        self._withheld_text = "".join(held.text for held in choice.held) + delta.text
+        self.give_up()
+        return ()
+
+    def take_withheld_text(self) -> str:
+        """What the halted choice held back, once: to be hashed, and never to be kept."""
+        text, self._withheld_text = self._withheld_text, ""
+        return text
+
+    def drain(self) -> Sequence[Delta]:
+        """What may be released of an answer that broke off: nothing more will come."""
+        return [delta for choice in self._choices for delta in choice.cut_off()]
+
+    def give_up(self) -> list[Delta]:
+        """Let go of what is held, in no state to be released."""
+        return [delta for choice in self._choices for delta in choice.give_up()]
+
+    def verdicts(self) -> list[Verdict]:
+        """How each choice stands, or was halted; for OpenAI's `moderation` object."""
+        verdicts = [choice.verdict() for choice in self._choices]
+        if self.halted is not None and self.halted_choice is not None:
+            verdicts[self.halted_choice] = self.halted
+        return verdicts
+
+
+class _Lane:
+    """One channel of a choice: what of its text is not decided yet."""
+
+    __slots__ = ("after_space", "escape", "is_json", "listener", "state")
+
+    def __init__(self, listener: Listener | None, *, is_json: bool) -> None:
+        self.state = 0
+        self.after_space = False
+        self.is_json = is_json
+        self.escape = ""
+        self.listener = listener
+
+
+_Held = tuple[Delta, int, int, int]
+"""A delta that waits: the tokens there were with it, and the folded characters of lanes and logprobs."""
+
+
+class _Choice:
+    """One choice: its lanes, its place in the hard list, and what is held of it."""
+
+    __slots__ = (
+        "_channel",
+        "_held",
+        "_hits",
+        "_lane",
+        "_lanes",
+        "_limit",
+        "_said",
+        "_sampled_s",
+        "_sampled_tokens",
+        "_spelled",
+        "_spelling",
+        "_terms",
+        "_tokens",
+        "clean_until",
+        "hit_at",
+        "released",
+    )
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._held: deque[_Held] = deque()
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._channel: tuple[str, int] = ("text", 0)
+        self._lane = self._lanes[self._channel] = self._new_lane(is_json=False)
+        self._spelling = _Lane(None, is_json=False)
+        self._said = 0
+        self._spelled = 0
+        self._tokens = 0
+        self._sampled_tokens = -1
+        self._sampled_s = 0.0
+        self._limit = terms.clean
+        self._hits = 0
+        self.clean_until = 0
+        self.hit_at = 0
+        self.released = Counts()
+
+    def _new_lane(self, *, is_json: bool) -> _Lane:
+        model = self._terms.model
+        return _Lane(None if model is None else model.listen(self._terms.prior), is_json=is_json)
+
+    @property
+    def held_tokens(self) -> int:
+        return self._held[-1][1] - self.released.completion_tokens if self._held else 0
+
+    # Reading
+
+    def read(self, delta: Delta) -> Verdict | None:
+        """Take in what a delta says; the verdict where that halts the answer."""
+        tool = delta.tool
+        channel = (delta.channel, 0 if tool is None else tool.index)
+        if channel != self._channel:
+            self._turn_to(channel)
+        hard_list = self._terms.hard_list
+        if hard_list is not None and self._spells(hard_list, delta):
+            self.clean_until, self.hit_at = self._tokens, delta.counts.completion_tokens
+            return self._terms.policy.halted()
+        listener = self._lane.listener
+        return None if listener is None or not delta.text else self._score(listener, delta)
+
+    def _turn_to(self, channel: tuple[str, int]) -> None:
+        """Go on in another lane. What the last one may have begun is given up, unless it goes on there."""
+        lane = self._lanes.get(channel)
+        if lane is None:
+            lane = self._lanes[channel] = self._new_lane(is_json=channel[0] == "tool")
+        self._channel, self._lane = channel, lane
+
+    def _spells(self, hard_list: HardList, delta: Delta) -> bool:
+        """Whether a hard-listed span is complete; else how far one may be is known afterwards."""
+        if delta.tool is not None and delta.tool.name and hard_list.found_in(delta.tool.name):
+            return True
+        if delta.logprobs and self._is_spelled(hard_list, delta.logprobs):
+            return True
+        if not delta.text:
+            return False
+        self._said += _walk(hard_list, self._lane, delta.text)
+        return self._lane.state == FOUND
+
+    def _is_spelled(self, hard_list: HardList, entries: Sequence[Mapping[str, Any]]) -> bool:
+        """Logprobs say the tokens, and others that were likely, which may not be in the text at all."""
+        text = "".join(entry["token"] for entry in entries)
+        self._spelled += _walk(hard_list, self._spelling, text)
+        if self._spelling.state == FOUND:
+            return True
+        others = (other["token"] for entry in entries for other in entry.get("top_logprobs") or ())
+        return any(map(hard_list.found_in, others))
+
+    def _score(self, listener: Listener, delta: Delta) -> Verdict | None:
+        terms = self._terms
+        harm = listener.feed(delta.text)
+        if harm < terms.floor:
+            self._hits = 0
+            self._limit = terms.grey
+            if harm < terms.floor * GREY_PART:
+                self._limit, self.clean_until = terms.clean, delta.counts.completion_tokens
+            return None
+        self._limit = terms.grey
+        verdict = terms.policy.judge_output(listener.scores(), watched=terms.watched)
+        if not verdict.blocked:
+            self._hits = 0
+            return None
+        self._hits += 1
+        if self._hits == 1:
+            self.hit_at = delta.counts.completion_tokens
+        return verdict if self._hits >= HITS else None
+
+    def verdict(self) -> Verdict:
+        listeners = [lane.listener for lane in self._lanes.values() if lane.listener is not None]
+        scores: dict[str, float] = {}
+        for listener in listeners:
+            for category, p in listener.scores().items():
+                scores[category] = max(p, scores.get(category, 0.0))
+        return self._terms.policy.judge_output(scores, watched=self._terms.watched)
+
+    # Releasing
+
+    def pass_on(self, delta: Delta) -> Sequence[Delta]:
+        """What is old enough, and begins no hard-listed span; `delta` has been read."""
+        terms = self._terms
+        before, self._tokens = self._tokens, delta.counts.completion_tokens
+        limit = self._limit
+        if limit == terms.clean and terms.ramp:
+            limit = min(limit, before // terms.ramp)
+        old = self._tokens - limit
+        self._hold(delta)
+        if terms.hard_list is None:
+            return self._release(old, 0, 0)
+        return self._release(old, *self._decided(terms.hard_list))
+
+    def _hold(self, delta: Delta) -> None:
+        said = self._said + 1 if self._lane.escape else self._said
+        self._held.append((delta, delta.counts.completion_tokens, said, self._spelled))
+        if self._sampled_tokens < 0:
+            self._sampled_tokens, self._sampled_s = delta.counts.completion_tokens, self._terms.clock_s()
+
+    def _decided(self, hard_list: HardList, least: int = 1) -> tuple[int, int]:
+        """Up to which folded character no span has begun, in lanes and logprobs; shorter ones apart."""
+        depth, spelled_depth = hard_list.depth[self._lane.state], hard_list.depth[self._spelling.state]
+        return (
+            self._said - depth if depth >= least else self._said + (least > 1),
+            self._spelled - spelled_depth if spelled_depth >= least else self._spelled,
+        )
+
+    def _release(self, old: int, said: int, spelled: int) -> Sequence[Delta]:
+        held = self._held
+        out: list[Delta] = []
+        while held:
+            delta, tokens, its_said, its_spelled = held[0]
+            if tokens > old or its_said > said or its_spelled > spelled:
+                break
+            out.append(delta)
+            held.popleft()
+        if out:
+            self.released = out[-1].counts
+            if 0 <= self._sampled_tokens <= self.released.completion_tokens:
+                self._terms.held_s(self._terms.clock_s() - self._sampled_s)
+                self._sampled_tokens = -1
+        return out
+
+    def end(self, delta: Delta) -> Sequence[Delta]:
+        """Everything held and the choice's last delta, less a span's beginning that was cut off in it."""
+        self._hold(delta)
+        if delta.finish_reason in ("stop", "tool_calls") and not isinstance(delta.matched_stop, str):
+            return self._release(_ALL, _ALL, _ALL)
+        out = self.cut_off(1 if delta.finish_reason == "abort" else MIN_PREFIX)
+        if not out or out[-1] is not delta:
+            counts = self.released
+            if not counts.prompt_tokens:
+                counts = delta.counts._replace(completion_tokens=0, reasoning_tokens=0)
+            out = [*out, delta._replace(text="", token_ids=(), logprobs=None, tool=None, counts=counts)]
+        return out
+
+    def cut_off(self, least: int = 1) -> Sequence[Delta]:
+        """What may go out of a choice that will say no more, less so many letters of a span's beginning."""
+        hard_list = self._terms.hard_list
+        decided = (_ALL, _ALL) if hard_list is None else self._decided(hard_list, least)
+        out = self._release(_ALL, *decided)
+        self._held.clear()
+        return out
+
+    @property
+    def held(self) -> list[Delta]:
+        return [held[0] for held in self._held]
+
+    def give_up(self) -> list[Delta]:
+        held = self.held
+        self._held.clear()
+        return held
+
+
+def _walk(hard_list: HardList, lane: _Lane, text: str) -> int:
+    """Read `text` in a lane; returns how many folded characters it was."""
+    if lane.is_json:
+        text, lane.escape = unescaped(lane.escape + text)
+    folded = hard_list.fold(text, after_space=lane.after_space)
+    if folded:
+        lane.state = hard_list.walk(lane.state, folded)
+        lane.after_space = folded[-1] == " "
+    return len(folded)

@@ -1,0 +1,74 @@
+"""What one request's answer is screened by: the policy's rules, a model's ear, and how long tokens wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from app.safety.hard_list import HardList
+from app.safety.verdict import Scores, Verdict
+
+
+class HoldBack(NamedTuple):
+    """How many tokens are held back; `ramp` is how many more there must be for one more held."""
+
+    clean: int = 16
+    grey: int = 32
+    watched: int = 64
+    ramp: int = 2
+
+
+class Listener(Protocol):
+    """A text that is scored while it grows (app.safety.output_model)."""
+
+    def feed(self, text: str) -> float:
+        """How harmful the text is now that this has come: the maximum of its scores."""
+        ...
+
+    def scores(self) -> Scores:
+        """The scores as of now."""
+        ...
+
+
+class Listens(Protocol):
+    """A model of answers."""
+
+    def listen(self, prior: Scores) -> Listener:
+        """A new text, to a prompt of these scores."""
+        ...
+
+
+class Rules(Protocol):
+    """A policy in force, as answers meet it (app.safety.policy.Policy)."""
+
+    hard_list: Sequence[str]
+
+    def output_thresholds(self, *, watched: bool) -> Sequence[float]:
+        """The scores at which categories halt an answer."""
+        ...
+
+    def judge_output(self, scores: Scores, *, watched: bool) -> Verdict:
+        """What becomes of an answer with these scores."""
+        ...
+
+    def halted(self, *, lag_tokens: int = 0) -> Verdict:
+        """The verdict on an answer that has a span of the hard list."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all choices of a request are screened by; `clean` and `grey` are its hold-back."""
+
+    model: Listens | None
+    hard_list: HardList | None
+    policy: Rules
+    prior: Scores
+    watched: bool
+    floor: float
+    clean: int
+    grey: int
+    ramp: int
+    held_s: Callable[[float], None]
+    clock_s: Callable[[], float]

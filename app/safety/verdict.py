@@ -1,0 +1,101 @@
+"""What a screen says: scores by category, and the verdict that a policy makes of them.
+
+The vocabulary of every stage. A verdict has no text in it and may be stored and logged as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, get_args
+
+from app.errors import SafetyUnavailable
+
+Scores = Mapping[str, float]
+"""Category to calibrated probability, 0 to 1, on one scale over all categories."""
+
+Action = Literal["block", "watch", "flag", "off"]
+"""What is done at a category's threshold: refuse or halt; admit under stricter terms; record; nothing."""
+
+Stage = Literal["ngrams", "encoder", "guard", "stream", "hard_list"]
+"""What gave the scores."""
+
+ACTIONS: tuple[Action, ...] = get_args(Action)
+"""From the strictest down."""
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of a prompt or an answer. `action` is None where no threshold was reached.
+
+    `category` is the one that decided, or without an action the highest; `score` is its score and
+    `threshold` the one it was held against. `lag_tokens` is how many tokens of an answer there
+    were after the one that reached it.
+    """
+
+    action: Action | None
+    category: str | None
+    score: float
+    threshold: float
+    stage: Stage
+    policy_hash: str
+    scores: Scores = field(default_factory=dict)
+    lag_tokens: int = 0
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the prompt is refused, or the answer halted."""
+        return self.action == "block"
+
+    @property
+    def watched(self) -> bool:
+        """Whether the request goes on under stricter terms."""
+        return self.action == "watch"
+
+
+class ScreenFailed(SafetyUnavailable):
+    """A screen threw, or took too long, and `safety_fail_open` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__("A safety screen failed or took too long, so this was not answered; send it again.")
+
+
+class Policed(Protocol):
+    """A policy in force, as the screens see it (app.safety.policy.Policy)."""
+
+    def judge_prompt(self, scores: Scores, stage: Stage, *, texts: int = 1) -> Verdict:
+        """What becomes of a prompt with these scores, the maximum over so many texts of it."""
+        ...
+
+    def judge_output(self, scores: Scores, *, watched: bool, stage: Stage = "stream") -> Verdict:
+        """What becomes of an answer with these scores; `watched` is whether its prompt is."""
+        ...
+
+    def after(self, strikes: int) -> Policed:
+        """The policy for a conversation of which so many turns were blocked: never a looser one."""
+        ...
+
+
+def stricter(first: Verdict, second: Verdict) -> Verdict:
+    """The verdict that does more; of two that do the same, the second, which knows more."""
+    return first if _severity(first) > _severity(second) else second
+
+
+def _severity(verdict: Verdict) -> int:
+    return 0 if verdict.action is None else len(ACTIONS) - ACTIONS.index(verdict.action)
+
+
+def harm(scores: Scores) -> float:
+    """How harmful a text is in whichever way it is most; 0 without scores."""
+    return max(scores.values(), default=0.0)
+
+
+def highest(*several: Scores) -> Scores:
+    """The maximum of each category over several texts or models."""
+    merged: dict[str, float] = {}
+    for scores in several:
+        for category, p in scores.items():
+            if p > merged.get(category, -1.0):
+                merged[category] = p
+    return merged

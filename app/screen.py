@@ -1,0 +1,378 @@
+"""Safety along one request's way: a verdict on its prompt, a screen over its answer, an event of both.
+
+    check.look ──▶ the fast verdict, at once; the full one begins, in a thread
+    check.render ──▶ the prompt, with the operator's words in front where the policy has some
+    check.verdict ──▶ waits for the full one: nothing is told or released before it
+    check.way_out ──▶ what every delta goes through; see `WayOut`
+
+`Check` is that of a server with safety off: it asks nothing and costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from structlog.typing import FilteringBoundLogger
+
+from app.aligned import Aligned
+from app.core import ChatRequest, Counts, Delta, Engine, Prompt
+from app.errors import ContentFiltered
+from app.history import Asked
+from app.log import where
+from app.safety import moderation
+from app.safety.counters import SafetyCounters
+from app.safety.guard import GuardTier
+from app.safety.policy import Policies, Policy
+from app.safety.prompt_screen import PromptScreen
+from app.safety.stream_screen import Screening, StreamScreen
+from app.safety.turns import Message, messages_of, text_of
+from app.safety.verdict import ScreenFailed, Verdict, stricter
+from app.store import conversations, safety_events
+from app.store.database import Database
+from app.store.keys import Key
+from app.store.safety_events import SafetyEvent, Subject
+
+
+class Checks(Protocol):
+    """Makes the check of each request."""
+
+    def of(self, request: ChatRequest, key: Key | None) -> Check:
+        """The check of a request made with `key`."""
+        ...
+
+
+class Check:
+    """What safety has to say to one request. This one is of a server without it: nothing."""
+
+    def __init__(self, request: ChatRequest) -> None:
+        self.request = request
+        self.rid = request.request_id
+        """The engine's id of the generation in progress."""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether `verdict` has to be waited for."""
+        return False
+
+    def look(self, asked: Asked) -> None:
+        """Judge the prompt at a glance, and begin to read it. Raises ContentFiltered, ScreenFailed."""
+
+    async def render(self, engine: Engine, request: ChatRequest) -> Prompt:
+        """The prompt as the model is to read it. Raises what `Engine.render` does."""
+        return await engine.render(request)
+
+    async def verdict(self) -> None:
+        """Wait until the prompt may be answered. Raises ContentFiltered, ScreenFailed."""
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether the verdict asks for other words in front of the prompt than it was rendered with."""
+        return False
+
+    def again(self) -> None:
+        """Take another id for a second generation; they are used once."""
+        self.rid = f"{self.rid[:-1]}~"
+
+    def way_out(self) -> WayOut | None:
+        """What the answer's deltas go through; None for nothing."""
+        return None
+
+    def ended(
+        self, way: WayOut | None, counts: Mapping[int, Counts], withheld_tokens: int
+    ) -> dict[str, Any] | None:
+        """Account for an answer that has ended; the `moderation` object to tell, if there is one."""
+        del way, counts, withheld_tokens
+        unjudged = moderation.not_judged()
+        return moderation.moderation(unjudged, unjudged) if self.request.moderated else None
+
+    def close(self) -> None:
+        """Stop what is still being read of the prompt."""
+
+
+class NoChecks:
+    """Makes no checks: safety is off."""
+
+    def of(self, request: ChatRequest, key: Key | None) -> Check:
+        """See Checks."""
+        del key
+        return Check(request)
+
+
+class Screen:
+    """The screens and the policy of a server, and where their verdicts are kept."""
+
+    def __init__(
+        self,
+        prompts: PromptScreen,
+        streams: StreamScreen,
+        policies: Policies,
+        counters: SafetyCounters,
+        database: Database,
+        log: FilteringBoundLogger,
+        *,
+        guard: GuardTier | None = None,
+        fail_open: bool = False,
+    ) -> None:
+        self.prompts = prompts
+        self.streams = streams
+        self.policies = policies
+        self.counters = counters
+        self.guard = guard
+        self.fail_open = fail_open
+        self.aligned = Aligned()
+        self._database = database
+        self._log = log
+        self._secret: bytes | None = None
+
+    async def start(self) -> None:
+        """Read the installation's secret; the store is open. Raises StorageUnavailable."""
+        self._secret = await self._database.read(safety_events.secret)
+
+    def of(self, request: ChatRequest, key: Key | None) -> Check:
+        """See Checks."""
+        return ScreenedCheck(self, request, key)
+
+    def broke(self, request_id: str, exc: Exception) -> None:
+        """Count and log a stream screen that threw."""
+        self.counters.failed("stream", "error", passed=self.fail_open)
+        self._log.error("screen_broke", request_id=request_id, error=where(exc), passed=self.fail_open)
+
+    def keep(self, check: ScreenedCheck, verdict: Verdict, subject: Subject, text: str) -> None:
+        """Store a verdict that did something, and the turn it refused where nothing else stores that."""
+        if verdict.action is None:
+            return
+        request, refused = check.request, check.refused_turn
+        event = SafetyEvent(
+            at_us=time.time_ns() // 1000,
+            request_id=request.request_id,
+            owner=request.owner,
+            key_id=None if check.key is None else check.key.id,
+            model=request.model,
+            subject=subject,
+            stage=verdict.stage,
+            action=verdict.action,
+            category=verdict.category,
+            score=verdict.score,
+            threshold=verdict.threshold,
+            policy_hash=verdict.policy_hash,
+            scores=verdict.scores,
+            lag_tokens=verdict.lag_tokens,
+            text_hmac=safety_events.hmac_of(self._secret, text) if self._secret and text else None,
+        )
+        self._submit(event, refused)
+
+    def _submit(self, event: SafetyEvent, refused: conversations.NewTurn | None) -> None:
+        def unit(connection: Any) -> None:
+            safety_events.add(connection, event)
+            if refused is not None:
+                conversations.add_blocked_turn(connection, refused)
+
+        def written(done: asyncio.Future[None]) -> None:
+            if not done.cancelled() and (exc := done.exception()) is not None:
+                self._log.error("safety_event_lost", request_id=event.request_id, error=where(exc))
+
+        try:
+            self._database.submit(unit).add_done_callback(written)
+        except Exception as exc:  # noqa: BLE001  # the request's own end must not depend on it
+            self._log.error("safety_event_lost", request_id=event.request_id, error=where(exc))
+
+
+class ScreenedCheck(Check):
+    """What safety has to say to one request."""
+
+    @property
+    def undecided(self) -> bool:
+        """See Check."""
+        return self._reading is not None and not self._reading.done()
+
+    def __init__(self, screen: Screen, request: ChatRequest, key: Key | None) -> None:
+        super().__init__(request)
+        self.key = key
+        self.refused_turn: conversations.NewTurn | None = None
+        self._screen = screen
+        level = None if key is None else key.terms.safety
+        self._policy: Policy = screen.policies.current.tightened(level)
+        self._verdict: Verdict | None = None
+        self._reading: asyncio.Task[Verdict] | None = None
+        self._rendered_with: str | None = None
+        self._text = ""
+
+    def look(self, asked: Asked) -> None:
+        """See Check."""
+        messages = messages_of(asked.request.body)
+        self._policy = policy = self._policy.after(asked.strikes)
+        self._text = text_of(messages[-1].get("content"))
+        verdict = self._screen.prompts.fast(messages, policy)
+        if verdict.blocked:
+            self.refused_turn = asked.turn
+            self._decide(verdict)
+        self._verdict = verdict
+        self._reading = asyncio.create_task(self._read(messages, verdict), name=f"prompt-{self.rid}")
+        self._reading.add_done_callback(_seen)
+
+    async def _read(self, messages: Sequence[Message], quick: Verdict) -> Verdict:
+        """The full verdict, of the guard too where there is one; both read at once."""
+        screen, policy = self._screen, self._policy
+        if screen.guard is None:
+            return stricter(quick, await screen.prompts.full(messages, policy))
+        judging = asyncio.create_task(screen.guard.judge(policy, messages, watched=quick.watched))
+        try:
+            verdict = stricter(quick, await screen.prompts.full(messages, policy))
+            if verdict.blocked:
+                return verdict
+            guarded = await judging
+        finally:
+            judging.cancel()
+            judging.add_done_callback(_seen)
+        if guarded is None:
+            if verdict.watched:  # that the guard failed is let pass for others only
+                raise ScreenFailed
+            return verdict
+        return stricter(verdict, guarded)
+
+    async def verdict(self) -> None:
+        """See Check."""
+        assert self._reading is not None
+        self._decide(await asyncio.shield(self._reading))
+
+    def _decide(self, verdict: Verdict) -> None:
+        """Take a verdict for the last word, keep it, and refuse if that is what it says."""
+        self._verdict = verdict
+        if verdict.stage != "guard":  # which counts for itself
+            self._screen.counters.judged(verdict)
+        self._screen.keep(self, verdict, "prompt", self._text)
+        self._text = ""
+        if verdict.blocked:
+            message = self._policy.notice(verdict.category)
+            raise ContentFiltered(message, moderation.of_blocked_prompt(verdict))
+
+    async def render(self, engine: Engine, request: ChatRequest) -> Prompt:
+        """See Check."""
+        self._rendered_with = text = self._alignment()
+        if text is None:
+            return await engine.render(request)
+        return await self._screen.aligned.render(engine, request, text)
+
+    def _alignment(self) -> str | None:
+        return self._policy.alignment(watched=self._verdict is not None and self._verdict.watched)
+
+    @property
+    def begins_anew(self) -> bool:
+        """See Check."""
+        return self._alignment() != self._rendered_with
+
+    def way_out(self) -> WayOut:
+        """See Check."""
+        assert self._verdict is not None
+        verdict = self._verdict
+        return WayOut(self._screen, self.request, self._policy, verdict)
+
+    def ended(
+        self, way: WayOut | None, counts: Mapping[int, Counts], withheld_tokens: int
+    ) -> dict[str, Any] | None:
+        """See Check."""
+        assert self._verdict is not None
+        if way is None:
+            return None
+        halted, verdicts = way.halted, way.verdicts()
+        if way.broken:
+            if not self.request.moderated:
+                return None
+            failed = moderation.failed("safety_unavailable", "The stream screen failed; this was let pass.")
+            return moderation.moderation(moderation.results([self._verdict]), failed)
+        if halted is not None:
+            self._halted(way.screening, halted, counts, withheld_tokens)
+            said = moderation.of_answer(self._verdict, verdicts)
+            return {**said, "message": self._policy.notice(halted.category)}
+        for verdict in verdicts:
+            self._screen.counters.judged(verdict)
+            if verdict.action == "flag":
+                self._screen.keep(self, verdict, "answer", "")
+        return dict(moderation.of_answer(self._verdict, verdicts)) if self.request.moderated else None
+
+    def _halted(
+        self, screening: Screening, halted: Verdict, counts: Mapping[int, Counts], withheld_tokens: int
+    ) -> None:
+        """The lag is known now: how far the engine came before it stopped."""
+        choice = screening.halted_choice
+        generated = 0 if choice is None else counts.get(choice, Counts()).completion_tokens
+        late = replace(halted, lag_tokens=max(halted.lag_tokens, generated - screening.hit_at))
+        counters = self._screen.counters
+        counters.judged(late)
+        counters.halted(leaked_tokens=screening.leaked_tokens, dropped_tokens=withheld_tokens)
+        self._screen.keep(self, late, "answer", screening.take_withheld_text())
+
+    def close(self) -> None:
+        """See Check."""
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+class WayOut:
+    """What the deltas of one answer go through. A screen that throws ends the answer, or is let pass."""
+
+    def __init__(self, screen: Screen, request: ChatRequest, policy: Policy, prompt: Verdict) -> None:
+        """Raises ScreenFailed."""
+        self.broken = False
+        self._screen = screen
+        self._request_id = request.request_id
+        self.screening = Screening()
+        try:
+            self.screening = screen.streams.for_request(request.n, prompt.watched, prompt.scores, policy)
+        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
+            self._broke(exc)
+
+    @property
+    def halted(self) -> Verdict | None:
+        """The verdict that ended the answer."""
+        return self.screening.halted
+
+    def feed(self, delta: Delta) -> Sequence[Delta]:
+        """What may be released now that `delta` has come. Raises ScreenFailed."""
+        if self.broken:
+            return (delta,)
+        try:
+            return self.screening.feed(delta)
+        except Exception as exc:  # noqa: BLE001  # same
+            held = self._broke(exc)
+            return held if delta in held else [*held, delta]
+
+    def _broke(self, exc: Exception) -> Sequence[Delta]:
+        """Give up: what is held is let pass, or released to no one. Raises ScreenFailed."""
+        self.broken = True
+        self._screen.broke(self._request_id, exc)
+        held = self.screening.give_up()
+        if not self._screen.fail_open:
+            raise ScreenFailed from None
+        return held
+
+    def drain(self) -> Sequence[Delta]:
+        """What may be released of an answer that broke off."""
+        if self.broken:
+            return ()
+        try:
+            return self.screening.drain()
+        except Exception as exc:  # noqa: BLE001  # same; and the answer has another error already
+            self.broken = True
+            self._screen.broke(self._request_id, exc)
+            return ()
+
+    def verdicts(self) -> list[Verdict]:
+        """How each choice stands; none where the screen broke."""
+        if self.broken:
+            return []
+        try:
+            return self.screening.verdicts()
+        except Exception as exc:  # noqa: BLE001  # every delta was screened
+            self.broken = True
+            self._screen.broke(self._request_id, exc)
+            return []
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # nobody may be waiting any more

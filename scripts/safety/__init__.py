@@ -1,0 +1,1 @@
+"""Training and measuring the safety classifier; nothing here is needed to serve."""

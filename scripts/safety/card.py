@@ -1,0 +1,75 @@
+"""CARD.md: what the shipped classifier is, of what, and how well it does on sources it never saw."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from app.safety.classifier import Blend
+from scripts.safety import calibrate
+from scripts.safety.calibrate import Scored
+from scripts.safety.loso import ABLATED, Predictions
+from scripts.safety.rows import Row
+
+_TEMPLATE = Path(__file__).with_name("card.md")
+
+
+def ablation(work: Path, scored: Scored, blend: Blend) -> dict[str, Any]:
+    """Figures with and without the project's rows: n-grams in all folds, both models in one fold."""
+    ngrams = calibrate.harms(Predictions.load(work / "ablation_ngrams.npz"), blend)
+    without = calibrate.harms(Predictions.load(work / "ablation.npz"), blend)
+    same = calibrate.harms(scored.of.where(np.isin(scored.of.source, without.of.source)), blend)
+    return {
+        "n-grams, with": calibrate.figures(scored, scored.fast),
+        "n-grams, without": calibrate.figures(ngrams, ngrams.fast),
+        f"both, fold {ABLATED}, with": calibrate.figures(same, same.full),
+        f"both, fold {ABLATED}, without": calibrate.figures(without, without.full),
+    }
+
+
+def text(figures: Mapping[str, Any], own: Sequence[Row], sizes: Mapping[str, int]) -> str:
+    """The card: the template with the numbers put in."""
+    kinds = Counter((row.kind, bool(row.harmful)) for row in own)
+    return Template(_TEMPLATE.read_text()).substitute(
+        own=len(own),
+        written=sum(row.source.startswith("written") for row in own),
+        held_out=sum(row.held_out for row in own),
+        own_counts=", ".join(
+            f"{count} {('benign', 'harmful')[harmful]} {kind}s"
+            for (kind, harmful), count in sorted(kinds.items())
+        ),
+        bytes=f"{sum(sizes.values()) / 1e6:.1f}",
+        stages=_stages({name: figures[name] for name in ("n-grams", "encoder", "blend")}),
+        ablation=_stages(figures["ablation"]),
+        sources=_sources(figures["blend"]),
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def _stages(named: Mapping[str, Any]) -> str:
+    lines = [
+        "| | recall at 1% / 5%, all rows | mean of sources | look-alikes flagged at 1% / 5% | AUC |",
+        "|---|---|---|---|---|",
+    ]
+    for name, found in named.items():
+        cells = [
+            " / ".join(_percent(found[key][rate]) for rate in ("0.01", "0.05")) if found[key] else "none"
+            for key in ("pooled_recall", "mean_source_recall", "look_alikes_flagged")
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} | {found['auc']:.3f} |")
+    return "\n".join(lines)
+
+
+def _sources(found: Mapping[str, Any]) -> str:
+    lines = ["| source | rows | reached at 1% | reached at 5% |", "|---|---|---|---|"]
+    for name, (rows, at_1, at_5) in found["by_source"].items():
+        lines.append(f"| {name} | {rows} | {_percent(at_1)} | {_percent(at_5)} |")
+    return "\n".join(lines)

@@ -1,0 +1,110 @@
+"""The encoder as a torch module: MiniLM-L6 (a BERT of 6 layers, 384 wide) with a harm and a category head.
+
+Written out instead of taken from transformers so that the exported graph has only what serving needs:
+no token types (their one embedding is added to the positions'), no pooler.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+WIDTH = 384
+HEADS = 12
+INNER = 1536
+LAYERS = 6
+POSITIONS = 512
+
+
+class Layer(nn.Module):
+    """One post-norm transformer layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(WIDTH, WIDTH)
+        self.key = nn.Linear(WIDTH, WIDTH)
+        self.value = nn.Linear(WIDTH, WIDTH)
+        self.attended = nn.Linear(WIDTH, WIDTH)
+        self.attended_norm = nn.LayerNorm(WIDTH, eps=1e-12)
+        self.inner = nn.Linear(WIDTH, INNER)
+        self.outer = nn.Linear(INNER, WIDTH)
+        self.outer_norm = nn.LayerNorm(WIDTH, eps=1e-12)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """(batch, tokens, width) to the same; mask is added to the attention's logits."""
+        batch, tokens, _ = x.shape
+
+        def heads(y: Tensor) -> Tensor:
+            return y.view(batch, tokens, HEADS, WIDTH // HEADS).transpose(1, 2)
+
+        mixed = scaled_dot_product_attention(
+            heads(self.query(x)), heads(self.key(x)), heads(self.value(x)), attn_mask=mask
+        )
+        mixed = mixed.transpose(1, 2).reshape(batch, tokens, WIDTH)
+        x = self.attended_norm(x + self.dropout(self.attended(mixed)))
+        return self.outer_norm(x + self.dropout(self.outer(gelu(self.inner(x)))))
+
+
+class MiniLM(nn.Module):
+    """Token ids to a harm logit and one logit per category."""
+
+    def __init__(self, vocabulary: int, categories: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, WIDTH)
+        self.positions = nn.Embedding(POSITIONS, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH, eps=1e-12)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.dropout = nn.Dropout(0.1)
+        self.head = nn.Linear(WIDTH, 1 + categories)
+
+    def forward(self, ids: Tensor, attention: Tensor) -> Tensor:
+        """(batch, tokens) ids and 0/1 attention to (batch, 1 + categories) logits, harm first."""
+        x = self.words(ids) + self.positions.weight[: ids.shape[1]]
+        x = self.dropout(self.norm(x))
+        keep = attention.to(x.dtype)
+        mask = ((1.0 - keep) * -1e4)[:, None, None, :]
+        for layer in self.layers:
+            x = layer(x, mask)
+        weights = keep / keep.sum(1, keepdim=True)
+        pooled = (x * weights[:, :, None]).sum(1)
+        return self.head(self.dropout(pooled))
+
+
+_NAMES = {
+    "attention.self.query": "query",
+    "attention.self.key": "key",
+    "attention.self.value": "value",
+    "attention.output.dense": "attended",
+    "attention.output.LayerNorm": "attended_norm",
+    "intermediate.dense": "inner",
+    "output.dense": "outer",
+    "output.LayerNorm": "outer_norm",
+}
+
+
+def pretrained(folder: Path, categories: int) -> MiniLM:
+    """The published weights (model.safetensors of all-MiniLM-L6-v2) with fresh heads."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
+    model = MiniLM(len(tensors["embeddings.word_embeddings.weight"]), categories)
+    own: dict[str, Tensor] = {
+        "words.weight": tensors["embeddings.word_embeddings.weight"],
+        "positions.weight": tensors["embeddings.position_embeddings.weight"]
+        + tensors["embeddings.token_type_embeddings.weight"][0],
+        "norm.weight": tensors["embeddings.LayerNorm.weight"],
+        "norm.bias": tensors["embeddings.LayerNorm.bias"],
+    }
+    for index in range(LAYERS):
+        for theirs, ours in _NAMES.items():
+            for part in ("weight", "bias"):
+                own[f"layers.{index}.{ours}.{part}"] = tensors[f"encoder.layer.{index}.{theirs}.{part}"]
+    missing, unexpected = model.load_state_dict(own, strict=False)
+    assert set(missing) == {"head.weight", "head.bias"}, missing
+    assert not unexpected, unexpected
+    nn.init.normal_(model.head.weight, std=0.02)
+    nn.init.zeros_(model.head.bias)
+    return model

@@ -1,0 +1,194 @@
+"""A screen throws, takes too long, or is not there: nothing goes on unscreened, unless it is let."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from policies import WordClassifier, write_models
+from screens import WordModel, speaking
+from servers import Serve, Served, chat
+from sse_client import until
+
+from app.engine.scripted import Script
+from app.runtime import Runtime
+from app.safety.shipped import Models
+from app.safety.verdict import Scores
+from app.settings import Settings, SettingsError
+
+LONG = " ".join(f"word{i}" for i in range(100))
+SECRET = "a secret in an exception"
+
+
+class Throws:
+    """A classifier of which one look throws."""
+
+    def __init__(self, look: str) -> None:
+        self._look = look
+        self._calm = WordClassifier()
+
+    def fast(self, text: str) -> Scores:
+        """See Classifies."""
+        return self._calm.fast(text) if self._look != "fast" else self._throw()
+
+    def full(self, text: str) -> Scores:
+        """See Classifies."""
+        return self._calm.full(text) if self._look != "full" else self._throw()
+
+    def _throw(self) -> Scores:
+        raise RuntimeError(SECRET)
+
+
+class ThrowsLater:
+    """A model of answers that throws once, at the token of that number, whosever it is."""
+
+    def __init__(self, after: int) -> None:
+        self._left = after
+
+    def listen(self, _prior: Scores) -> ThrowsLater:
+        """See Listens."""
+        return self
+
+    def feed(self, _text: str) -> float:
+        """See Listener."""
+        self._left -= 1
+        if self._left == 0:
+            raise RuntimeError(SECRET)
+        return 0.01
+
+    def scores(self) -> Scores:
+        """See Listener."""
+        return {"S2": 0.01}
+
+
+async def served_by(
+    serve: Serve, tmp_path: Path, prompts: Any = None, answers: Any = None, **settings: Any
+) -> Served:
+    """A server with these models, whose engine says LONG."""
+    models = Models(prompts or WordClassifier(), answers or WordModel(), write_models(tmp_path / "models"))
+    script = Script(rate=settings.pop("rate", 0))
+    return await serve(
+        script, engine_type=speaking(LONG), load_models=lambda: models, safety="on", **settings
+    )
+
+
+async def settled(served: Served) -> list[tuple[Any, ...]]:
+    """The ledger, once nothing is left to write."""
+    await until(lambda: served.runtime.database.queue_depth == 0)
+    query = "SELECT state, outcome, completion_tokens, withheld_tokens FROM requests"
+    return await served.runtime.database.read(lambda c: c.execute(query).fetchall())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("look", ["fast", "full"])
+async def test_a_prompt_screen_that_throws_refuses(serve: Serve, tmp_path: Path, look: str, stream: bool):
+    """503 before the first byte, counted, and what threw is not quoted."""
+    served = await served_by(serve, tmp_path, Throws(look))
+    answer = await served.post(chat(stream=stream))
+    assert answer.refusal() == (503, "safety_unavailable", None)
+    assert int(answer.headers["retry-after"]) > 0
+    await until(lambda: served.running == 0)
+    rows = await settled(served)
+    assert all((row[0], row[1], row[2]) == ("settled", "safety_unavailable", row[3]) for row in rows)
+    assert SECRET not in repr(served.log)
+    stage = "ngrams" if look == "fast" else "encoder"
+    assert served.runtime.safety_counters.failures[stage]["error"]["refused"] == 1
+    assert not served.runtime.balance.differs
+
+
+async def test_a_prompt_screen_that_takes_too_long_refuses(serve: Serve, tmp_path: Path):
+    """The engine is stopped, and the thread is not waited for."""
+    release = threading.Event()
+    served = await served_by(serve, tmp_path, WordClassifier(before=lambda _text: release.wait(5)), rate=200)
+    assert served.runtime.screen is not None
+    served.runtime.screen.prompts._timeout_s = 0.05
+    answer = await served.post(chat())
+    assert answer.refusal()[:2] == (503, "safety_unavailable")
+    release.set()
+    await until(lambda: served.running == 0)
+    assert served.runtime.safety_counters.failures["encoder"]["timeout"]["refused"] == 1
+
+
+@pytest.mark.parametrize("look", ["fast", "full"])
+async def test_fail_open_lets_a_prompt_pass(serve: Serve, tmp_path: Path, look: str):
+    """As the setting says; it is counted as passed."""
+    served = await served_by(serve, tmp_path, Throws(look), safety_fail_open=True)
+    answer = await served.post(chat(stream=False))
+    assert answer.json()["choices"][0]["message"]["content"] == LONG
+    stage = "ngrams" if look == "fast" else "encoder"
+    assert served.runtime.safety_counters.failures[stage]["error"]["passed"] == 1
+
+
+async def test_a_stream_screen_that_throws_ends_the_answer(serve: Serve, tmp_path: Path):
+    """In an error event; what was held is released to no one, and not billed."""
+    served = await served_by(serve, tmp_path, answers=ThrowsLater(40))
+    async with await served.open(chat()) as stream:
+        transcript = await stream.to_end()
+    assert [error["code"] for error in transcript.errors] == ["safety_unavailable"]
+    assert not transcript.finish_reasons
+    assert transcript.done
+    assert LONG.startswith(transcript.content())
+    released = transcript.content().count(" ")
+    assert 0 < released < 40
+    ((state, outcome, completion, withheld),) = await settled(served)
+    assert (state, outcome, completion - withheld) == ("settled", "safety_unavailable", released)
+    assert served.running == 0
+    assert SECRET not in repr(served.log)
+    assert served.logged("screen_broke")
+    assert served.runtime.safety_counters.failures["stream"]["error"]["refused"] == 1
+    assert not served.runtime.balance.differs
+
+
+async def test_an_answer_in_one_piece_is_503(serve: Serve, tmp_path: Path):
+    """There was no first byte yet."""
+    served = await served_by(serve, tmp_path, answers=ThrowsLater(40))
+    assert (await served.post(chat(stream=False))).refusal() == (503, "safety_unavailable", None)
+
+
+async def test_fail_open_lets_an_answer_pass(serve: Serve, tmp_path: Path):
+    """Whole and in order; who asked for its moderation is told that there is none."""
+    served = await served_by(serve, tmp_path, answers=ThrowsLater(40), safety_fail_open=True)
+    body = chat(stream=False, moderation={"model": "omni-moderation-latest"})
+    answer = (await served.post(body)).json()
+    assert answer["choices"][0]["message"]["content"] == LONG
+    assert answer["moderation"]["output"]["code"] == "safety_unavailable"
+    assert served.runtime.safety_counters.failures["stream"]["error"]["passed"] == 1
+
+
+async def test_one_that_is_refused_takes_no_other_with_it(serve: Serve, tmp_path: Path):
+    """The screens of other requests go on."""
+    served = await served_by(serve, tmp_path, answers=ThrowsLater(450))
+    answers = await asyncio.gather(*(served.post(chat(stream=False)) for _ in range(5)))
+    assert sorted(answer.status for answer in answers) == [200, 200, 200, 200, 503]
+
+
+@pytest.mark.parametrize("files", [None, "calibration.json"])
+def test_a_server_without_its_models_does_not_start(tmp_path: Path, files: str | None):
+    """Missing or damaged: it says which file, before it listens."""
+    directory = tmp_path / "models"
+    if files is not None:
+        write_models(directory)
+        (directory / files).write_text("{")
+    models = Models(WordClassifier(), WordModel(), directory)
+    settings = Settings(data_dir=tmp_path, engine="scripted", safety="on")
+    with pytest.raises(SettingsError, match=r"calibration\.json"):
+        Runtime(settings, Any, load_models=lambda: models)
+
+
+async def test_a_lost_event_does_not_lose_the_answer(serve: Serve, tmp_path: Path):
+    """The refusal stands where its event cannot be written; the log says so."""
+    certain = {"forbidden": {"S2": 0.999}}
+    served = await served_by(serve, tmp_path, WordClassifier(fast=certain, full=certain))
+
+    def broken(_connection: Any, _event: Any) -> int:
+        raise RuntimeError(SECRET)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.store.safety_events.add", broken)
+        answer = await served.post(chat("forbidden", stream=False))
+        await until(lambda: served.logged("safety_event_lost"))
+    assert answer.json()["error"]["code"] == "content_filter"
+    assert SECRET not in repr(served.log)

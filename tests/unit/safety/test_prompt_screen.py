@@ -1,0 +1,287 @@
+"""The prompt screen: what it reads and where, what it remembers, and that it fails closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from policies import WordClassifier, policy
+
+from app.metering.traffic import Histogram
+from app.safety.counters import HOLD_BACK_S, SafetyCounters
+from app.safety.prompt_screen import ENCODED, QUICK_CHARS, QUICK_EARLIER, PromptScreen
+from app.safety.turns import SLICE_CHARS
+from app.safety.verdict import ScreenFailed
+
+BAD = {"bad": {"S2": 0.95}}
+POLICY = policy()
+
+
+def say(*texts: str) -> list[dict[str, str]]:
+    """A conversation of users' turns."""
+    return [{"role": "user", "content": text} for text in texts]
+
+
+@pytest.fixture
+def counters() -> SafetyCounters:
+    """Counters at zero."""
+    return SafetyCounters(Histogram(HOLD_BACK_S))
+
+
+@pytest.fixture
+def screen(counters: SafetyCounters) -> Iterator[Callable[..., PromptScreen]]:
+    """Makes screens over a classifier; their threads end with the test."""
+    made: list[PromptScreen] = []
+
+    def make(classifier: Any, **options: Any) -> PromptScreen:
+        made.append(PromptScreen(classifier, counters, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+async def test_fast_asks_the_ngrams_and_full_asks_both(screen):
+    """The one on the loop, the other in a thread of its own, always the same."""
+    classifier = WordClassifier(full=BAD)
+    prompts = screen(classifier)
+    assert prompts.fast(say("so bad"), POLICY).action is None
+    assert classifier.read_full == []
+    verdict = await prompts.full(say("so bad"), POLICY)
+    await prompts.full(say("and good"), POLICY)
+    assert (verdict.action, verdict.category, verdict.stage) == ("block", "S2", "encoder")
+    assert classifier.read_full == ["so bad", "and good"]
+    assert len(classifier.threads) == 1
+    assert threading.current_thread().name not in classifier.threads
+
+
+async def test_both_is_the_stricter_with_the_scores_of_full(screen):
+    """What the n-grams are sure of is blocked, though the encoder would not."""
+    prompts = screen(WordClassifier(full={"bad": {"S2": 0.2}}, fast={"bad": {"S3": 0.99}}))
+    verdict = await prompts.both(say("bad"), POLICY)
+    assert (verdict.action, verdict.category, verdict.stage) == ("block", "S3", "ngrams")
+    assert (verdict.scores["S2"], verdict.scores["S3"]) == (0.2, 0.01)
+
+
+async def test_a_request_split_over_turns_is_found_joined(screen):
+    """None of the turns is harmful alone."""
+    prompts = screen(WordClassifier(full={"make\na\nthing": {"S2": 0.95}}))
+    for turn in ("make", "a", "thing"):
+        assert (await prompts.full(say(turn), POLICY)).action is None
+    assert (await prompts.full(say("hello", "make", "a", "thing"), POLICY)).action == "block"
+
+
+async def test_an_earlier_turn_fades(screen):
+    """Its score falls with every turn after it, once it is no longer among the three."""
+    prompts = screen(WordClassifier(full=BAD))
+    found = [(await prompts.full(say("bad", *"x" * later), POLICY)).scores["S2"] for later in range(6)]
+    assert found[:3] == [0.95, 0.95, 0.95]
+    assert found[3:] == [pytest.approx(0.95 * 0.8**age) for age in (3, 4, 5)]
+
+
+async def test_strikes_reach_the_policy(screen):
+    """With a blocked turn behind it, what would pass is watched, by both looks."""
+    prompts = screen(WordClassifier())
+    assert prompts.fast(say("x"), POLICY, strikes=1).action == "watch"
+    assert (await prompts.full(say("x"), POLICY, strikes=1)).action == "watch"
+
+
+async def test_a_past_is_scored_once(screen):
+    """The next turn of a conversation costs its own text and the joined one."""
+    classifier = WordClassifier()
+    prompts = screen(classifier)
+    turns = ["one", "two", "three", "four"]
+    for n in range(1, 5):
+        prompts.fast(say(*turns[:n]), POLICY)
+        await prompts.full(say(*turns[:n]), POLICY)
+    alone = [text for text in classifier.read_full if "\n" not in text]
+    assert alone == turns
+    assert [text for text in classifier.read_fast if "\n" not in text] == turns
+
+
+async def test_the_loop_is_not_held_up_by_a_long_past(screen):
+    """At most QUICK_EARLIER turns that it does not know are scored on the loop; the thread scores all."""
+    classifier = WordClassifier(full=BAD)
+    prompts = screen(classifier)
+    conversation = say(*(f"turn {i}" for i in range(9)))
+    prompts.fast(conversation, POLICY)
+    assert len(classifier.read_fast) == 2 + QUICK_EARLIER
+    await prompts.full(conversation, POLICY)
+    assert len(classifier.read_full) == 2 + 8
+
+
+async def test_the_loop_reads_the_ends_of_a_long_text(screen):
+    """Its first and last slice; what is up to QUICK_CHARS long is read whole."""
+    classifier = WordClassifier()
+    prompts = screen(classifier)
+    prompts.fast(say("x" * QUICK_CHARS), POLICY)
+    assert [len(text) for text in classifier.read_fast] == [QUICK_CHARS]
+    prompts.fast(say("a" + "x" * QUICK_CHARS + "b"), POLICY)
+    assert [(text[0], text[-1], len(text)) for text in classifier.read_fast[1:]] == [
+        ("a", "x", SLICE_CHARS),
+        ("x", "b", SLICE_CHARS),
+    ]
+
+
+def long_text(word: str, where: int, length: int = 40) -> str:
+    """A text of so many slices with a word in one of them."""
+    parts = [f"{i:04d} " * (SLICE_CHARS // 5) for i in range(length)]
+    parts[where] = f"{word} " + parts[where][len(word) + 1 :]
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("where", [0, 7, 20, 39])
+async def test_every_character_of_a_long_text_is_read(screen, where):
+    """What one slice says is found wherever it stands."""
+    classifier = WordClassifier(full=BAD, fast={"bad": {"S2": 0.3}})
+    prompts = screen(classifier)
+    text = long_text("bad", where)
+    assert (await prompts.full(say(text), POLICY)).action == "block"
+    read = set(" ".join(classifier.read_fast + classifier.read_full).split())
+    assert set(text.split()) <= read
+
+
+async def test_the_encoder_reads_the_worst_slices(screen):
+    """The ends, and ENCODED of those between: those that the n-grams find worst."""
+    classifier = WordClassifier(fast={"0013": {"S1": 0.4}, "0027": {"S1": 0.3}})
+    await screen(classifier).full(say(long_text("good", 5)), POLICY)
+    assert len(classifier.read_full) == 2 + ENCODED
+    assert any("0013" in text for text in classifier.read_full)
+    assert any("0027" in text for text in classifier.read_full)
+
+
+async def test_a_slice_between_has_to_be_worse(screen):
+    """What would block in a short prompt is watched amid forty slices, and blocks at their end."""
+    classifier = WordClassifier(full={"bad": {"S2": 0.7}}, fast={"bad": {"S2": 0.3}})
+    prompts = screen(classifier)
+    found = [
+        (await prompts.full(say(text), POLICY)).action
+        for text in ("bad", long_text("bad", 20), long_text("x", 0) + "bad")
+    ]
+    assert found == ["block", "watch", "block"]
+
+
+async def test_long_prompts_do_not_keep_the_thread(screen):
+    """A short prompt that came after a long one is judged before it."""
+    ended: list[str] = []
+    prompts = screen(WordClassifier())
+
+    async def judge(name: str, text: str) -> None:
+        await prompts.full(say(text), POLICY)
+        ended.append(name)
+
+    await asyncio.gather(judge("long", long_text("x", 3)), judge("short", "hello"))
+    assert ended == ["short", "long"]
+
+
+class Broken(WordClassifier):
+    """Raises, or says what is no probability."""
+
+    def __init__(self, scores: Any) -> None:
+        super().__init__()
+        self.given = scores
+
+    def fast(self, _text: str) -> Any:
+        """As `given`."""
+        if isinstance(self.given, Exception):
+            raise self.given
+        return self.given
+
+    full = fast
+
+
+BROKEN = [
+    RuntimeError("out of memory"),
+    {},
+    None,
+    {"S1": float("nan")},
+    {"S1": 1.5},
+    {"S1": -0.1, "S2": 0.3},
+    {"S1": "0.1"},
+]
+
+
+@pytest.mark.parametrize("scores", BROKEN, ids=repr)
+async def test_whatever_goes_wrong_refuses(screen, counters, scores):
+    """A throw, or scores that are none, end the request with `safety_unavailable`, and are counted."""
+    prompts = screen(Broken(scores))
+    with pytest.raises(ScreenFailed) as caught:
+        prompts.fast(say("x"), POLICY)
+    assert (caught.value.code, caught.value.status) == ("safety_unavailable", 503)
+    with pytest.raises(ScreenFailed):
+        await prompts.full(say("x"), POLICY)
+    assert counters.failures["ngrams"]["error"] == {"refused": 1}
+    assert counters.failures["encoder"]["error"] == {"refused": 1}
+
+
+async def test_fail_open_lets_pass_and_counts(screen, counters):
+    """With the setting, the request goes on as if nothing had been found."""
+    prompts = screen(Broken(ValueError("x")), fail_open=True)
+    assert prompts.fast(say("x"), POLICY).action is None
+    assert (await prompts.full(say("x"), POLICY)).action is None
+    assert counters.failures["ngrams"]["error"] == {"passed": 1}
+    assert counters.failures["encoder"]["error"] == {"passed": 1}
+
+
+async def test_a_screen_that_takes_too_long_refuses(screen, counters):
+    """The request ends, whatever the thread does; so does one that waits behind it."""
+    release = threading.Event()
+    prompts = screen(WordClassifier(before=lambda _text: release.wait() and None), timeout_s=0.05)
+    judged = await asyncio.gather(
+        prompts.full(say("x"), POLICY), prompts.full(say("y"), POLICY), return_exceptions=True
+    )
+    release.set()
+    assert [type(outcome) for outcome in judged] == [ScreenFailed, ScreenFailed]
+    assert counters.failures["encoder"]["timeout"] == {"refused": 2}
+
+
+async def test_a_cancelled_request_is_no_failure(screen, counters):
+    """Who stops waits no longer, and nothing is counted."""
+    release, entered = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hold(_text: str) -> None:
+        loop.call_soon_threadsafe(entered.set)
+        release.wait()
+
+    prompts = screen(WordClassifier(before=hold))
+    task = asyncio.create_task(prompts.full(say("x"), POLICY))
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    release.set()
+    assert not counters.failures["encoder"]
+
+
+async def test_a_failure_is_not_remembered(screen):
+    """The next request finds the classifier mended."""
+    classifier = Broken(RuntimeError("x"))
+    prompts = screen(classifier)
+    with pytest.raises(ScreenFailed):
+        await prompts.full(say("x"), POLICY)
+    classifier.given = {"S1": 0.7}
+    assert (await prompts.full(say("x"), POLICY)).action == "block"
+
+
+async def test_a_prompt_without_text_passes(screen):
+    """There is nothing to read; images are no text."""
+    classifier = WordClassifier()
+    prompts = screen(classifier)
+    assert prompts.fast([], POLICY).action is None
+    assert (await prompts.full([{"role": "user", "content": [{"type": "image_url"}]}], POLICY)).action is None
+    assert classifier.read_fast == classifier.read_full == []
+
+
+async def test_what_is_remembered_is_bounded_and_holds_no_text(screen, monkeypatch):
+    """The oldest goes; the memory's keys are hashes."""
+    monkeypatch.setattr("app.safety.prompt_screen.REMEMBERED", 4)
+    prompts = screen(WordClassifier())
+    for i in range(9):
+        prompts.fast(say(f"secret {i}"), POLICY)
+    assert len(prompts._quick._scores) == 4
+    assert all(len(key) == 16 for key in prompts._quick._scores)

@@ -1,0 +1,105 @@
+"""The project's own rows: sound files, frames that do not rule them, splits that keep neighbours together."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from app.safety.categories import CATEGORIES
+from scripts.safety import balance, rows
+from scripts.safety.rows import BadRows, Row
+
+
+@pytest.fixture(scope="module")
+def own() -> list[Row]:
+    """All of them."""
+    return rows.own()
+
+
+def test_there_are_as_many_as_were_asked_for(own: list[Row]):
+    """20,000, of which 3,000 written one by one."""
+    assert len(own) >= 20_000
+    assert sum(row.source.startswith("written") for row in own) >= 3_000
+
+
+def test_no_frame_has_more_than_twenty(own: list[Row]):
+    """So that no sentence frame is what is learned."""
+    frames = Counter(row.group for row in own if row.source.startswith("frames"))
+    assert max(frames.values()) <= rows.PER_FRAME
+
+
+def test_every_row_is_whole(own: list[Row]):
+    """A text without open slots, a kind, and a category that exists."""
+    for row in own:
+        assert row.text.strip()
+        assert row.kind in {"prompt", "output"}
+        assert row.harmful == (row.category is not None)
+        assert row.category is None or row.category in CATEGORIES
+        assert row.near is None or row.near in CATEGORIES
+
+
+def test_every_category_has_harmful_rows_and_look_alikes(own: list[Row]):
+    """Both sides of each, so that the difference can be learned."""
+    harmful = Counter(row.category for row in own if row.harmful)
+    near = Counter(row.near for row in own if row.near)
+    assert min(harmful[code] for code in CATEGORIES) >= 40
+    assert min(near[code] for code in CATEGORIES) >= 40
+
+
+def test_a_group_is_held_out_as_a_whole(own: list[Row]):
+    """Rows of one frame, or neighbours of one file, are all trained on or none is."""
+    sides: dict[str, set[bool]] = {}
+    for row in own:
+        sides.setdefault(row.group, set()).add(row.held_out)
+    assert all(len(side) == 1 for side in sides.values())
+    assert 0.05 < sum(row.held_out for row in own) / len(own) < 0.12
+
+
+def test_training_never_sees_what_is_held_out(own: list[Row]):
+    """Nor, in a fold, the sources that it leaves out."""
+    public = [Row("a", harmful=True, source="aart"), Row("b", harmful=True, source="advbench")]
+    seen = balance.for_training([*own, *public], ("advbench",))
+    assert not any(row.held_out for row in seen)
+    assert {row.source for row in seen if not row.own} == {"aart"}
+
+
+def test_every_public_prompt_source_is_left_out_once():
+    """And has a quota."""
+    folds = [source for fold in balance.FOLDS for source in fold]
+    assert sorted(folds) == sorted(balance.QUOTAS)
+
+
+def test_draws_follow_the_weights():
+    """A source of many rows comes no oftener than its quota says."""
+    few = [Row(f"f{i}", harmful=True, source="figstep") for i in range(350)]
+    many = [Row(f"m{i}", harmful=False, source="benign_clinc") for i in range(3_995)]
+    chosen = balance.drawn([*few, *many], 1_100, seed=1)
+    assert (chosen < 350).sum() == pytest.approx(400, abs=40)
+
+
+def test_a_frame_takes_its_fillers_side_by_side(tmp_path: Path):
+    """Row i has the i-th of each list."""
+    frame = {"kind": "prompt", "category": "S2", "frame": "{a} for {b}", "a": ["x", "y"], "b": ["1", "2"]}
+    (tmp_path / "frames_9.jsonl").write_text(json.dumps(frame))
+    assert [row.text for row in rows.own(tmp_path)] == ["x for 1", "y for 2"]
+
+
+@pytest.mark.parametrize("fillers", [{"a": ["x"], "b": ["1", "2"]}, {"a": ["x"] * 21, "b": ["1"] * 21}])
+def test_frames_with_uneven_or_long_lists_are_refused(tmp_path: Path, fillers: dict[str, list[str]]):
+    """Before they are trained on."""
+    frame = {"kind": "prompt", "category": "S2", "frame": "{a} for {b}", **fillers}
+    (tmp_path / "frames_9.jsonl").write_text(json.dumps(frame))
+    with pytest.raises(BadRows, match="lists of one length"):
+        rows.own(tmp_path)
+
+
+def test_a_public_file_must_be_the_one_of_the_manifest(tmp_path: Path):
+    """Another file under its name would be trained on unseen."""
+    manifest = tmp_path / "MANIFEST.json"
+    manifest.write_text(json.dumps({"aart.jsonl.gz": {"sha256": "0" * 64}}))
+    (tmp_path / "aart.jsonl.gz").write_bytes(b"")
+    with pytest.raises(BadRows, match="MANIFEST"):
+        rows.public(tmp_path, manifest)

@@ -1,0 +1,377 @@
+"""The stream screen: what comes out of it, when, and with which counts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from policies import policy
+from screens import HARM, WordModel
+
+from app.core import Counts, Delta, FinishReason, ToolCall
+from app.safety.policy import Policy
+from app.safety.stream_screen import Screening, StreamScreen
+from app.safety.stream_terms import HoldBack
+from app.safety.verdict import Scores
+
+SPAN = "canary song 42"
+PROMPT_TOKENS = 9
+
+
+class Deltas:
+    """The deltas of one choice, a token each unless said otherwise."""
+
+    def __init__(self, choice: int = 0) -> None:
+        self._choice = choice
+        self.tokens = 0
+
+    def __call__(
+        self,
+        text: str,
+        channel: Any = "text",
+        *,
+        tokens: int = 1,
+        finish: FinishReason | None = None,
+        tool: ToolCall | None = None,
+        logprobs: Sequence[Mapping[str, Any]] | None = None,
+        stop: str | int | None = None,
+    ) -> Delta:
+        """The next delta."""
+        ids = tuple(range(self.tokens, self.tokens + tokens))
+        self.tokens += tokens
+        counts = Counts(PROMPT_TOKENS, self.tokens)
+        return Delta(self._choice, channel, text, ids, counts, finish, logprobs, tool, stop)
+
+
+def screening(
+    *spans: str,
+    n: int = 1,
+    watched: bool = False,
+    model: Any = None,
+    prior: Scores | None = None,
+    rules: Policy | None = None,
+    **screen: Any,
+) -> Screening:
+    """A screening by these hard-listed spans, and by a model if there is one."""
+    rules = rules or policy({"hard_list": list(spans)})
+    return StreamScreen(model, **screen).for_request(n, watched, prior or {}, rules)
+
+
+def text_of(released: Sequence[Delta]) -> str:
+    """What they say, in their order."""
+    return "".join(delta.text for delta in released)
+
+
+def feed(one: Screening, *deltas: Delta) -> list[Delta]:
+    """What comes out of it for all these."""
+    return [released for delta in deltas for released in one.feed(delta)]
+
+
+def said(text: str, deltas: Deltas | None = None, **options: Any) -> list[Delta]:
+    """A text, word by word, a token each."""
+    deltas = deltas or Deltas()
+    return [deltas(part, **options) for part in text.replace(" ", " \0").split("\0")]
+
+
+class Heard:
+    """A model whose scores a test sets, one a token."""
+
+    def __init__(self, *ps: float) -> None:
+        self._ps = iter(ps)
+        self._p = 0.0
+
+    def listen(self, _prior: Scores) -> Heard:
+        """See Listens."""
+        return self
+
+    def feed(self, _text: str) -> float:
+        """See Listener."""
+        self._p = next(self._ps)
+        return self._p
+
+    def scores(self) -> Scores:
+        """See Listener."""
+        return {"S2": self._p}
+
+
+# Holding back
+
+
+def test_the_first_token_goes_out_at_once():
+    """It waits for no more than one pass over itself; however many tokens it comes with."""
+    delta = Deltas()("Hello there", tokens=5)
+    assert screening(model=WordModel()).feed(delta) == [delta]
+
+
+def test_a_clean_stream_is_held_back_by_one_token_in_two_up_to_sixteen():
+    """The first of a pair goes on growing what is held."""
+    one, deltas = screening(), Deltas()
+    held = []
+    for _ in range(60):
+        one.feed(deltas("x "))
+        held.append(one.held_tokens)
+    assert held[:8] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert held[31:] == [15, *[16] * 28]
+
+
+def test_a_watched_stream_holds_sixty_four_from_the_first():
+    """Nothing goes out before there are more."""
+    one, deltas = screening(watched=True), Deltas()
+    out = [len(one.feed(deltas("x "))) for _ in range(80)]
+    assert out == [0] * 64 + [1] * 16
+
+
+def test_a_stream_in_doubt_is_held_back_by_thirty_two():
+    """As long as the model is in doubt; then it lets go."""
+    model = Heard(*[0.1] * 40, *[0.5] * 40, *[0.1] * 8)
+    one, deltas = screening(model=model), Deltas()
+    feed(one, *(deltas("x ") for _ in range(80)))
+    assert one.held_tokens == 32
+    feed(one, *(deltas("x ") for _ in range(8)))
+    assert one.held_tokens == 16
+
+
+def test_the_end_drains_what_is_held():
+    """All of it, in order, with one final delta."""
+    one, deltas = screening(watched=True), Deltas()
+    everything = [deltas(f"{i} ") for i in range(30)] + [deltas("", tokens=0, finish="stop")]
+    assert feed(one, *everything) == everything
+    assert one.held_tokens == 0
+
+
+def test_choices_are_held_apart():
+    """One that ends drains its own tokens; the other waits on."""
+    one = screening(n=2, watched=True)
+    first, second = Deltas(0), Deltas(1)
+    assert feed(one, first("a"), second("b"), first("c")) == []
+    assert text_of(one.feed(first("", tokens=0, finish="stop"))) == "ac"
+    assert one.held_tokens == 1
+
+
+def test_hold_back_is_measured():
+    """Of one token at a time, from when it came until it went."""
+    now, seconds = [0.0], []
+    one = screening(watched=True, held_s=seconds.append, clock_s=lambda: now[0])
+    deltas = Deltas()
+    for _ in range(70):
+        one.feed(deltas("x "))
+        now[0] += 0.5
+    assert seconds == [32.0]
+
+
+def test_what_goes_out_is_what_came_in():
+    """Ids, counts, logprobs, tools and finish reasons stay with their text, whatever the hold-back."""
+    rng = random.Random(1)
+    for _ in range(50):
+        one = screening(SPAN, n=2, watched=rng.random() < 0.3, hold_back=HoldBack(clean=rng.randint(0, 20)))
+        everything: dict[int, list[Delta]] = {0: [], 1: []}
+        makers = Deltas(0), Deltas(1)
+        out: list[Delta] = []
+        for _ in range(80):
+            choice = rng.randint(0, 1)
+            delta = makers[choice](
+                rng.choice(["can", "canary ", "song", " ", "x", ""]),
+                rng.choice(["text", "text", "reasoning"]),
+                tokens=rng.randint(0, 3),
+                logprobs=rng.choice([None, [{"token": "y", "top_logprobs": []}]]),
+            )
+            everything[choice].append(delta)
+            out += one.feed(delta)
+        for choice, maker in enumerate(makers):
+            everything[choice].append(maker("", tokens=0, finish="stop"))
+            out += one.feed(everything[choice][-1])
+        assert {c: [d for d in out if d.choice == c] for c in (0, 1)} == everything
+
+
+# The hard list
+
+
+def test_a_listed_span_halts_at_once():
+    """Nothing of it goes out, nor of what comes after."""
+    one = screening(SPAN)
+    out = feed(one, *said(f"one two three {SPAN} four five"))
+    assert one.halted is not None
+    assert one.halted.stage == "hard_list"
+    assert text_of(out) == "one two three "[: len(text_of(out))]
+    assert one.held_tokens == 0
+    assert one.leaked_tokens == 0
+
+
+def test_the_beginning_of_a_span_waits_until_it_is_ruled_out():
+    """However little is held back otherwise, and however long that takes."""
+    one = screening(SPAN, hold_back=HoldBack(clean=0))
+    deltas = Deltas()
+    assert text_of(feed(one, deltas("a "))) == "a "
+    for piece in ("can", "ary", " so", "ng", " 4"):
+        assert feed(one, deltas(piece)) == []
+    assert text_of(feed(one, deltas("1"))) == "canary song 41"
+    assert one.halted is None
+
+
+@pytest.mark.parametrize("channel", ["text", "reasoning", "tool"])
+def test_every_channel_is_read(channel):
+    """Answer, reasoning, and the arguments of tools."""
+    tool = ToolCall(0) if channel == "tool" else None
+    one = screening(SPAN)
+    out = feed(one, *said(f"well {SPAN} then", channel=channel, tool=tool))
+    assert one.halted is not None
+    assert "canary" not in text_of(out)
+
+
+@pytest.mark.parametrize("name", ["canary song 42", "get Canary Song 42"])
+def test_a_tools_name_is_read(name):
+    """A model can make one up."""
+    one = screening(SPAN)
+    assert feed(one, Deltas()("", "tool", tool=ToolCall(0, "call_1", name))) == []
+    assert one.halted is not None
+
+
+def test_escapes_in_arguments_do_not_hide_a_span():
+    """Arguments are JSON: what they say counts, cut in the midst of an escape too."""
+    one, deltas = screening(SPAN, hold_back=HoldBack(clean=0)), Deltas()
+    tool = ToolCall(0)
+    pieces = ['{"q": "', "\\u00", "63anary", " song\\", "u002042"]
+    out = feed(one, *(deltas(piece, "tool", tool=tool) for piece in pieces))
+    assert one.halted is not None
+    assert text_of(out) == '{"q": "'
+
+
+def test_logprobs_do_not_tell_what_the_text_does_not():
+    """Their tokens may be ahead of the text, which a parser holds."""
+    one, deltas = screening(SPAN, hold_back=HoldBack(clean=0)), Deltas()
+    pieces = ["can", "ary ", "song ", "42"]
+    out = feed(one, *(deltas("", logprobs=[{"token": piece, "top_logprobs": []}]) for piece in pieces))
+    assert one.halted is not None
+    assert out == []
+
+
+def test_likely_tokens_are_read():
+    """What the model nearly said is in the logprobs too."""
+    one = screening("slur")
+    entry = {"token": "nice", "top_logprobs": [{"token": "nice"}, {"token": " Slur"}]}
+    assert feed(one, Deltas()("nice", logprobs=[entry])) == []
+    assert one.halted is not None
+
+
+def test_another_channel_rules_a_beginning_out():
+    """An answer is not held to its end for the last word of the reasoning before it."""
+    one, deltas = screening(SPAN, hold_back=HoldBack(clean=0)), Deltas()
+    assert feed(one, deltas("can", "reasoning")) == []
+    assert text_of(feed(one, deltas("Hello"))) == "canHello"
+    feed(one, deltas("ary song 42", "reasoning"))
+    assert one.halted is not None
+
+
+def test_a_halt_ends_all_choices():
+    """Whatever they say, and however they end."""
+    one = screening(SPAN, n=2)
+    first, second = Deltas(0), Deltas(1)
+    assert feed(one, second("fine"), first(SPAN)) == [
+        second("fine")._replace(token_ids=(0,), counts=Counts(9, 1))
+    ]
+    assert feed(one, second("more"), second("", tokens=0, finish="stop")) == []
+    assert one.halted_choice == 0
+
+
+@pytest.mark.parametrize(
+    ("finish", "stop", "released"),
+    [
+        ("stop", None, "say canary so"),
+        ("stop", 2, "say canary so"),
+        ("tool_calls", None, "say canary so"),
+        ("length", None, "say "),
+        ("abort", None, "say "),
+        ("stop", "ng", "say "),
+    ],
+)
+def test_a_span_cut_off_in_its_midst_is_withheld(finish, stop, released):
+    """Whoever cuts the answer there does not get its beginning; a model that ends there said it all."""
+    one, deltas = screening(SPAN), Deltas()
+    out = feed(one, *said("say canary so", deltas), deltas("", tokens=0, finish=finish, stop=stop))
+    assert text_of(out) == released
+    assert [delta.finish_reason for delta in out if delta.finish_reason] == [finish]
+    assert sum(len(delta.token_ids) for delta in out) == out[-1].counts.completion_tokens
+    assert out[-1].counts.prompt_tokens == PROMPT_TOKENS
+
+
+def test_a_few_letters_are_no_beginning():
+    """An answer that is as long as it may be keeps its last word, though some span begins likewise."""
+    one, deltas = screening(SPAN), Deltas()
+    assert text_of(feed(one, *said("a can", deltas), deltas("", tokens=0, finish="length"))) == "a can"
+
+
+def test_an_answer_that_was_stopped_keeps_no_letter_of_a_span():
+    """The next token may have made it certain."""
+    one, deltas = screening(SPAN), Deltas()
+    assert text_of(feed(one, *said("a c", deltas), deltas("", tokens=0, finish="abort"))) == "a "
+
+
+def test_an_answer_that_breaks_off_is_drained():
+    """Where the engine fails, what was held is as harmless as what was released."""
+    one, deltas = screening(SPAN, watched=True), Deltas()
+    feed(one, *said("all is well, canary", deltas))
+    assert text_of(one.drain()) == "all is well, "
+    assert one.held_tokens == 0
+
+
+# The scored model
+
+
+def test_two_hits_in_a_row_halt():
+    """The first is held, like all that comes after it."""
+    one = screening(model=WordModel())
+    out = feed(one, *said(f"a b c d {HARM} e f g"))
+    assert one.halted is not None
+    assert (one.halted.stage, one.halted.category) == ("stream", "S2")
+    assert HARM not in text_of(out)
+    assert (one.leaked_tokens, one.halted.lag_tokens > 0) == (0, True)
+
+
+def test_one_hit_does_not_halt():
+    """What is harmless again at the next look goes out."""
+    one, deltas = screening(model=Heard(0.1, 0.99, 0.1, 0.1, 0.99, 0.1)), Deltas()
+    everything = [*said("a b c d e", deltas), deltas("", tokens=0, finish="stop")]
+    assert feed(one, *everything) == everything
+
+
+def test_a_leak_is_counted():
+    """Tokens that were out when the model began to doubt, and then was certain."""
+    one = screening(model=Heard(0.1, 0.1, 0.25, 0.45, 0.9, 0.9), hold_back=HoldBack(clean=0, grey=1))
+    out = feed(one, *said("a b c d e f"))
+    assert text_of(out) == "a b c d "
+    assert one.halted is not None
+    assert (one.leaked_tokens, one.halted.lag_tokens) == (1, 1)
+
+
+def test_a_watched_stream_leaks_nothing():
+    """It is judged long before its first token goes out."""
+    one = screening(model=WordModel(), watched=True)
+    assert feed(one, *said(f"{HARM} and more of it, and on and on")) == []
+    assert one.halted is not None
+    assert one.leaked_tokens == 0
+
+
+def test_the_prompts_scores_are_the_models_prior():
+    """For every choice."""
+    model = WordModel()
+    screening(n=2, model=model, prior={"S2": 0.5})
+    assert model.priors == [{"S2": 0.5}] * 2
+
+
+def test_verdicts_say_how_each_choice_stands():
+    """For OpenAI's `moderation` object; the halted one is the verdict that halted."""
+    one = screening(n=2, model=WordModel())
+    feed(one, *said("all is well", Deltas(0)))
+    feed(one, *said(f"{HARM} {HARM} {HARM}", Deltas(1)))
+    first, second = one.verdicts()
+    assert (first.action, second) == (None, one.halted)
+
+
+def test_what_a_halt_withheld_is_told_once():
+    """To be hashed; it is not kept."""
+    one = screening(SPAN)
+    out = feed(one, *said(f"one two three {SPAN} four"))
+    assert text_of(out) + one.take_withheld_text() == f"one two three {SPAN} "
+    assert one.take_withheld_text() == ""
