@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import orjson
@@ -12,7 +12,6 @@ import orjson
 from app.answer import Answer
 from app.core import ChatRequest, Counts, Delta, Prompt
 from app.history import Asked
-from app.ring import Done, Ring
 from app.store.conversations import FinishedAnswer, Status
 from app.store.ledger import Price, Terms, Usage
 from app.stream import SHUTDOWN, STORAGE, TokenStream, first_of
@@ -48,10 +47,14 @@ class Entry:
         self.ended_by_itself = False
         """Whether no choice was stopped from outside."""
         self.saved_id = 0
+        self.checkpointed = False
+        """Whether the store may have events of it already."""
         self.settled = False
         self.request_seq: int | None = None
         """The reservation's row, once it is committed."""
         self.reserved: asyncio.Future[int] | None = None
+        self.hurry: Callable[[], None] = lambda: None
+        """Have a reservation that still waits to be committed with others committed now."""
         self._counts = counts
         self._released: dict[int, Counts] = {}
         self._answer_ids: dict[int, array[int]] = {}
@@ -69,6 +72,7 @@ class Entry:
         if self.request_seq is not None:
             return
         assert self.reserved is not None
+        self.hurry()
         self.request_seq = await asyncio.shield(self.reserved)
 
     def begin_anew(self, counts: dict[int, Counts]) -> None:
@@ -152,16 +156,6 @@ def finished_answer(
         prompt_ids=ids.prompt,
         base_seq=ids.base_seq,
     )
-
-
-def done_after(stream: TokenStream) -> tuple[int, bytes]:
-    """The stream's last event, which is sent once this is committed."""
-    request = stream.request
-    ring = Ring(4096, first_id=stream.last_id + 1, logprobs=request.logprobs, counts=request.continuous_usage)
-    ring.append_special(Done())
-    last = ring.dump(stream.last_id)
-    assert last is not None
-    return last
 
 
 def stream_facts(request: ChatRequest) -> bytes:

@@ -15,12 +15,13 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from structlog.typing import FilteringBoundLogger
 
 from app.answer import Answer, answers
 from app.core import ChatRequest, Counts, Prompt
-from app.entry import Entry, Ids, done_after, finished_answer, stream_facts
+from app.entry import Entry, Ids, finished_answer, stream_facts
 from app.errors import InternalError, StorageUnavailable, Unavailable
 from app.history import Asked
 from app.log import where
@@ -38,6 +39,8 @@ from app.stream import DELETED, STORAGE, TokenStream
 CHECKPOINT_S = 1.0
 PATIENCE_S = 10.0
 """How long live streams go on while nothing can be written."""
+LINGER_S = 0.02
+"""How long a reservation waits at most for others to be committed with."""
 SWEEP_S = 5.0
 AT_ONCE = 64
 """Streams that are looked at without giving way to others."""
@@ -72,6 +75,7 @@ class Journal:
         self._live: set[Entry] = set()
         self._unsettled: dict[Entry, float] = {}  # since when, in seconds; oldest first
         self._ticker: asyncio.Task[None] | None = None
+        self._lead_s = 0.0  # between a reservation and its first token, lately; rises slowly
         self._written_at_s = time.monotonic()
         self.on_settled: OnSettled = lambda _owner, _day, _request_id, _cost: None
 
@@ -112,8 +116,8 @@ class Journal:
     ) -> Entry:
         """Queue the reservation, and the turn's messages with it.
 
-        It is waited for only where the last commit failed, so that the refusal comes before the
-        status line. Raises StorageUnavailable, NotFound.
+        It lingers for company while the prompt is prefilled. It is waited for only where the last commit
+        failed, so that the refusal comes before the status line. Raises StorageUnavailable, NotFound.
         """
         entry = Entry(asked, prompt, stream, counts)
         reservation = self._reservation(asked.request, prompt)
@@ -127,7 +131,8 @@ class Journal:
                 conversations.add_turn(connection, turn, conversation_seq, request_seq)
             return request_seq
 
-        entry.reserved = self._database.submit(unit)
+        entry.reserved = self._database.submit(unit, linger_s=min(self._lead_s / 2, LINGER_S))
+        entry.hurry = partial(self._needed, time.monotonic())
         if self._database.failing:
             try:
                 await entry.committed()
@@ -136,6 +141,12 @@ class Journal:
                 raise
         self._live.add(entry)
         return entry
+
+    def _needed(self, reserved_at_s: float) -> None:
+        """A reservation is waited for: how long after it was made tells how long the next may linger."""
+        lead_s = time.monotonic() - reserved_at_s
+        self._lead_s = min(lead_s, self._lead_s + (lead_s - self._lead_s) / 8)
+        self._database.hurry()
 
     def _reservation(self, request: ChatRequest, prompt: Prompt) -> Reservation:
         created_at_us = time.time_ns() // 1000
@@ -229,6 +240,7 @@ class Journal:
             if entry.request_seq is None or entry.stream.last_id == entry.saved_id:
                 continue
             if (said := entry.stream.dump(entry.saved_id)) is not None:
+                entry.checkpointed = True
                 news.append(Checkpoint(entry.request_seq, entry.usage(), *said))
                 saved[entry] = entry.stream.last_id
         if not news:
@@ -307,19 +319,21 @@ def _settlement(entry: Entry) -> Unit[int]:
     at_us = time.time_ns() // 1000
     settlement = Settlement(request_seq, entry.usage(), entry.outcome, at_us, terms=entry.terms)
     status = entry.status()
-    whole = stream.dump(0)
-    pieces = [whole] if whole is not None and whole[0] == 1 else [stream.dump(entry.saved_id)]
-    news = [piece for piece in pieces if piece is not None]
-    if not stream.done:
-        news.append(done_after(stream))
-    said = answers(*stream.held()) if whole is not None and whole[0] == 1 else None
+    done = not stream.done  # the last event is sent once this is committed
+    news = stream.dump(0, done=done)
+    whole = news is not None and news[0] == 1
+    if not whole:
+        news = stream.dump(entry.saved_id, done=done)
+    said = answers(*stream.held()) if whole else None
     send_again = stream.refused or isinstance(stream.error, Unavailable | InternalError)
 
     def end(connection: sqlite3.Connection) -> None:
         deleted = stream.cancelled == DELETED
-        for first_id, piece in () if deleted else news:
-            # A slice of everything takes the place of the checkpoints.
-            events.compact(connection, request_seq, first_id, piece)
+        if news is not None and not deleted:
+            if entry.checkpointed:  # a slice of everything takes the place of the checkpoints
+                events.compact(connection, request_seq, *news)
+            else:
+                events.append(connection, request_seq, *news)
         if send_again:
             events.free_key(connection, request_seq)
         if entry.turn is not None:

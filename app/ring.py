@@ -287,10 +287,13 @@ class Ring:
         parts = {self._names[lane - 1]: _join(runs) for lane, runs in merged.items()}
         return parts, [self._specials[i] for i in sorted(self._specials)]
 
-    def dump(self, after: int) -> tuple[int, bytes] | None:
-        """The events held after event `after` as one slice, and the first one's id; None if none."""
+    def dump(self, after: int, *, done: bool = False) -> tuple[int, bytes] | None:
+        """The events held after event `after` as one slice, and the first one's id; None if none.
+
+        With `done`, the slice ends in the `Done` that is still to come.
+        """
         start = max(0, after + 1 - self.first_id)
-        if start >= len(self._lanes):
+        if start >= len(self._lanes) and not done:
             return None
         first_id = self.first_id + start
         lengths, text = _cut(self._ends, self._text, start)
@@ -298,18 +301,13 @@ class Ring:
         logprobs: bytes | None = None
         if self._logprobs is not None:
             logprob_lengths, logprobs = _cut(self._logprob_ends, self._logprobs, start)
+        specials = [(i - first_id, _KIND_OF[type(e)], e) for i, e in self._specials.items() if i >= first_id]
+        lanes = self._lanes[start:]
+        counts = None if self._counts is None else list(chain.from_iterable(self._counts[start:]))
         piece = slices.Slice(
-            first_id,
-            self._names,
-            [(i - first_id, _KIND_OF[type(e)], e) for i, e in self._specials.items() if i >= first_id],
-            self._lanes[start:],
-            lengths,
-            text,
-            logprobs,
-            logprob_lengths,
-            None if self._counts is None else list(chain.from_iterable(self._counts[start:])),
+            first_id, self._names, specials, lanes, lengths, text, logprobs, logprob_lengths, counts
         )
-        return first_id, slices.pack(piece)
+        return first_id, slices.pack(piece.with_last(_KIND_OF[Done], Done()) if done else piece)
 
     @classmethod
     def restore(cls, dumped: Iterable[bytes], limit_bytes: int, *, only_prefix: bool = False) -> Ring:

@@ -45,6 +45,20 @@ class Slice:
     counts: Sequence[int] | None = None
     """Four numbers an event, in the order of app.core.Counts."""
 
+    def with_last(self, kind: str, event: Any) -> Slice:
+        """The slice and after it an event that is not text."""
+        return Slice(
+            self.first_id,
+            self.names,
+            [*self.specials, (len(self.lanes), kind, event)],
+            [*self.lanes, 0],
+            [*self.lengths, 0],
+            self.text,
+            self.logprobs,
+            None if self.logprob_lengths is None else [*self.logprob_lengths, 0],
+            None if self.counts is None else [*self.counts, 0, 0, 0, 0],
+        )
+
     def without_first(self, num_events: int) -> Slice:
         """The slice less its first `num_events` events."""
         logprobs, logprob_lengths = self.logprobs, self.logprob_lengths

@@ -204,9 +204,9 @@ class TokenStream:
     def nbytes(self) -> int:
         return self._ring.nbytes
 
-    def dump(self, after: int) -> tuple[int, bytes] | None:
-        """The events after id `after` as the store keeps them, and the first one's id."""
-        return self._ring.dump(after)
+    def dump(self, after: int, *, done: bool = False) -> tuple[int, bytes] | None:
+        """The events after id `after` as the store keeps them, and the first one's id; see Ring.dump."""
+        return self._ring.dump(after, done=done)
 
     def held(self) -> tuple[Mapping[Lane, Part], Sequence[Special]]:
         """Everything that the ring still holds."""

@@ -63,6 +63,7 @@ class Database:
         self._came = asyncio.Event()
         self._batch: list[_Queued] = []
         self._writing: asyncio.Task[None] | None = None
+        self._lingering: asyncio.TimerHandle | None = None
         self._scrubber: Scrubber | None = None
         self._closed = False
         self.failing = False
@@ -94,9 +95,11 @@ class Database:
             self._idle_readers.put_nowait(reader)
         self._writing = asyncio.create_task(self._write_loop(), name="store-writer")
 
-    def submit(self, unit: Unit[T]) -> asyncio.Future[T]:
+    def submit(self, unit: Unit[T], *, linger_s: float = 0.0) -> asyncio.Future[T]:
         """Queue a unit now; the future is done when it is committed.
 
+        One that nobody waits for yet may linger, to be committed with what comes in that time (`hurry`
+        ends it): a commit costs as much as several units.
         Whoever holds the future may go: the unit is written all the same. The future raises
         StorageUnavailable when the commit failed, or what the unit itself raised.
         """
@@ -104,8 +107,16 @@ class Database:
             raise StorageUnavailable("The store is not open.")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Queued(unit, done))
-        self._came.set()
+        if not linger_s:
+            self._came.set()
+        elif self._lingering is None:
+            self._lingering = asyncio.get_running_loop().call_later(linger_s, self.hurry)
         return done
+
+    def hurry(self) -> None:
+        """Let no unit linger that waits now."""
+        if self._waiting:
+            self._came.set()
 
     async def write(self, unit: Unit[T]) -> T:
         """Do a unit and wait for its commit; a cancelled caller leaves it queued."""
@@ -182,9 +193,14 @@ class Database:
         while not self._closed or self._waiting:
             await self._came.wait()
             self._came.clear()
-            while self._waiting:
-                count = min(len(self._waiting), MAX_UNITS)
-                self._batch = [self._waiting.popleft() for _ in range(count)]
+            if self._lingering is not None:
+                self._lingering.cancel()
+                self._lingering = None
+            count = min(len(self._waiting), MAX_UNITS)
+            self._batch = [self._waiting.popleft() for _ in range(count)]
+            if self._waiting:
+                self._came.set()
+            if self._batch:
                 await self._write_batch()
 
     async def _write_batch(self) -> None:

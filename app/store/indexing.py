@@ -1,6 +1,6 @@
 """Full text, written to the index later than to the tables, and many rows at a time.
 
-A request's own transaction only notes which rows are to be indexed (`search_pending`, kept by triggers):
+A request's own transaction only notes which rows are to be indexed (`unindexed`, kept by triggers):
 the index touches as many pages for one row as for a hundred. The journal indexes once a second, and a
 search does so first, so that it misses nothing. Rows are numbered as in the view `searched`.
 """
@@ -14,9 +14,9 @@ LIMIT = 256
 
 # Answers in progress have no text yet: they are indexed once, when they have.
 _DUE = (
-    "SELECT p.rowid, m.text FROM search_pending AS p JOIN messages AS m ON m.seq = p.rowid & 0xFFFFFFFF"
+    "SELECT p.rowid, m.text FROM unindexed AS p JOIN messages AS m ON m.seq = p.rowid & 0xFFFFFFFF"
     " WHERE m.status <> 'in_progress' UNION ALL"
-    " SELECT p.rowid, c.title FROM search_pending AS p JOIN conversations AS c ON c.seq = p.rowid >> 32"
+    " SELECT p.rowid, c.title FROM unindexed AS p JOIN conversations AS c ON c.seq = p.rowid >> 32"
     " WHERE p.rowid & 0xFFFFFFFF = 0 LIMIT ?"
 )
 
@@ -25,5 +25,5 @@ def index(connection: sqlite3.Connection) -> bool:
     """Index what is due, at most LIMIT rows; returns whether nothing was left out."""
     due = connection.execute(_DUE, (LIMIT,)).fetchall()
     connection.executemany("INSERT INTO search (rowid, text) VALUES (?, ?)", due)
-    connection.executemany("DELETE FROM search_pending WHERE rowid = ?", [(rowid,) for rowid, _ in due])
+    connection.executemany("DELETE FROM unindexed WHERE rowid = ?", [(rowid,) for rowid, _ in due])
     return len(due) < LIMIT

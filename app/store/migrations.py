@@ -235,7 +235,7 @@ def _m003_safety(connection: sqlite3.Connection) -> None:
 
 _SEARCH_LATER = """
 -- Rows of `searched` that are not in the index yet; see app.store.indexing. A row is in one of the two.
-CREATE TABLE search_pending (rowid INTEGER PRIMARY KEY);
+CREATE TABLE unindexed (rowid INTEGER PRIMARY KEY);
 DROP TRIGGER message_added;
 DROP TRIGGER message_changed;
 DROP TRIGGER message_removed;
@@ -243,34 +243,34 @@ DROP TRIGGER title_added;
 DROP TRIGGER title_changed;
 DROP TRIGGER title_removed;
 CREATE TRIGGER message_added AFTER INSERT ON messages BEGIN
-    INSERT INTO search_pending VALUES ((new.conversation_seq << 32) + new.seq);
+    INSERT INTO unindexed VALUES ((new.conversation_seq << 32) + new.seq);
 END;
 CREATE TRIGGER message_changed AFTER UPDATE OF text ON messages BEGIN
     INSERT INTO search (search, rowid, text)
         SELECT 'delete', (old.conversation_seq << 32) + old.seq, old.text WHERE NOT EXISTS
-        (SELECT 1 FROM search_pending WHERE rowid = (old.conversation_seq << 32) + old.seq);
-    INSERT OR IGNORE INTO search_pending VALUES ((new.conversation_seq << 32) + new.seq);
+        (SELECT 1 FROM unindexed WHERE rowid = (old.conversation_seq << 32) + old.seq);
+    INSERT OR IGNORE INTO unindexed VALUES ((new.conversation_seq << 32) + new.seq);
 END;
 CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
     INSERT INTO search (search, rowid, text)
         SELECT 'delete', (old.conversation_seq << 32) + old.seq, old.text WHERE NOT EXISTS
-        (SELECT 1 FROM search_pending WHERE rowid = (old.conversation_seq << 32) + old.seq);
-    DELETE FROM search_pending WHERE rowid = (old.conversation_seq << 32) + old.seq;
+        (SELECT 1 FROM unindexed WHERE rowid = (old.conversation_seq << 32) + old.seq);
+    DELETE FROM unindexed WHERE rowid = (old.conversation_seq << 32) + old.seq;
 END;
 CREATE TRIGGER title_added AFTER INSERT ON conversations BEGIN
-    INSERT INTO search_pending VALUES (new.seq << 32);
+    INSERT INTO unindexed VALUES (new.seq << 32);
 END;
 CREATE TRIGGER title_changed AFTER UPDATE OF title ON conversations BEGIN
     INSERT INTO search (search, rowid, text)
         SELECT 'delete', old.seq << 32, old.title WHERE NOT EXISTS
-        (SELECT 1 FROM search_pending WHERE rowid = old.seq << 32);
-    INSERT OR IGNORE INTO search_pending VALUES (new.seq << 32);
+        (SELECT 1 FROM unindexed WHERE rowid = old.seq << 32);
+    INSERT OR IGNORE INTO unindexed VALUES (new.seq << 32);
 END;
 CREATE TRIGGER title_removed AFTER DELETE ON conversations BEGIN
     INSERT INTO search (search, rowid, text)
         SELECT 'delete', old.seq << 32, old.title WHERE NOT EXISTS
-        (SELECT 1 FROM search_pending WHERE rowid = old.seq << 32);
-    DELETE FROM search_pending WHERE rowid = old.seq << 32;
+        (SELECT 1 FROM unindexed WHERE rowid = old.seq << 32);
+    DELETE FROM unindexed WHERE rowid = old.seq << 32;
 END;
 """
 

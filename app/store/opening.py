@@ -20,6 +20,8 @@ _TRY_S = 0.25
 """One try of the writer at a locked store; short, so that it is its patience that decides."""
 _KEPT_WAL_BYTES = 64 * 1024**2
 """What a long reader makes the log grow by beyond this is given back once it is gone."""
+_FOLDED_PAGES = 4096
+"""Pages of the log at which a commit folds it into the file: most are pages that came again and again."""
 _DAMAGED = "is damaged ({}). Restore a backup, or move the file away to start anew."
 _NOT_WRITABLE = "cannot be written ({}). Give this user the right to, or choose another --data-dir."
 _REFUSALS = {
@@ -89,6 +91,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA secure_delete=ON")
     connection.execute(f"PRAGMA journal_size_limit={_KEPT_WAL_BYTES}")
+    connection.execute(f"PRAGMA wal_autocheckpoint={_FOLDED_PAGES}")
     migrate(connection, MIGRATIONS)
     busy_timeout(connection, _TRY_S)
 

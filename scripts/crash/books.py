@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from app.store.indexing import index
 from scripts.crash.findings import Findings
 
 PRICES = {"input": "0.00137", "cached_input": "0.00041", "output": "0.00733"}
@@ -186,6 +187,8 @@ def _totals(rows: Iterable[tuple[object, ...]]) -> dict[tuple[object, ...], tupl
 
 def _search_is_sound(connection: sqlite3.Connection) -> bool:
     try:
+        while not index(connection):  # the rest is to come, once a second
+            pass
         connection.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 1)")
     except sqlite3.DatabaseError:
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import sqlite3
 import time
 
 import pytest
@@ -12,13 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import BadRequest, NotFound
-from app.store.conversation_list import delete, page, rename, restore
+from app.store import conversation_list
+from app.store.conversation_list import Page, delete, rename, restore
+from app.store.indexing import index
 
 STORE = Chats()
 """One without conversations."""
 
 WORDS = ['"', '""', "a AND", "NOT", "NEAR(a b", "(", "a*", "*", "col:a", "text:a", "^a", "-a", "a'b"]
 WORDS += ["a\0b", "\0", "{a}: b", "+", "😀", "\u202e", "-- ;", "%", "\\", " ".join("abcdefghij" * 60)]
+
+
+def page(c: sqlite3.Connection, owner: str, limit: int, cursor: str | None, words: str = "") -> Page:
+    """A page of what is indexed, as the route has it."""
+    while not index(c):
+        pass
+    return conversation_list.page(c, owner, limit, cursor, words)
 
 
 def listed(chats: Chats, words: str = "", limit: int = 100) -> list[str]:
@@ -220,6 +230,8 @@ def test_many_conversations_are_listed_and_searched_quickly():
         " VALUES (?, ?, ?, ?, ?, ?)",
         rows,
     )
+    while not index(chats.c):
+        pass
     chats.c.execute("COMMIT")
     steps = []
     chats.c.set_progress_handler(lambda: steps.append(1), 1000)
