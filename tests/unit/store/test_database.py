@@ -567,3 +567,22 @@ async def test_a_second_process_is_refused(tmp_path: Path):
     database = Database(tmp_path)
     await database.open()
     await database.aclose()
+
+
+async def test_a_unit_that_lingers_is_committed_with_the_next(database: Database):
+    """One commit for both, as soon as somebody waits for the second."""
+    before = database.num_commits
+    lingering = database.submit(insert(1), linger_s=60)
+    await database.write(insert(2))
+    assert (await lingering, database.num_commits - before) == (1, 1)
+
+
+async def test_a_unit_that_lingers_is_committed_when_it_is_needed(database: Database):
+    """`hurry` ends the wait, and so does its end; so does closing."""
+    hurried = database.submit(insert(1), linger_s=60)
+    database.hurry()
+    assert await hurried == 1
+    assert await database.submit(insert(2), linger_s=0.001) == 2
+    last = database.submit(insert(3), linger_s=60)
+    await database.aclose()
+    assert await last == 3
