@@ -200,7 +200,7 @@ class _Choice:
         """Take in what a delta says; the verdict where that halts the answer."""
         tool = delta.tool
         channel = (delta.channel, 0 if tool is None else tool.index)
-        if channel != self._channel:
+        if channel != self._channel and (delta.text or tool is not None):  # a last delta may be of any
             self._turn_to(channel)
         hard_list = self._terms.hard_list
         if hard_list is not None and self._spells(hard_list, delta):

@@ -40,7 +40,7 @@ from app.ring import Ring
 from app.safety.shipped import Models
 from app.safety.verdict import Scores
 
-SEEDS = int(os.environ.get("CANARY_SEEDS", "150"))
+SEEDS = int(os.environ.get("CANARY_SEEDS", "500"))
 AT_ONCE = 20
 SPANS = ("qzxj-vkqz xzqv", "kzvx qqjz-zx", "xjqkvz")
 """Hard-listed; of letters that nothing else here is made of."""

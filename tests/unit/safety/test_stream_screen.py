@@ -275,6 +275,13 @@ def test_a_halt_ends_all_choices():
     assert one.halted_choice == 0
 
 
+def test_a_last_delta_of_another_channel_rules_nothing_out():
+    """Reasoning that was stopped in the midst of a span ends in a delta of the answer's channel."""
+    one, deltas = screening(SPAN), Deltas()
+    out = feed(one, *said("well canary", deltas, channel="reasoning"), deltas("", tokens=0, finish="abort"))
+    assert text_of(out) == "well "
+
+
 @pytest.mark.parametrize(
     ("finish", "stop", "released"),
     [
