@@ -39,6 +39,7 @@ from app.engine.scripted import Script
 from app.ring import Ring
 from app.safety.shipped import Models
 from app.safety.verdict import Scores
+from app.store import indexing
 
 SEEDS = int(os.environ.get("CANARY_SEEDS", "500"))
 AT_ONCE = 20
@@ -338,6 +339,8 @@ async def test_no_canary_is_told_or_kept(serve: Serve, tmp_path: Path):
         ids = await asyncio.gather(*(run(served, plan) for plan in batch))
         by_id |= zip(ids, batch, strict=True)
     await until(lambda: not served.live() and served.runtime.database.queue_depth == 0)
+    while not await served.runtime.database.write(indexing.index):
+        pass
     kept = read_store(served.runtime.database.path)
     check_kept(kept, by_id, engine)
     metrics = (await served.call("GET", "/metrics")).body.decode()
