@@ -1,0 +1,147 @@
+"""Where two system prompts, tool lists or rows of token ids part, and what stands there.
+
+Everything is linear in its input; regular expressions see a window of `_WINDOW` characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import orjson
+
+Kind = Literal["clock", "id", "text", "added", "removed", "order", "changed"]
+"""What differs: of texts a clock, an id or other text; of tool lists how the first tool differs."""
+
+_WINDOW = 96
+_SHOWN_CHARACTERS = 80
+_COMPARED_CHARACTERS = 16_384
+_SAME_WORDS = 0.6
+_FEWEST_WORDS = 8
+_FEWEST_DIGITS = 4
+_SHORTEST_ID = 8
+
+_DATE = r"\d{4}-\d{2}-\d{2}|\d{4}/\d{1,2}/\d{1,2}|\d{1,2}[/.]\d{1,2}[/.](?:\d{4}|\d{2})"
+_TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d{1,9})?)?(?: ?[AaPp](?:[Mm]\b|\.[Mm]\.))?(?:Z|[+-]\d{2}:?\d{2})?"
+_MONTH = (
+    r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?"
+    r"|Sep(?:t(?:ember)?)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)\b"
+)
+_NAMED = (
+    rf"(?:\d{{1,2}}(?:st|nd|rd|th)? (?:of )?)?{_MONTH}\.?(?: \d{{1,2}}(?:st|nd|rd|th)?\b)?(?:,? \d{{4}})?"
+)
+_DAY = r"(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?\b"
+_PIECE = rf"(?:{_DATE}|{_TIME}|{_NAMED}|{_DAY}|UTC|GMT)"
+_CLOCK = re.compile(rf"{_PIECE}(?:(?:,? at |[ ,T]{{1,2}}){_PIECE})*")
+_EPOCH = re.compile(r"(?<!\d)(?:1[2-9]|2[0-4])\d{8}(?:\.\d{1,6}|\d{3}|\d{6}|\d{9})?(?!\d)")
+_WORD = re.compile(r"[0-9A-Za-z_\-]+")
+
+Item = TypeVar("Item")
+_Find = Callable[[str, int], tuple[int, int] | None]
+
+
+class Difference(NamedTuple):
+    """The first place where a new text or list is not the old one.
+
+    `position` and `length` are of what stands there, a whole clock or id where it is one: characters of
+    the new text, or the number of a tool. `differs_at` is the first character that is not the same.
+    """
+
+    kind: Kind
+    position: int
+    length: int
+    differs_at: int
+    shown: str = ""
+    """The beginning of what stands there: the caller's own text, for nobody else's eyes."""
+
+
+def text_difference(old: str, new: str) -> Difference:
+    """Where and how a text differs from the one before it. They are not equal."""
+    at = common_prefix(old, new)
+    finders: tuple[tuple[Kind, _Find], ...] = (("clock", _clock_around), ("id", _id_around))
+    for kind, find in finders:
+        span = find(new, at)
+        if span is not None and find(old, at) is not None:
+            start, end = span
+            return Difference(kind, start, end - start, at, new[start:end][:_SHOWN_CHARACTERS])
+    end = len(new) - _common_suffix(old, new, at)
+    return Difference("text", at, end - at, at, new[at:end][:_SHOWN_CHARACTERS])
+
+
+def tools_difference(old: bytes, new: bytes) -> Difference:
+    """The first tool in which two lists, as JSON, differ. They are not equal."""
+    before, after = _tools(old), _tools(new)
+    at = common_prefix(before, after)
+    if at == len(before) == len(after):  # no lists, or the same but for how numbers are written
+        return Difference("changed", at, 0, at)
+    if sorted(before) == sorted(after):
+        kind: Kind = "order"
+    elif len(before) == len(after):
+        kind = "changed"
+    else:
+        kind = "added" if len(before) < len(after) else "removed"
+    return Difference(kind, at, min(1, len(after) - at), at)
+
+
+def similar(old: str, new: str) -> bool:
+    """Whether a text is likely another edition of the other: half of it stands in place, or most words do."""
+    old, new = old[:_COMPARED_CHARACTERS], new[:_COMPARED_CHARACTERS]
+    at = common_prefix(old, new)
+    if 2 * (at + _common_suffix(old, new, at)) >= max(len(old), len(new)):
+        return True
+    words, others = set(old.split()), set(new.split())
+    most = max(len(words), len(others))
+    return most >= _FEWEST_WORDS and len(words & others) >= _SAME_WORDS * most
+
+
+def common_prefix(a: Sequence[Item], b: Sequence[Item]) -> int:
+    """How many items two sequences of one type begin with in common; compares slices, not items."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:  # a[:low] == b[:low], a[:high] != b[:high]
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _common_suffix(a: str, b: str, at: int) -> int:
+    """How many characters two texts end with in common, after the `at` that they begin with."""
+    most = min(len(a), len(b)) - at
+    return common_prefix(a[len(a) - most :][::-1], b[len(b) - most :][::-1])
+
+
+def _clock_around(text: str, at: int) -> tuple[int, int] | None:
+    """The time or date that `at` is in, or right behind."""
+    begin = max(at - _WINDOW, 0)
+    window = text[begin : at + _WINDOW]
+    for pattern in (_CLOCK, _EPOCH):
+        for found in pattern.finditer(window):
+            if begin + found.start() <= at <= begin + found.end():
+                return begin + found.start(), begin + found.end()
+    return None
+
+
+def _id_around(text: str, at: int) -> tuple[int, int] | None:
+    """The word that `at` is in, where it looks like an id."""
+    begin = max(at - _WINDOW, 0)
+    for found in _WORD.finditer(text[begin : at + _WINDOW]):
+        if begin + found.start() <= at <= begin + found.end() and _is_id(found.group()):
+            return begin + found.start(), begin + found.end()
+    return None
+
+
+def _is_id(word: str) -> bool:
+    digits = sum(map(str.isdigit, word))
+    if digits >= _FEWEST_DIGITS:
+        return True
+    return len(word) >= _SHORTEST_ID and digits > 1
+
+
+def _tools(raw: bytes) -> list[bytes]:
+    tools: Any = orjson.loads(raw) if raw else []
+    return [orjson.dumps(tool) for tool in tools] if isinstance(tools, list) else [raw]
