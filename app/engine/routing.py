@@ -14,12 +14,20 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.core import ChatRequest, ModelCard
-from app.engine.routing_words import CODE_SIGNS, CODE_WORDS, EASY_WORDS, HARD_WORDS, MATH_SIGNS, MATH_WORDS
+from app.engine.routing_words import (
+    CODE_SIGNS,
+    CODE_WORDS,
+    EASY_WORDS,
+    HARD_WORDS,
+    MATH_SIGNS,
+    MATH_WORDS,
+    TASK_WORDS,
+)
 
 Size = Literal["small", "large"]
 AUTO = "auto"
 """The model's name in a request that leaves the choice to the server."""
-LARGE_FROM = 3
+LARGE_FROM = 2
 READ_CHARACTERS = 8192
 """Of the last user turns so much is read, half of it at the beginning and half at the end."""
 _TURNS_READ = 3
@@ -29,18 +37,24 @@ LENGTHS = ((1500, 3), (500, 1))
 """(prompt tokens, points)"""
 DEPTHS = ((8, 3), (5, 2), (3, 1))
 """(turns of the user, points)"""
+DETAILS = ((40, 2), (12, 1))
+"""(words of the last turn, points); two numbers in it are one more"""
 ANSWERS = ((2048, 2), (1024, 1))
 """(max_tokens, points)"""
 MARKS = 3
 TOOLS = 4
 IMAGES = 2
 SCHEMA = 1
+_FORMULA_POINTS = 1
 
 _MOST_OF_WORDS = 4
 _MOST_OF_EASY = 2
+_MOST_OF_TASKS = 2
+_NUMBERS = 2
+_NUMBER = re.compile(r"\d[\d.,]*")
 _EASY_BELOW = 200
 """Prompt tokens; in a longer one an easy word says nothing."""
-_SUM = re.compile(r"\d ?[*^=+] ?\(?-?\d")
+_FORMULA = re.compile(r"[0-9a-z)] ?[*^=] ?-?[0-9a-z(]")
 _WORD = re.compile(r"[a-z][a-z+'-]*")
 _SIGNS = 2
 _OTHERS: Sequence[tuple[Size, Size]] = (("small", "large"), ("large", "small"))
@@ -141,17 +155,21 @@ def points_of(request: ChatRequest, prompt_tokens: int) -> dict[str, int]:
     messages: Sequence[Mapping[str, Any]] = body["messages"]
     said = [message for message in messages if message["role"] == "user"]
     recent = _read(said[-_TURNS_READ:])
-    words = set(_words(_read(said[-1:])))
+    last = _read(said[-1:])[:_WORD_CHARACTERS].lower()
+    listed = _WORD.findall(last)
+    words = set(listed)
     code = MARKS if _is_code(recent) else _of(CODE_WORDS, words)
     math = MARKS if any(sign in recent for sign in MATH_SIGNS) else _of(MATH_WORDS, words)
     return {
         "code": code,
-        "math": math + (1 if _SUM.search(recent) else 0),
+        "math": math + _FORMULA_POINTS * (_FORMULA.search(last) is not None),
         "tools": TOOLS if _has_tools(body) else 0,
         "images": IMAGES if _has_images(messages) else 0,
         "length": _step(LENGTHS, prompt_tokens),
         "depth": _step(DEPTHS, len(said)),
         "words": _of(HARD_WORDS, words),
+        "task": min(_of(TASK_WORDS, words), _MOST_OF_TASKS),
+        "detail": _step(DETAILS, len(listed)) + (len(_NUMBER.findall(last)) >= _NUMBERS),
         "answer": _step(ANSWERS, request.max_tokens or 0),
         "format": SCHEMA if _kind_of_format(body) == "json_schema" else 0,
         "easy": -min(len(words & EASY_WORDS), _MOST_OF_EASY) if prompt_tokens < _EASY_BELOW else 0,
@@ -170,11 +188,6 @@ def _is_code(text: str) -> bool:
     if "```" in text:
         return True
     return sum(sign in text for sign in CODE_SIGNS) >= _SIGNS
-
-
-def _words(text: str) -> Iterator[str]:
-    for found in _WORD.finditer(text[:_WORD_CHARACTERS].lower()):
-        yield found.group()
 
 
 def _read(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -28,24 +28,32 @@ def _words(two: str, one: str) -> Mapping[str, int]:
 
 CODE_WORDS = _words(
     "python javascript typescript java rust golang c++ sql regex bash compiler segfault refactor dockerfile"
-    " kubernetes algorithm debug stacktrace postgres",
-    "function class script api implement test tests bug code query",
+    " kubernetes algorithm debug stacktrace postgres implement react docker git linux concurrency deadlock"
+    " recursion database schema middleware backend frontend microservice webhook css html",
+    "function class script api test tests bug code query cache thread server container component variable"
+    " array loop endpoint deploy json yaml library exception error log performance memory",
 )
 MATH_WORDS = _words(
     "prove proof theorem lemma integral derivative eigenvalue eigenvalues polynomial probability equation"
-    " equations matrix modulo logarithm convergence",
-    "solve calculate sum triangle expected coin dice",
+    " equations matrix modulo logarithm convergence variance induction derive",
+    "solve calculate sum triangle expected coin dice formula average percent rate",
 )
 HARD_WORDS = _words(
-    "analyse analyze compare critique evaluate architecture strategy trade-offs tradeoffs derive diagnose"
-    " thorough comprehensive step-by-step reasoning implications essay contract investigate hypothesis"
-    " optimise optimize migration root-cause",
-    "design plan detailed explain why pros cons review report outline assess recommend argue legal risks step"
-    " steps constraints draft research",
+    "analyse analyze compare critique evaluate architecture strategy trade-offs tradeoffs diagnose thorough"
+    " comprehensive step-by-step reasoning implications essay contract investigate hypothesis optimise"
+    " optimize migration root-cause constraints design plan assess argument schedule distributed in-depth",
+    "detailed explain why pros cons review report outline recommend argue legal risks step steps draft"
+    " research how differences difference depth budget system cause causes policy improve",
 )
+TASK_WORDS = _words(
+    "",
+    "build create configure set develop write find propose discuss interpret summarise summarize calculate"
+    " generate produce model parser algorithm install troubleshoot fix convert examine describe prepare",
+)
+"""Something is to be made."""
 EASY_WORDS = frozenset(
     _split(
-        "hi hello hey thanks thank yes no ok translate spelling rephrase synonym capital rhyme joke emoji shorten"
-        " title greeting define name"
+        "hi hello hey thanks thank yes no ok translate spelling rephrase synonym capital rhyme joke emoji"
+        " shorten title greeting define name"
     )
 )

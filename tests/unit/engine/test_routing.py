@@ -148,7 +148,7 @@ def test_the_small_model_serves_what_only_it_can(router: Router) -> None:
 def test_the_reason_is_told_with_its_points(router: Router) -> None:
     """The header has the model's size, the rule that weighed most, and every rule that gave points."""
     route = router.route(asked("Write a Python function, with a test; thanks"), 30)
-    assert route.header == "large; code; code=+4, easy=-1"
+    assert route.header == "large; code; code=+4, task=+1, easy=-1"
 
 
 def test_every_decision_is_counted(router: Router) -> None:
