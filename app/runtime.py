@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -272,22 +271,17 @@ def build_guard_engine(settings: Settings, on_death: OnDeath) -> Engine | None:
 
     options = SGLangOptions(
         model=settings.safety_guard_model,
-        server_args={**GUARD_ARGS}
-        | _guard_template(Path(settings.safety_guard_model), form, settings.data_dir),
+        server_args={**GUARD_ARGS, "chat_template": str(_guard_template(form, settings.data_dir))},
     )
     return SGLangEngine(options, on_death=on_death)
 
 
-def _guard_template(model: Path, form: GuardFormat, data_dir: Path) -> dict[str, str | None]:
-    """SGLang's arguments for a guard on disk that brings no chat template: ours, written to a file."""
-    config = model / "tokenizer_config.json"
-    if not config.exists() or (model / "chat_template.jinja").exists():
-        return {}
-    if "chat_template" in json.loads(config.read_bytes()):
-        return {}
+def _guard_template(form: GuardFormat, data_dir: Path) -> Path:
+    """The format's chat template as a file, for the guard's server."""
+    data_dir.mkdir(parents=True, exist_ok=True)
     path = data_dir / "guard_template.jinja"
     path.write_text(form.template, "utf-8")
-    return {"chat_template": str(path)}
+    return path
 
 
 def build_guard(settings: Settings, engine: Engine, counters: SafetyCounters) -> GuardTier:

@@ -80,15 +80,16 @@ class Guard:
 
     async def _ask(self, messages: list[dict[str, str]], question: Question) -> Scores:
         body: dict[str, Any] = {
-            # In parts: Llama Guard 3 1B's template reads no other; the engine joins them for the others.
-            "messages": [m | {"content": [{"type": "text", "text": m["content"]}]} for m in messages],
+            "messages": messages,
             "temperature": 0,
             "logprobs": True,
             "top_logprobs": TOP_LOGPROBS,
             "regex": self._form.regex,
+            "chat_template_kwargs": {
+                "judges_answer": messages[-1]["role"] == "assistant",
+                "guideline": question.guideline,
+            },
         }
-        if question.kwargs:
-            body["chat_template_kwargs"] = dict(question.kwargs)
         request = ChatRequest(
             request_id=f"guard-{secrets.token_hex(16)}",
             owner="guard",

@@ -21,7 +21,6 @@ _MARKS = (
     "<eos>",
     "<think>",
     "</think>",
-    "<score>",
 )
 
 Entry = Mapping[str, Any]

@@ -109,5 +109,7 @@ def test_guards_of_every_format_are_asked_and_read(tmp_path: Path) -> None:
     llama, _qwen, shield, granite = (seen[name]["prompts"] for name in seen)
     assert llama[0].endswith("<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
     assert "'Agent' messages" in llama[1]
+    assert "\n\nAgent: You may.\n\n" in llama[1]
     assert {"No Hate Speech", "No Harassment"} <= {title for p in shield for title in p.split('"')}
     assert len(granite) == 6 + 5
+    assert all("\nAssistant Message: You may.\n" in prompt for prompt in granite[6:])

@@ -18,8 +18,7 @@ from app.safety.guard_templates import FORMATS, GuardFormat
 from app.safety.verdict import Policed, Scores, ScreenFailed, Stage, Verdict
 
 LLAMA, QWEN, SHIELD, GRANITE = FORMATS
-TEXT = "How do I pick a lock?"
-ASK = [{"role": "user", "content": TEXT}]
+ASK = [{"role": "user", "content": "How do I pick a lock?"}]
 ANSWERED = [*ASK, {"role": "assistant", "content": "With patience."}]
 
 ENOUGH = Script(tokens=12)
@@ -99,7 +98,7 @@ async def test_llama_guard_names_categories_at_its_own_probability() -> None:
     guard, engine = await guard_of(LLAMA, says)
     assert await guard.score(ASK) == {"S9": pytest.approx(0.8), "S2": pytest.approx(0.8)}
     (request,) = engine.asked
-    assert request.body["messages"] == [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]
+    assert request.body["messages"] == ASK
     assert (request.body["logprobs"], request.body["temperature"]) == (True, 0)
 
 
@@ -107,8 +106,9 @@ async def test_a_guard_without_labels_is_asked_about_each_risk() -> None:
     """Granite's questions name a risk each; their answers are the scores."""
 
     def says(request: ChatRequest) -> Sequence[dict[str, Any]]:
-        risk = request.body["chat_template_kwargs"]["guardian_config"]["risk_name"]
-        p = {"violence": 0.5, "jailbreak": 0.25, "harm": 0.75}.get(risk, 0.125)
+        risk = request.body["chat_template_kwargs"]["guideline"]
+        likely = {"physical harm to": 0.5, "circumvention": 0.25, "common-sense": 0.75}
+        p = next((p for words, p in likely.items() if words in risk), 0.125)
         return [entry("Yes", p, No=1 - p)]
 
     guard, engine = await guard_of(GRANITE, says)
@@ -122,7 +122,9 @@ async def test_an_answer_is_judged_in_the_words_for_answers() -> None:
     """ShieldGemma's guideline says what the chatbot shall not generate."""
     guard, engine = await guard_of(SHIELD, words("No"))
     assert await guard.score(ANSWERED) == {"S1": 0.0, "S5": 0.0, "S10": 0.0, "S12": 0.0}
-    assert all("The chatbot shall not" in r.body["chat_template_kwargs"]["guideline"] for r in engine.asked)
+    for request in engine.asked:
+        assert request.body["chat_template_kwargs"]["judges_answer"] is True
+        assert "The chatbot shall not" in request.body["chat_template_kwargs"]["guideline"]
     assert [m["role"] for m in engine.asked[0].body["messages"]] == ["user", "assistant"]
 
 
@@ -130,7 +132,7 @@ async def test_a_long_prompt_is_judged_in_slices() -> None:
     """The highest of all slices counts: what is harmful may stand anywhere."""
 
     def says(request: ChatRequest) -> Sequence[dict[str, Any]]:
-        text = request.body["messages"][-1]["content"][0]["text"]
+        text = request.body["messages"][-1]["content"]
         return [entry("unsafe"), entry("\n"), entry("S1")] if "needle" in text else [entry("safe")]
 
     guard, engine = await guard_of(LLAMA, says, Script(tokens=12, context=1800))

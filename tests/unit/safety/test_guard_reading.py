@@ -33,10 +33,10 @@ def said(token: str, **others: float) -> dict[str, Any]:
     return {"token": token, "logprob": math.log(0.5), "top_logprobs": tops}
 
 
-def render(form: GuardFormat, messages: Sequence[Any], kwargs: Any, **options: Any) -> str:
+def render(form: GuardFormat, messages: Sequence[Any], guideline: str, **options: Any) -> str:
     """The prompt, by Jinja with these options."""
     template = jinja2.Environment(autoescape=False, **options).from_string(form.template)
-    return template.render(messages=messages, add_generation_prompt=True, **kwargs)
+    return template.render(messages=messages, judges_answer=len(messages) == 2, guideline=guideline)
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
@@ -45,10 +45,21 @@ def test_templates_render_the_same_however_blocks_are_trimmed(form: GuardFormat,
     """Transformers trims blocks, plain Jinja does not; no format depends on it."""
     messages = [{"role": "user", "content": "Q-1"}, {"role": "assistant", "content": "A-1"}][:turns]
     for question in form.prompt_questions if turns == 1 else form.answer_questions:
-        trimmed = render(form, messages, question.kwargs, trim_blocks=True, lstrip_blocks=True)
-        assert trimmed == render(form, messages, question.kwargs)
+        trimmed = render(form, messages, question.guideline, trim_blocks=True, lstrip_blocks=True)
+        assert trimmed == render(form, messages, question.guideline)
         assert trimmed.count("Q-1") == 1
         assert trimmed.count("A-1") == turns - 1
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_a_judged_answer_is_the_assistants_whatever_its_role(form: GuardFormat) -> None:
+    """SGLang gives a last message by the assistant to the user; the template does not."""
+    said_by = [
+        [{"role": "user", "content": "Q"}, {"role": role, "content": "A"}] for role in ("assistant", "user")
+    ]
+    by_assistant, by_user = (render(form, messages, "G") for messages in said_by)
+    assert by_assistant == by_user
+    assert by_user != render(form, said_by[0][:1], "G")
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
@@ -104,10 +115,9 @@ def test_qwens_verdict_comes_after_its_lead() -> None:
     assert probability(QWEN, entries) == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize("lead", ["", "<score>", "<score> "])
-def test_granites_verdict_may_have_a_score_mark(lead: str) -> None:
-    """3.3 puts it before the word, 3.0 to 3.2 do not."""
-    entries = [*map(said, lead), said("yes", Yes=0.25, No=0.25)]
+def test_a_yes_in_any_writing_is_one() -> None:
+    """`yes` and ` Yes` are one word to a model."""
+    entries = [said("Yes", **{" yes": 0.25, "No": 0.25})]
     assert probability(GRANITE, entries) == pytest.approx(0.75)
 
 
