@@ -4,8 +4,9 @@
        ◀──────── ◀──────── ◀────────            one step down after `fall_s` below its `leave`
 
 *short* gives shorter answers, *small* sends to the small model as well, *refuse* takes nothing more. Each
-step's `leave` lies below its `enter`, and no two changes are nearer than the shorter of the two times: a pressure
-that swings around a bound does not swing the mode. What is done is told in `x-degraded`, `x-served-model`.
+step's `leave` lies below its `enter`, and no two changes are nearer than the shorter of the two times:
+pressure that swings around a bound does not swing the mode. What is done is told in `x-degraded` and
+`x-served-model`.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ class Degrade:
         """What becomes of a request of about so many prompt tokens, as the mode is now.
 
         `insists` (`x-no-degrade`, or the key's terms) has it served as asked for, or refused, and nothing in
-        between. An answer that is no use cut short keeps its length: tools, a format, `min_tokens`, `ignore_eos`.
+        between. An answer that is no use cut short keeps its length: with tools, a format,
+        `min_tokens` or `ignore_eos`.
         """
         if self.step is Step.REFUSE:
             self.touched[REFUSED] += 1
