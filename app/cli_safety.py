@@ -86,7 +86,7 @@ def run(args: argparse.Namespace, load: LoadModels | None = None) -> int:
 
 def _screen(models: Models) -> closing[PromptScreen]:
     counters = SafetyCounters(Histogram(HOLD_BACK_S))
-    return closing(PromptScreen(models.prompts, counters, timeout_s=_TIMEOUT_S))
+    return closing(PromptScreen(models.prompts, counters, sure_below=models.sure_below, timeout_s=_TIMEOUT_S))
 
 
 def _check(args: argparse.Namespace, policy: Policy, models: Models) -> int:

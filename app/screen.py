@@ -206,10 +206,12 @@ class ScreenedCheck(Check):
         messages = messages_of(asked.request.body)
         self._policy = policy = self._policy.after(asked.strikes)
         self._text = text_of(messages[-1].get("content"))
-        verdict = self._screen.prompts.fast(messages, policy)
+        verdict, sure = self._screen.prompts.glance(messages, policy, asked.strikes)
         if verdict.blocked:
             self.refused_turn = asked.turn
+        if verdict.blocked or (sure and self._screen.guard is None):
             self._decide(verdict)
+            return
         self._verdict = verdict
         self._reading = asyncio.create_task(self._read(messages, verdict), name=f"prompt-{self.rid}")
         self._reading.add_done_callback(_seen)
@@ -236,7 +238,8 @@ class ScreenedCheck(Check):
 
     async def verdict(self) -> None:
         """See Check."""
-        assert self._reading is not None
+        if self._reading is None:
+            return
         self._decide(await asyncio.shield(self._reading))
 
     def _decide(self, verdict: Verdict) -> None:

@@ -48,7 +48,9 @@ class Blend(NamedTuple):
 class Classifier:
     """Scores single texts by category. Keeps nothing of them; any thread may call it."""
 
-    def __init__(self, ngrams: NGrams, encoder: Encoder, blend: Blend) -> None:
+    def __init__(self, ngrams: NGrams, encoder: Encoder, blend: Blend, sure_below: float = 0.0) -> None:
+        """Below `sure_below`, a harm by `fast`, the encoder finds next to nothing more."""
+        self.sure_below = sure_below
         self._ngrams = ngrams
         self._encoder = encoder
         self._blend = blend
@@ -58,12 +60,13 @@ class Classifier:
         """The classifier of a folder of model files. Raises ModelDamaged."""
         verify(folder, FILES)
         try:
-            blend = Blend.parse(json.loads((folder / CALIBRATION).read_bytes())["blend"])
+            calibration = json.loads((folder / CALIBRATION).read_bytes())
+            blend = Blend.parse(calibration["blend"])
             ngrams = NGrams.load(folder / "ngrams.npz")
             encoder = Encoder.load(folder / "encoder.onnx", folder / "tokenizer.json")
         except Exception as exc:  # each library has errors of its own
             raise ModelDamaged(f"{folder}: the safety classifier cannot be read: {exc!r}") from exc
-        return cls(ngrams, encoder, blend)
+        return cls(ngrams, encoder, blend, float(calibration.get("sure_below", 0.0)))
 
     def fast(self, text: str) -> Scores:
         """The n-grams' scores, in about a millisecond for 2,000 characters."""

@@ -73,11 +73,14 @@ class PromptScreen:
         classifier: Classifies,
         counters: SafetyCounters,
         *,
+        sure_below: float = 0.0,
         timeout_s: float = TIMEOUT_S,
         fail_open: bool = False,
     ) -> None:
+        """Below a harm of `sure_below` the n-grams alone let a prompt pass; 0 has the encoder read all."""
         self._classifier = classifier
         self._counters = counters
+        self._sure_below = sure_below
         self._timeout_s = timeout_s
         self._fail_open = fail_open
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompt-screen")
@@ -89,11 +92,21 @@ class PromptScreen:
 
         Raises ScreenFailed.
         """
+        return self.glance(messages, policy, strikes)[0]
+
+    def glance(self, messages: Sequence[Message], policy: Policed, strikes: int = 0) -> tuple[Verdict, bool]:
+        """The verdict of the n-grams, and whether it is the last: all was read, and little harm found.
+
+        Raises ScreenFailed.
+        """
         policy = policy.after(strikes)
         try:
-            return policy.judge_prompt(self._look(turns_of(messages)), "ngrams")
+            turns = turns_of(messages)
+            scores = self._look(turns)
+            sure = not strikes and harm(scores) < self._sure_below and _is_read_whole(turns)
+            return policy.judge_prompt(scores, "ngrams"), sure
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
-            return self._failed("ngrams", "error", policy, exc)
+            return self._failed("ngrams", "error", policy, exc), False
 
     async def full(self, messages: Sequence[Message], policy: Policed, strikes: int = 0) -> Verdict:
         """The verdict of n-grams and encoder, in the thread; of every character. Raises ScreenFailed."""
@@ -109,13 +122,10 @@ class PromptScreen:
             return self._failed("encoder", "error", policy, exc)
 
     async def both(self, messages: Sequence[Message], policy: Policed, strikes: int = 0) -> Verdict:
-        """The stricter verdict of both, with the scores of `full`: what a request would meet.
-
-        Raises ScreenFailed.
-        """
-        first = self.fast(messages, policy, strikes)
+        """What a request would meet, with the scores of `full` in any case. Raises ScreenFailed."""
+        first, sure = self.glance(messages, policy, strikes)
         second = await self.full(messages, policy, strikes)
-        return replace(stricter(first, second), scores=second.scores)
+        return replace(first if sure else stricter(first, second), scores=second.scores)
 
     def close(self) -> None:
         """End the thread once it is done with what it is at; a second call does nothing."""
@@ -209,6 +219,13 @@ def _ends(text: str) -> Iterator[str]:
     else:
         yield text[:SLICE_CHARS]
         yield text[-SLICE_CHARS:]
+
+
+def _is_read_whole(turns: Turns) -> bool:
+    """Whether `fast` has read all of it."""
+    return len(turns.earlier) <= QUICK_EARLIER and all(
+        len(read.text) <= QUICK_CHARS for read in (*turns.newest, *turns.earlier)
+    )
 
 
 def _faded(scores: Scores, weight: float) -> Scores:

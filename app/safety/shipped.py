@@ -20,6 +20,8 @@ class Models(NamedTuple):
     prompts: Classifies
     answers: Listens
     directory: Path
+    sure_below: float = 0.0
+    """Below this harm the n-grams alone let a prompt pass; see PromptScreen."""
 
 
 def load(directory: Path = MODELS) -> Models:
@@ -32,4 +34,5 @@ def load(directory: Path = MODELS) -> Models:
         answers = OutputModel.load(directory / OUTPUT)
     except Exception as exc:  # NumPy has errors of its own
         raise ModelDamaged(f"{directory / OUTPUT}: cannot be read: {exc!r}") from exc
-    return Models(Classifier.load(directory), answers, directory)
+    prompts = Classifier.load(directory)
+    return Models(prompts, answers, directory, prompts.sure_below)

@@ -67,6 +67,23 @@ async def test_both_is_the_stricter_with_the_scores_of_full(screen):
     assert (verdict.scores["S2"], verdict.scores["S3"]) == (0.2, 0.01)
 
 
+async def test_the_ngrams_alone_let_pass_what_they_are_sure_of(screen):
+    """Where they have read all, found little, and nothing was blocked before."""
+    prompts = screen(WordClassifier(fast={"odd": {"S2": 0.3}}), sure_below=0.2)
+    assert prompts.glance(say("good"), POLICY)[1]
+    assert not prompts.glance(say("odd"), POLICY)[1]
+    assert not prompts.glance(say("good"), POLICY, strikes=1)[1]
+    assert not prompts.glance(say("good " * QUICK_CHARS), POLICY)[1]
+    assert not screen(WordClassifier()).glance(say("good"), POLICY)[1]
+
+
+async def test_what_the_ngrams_let_pass_is_not_blocked_but_scored(screen):
+    """`both` says what a request would meet, and what the encoder thinks of it."""
+    prompts = screen(WordClassifier(full=BAD), sure_below=0.2)
+    verdict = await prompts.both(say("so bad"), POLICY)
+    assert (verdict.action, verdict.scores["S2"] > 0.5) == (None, True)
+
+
 async def test_a_request_split_over_turns_is_found_joined(screen):
     """None of the turns is harmful alone."""
     prompts = screen(WordClassifier(full={"make\na\nthing": {"S2": 0.95}}))
