@@ -28,6 +28,8 @@ SHARE: Mapping[str, float] = {
 """What of ordinary traffic is like a source: assistants' real prompts count most."""
 LOOK_ALIKES = ("benign_coconot_pref",)
 """Public sources of benign prompts that sound harmful."""
+STATEMENTS = ("hate_davidson", "toxicity_surge", "toxigen_safenlp")
+"""Public sources of statements, not requests, whose labels people disagree on."""
 
 Floats = NDArray[np.float64]
 
@@ -42,8 +44,8 @@ class Scored:
 
 
 def blended(found: Predictions) -> tuple[Blend, Scored]:
-    """The blend that tells harmful from benign best on sources left out, each source counting alike."""
-    prompts = ~found.output & ~found.own
+    """The blend that tells harmful from benign best among requests of sources left out."""
+    prompts = ~found.output & ~found.own & ~np.isin(found.source, STATEMENTS)
     both = np.stack([found.encoder, found.ngrams], 1).astype(np.float64)
     weights = _even(found.source, found.harmful)
     model = LogisticRegression(C=100.0).fit(both[prompts], found.harmful[prompts], weights[prompts])

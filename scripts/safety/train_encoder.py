@@ -44,11 +44,13 @@ class Recipe:
     near_weight: float = 0.15
 
 
-def train(rows: Sequence[Row], weights: Path, recipe: Recipe) -> MiniLM:
-    """The encoder of these rows, from the published weights in a folder."""
+def train(rows: Sequence[Row], weights: Path, recipe: Recipe, start: Path | None = None) -> MiniLM:
+    """The encoder of these rows, from the published weights in a folder or those of an earlier training."""
     torch.manual_seed(recipe.seed)
     rng = random.Random(recipe.seed)  # noqa: S311  # an order of rows, no secret
     model = pretrained(weights, len(CATEGORIES))
+    if start is not None:
+        model.load_state_dict(torch.load(start))
     optimizer = _optimizer(model, recipe)
     chosen = balance.drawn(rows, recipe.examples, recipe.seed)
     wordpieces = Wordpieces(weights)
@@ -57,8 +59,8 @@ def train(rows: Sequence[Row], weights: Path, recipe: Recipe) -> MiniLM:
     model.train()
     began, loss_sum, step = time.monotonic(), 0.0, 0
     stretch = 40 * recipe.batch
-    for start in range(0, len(chosen), stretch):
-        block = [rows[i] for i in chosen[start : start + stretch]]
+    for done in range(0, len(chosen), stretch):
+        block = [rows[i] for i in chosen[done : done + stretch]]
         pieces = [
             part(wordpieces.ids(disguised(row.text[:6000], rng)), rng, harmful=bool(row.harmful))
             for row in block
@@ -73,8 +75,10 @@ def train(rows: Sequence[Row], weights: Path, recipe: Recipe) -> MiniLM:
             schedule.step()
             loss_sum += loss.item()
             step += 1
-        done = min(start + stretch, len(chosen))
-        print(f"{done}/{len(chosen)} loss {loss_sum / step:.4f} {time.monotonic() - began:.0f} s", flush=True)
+        print(
+            f"{done + len(block)}/{len(chosen)} loss {loss_sum / step:.4f} {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
     return model.eval()
 
 

@@ -13,6 +13,7 @@ import argparse
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--examples", type=int, default=EXAMPLES, help="texts that the shipped encoder sees")
     parser.add_argument("--fold-examples", type=int, default=FOLD_EXAMPLES, help="the same for a fold's")
+    parser.add_argument("--start", type=Path, help="an earlier encoder.pt to go on from, at a lower rate")
     steps = ("folds", "models", "calibrate")
     parser.add_argument("--steps", nargs="+", choices=steps, default=steps)
     return parser.parse_args(argv)
@@ -90,7 +92,10 @@ def _models(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace)
     place = {id(row): index for index, row in enumerate(all_rows)}
     ngrams = train_ngrams.train(seen, features[[place[id(row)] for row in seen]])
     train_ngrams.save(ngrams, args.models / "ngrams.npz")
-    model = train_encoder.train(seen, args.weights, train_encoder.Recipe(args.examples))
+    recipe = train_encoder.Recipe(args.examples)
+    if args.start:
+        recipe = replace(recipe, rate=recipe.rate / 2, head_rate=recipe.head_rate / 4, seed=1)
+    model = train_encoder.train(seen, args.weights, recipe, args.start)
     torch.save(model.state_dict(), args.work / "encoder.pt")
     export.write(model, args.models / "encoder.onnx")
     shutil.copy(args.weights / "tokenizer.json", args.models / "tokenizer.json")
