@@ -12,11 +12,13 @@ from structlog.typing import FilteringBoundLogger
 
 from app.archive import Archive
 from app.core import Engine, Health, ModelCard
+from app.engine.prefix_report import PrefixReport
 from app.engine.scripted import Script, ScriptedEngine
 from app.errors import EngineNotReady, UnknownModel
 from app.history import History
 from app.journal import Journal
 from app.log import where
+from app.metering.abuse import AbuseWatch
 from app.metering.balance import Balance
 from app.metering.budget import Budgets
 from app.metering.estimate import text_counter
@@ -79,6 +81,8 @@ class Runtime:
         self.balance = Balance(log)
         self.limiter = Limiter()
         self.budgets = Budgets(self.database, self.limiter)
+        self.abuse = AbuseWatch(self.database)
+        self.prefixes = PrefixReport(log)
         self.num_reconciled = 0
         """Requests that a dead process had left open and this one's start has settled."""
         self.journal = Journal(

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from app.api.abuse import AbuseRoutes
 from app.api.admin import AdminKeyRoutes
 from app.api.auth import Gatekeeper
 from app.api.chat import ChatRoutes
@@ -16,6 +17,7 @@ from app.api.conversations import ConversationRoutes
 from app.api.limits import LimitHeaders
 from app.api.metrics import MetricsRoutes
 from app.api.moderations import ModerationRoutes
+from app.api.prefixes import PrefixRoutes
 from app.api.refusal import Guard, Refusals
 from app.api.safety import SafetyRoutes
 from app.api.service import ServiceRoutes
@@ -28,11 +30,13 @@ Handler = Callable[[Request], Awaitable[ASGIApp]]
 def build_app(runtime: Runtime) -> ASGIApp:
     """The application over an open runtime."""
     gatekeeper = Gatekeeper(runtime.keys, runtime.settings.api_key, runtime.settings.host)
+    abuse = AbuseRoutes(runtime, gatekeeper)
     admin = AdminKeyRoutes(runtime, gatekeeper)
     chat = ChatRoutes(runtime, gatekeeper)
     conversations = ConversationRoutes(runtime, gatekeeper)
     metrics = MetricsRoutes(runtime, gatekeeper)
     moderations = ModerationRoutes(runtime, gatekeeper)
+    prefixes = PrefixRoutes(runtime, gatekeeper)
     safety = SafetyRoutes(runtime, gatekeeper)
     service = ServiceRoutes(runtime, gatekeeper)
     usage = UsageRoutes(runtime, gatekeeper)
@@ -50,6 +54,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route("/metrics", metrics.metrics, "GET"),
         route("/api/models", service.models, "GET"),
         route("/api/usage", usage.usage, "GET"),
+        route("/api/prefixes", prefixes.own, "GET"),
         route("/api/conversations", conversations.list, "GET"),
         route(conversation, conversations.view, "GET"),
         route(conversation, conversations.rename, "PATCH"),
@@ -63,6 +68,8 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route(keys + "/{id}/rotate", admin.rotate, "POST"),
         route("/api/admin/safety", safety.list, "GET"),
         route("/api/admin/safety/reload", safety.reload, "POST"),
+        route("/api/admin/prefixes", prefixes.list, "GET"),
+        route("/api/admin/abuse", abuse.list, "GET"),
         route("/api/moderations", moderations.create, "POST"),
         route("/v1/moderations", moderations.create, "POST"),
         route("/v1/models", service.models_openai, "GET"),

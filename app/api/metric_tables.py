@@ -313,6 +313,26 @@ OF_LIMITS = (
     ),
 )
 
+OF_PREFIXES = (
+    counter(
+        "tokenring_prefix_break_total",
+        "requests",
+        "Requests whose system prompt the prefix cache should have had and had not; see docs/prefixes.md.",
+        lambda broken: broken,
+        labels=("cause",),
+    ),
+)
+
+OF_ABUSE = (
+    gauge(
+        "tokenring_abuse_flags",
+        "flags",
+        "Keys that an admin may want to look at, as `/api/admin/abuse` lists them.",
+        lambda flags: flags,
+        labels=("kind",),
+    ),
+)
+
 OF_VERDICTS = (
     counter(
         "tokenring_safety_verdicts_total",
@@ -363,6 +383,8 @@ METRICS = (
     *OF_ENGINE,
     *OF_BALANCE,
     *OF_LIMITS,
+    *OF_PREFIXES,
+    *OF_ABUSE,
     *OF_VERDICTS,
     *OF_SCREEN_FAILURES,
     *OF_SCREENS,

@@ -6,6 +6,7 @@ counted here, and no registry but our own is used.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,9 +20,11 @@ from starlette.responses import Response
 
 from app.api.auth import Gatekeeper
 from app.api.metric_tables import (
+    OF_ABUSE,
     OF_BALANCE,
     OF_ENGINE,
     OF_LIMITS,
+    OF_PREFIXES,
     OF_PROCESS,
     OF_SCREEN_FAILURES,
     OF_SCREENS,
@@ -30,7 +33,7 @@ from app.api.metric_tables import (
     Described,
 )
 from app.core import EngineLoad
-from app.errors import EngineNotReady
+from app.errors import EngineNotReady, StorageUnavailable
 from app.metering.traffic import Histogram
 from app.runtime import Runtime
 
@@ -42,12 +45,15 @@ class MetricsRoutes:
 
     def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
         self._gatekeeper = gatekeeper
+        self._abuse = runtime.abuse
         self._registry = CollectorRegistry()
         self._registry.register(RuntimeCollector(runtime))
 
     async def metrics(self, request: Request) -> Response:
         """Every metric, before the engine is ready too; they are of all owners: an admin key sees them."""
         self._gatekeeper.admin(request)
+        with contextlib.suppress(StorageUnavailable):  # then the flags are as they were
+            await self._abuse.read()
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self._registry), headers={"content-type": content_type})
 
@@ -71,6 +77,8 @@ class RuntimeCollector(Collector):
         yield from _families(OF_ENGINE, engines)
         yield from _families(OF_BALANCE, runtime.balance.models)
         yield from _families(OF_LIMITS, runtime.limiter.refused)
+        yield from _families(OF_PREFIXES, runtime.prefixes.breaks)
+        yield from _families(OF_ABUSE, runtime.abuse.counts)
         screened = runtime.safety_counters
         yield from _families(OF_VERDICTS, screened.verdicts)
         yield from _families(OF_SCREEN_FAILURES, screened.failures)

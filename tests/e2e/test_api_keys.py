@@ -34,6 +34,7 @@ EVERYONES = {
     "/api/moderations",
     "/v1/moderations",
     "/api/usage",
+    "/api/prefixes",
     "/api/conversations",
 }
 """Routes on which each key gets an answer of its own. Every other one must refuse another owner's key."""
