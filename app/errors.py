@@ -10,9 +10,9 @@ the layer stack: it knows nothing else of the product.
     ├── Unauthorized (401), Forbidden (403), NotFound (404) ── UnknownModel
     ├── MethodNotAllowed (405), Conflict (409)
     ├── ReplayExpired (410), BodyTooLarge (413), HeadersTooLarge (431)
-    ├── RateLimited (429) ── TokensLimited, QuotaExceeded
-    ├── Unavailable (503, Retry-After) ── EngineNotReady, Draining, EngineOverloaded, StorageUnavailable,
-    │                                      SafetyUnavailable
+    ├── RateLimited (429) ── TokensLimited, QuotaExceeded, KeyOverloaded
+    ├── Unavailable (503, Retry-After) ── EngineNotReady, Draining, EngineOverloaded, Overloaded,
+    │                                      StorageUnavailable, SafetyUnavailable
     └── InternalError (500) ── EngineFailed, Interrupted
 """
 
@@ -67,6 +67,9 @@ CODES: Mapping[str, Code] = {
         429, "The key's requests or tokens of this minute, or generations at once; `type` says which."
     ),
     "insufficient_quota": Code(429, "The owner has used up the key's budget of this UTC month."),
+    "key_overloaded": Code(
+        429, "The server is full, and the key has more than its share of it running and waiting already."
+    ),
     # Streams
     "stream_not_found": Code(404, "No such stream: unknown, not yours, or its retention has ended."),
     "invalid_last_event_id": Code(400, "`Last-Event-ID` is no number, or was never sent."),
@@ -86,6 +89,8 @@ CODES: Mapping[str, Code] = {
     "unavailable": Code(503, "The server cannot take the request now."),
     "engine_not_ready": Code(503, "The engine is starting, or has died; see `/readyz`."),
     "engine_overloaded": Code(503, "The engine has no room for the request."),
+    "overloaded": Code(503, "The server is full: as much waits as can have its turn in time."),
+    "queue_timeout": Code(503, "The request waited for room as long as its key's tier may."),
     "too_many_streams": Code(503, "`max_live_streams` generations run already."),
     "storage_unavailable": Code(
         503, "Nothing can be written to the store now: disk full, locked, or broken."
@@ -113,8 +118,11 @@ class ServingError(Exception):
         code: str | None = None,
         param: str | None = None,
         retry_after_s: int | None = None,
+        should_retry: bool | None = None,
     ) -> None:
         super().__init__(message)
+        self.should_retry = should_retry
+        """False where a client that tries again by itself will hardly do better."""
         self.message = _elided(message, 500)
         self.code = code or self.default_code
         self.param = param and _elided(param, 100)
@@ -288,6 +296,13 @@ class QuotaExceeded(RateLimited):
     default_code = "insufficient_quota"
 
 
+class KeyOverloaded(RateLimited):
+    """The server is full, and the key has more than its share of it."""
+
+    type = "tokens"
+    default_code = "key_overloaded"
+
+
 class Unavailable(ServingError):
     """The node cannot take the request now; `Retry-After` says when to try again."""
 
@@ -308,6 +323,12 @@ class EngineOverloaded(Unavailable):
     """The engine refused a request it has no room for."""
 
     default_code = "engine_overloaded"
+
+
+class Overloaded(Unavailable):
+    """The server is full; no key is to blame."""
+
+    default_code = "overloaded"
 
 
 class Draining(Unavailable):

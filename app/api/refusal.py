@@ -83,7 +83,7 @@ def error_response(error: ServingError, request_id: str) -> Response:
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     hopeless = isinstance(error, RateLimited) and error.retry_after_s is None
-    if error.status == 409 or hopeless:
+    if error.status == 409 or hopeless or error.should_retry is False:
         headers["x-should-retry"] = "false"  # OpenAI's SDKs send these twice more
     return JSONResponse(error.as_body(), status_code=error.status, headers=headers)
 

@@ -1,0 +1,370 @@
+"""Admission: a request is let through to the engine when there is room for it, in its turn.
+
+    admit ──▶ room now? ──▶ Ticket ── saw(delta) … ──▶ release
+                 │ no                                     │
+                 ▼                                        ▼
+           a place in the queue  ◀──── dispatch: whose turn it is, and who fits
+                 │ none
+                 ▼
+           429 or 503, with an appointment
+
+Room is KV memory (app.engine.pool) and a place before the engine's prefill (app.engine.gate);
+turns are app.engine.fair_queue's, refusals app.engine.door's. Only waiting is asynchronous: with
+nothing in the queue, `admit` gives way to no other task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from itertools import islice
+
+from app.core import ChatRequest, Delta, Engine, Health, Prompt
+from app.engine.backlog import Throughput
+from app.engine.door import Bounds, Door
+from app.engine.fair_queue import FairQueue, Lane
+from app.engine.gate import Gate
+from app.engine.growth import Growth, Lengths, expected
+from app.engine.pool import Pool
+from app.engine.ticket import Ticket
+from app.errors import Cancelled, ServingError
+from app.store.keys import Key, Tier
+
+SPARE = 0.125
+"""Part of the pool kept for keys that use less than their share of it: they need not wait for room."""
+BYPASS = 1.0
+"""What others may take past a request that does not fit, in its own tokens; from then on it is waited for."""
+HARD_BYPASS = 4.0
+"""The same for requests of keys below their share."""
+SCANNED = 64
+"""Requests looked at for one that fits."""
+POLL_S = 0.25
+FORGOTTEN_S = 600.0
+"""After how long without a request a key's counters are dropped."""
+_GUESS_S = 20.0
+"""How long a pool full of requests is taken to run before any has ended."""
+_WEIGHT = 0.2
+
+
+class Admission:
+    """The way into one engine. Construct, `open()` once the engine has started, `run()` beside it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        bounds: Bounds,
+        *,
+        ttft_target_s: float = 2.0,
+        max_prefill_tokens: int = 16_384,
+        clock_s: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._engine = engine
+        self._bounds = bounds
+        self._clock_s = clock_s
+        self._chance = chance
+        self.queue = FairQueue()
+        self.gate = Gate(ttft_target_s, max_prefill_tokens)
+        self.pool = Pool(0)
+        self.abort_unread: Callable[[], str | None] = lambda: None
+        """Aborts the stream that has been without a reader longest, and tells its id, if there is one."""
+        self._lanes: dict[str, Lane] = {}
+        self._model_lengths = Lengths()
+        self._waiting: dict[str, Ticket] = {}
+        self._in_flight: dict[str, Ticket] = {}
+        self._active_weight = 0.0
+        self._reclaimed_tokens = 0
+        self._blocked: Ticket | None = None
+        self.open()
+
+    # Life
+
+    def open(self) -> None:
+        """Begin with an engine that has just started, or started again: the gate is narrow."""
+        now_s = self._clock_s()
+        if self._engine.health() is Health.READY:
+            self.pool.capacity_tokens = self._engine.model.kv_capacity_tokens
+        self.pool.forget_drift()
+        self.gate.reset()
+        capacity = self.pool.capacity_tokens
+        self.throughput = Throughput(capacity / _GUESS_S, now_s)
+        lanes = self._lanes.values()
+        self.door = Door(self._bounds, self.queue, lanes, self.throughput, capacity, self._chance)
+
+    async def run(self) -> None:
+        """Keep time, until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            self.poll()
+
+    def poll(self) -> None:
+        """Do what is due by the clock: deadlines, appointments, the engine's own count, the queue."""
+        now_s = self._clock_s()
+        self.throughput.advance(now_s, waiting=bool(self.queue))
+        if self.pool.num_claims and self._engine.health() is Health.READY:
+            self.pool.observe(self._engine.load().used_tokens)
+        for queued in self.queue.overdue(now_s):
+            assert isinstance(queued, Ticket)
+            self._refuse(queued, self.door.overdue(queued, _fingerprint(queued), now_s))
+        self.door.look(now_s)
+        self._dispatch()
+        self._reclaim()
+        self._forget_idle(now_s)
+
+    def refuse_waiting(self, error: Callable[[], ServingError]) -> None:
+        """Send away all that wait: the engine is lost, or the server stops."""
+        for ticket in list(self._waiting.values()):
+            self._refuse(ticket, error())
+
+    # A request
+
+    async def admit(
+        self,
+        request: ChatRequest,
+        prompt: Prompt,
+        key: Key | None = None,
+        *,
+        weight: float = 1.0,
+        space: str | None = "",
+    ) -> Ticket:
+        """Wait for room and for its turn; the ticket must be released.
+
+        Prompts of the same `space` share their prefixes in the engine's cache; with None it shares none,
+        as where token ids do not tell all that is in it (images). Raises KeyOverloaded, Overloaded,
+        Cancelled, and what `refuse_waiting` is given.
+        """
+        now_s = self._clock_s()
+        lane = self._lane(request, key, weight)
+        lane.used_at_s = now_s
+        ticket = Ticket(self, lane, request, prompt, self._growth_at_first(lane, request, prompt), now_s)
+        ticket.claim.space = space
+        self._size(ticket)
+        self.queue.lift(lane)
+        if not self.queue and self._fits(ticket) and self.gate.has_room(ticket.uncached_tokens):
+            self._let_in(ticket, now_s)
+            return ticket
+        self._wait(ticket, now_s)
+        if ticket.let_in_s is None:
+            await self._turn(ticket)
+        return ticket
+
+    def withdraw(self, rid: str) -> None:
+        """Send a waiting request away because nobody wants it any more; unknown ids are ignored."""
+        ticket = self._waiting.get(rid)
+        if ticket is not None:
+            self._refuse(ticket, Cancelled("The request was cancelled while it waited."))
+
+    def progressed(self, ticket: Ticket, delta: Delta) -> None:
+        """Called by a ticket that has seen something new."""
+        lane, counts = ticket.lane, delta.counts
+        if ticket.over:
+            return
+        tokens = ticket.lengths[delta.choice]
+        if not ticket.started and tokens:
+            self._started(ticket, counts.prompt_tokens, counts.cached_tokens)
+        if delta.finish_reason in ("stop", "length", "tool_calls") and tokens and not ticket.exact:
+            lane.lengths.add(tokens)
+            self._model_lengths.add(tokens)
+        growth = self._growth(lane, ticket, max(ticket.lengths))
+        self.pool.correct(ticket.claim, growth, sum(ticket.lengths))
+        self._charge(ticket, ticket.uncached_tokens + ticket.claim.mean)
+
+    def released(self, ticket: Ticket) -> None:
+        """Called by a ticket that is given back."""
+        lane, now_s = ticket.lane, self._clock_s()
+        assert ticket.let_in_s is not None
+        if not ticket.started:
+            self.gate.leave(ticket.uncached_tokens)
+        self.pool.give_back(ticket.claim)
+        del self._in_flight[ticket.rid]
+        if ticket.reclaimed:
+            self._reclaimed_tokens -= ticket.tokens
+        lane.num_in_flight -= 1
+        lane.in_flight_tokens -= ticket.tokens
+        if not lane.active:
+            self._active_weight -= lane.weight
+        self._charge(ticket, (ticket.uncached_tokens if ticket.started else 0) + sum(ticket.lengths))
+        if self.queue:
+            self.throughput.advance(now_s, waiting=True)
+            self.throughput.freed(ticket.tokens)
+            self._dispatch()
+
+    # What a request takes
+
+    def _lane(self, request: ChatRequest, key: Key | None, weight: float) -> Lane:
+        name = request.owner if key is None else key.id
+        tier: Tier = "standard" if key is None else key.terms.tier
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = Lane(name, tier, weight)
+        elif not lane.active:  # terms may have changed
+            lane.set_terms(tier, weight)
+        return lane
+
+    def _growth_at_first(self, lane: Lane, request: ChatRequest, prompt: Prompt) -> Growth:
+        if request.body.get("ignore_eos"):
+            return Growth(prompt.max_tokens, 0)
+        least = min(request.body.get("min_tokens") or 0, prompt.max_tokens)
+        return expected(lane.lengths, self._model_lengths, least, prompt.max_tokens)
+
+    def _growth(self, lane: Lane, ticket: Ticket, so_far: int) -> Growth:
+        if ticket.exact:
+            return Growth(ticket.max_tokens, 0)
+        return expected(lane.lengths, self._model_lengths, so_far, ticket.max_tokens)
+
+    def _size(self, ticket: Ticket) -> None:
+        """Tell how much of its prompt is new to the pool, and probably to the engine's cache."""
+        own = ticket.own_tokens = len(ticket.claim.ids) - self.pool.shared_tokens(ticket.claim)
+        ticket.tokens = max(min(own + ticket.claim.mean, self.pool.capacity_tokens), 1)
+        ticket.uncached_tokens = int(own * (1 - ticket.lane.cached_part))
+
+    def _started(self, ticket: Ticket, prompt_tokens: int, cached_tokens: int) -> None:
+        """The first token: how long it took, and what the engine had cached."""
+        assert ticket.let_in_s is not None
+        ticket.started = True
+        lane, now_s = ticket.lane, self._clock_s()
+        self.gate.started(ticket.uncached_tokens, ticket.let_in_s, now_s, behind=ticket.behind)
+        uncached = prompt_tokens - cached_tokens
+        if ticket.own_tokens > 0:
+            part = min(max(1 - uncached / ticket.own_tokens, 0.0), 1.0)
+            lane.cached_part += _WEIGHT * (part - lane.cached_part)
+        ticket.uncached_tokens = uncached
+        if self.queue:
+            self._dispatch()
+
+    def _charge(self, ticket: Ticket, tokens: int) -> None:
+        ticket.lane.charge(tokens - ticket.charged_tokens)
+        ticket.charged_tokens = tokens
+
+    # Turns
+
+    def _wait(self, ticket: Ticket, now_s: float) -> None:
+        """Take a place in the queue, and a look at whose turn it is. Raises KeyOverloaded, Overloaded."""
+        lane = ticket.lane
+        self.throughput.advance(now_s, waiting=bool(self.queue))
+        self.door.enter(ticket, _fingerprint(ticket), now_s)
+        if not lane.active:
+            self._active_weight += lane.weight
+        self.queue.enter(ticket)
+        self._waiting[ticket.rid] = ticket
+        self._dispatch()
+        if ticket.let_in_s is None:
+            self._reclaim()
+
+    async def _turn(self, ticket: Ticket) -> None:
+        if ticket.rid not in self._waiting:  # refused meanwhile, by what it had aborted
+            raise Cancelled("The request was cancelled while it waited.")
+        ticket.future = asyncio.get_running_loop().create_future()
+        try:
+            await ticket.future
+        except BaseException:
+            if ticket.rid in self._waiting:
+                self._leave(ticket)
+                self._dispatch()
+            elif ticket.let_in_s is not None:
+                ticket.release()
+            raise
+
+    def _leave(self, ticket: Ticket) -> None:
+        self.queue.remove(ticket)
+        del self._waiting[ticket.rid]
+        if not ticket.lane.active:
+            self._active_weight -= ticket.lane.weight
+
+    def _refuse(self, ticket: Ticket, error: ServingError) -> None:
+        self._leave(ticket)
+        if ticket.future is not None and not ticket.future.done():
+            ticket.future.set_exception(error)
+
+    def _dispatch(self) -> None:
+        """Let in all whose turn it is and who fit."""
+        now_s = self._clock_s()
+        while self.queue:
+            ticket = self._next(now_s)
+            if ticket is None:
+                return
+            self._leave(ticket)
+            self._size(ticket)
+            self._let_in(ticket, now_s)
+            if ticket.future is not None and not ticket.future.done():
+                ticket.future.set_result(None)
+
+    def _next(self, now_s: float) -> Ticket | None:
+        """The first in turn that fits. One that does not is passed by others for a while only."""
+        blocked: list[Ticket] = []
+        held = False
+        for ticket in islice(self.queue.in_turn(now_s), SCANNED):
+            assert isinstance(ticket, Ticket)
+            below = self._below_share(ticket)
+            if (below or not held) and self._fits(ticket):
+                self._blocked = blocked[0] if blocked else None
+                if not self.gate.has_room(ticket.uncached_tokens):
+                    return None
+                for passed in blocked:
+                    passed.bypassed_tokens += ticket.tokens
+                return ticket
+            blocked.append(ticket)
+            if ticket.bypassed_tokens >= HARD_BYPASS * ticket.tokens:
+                break
+            held = held or ticket.bypassed_tokens >= BYPASS * ticket.tokens
+        self._blocked = blocked[0] if blocked else None
+        return None
+
+    def _fits(self, ticket: Ticket) -> bool:
+        """Whether the pool has room, without what is kept for others."""
+        entitled = len(self._lanes) == 1 or self._below_share(ticket)
+        waited_for = ticket.bypassed_tokens >= BYPASS * ticket.tokens
+        spare = 0 if entitled or waited_for else int(SPARE * self.pool.capacity_tokens)
+        return self.pool.fits(ticket.claim, spare)
+
+    def _below_share(self, ticket: Ticket) -> bool:
+        """Whether its key stays within its share of the pool, were one more key to come."""
+        lane = ticket.lane
+        weight = self._active_weight + 1 + (0 if lane.active else lane.weight)
+        own = lane.in_flight_tokens + ticket.tokens
+        return own * weight <= lane.weight * self.pool.capacity_tokens
+
+    def _let_in(self, ticket: Ticket, now_s: float) -> None:
+        lane = ticket.lane
+        if not lane.active:
+            self._active_weight += lane.weight
+        self.queue.served(ticket, now_s)
+        lane.num_in_flight += 1
+        lane.in_flight_tokens += ticket.tokens
+        self.pool.take(ticket.claim)
+        ticket.behind = self.gate.enter(ticket.uncached_tokens)
+        ticket.let_in_s = now_s
+        self._in_flight[ticket.rid] = ticket
+        self._charge(ticket, ticket.uncached_tokens + ticket.claim.mean)
+
+    # Room taken back
+
+    def _reclaim(self) -> None:
+        """While somebody waits for memory: streams that nobody reads end first, as many as it takes."""
+        while self._blocked is not None and self._blocked.rid in self._waiting:
+            if self._reclaimed_tokens >= self._blocked.tokens:
+                return
+            rid = self.abort_unread()
+            if rid is None:
+                return
+            ticket = self._in_flight.get(rid)
+            if ticket is not None and not ticket.reclaimed:
+                ticket.reclaimed = True
+                self._reclaimed_tokens += ticket.tokens
+
+    def _forget_idle(self, now_s: float) -> None:
+        idle = [
+            name
+            for name, lane in self._lanes.items()
+            if now_s - lane.used_at_s > FORGOTTEN_S and not lane.active and not lane.appointments.num
+        ]
+        for name in idle:
+            del self._lanes[name]
+
+
+def _fingerprint(ticket: Ticket) -> int:
+    """What a request is known by when it comes again."""
+    ids = ticket.claim.ids
+    return hash((len(ids), tuple(ids[:64]), tuple(ids[-128:]), ticket.max_tokens, len(ticket.lengths)))

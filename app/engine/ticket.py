@@ -1,0 +1,86 @@
+"""One request's way through admission: what it claims, and what it is seen to use."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from app.core import ChatRequest, Delta, Prompt
+from app.engine.fair_queue import Lane, Queued
+from app.engine.growth import Growth
+from app.engine.pool import Claim
+
+STEP_TOKENS = 32
+"""After how many tokens of a choice a reservation is looked at again; later at an eighth of its length."""
+
+
+class Desk(Protocol):
+    """Who hands out tickets (app.engine.admission)."""
+
+    def progressed(self, ticket: Ticket, delta: Delta) -> None:
+        """A request has its first token, some more, or a choice has ended."""
+        ...
+
+    def released(self, ticket: Ticket) -> None:
+        """A request has ended."""
+        ...
+
+
+class Ticket(Queued):
+    """A place in the queue, and then room in the pool until `release()`."""
+
+    __slots__ = (
+        "_desk",
+        "_due",
+        "behind",
+        "charged_tokens",
+        "claim",
+        "exact",
+        "future",
+        "lengths",
+        "let_in_s",
+        "max_tokens",
+        "over",
+        "own_tokens",
+        "reclaimed",
+        "rid",
+        "started",
+        "uncached_tokens",
+    )
+
+    def __init__(
+        self, desk: Desk, lane: Lane, request: ChatRequest, prompt: Prompt, growth: Growth, now_s: float
+    ) -> None:
+        super().__init__(lane, 0, now_s)
+        self._desk = desk
+        self.rid = request.request_id
+        self.max_tokens = prompt.max_tokens
+        self.exact = bool(request.body.get("ignore_eos"))
+        self.claim = Claim(prompt.token_ids, None, request.n, prompt.max_tokens, growth)
+        self.own_tokens = 0
+        """Of its prompt, those that no other in flight had when it was let in."""
+        self.uncached_tokens = 0
+        """Of its prompt, as far as that can be told before the first token."""
+        self.charged_tokens = 0
+        self.let_in_s: float | None = None
+        self.behind = False
+        self.started = False
+        self.reclaimed = False
+        self.over = False
+        self.lengths = [0] * request.n
+        self._due = [1] * request.n
+        self.future: asyncio.Future[None] | None = None
+
+    def saw(self, delta: Delta) -> None:
+        """Take note of a delta, with the engine's own counts. Costs nothing for most of them."""
+        tokens = delta.counts.completion_tokens
+        if tokens >= self._due[delta.choice] or delta.finish_reason is not None:
+            self.lengths[delta.choice] = tokens
+            self._due[delta.choice] = tokens + max(STEP_TOKENS, tokens >> 3)
+            self._desk.progressed(self, delta)
+
+    def release(self) -> None:
+        """Give back the room; a second call does nothing."""
+        if not self.over:
+            self.over = True
+            self._desk.released(self)
