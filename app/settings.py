@@ -98,6 +98,23 @@ class Settings:
     )
     max_body_bytes: int = _setting(32 * 1024**2, "largest request body", minimum=1024)
     max_live_streams: int = _setting(20_000, "generations at once; more are refused with 503", minimum=1)
+    max_queued_requests: int = _setting(
+        2048, "requests that may wait for room in the engine; more are refused with 429 or 503", minimum=1
+    )
+    max_queued_tokens: int = _setting(
+        0, "KV tokens that waiting requests may need together; 0 is four times the engine's pool", minimum=0
+    )
+    queue_interactive_s: float = _setting(
+        5.0, "how long a request of a key of tier interactive may wait for room", minimum=0.1
+    )
+    queue_standard_s: float = _setting(10.0, "the same for tier standard", minimum=0.1)
+    queue_batch_s: float = _setting(300.0, "the same for tier batch", minimum=0.1)
+    ttft_target_s: float = _setting(
+        2.0, "time to the first token in the engine that admission aims at", minimum=0.01
+    )
+    max_prefill_tokens: int = _setting(
+        16_384, "uncached prompt tokens that the engine may have before it at once", minimum=1
+    )
     stream_bytes: int = _setting(
         8 * 1024**2, "memory one stream's ring may take before its oldest events go", minimum=4096
     )
