@@ -111,6 +111,10 @@ def _traffic(source: NDArray[np.str_]) -> Floats:
     return weights
 
 
+NOT_SURE = 0.4
+"""The share of ordinary prompts that the encoder reads; the others the n-grams let pass (PromptScreen)."""
+
+
 def document(blend: Blend, scored: Scored, output: Mapping[str, Any] | None) -> dict[str, Any]:
     """calibration.json; `output` is the stream model's table, kept as it was."""
     full, fast = thresholds(scored, scored.full), thresholds(scored, scored.fast)
@@ -119,6 +123,7 @@ def document(blend: Blend, scored: Scored, output: Mapping[str, Any] | None) -> 
     return {
         "version": 1,
         "blend": blend._asdict(),
+        "sure_below": thresholds(scored, scored.fast, (NOT_SURE,))[0],
         "categories": prompt,
         "ngrams": first,
         "output": output or prompt,
