@@ -141,10 +141,14 @@ def _text(content: Any) -> str:
 
 
 def _opening(request: ChatRequest) -> str:
-    """The beginning of what follows the system prompt."""
+    """The beginning of what follows the system prompt, without the white space that templates trim."""
     messages: Sequence[Mapping[str, Any]] = request.body["messages"]
     first = next((m for m in messages if m["role"] not in _SYSTEM), None)
-    return "" if first is None else _text(first.get("content"))[:OPENING_CHARACTERS]
+    return (
+        ""
+        if first is None
+        else _text(first.get("content"))[: 4 * OPENING_CHARACTERS].strip()[:OPENING_CHARACTERS]
+    )
 
 
 def _slack(opening: str, other: str) -> int:

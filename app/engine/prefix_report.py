@@ -32,6 +32,7 @@ from app.engine.prefix_family import CAUSES, Break, Cause, Family, Place, Unit
 from app.engine.prefix_line import HEAD_TOKENS, Line, Stable, estimate_of, stable_of
 from app.log import where
 
+_PASSING = ("clock", "id")
 _UNITS: Mapping[Cause, Unit] = {"system": "character", "tools": "tool"}
 
 KEEP_S = 24 * 3600.0
@@ -77,10 +78,10 @@ class PrefixReport:
         request: ChatRequest,
         prompt: Prompt,
         counts: Counts,
+        asked_s: float | None = None,
         *,
         key_id: str | None = None,
         salt: str = "",
-        asked_s: float | None = None,
     ) -> None:
         """A request's cached tokens are known: judge them. Never raises.
 
@@ -125,16 +126,18 @@ class PrefixReport:
 
     def _meet(self, seen: _Seen, place: Place, stable: Stable, now_s: float) -> None:
         """A text with tools that was not seen before: an edition of a known one, or new."""
-        family = self._family(place, stable)
+        family, passing = self._family(place, stable), None
         if family is None:
             family = self._new_family(place, stable)
         else:
-            self._edited(seen, family, stable)
+            passing = self._edited(seen, family, stable)
         family.requests += 1
         estimate = estimate_of(seen.request, seen.prompt, stable)
         line = Line(stable, seen.salt, self._epoch, now_s, estimate, seen.prompt.unbilled_tokens)
         line.render(seen.request, seen.prompt)
         line.seen_s = now_s
+        if passing is not None:
+            self._drop_line(family, passing)
         self._add(line, family)
 
     def _family(self, place: Place, stable: Stable) -> Family | None:
@@ -162,8 +165,11 @@ class PrefixReport:
                 self._drop_family(old)
         return family
 
-    def _edited(self, seen: _Seen, family: Family, stable: Stable) -> None:
-        """Judge the first request of a new edition by what the last one had."""
+    def _edited(self, seen: _Seen, family: Family, stable: Stable) -> Line | None:
+        """Judge the first request of a new edition by what the last one had.
+
+        Returns the last one where it will hardly come again: another clock or id stands in its place.
+        """
         same_text = [line for line in family.lines if line.stable.text == stable.text]
         cause: Cause = "tools" if same_text else "system"
         old = max(same_text, key=lambda line: line.seen_s) if same_text else family.newest
@@ -171,14 +177,16 @@ class PrefixReport:
             found = tools_difference(old.stable.tools, stable.tools)
         else:
             family.varies = found = text_difference(old.stable.text, stable.text)
+        passing = old if found.kind in _PASSING else None
         if seen.asked_s < old.since_s:
-            return
+            return passing
         ours = estimate_of(seen.request, seen.prompt, stable) or old.expected
         expected = min(old.expected, ours) - seen.prompt.unbilled_tokens
         if seen.cached + self._page > expected:
             self._count(family, expected, seen.cached)
-            return
-        self._broke(seen, family, expected, self._known_cause(seen, old) or cause, found)
+        else:
+            self._broke(seen, family, expected, self._known_cause(seen, old) or cause, found)
+        return passing
 
     def _known_cause(self, seen: _Seen, line: Line) -> Cause | None:
         """A cause that explains the whole loss, whatever else is different."""

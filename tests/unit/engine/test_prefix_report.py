@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from app.core import ChatRequest, Counts, Prompt
@@ -250,6 +252,16 @@ def test_an_edition_seen_before_is_expected_as_itself(node: Node) -> None:
     assert node.report.breaks == {**dict.fromkeys(CAUSES, 0), "tools": 1}
 
 
+def test_clocks_do_not_drive_out_what_stays(node: Node) -> None:
+    """An edition with another clock takes the last one's place, so that the one without is known after."""
+    for minute in range(10, 30):
+        node.ask(f"It is 10:{minute}. {SYSTEM}")
+    assert len(node.family.lines) == 2
+    broken = node.report.breaks.total()
+    node.ask()
+    assert node.report.breaks.total() == broken
+
+
 def test_two_prompts_of_a_key_are_two_families(node: Node) -> None:
     """A text that is not like any other is a new one, expected to find nothing."""
     node.ask("Translate to French. " + " ".join(f"Example{n}: chat is cat" for n in range(80)))
@@ -347,6 +359,37 @@ def test_what_cannot_be_read_is_logged_and_fails_nothing() -> None:
         node.report.saw(request, Prompt([1], 1, None), Counts(1, 1, 0))
     assert [line["event"] for line in lines] == ["prefix_report_broke"]
     assert "secret" not in str(lines)
+
+
+WORD = st.text(st.sampled_from("abé世"), min_size=1, max_size=3)
+USERS = st.builds("{}{}".format, st.sampled_from(("", " ", "\n")), st.lists(WORD, max_size=6).map(" ".join))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), USERS), max_size=30))
+def test_a_cache_that_forgets_nothing_is_never_broken(asked: list[tuple[int, bool, str]]) -> None:
+    """Whatever users say: with prompts and tools seen before, the report finds no fault."""
+    prompts = [f"Assistant {name}. {WORDS}" for name in ("one", "two", "three")]
+    node = Node()
+    for system in prompts:
+        for with_tools in (False, True):
+            node.ask(system, **({"tools": TOOLS} if with_tools else {}))
+    broken = node.report.breaks.total()
+    for which, with_tools, user in asked:
+        node.ask(prompts[which], user, **({"tools": TOOLS} if with_tools else {}))
+    assert node.report.breaks.total() == broken
+
+
+@settings(deadline=None)
+@given(st.lists(USERS, min_size=3, max_size=10), st.integers(0, 200))
+def test_what_was_evicted_is_called_evicted(users: list[str], kept: int) -> None:
+    """At any place, whatever was asked before."""
+    node = Node()
+    for user in users:
+        node.ask(user=user)
+    node.keep(kept)
+    node.ask(user="anything else")
+    assert where(node.broken) == ("evicted", "", "token", kept)
 
 
 def test_a_request_that_breaks_nothing_costs_microseconds() -> None:
