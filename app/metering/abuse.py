@@ -10,6 +10,8 @@ The queries read some hundred rows by their keys, and at most `most_events` safe
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sqlite3
 import time
 from collections import Counter, defaultdict
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple, get_args
 
+from app.errors import StorageUnavailable
 from app.metering.addresses import Addresses
 from app.store.database import Database
 from app.store.ledger import day_of
@@ -91,6 +94,7 @@ class AbuseWatch:
         self._wall_us = wall_us
         self._fresh_s = fresh_s
         self._read_s: float | None = None
+        self._glancing: asyncio.Task[None] | None = None
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -109,6 +113,16 @@ class AbuseWatch:
             self.flags = [*stored, *self._roaming(at_us)]
             self._read_s = now_s
         return self.flags
+
+    async def glance(self, wait_s: float = 1.0) -> None:
+        """Read the flags for a scrape, which waits no longer than this; a fault leaves them as they were."""
+        if self._glancing is None or self._glancing.done():
+            self._glancing = asyncio.create_task(self._read_if_possible(), name="abuse")
+        await asyncio.wait({self._glancing}, timeout=wait_s)
+
+    async def _read_if_possible(self) -> None:
+        with contextlib.suppress(StorageUnavailable):
+            await self.read()
 
     def _roaming(self, at_us: int) -> Iterator[Flag]:
         rules = self.rules

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 from ledgers import at, empty_store, settled
 
+from app.errors import StorageUnavailable
 from app.metering import abuse
 from app.metering.abuse import AbuseWatch, Rules, blocked, spikes
 from app.metering.addresses import MAX_KEYS, MAX_NETWORKS, Addresses
@@ -212,6 +214,39 @@ def test_addresses_are_bounded_and_not_kept() -> None:
         addresses.saw(key(f"tr-{number}"), "192.0.2.1")
     assert len(addresses._seen) == MAX_KEYS
     assert "192.0" not in repr(addresses._seen)
+
+
+class ReadsNever:
+    """A store whose readers are all busy, or that cannot be read."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.reads = 0
+
+    async def read(self, query: object) -> None:
+        """See Database.read."""
+        del query
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        await asyncio.Event().wait()
+
+
+async def test_a_scrape_waits_for_no_store() -> None:
+    """Busy readers are asked once, not at every scrape; a store that fails leaves the flags as they were."""
+    busy = ReadsNever()
+    watch = AbuseWatch(busy)  # type: ignore[arg-type]
+    await watch.glance(0.001)
+    await watch.glance(0.001)
+    assert busy.reads == 1
+    assert watch._glancing is not None
+    watch._glancing.cancel()
+    broken = ReadsNever(StorageUnavailable("The disk is full."))
+    watch = AbuseWatch(broken)  # type: ignore[arg-type]
+    await watch.glance()
+    await watch.glance()
+    assert broken.reads == 2
+    assert watch.flags == []
 
 
 class ReadsHere:
