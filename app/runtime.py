@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from structlog.typing import FilteringBoundLogger
 
@@ -36,14 +37,19 @@ from app.safety.prompt_screen import PromptScreen
 from app.safety.shipped import Models, load
 from app.safety.stream_screen import StreamScreen
 from app.screen import NoChecks, Screen
-from app.settings import Settings, SettingsError
+from app.settings import Settings
 from app.store.database import Database
 from app.store.key_table import KeyTable
 from app.store.purge import Purge
 
+if TYPE_CHECKING:
+    from app.engine.sglang_args import SGLangOptions
+
 ONE_PIECE = 8
 """How many times `stream_bytes` an answer in one piece may take."""
 _START_RETRY_S = 5
+_CHILD_START_S = 1800.0
+"""How long a child may take to load its model; one that fails says so long before."""
 
 GUARD_ARGS: Mapping[str, str | None] = {"reasoning_parser": None, "tool_call_parser": None}
 """A guard's server has no parser: told of reasoning, SGLang lets words pass before it holds to a regex."""
@@ -110,7 +116,12 @@ class Runtime:
         models = load_models()
         path = Path(settings.safety_policy) if settings.safety_policy else None
         return Screen(
-            PromptScreen(models.prompts, counters, fail_open=settings.safety_fail_open),
+            PromptScreen(
+                models.prompts,
+                counters,
+                sure_below=models.sure_below,
+                fail_open=settings.safety_fail_open,
+            ),
             StreamScreen(models.answers, held_s=counters.hold_back.observe),
             Policies(path, models.directory, settings.safety_country),
             counters,
@@ -171,7 +182,7 @@ class Runtime:
         self.engine_ended.set()
 
     def _guard_died(self, reason: str) -> None:
-        """Called by the guard's engine: from now on every verdict of it is a failure (GuardTier)."""
+        """Called by the guard's engine: until its server is back every verdict is a failure (GuardTier)."""
         self.log.error("guard_died", reason=reason)
 
     @property
@@ -242,6 +253,8 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
     if settings.engine == "scripted":
         name = settings.served_model_name or "scripted"
         return ScriptedEngine(Script.parse(settings.scripted), name=name, on_death=on_death)
+    if settings.engine == "remote":
+        return _remote_engine(settings)
     # Imported here, not above: the scripted engine must start without torch.
     from app.engine.sglang_args import SGLangOptions
     from app.engine.sglang_engine import SGLangEngine
@@ -256,6 +269,54 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
     return SGLangEngine(options, on_death=on_death)
 
 
+def _remote_engine(settings: Settings) -> Engine:
+    """The model of the servers at `remote_url`. Raises SettingsError."""
+    from app.engine.remote_engine import RemoteEngine, RemoteOptions, parse_urls
+    from app.engine.remote_server import Timeouts
+    from app.engine.sglang_remote import RemoteModelOptions, load_remote_model
+
+    model = RemoteModelOptions(
+        served_model_name=settings.served_model_name,
+        tokenizer=settings.remote_tokenizer,
+        default_max_tokens=settings.default_max_tokens or sys.maxsize,
+    )
+    options = RemoteOptions(
+        urls=parse_urls(settings.remote_url),
+        api_key=settings.remote_api_key,
+        timeouts=Timeouts(silence_s=settings.remote_timeout_s),
+    )
+    return RemoteEngine(options, lambda facts: load_remote_model(facts, model))
+
+
+def build_small_engine(settings: Settings, on_exit: OnDeath) -> Engine | None:
+    """The engine of the second model, a child of this process, not yet started; None without one."""
+    if not settings.small_model:
+        return None
+    from app.engine.sglang_args import SGLangOptions
+
+    options = SGLangOptions(
+        model=settings.small_model,
+        server_args=settings.engine_args.get("small", {}),
+        default_max_tokens=settings.default_max_tokens or sys.maxsize,
+        table="small",
+    )
+    return child_engine(options, on_exit)
+
+
+def child_engine(options: SGLangOptions, on_exit: OnDeath) -> Engine:
+    """A model beside this process's own, in a server that is started, watched and stopped here."""
+    from app.engine.child import ChildServer
+    from app.engine.remote_engine import RemoteEngine, RemoteOptions
+    from app.engine.sglang_child import child_command, fresh_key
+    from app.engine.sglang_remote import RemoteModelOptions, load_remote_model
+
+    key = fresh_key()
+    model = RemoteModelOptions(default_max_tokens=options.default_max_tokens)
+    child = ChildServer(lambda port: child_command(options, key, port), on_exit=on_exit)
+    remote = RemoteOptions(api_key=key, start_s=_CHILD_START_S)
+    return RemoteEngine(remote, lambda facts: load_remote_model(facts, model), child)
+
+
 def build_guard_engine(settings: Settings, on_death: OnDeath) -> Engine | None:
     """The engine of the guard model, not yet started; None without one. Raises SettingsError.
 
@@ -264,19 +325,21 @@ def build_guard_engine(settings: Settings, on_death: OnDeath) -> Engine | None:
     if not settings.safety_guard_model or settings.safety == "off":
         return None
     form = format_of(settings.safety_guard_model)
-    if settings.engine == "sglang":
-        # TODO(#5): RemoteEngine, over a child server of its own.
-        raise SettingsError(
-            "safety_guard_model: SGLang runs one model per process, and here that is the one that answers;"
-            " a guard beside it needs the remote engine, which this version does not have yet"
-        )
     from app.engine.sglang_args import SGLangOptions
-    from app.engine.sglang_engine import SGLangEngine
 
     options = SGLangOptions(
         model=settings.safety_guard_model,
-        server_args={**GUARD_ARGS, "chat_template": str(_guard_template(form, settings.data_dir))},
+        server_args={
+            **settings.engine_args.get("guard", {}),
+            **GUARD_ARGS,
+            "chat_template": str(_guard_template(form, settings.data_dir)),
+        },
+        table="guard",
     )
+    if settings.engine != "scripted":  # SGLang runs one model per process
+        return child_engine(options, on_death)
+    from app.engine.sglang_engine import SGLangEngine
+
     return SGLangEngine(options, on_death=on_death)
 
 

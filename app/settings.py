@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, cast, get_type_hints
 
 ENV_PREFIX = "TOKENRING_"
 CONFIG_FILE = "tokenring.toml"
-ENGINE_TABLES = ("sglang",)
-"""Tables below `[engine]` whose keys are checked by the engine they name."""
+ENGINE_TABLES = ("sglang", "small", "guard")
+"""Tables below `[engine]`, SGLang's arguments for the main model and the two beside it."""
 
 
 class SettingsError(Exception):
@@ -74,7 +74,20 @@ class Settings:
     api_key: str = _setting("", "one more API key beside the stored ones, with admin scope", secret=True)
     model: str = _setting("", "model path or hub id; empty serves the built-in model")
     served_model_name: str = _setting("", "name of the model in requests; empty takes the model's own")
-    engine: str = _setting("sglang", "which engine generates", choices=("sglang", "scripted"))
+    engine: str = _setting("sglang", "which engine generates", choices=("sglang", "remote", "scripted"))
+    remote_url: str = _setting(
+        "", "SGLang servers that `engine = remote` asks, all with one model, as URLs with commas between"
+    )
+    remote_api_key: str = _setting("", "the key that those servers ask for", secret=True)
+    remote_tokenizer: str = _setting(
+        "", "path or hub id of their model's tokenizer and configuration; empty takes the path they name"
+    )
+    remote_timeout_s: float = _setting(
+        300.0, "how long a remote server may be silent in the middle of an answer", minimum=1
+    )
+    small_model: str = _setting(
+        "", "a second, smaller model, as path or hub id, served by a child process; empty has none"
+    )
     tp: int = _setting(
         1, "GPUs (tensor parallel ranks) to spread the model over; 0 takes all it sees", minimum=0
     )

@@ -105,6 +105,12 @@ class SGLangOptions:
     tp: int = 1  # 0: as many as there are accelerators
     server_args: Mapping[str, Any] = field(default_factory=dict)
     default_max_tokens: int = sys.maxsize
+    table: str = "sglang"
+
+    @property
+    def where(self) -> str:
+        """The table of the settings that `server_args` come from."""
+        return f"[engine.{self.table}]"
 
     @property
     def model_path(self) -> str:
@@ -122,7 +128,7 @@ def server_arguments(options: SGLangOptions) -> dict[str, Any]:
 
     Imports SGLang, which takes seconds.
     """
-    check(options.server_args)
+    check(options.server_args, options.where)
     options = with_ranks(options)
     arguments = dict(DEFAULTS)
     if not options.model:
@@ -146,26 +152,26 @@ def with_ranks(options: SGLangOptions) -> SGLangOptions:
     return options if options.tp else dataclasses.replace(options, tp=visible_devices())
 
 
-def check(given: Mapping[str, Any]) -> None:
+def check(given: Mapping[str, Any], where: str = WHERE) -> None:
     """Refuse what SGLang does not have, what has the wrong type, and what is ours."""
     from sglang.srt.server_args import ServerArgs
 
     hints = get_type_hints(ServerArgs, include_extras=True)
     for name, value in given.items():
         if name in OWNED:
-            raise SettingsError(f"{WHERE} {name}: not available here: {OWNED[name]}")
+            raise SettingsError(f"{where} {name}: not available here: {OWNED[name]}")
         if name.startswith("_") or name not in hints:
-            _refuse_unknown(name, [known for known in hints if known not in OWNED])
-        _check_value(name, value, hints[name])
+            _refuse_unknown(name, [known for known in hints if known not in OWNED], where)
+        _check_value(name, value, hints[name], where)
 
 
-def _refuse_unknown(name: str, known: list[str]) -> NoReturn:
+def _refuse_unknown(name: str, known: list[str], where: str) -> NoReturn:
     near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise SettingsError(f"{WHERE} {name}: SGLang has no such server argument{hint}")
+    raise SettingsError(f"{where} {name}: SGLang has no such server argument{hint}")
 
 
-def _check_value(name: str, value: object, annotation: Any) -> None:
+def _check_value(name: str, value: object, annotation: Any, where: str) -> None:
     import msgspec
 
     metadata = getattr(annotation, "__metadata__", ())
@@ -173,13 +179,13 @@ def _check_value(name: str, value: object, annotation: Any) -> None:
     try:
         msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as exc:
-        raise SettingsError(f"{WHERE} {name}: {exc}") from exc
+        raise SettingsError(f"{where} {name}: {exc}") from exc
     except TypeError as exc:  # a field that holds a callable or a class
-        raise SettingsError(f"{WHERE} {name}: cannot be set from a file") from exc
+        raise SettingsError(f"{where} {name}: cannot be set from a file") from exc
     for choices in (getattr(part, "choices", None) for part in metadata):
         if choices and value is not None and value not in choices:
             allowed = ", ".join(map(str, choices))
-            raise SettingsError(f"{WHERE} {name}: expected one of {allowed}, got {value!r}")
+            raise SettingsError(f"{where} {name}: expected one of {allowed}, got {value!r}")
 
 
 def checkpoint_bytes(model_path: str) -> int | None:

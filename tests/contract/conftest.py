@@ -24,6 +24,18 @@ async def sglang_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
 
 
 @pytest.fixture(scope="session")
+async def remote_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
+    """SGLang's own server, as a child process on the CPU, with the built-in model."""
+    from app.engine.sglang_args import SGLangOptions
+    from app.runtime import child_engine
+
+    engine = child_engine(SGLangOptions(server_args={"random_seed": 7}), print)
+    await engine.start()
+    yield engine
+    await engine.aclose()
+
+
+@pytest.fixture(scope="session")
 async def scripted_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
     """The engine without a model."""
     engine = ScriptedEngine(Script(rate=2000, tokens=400, context=8192))
@@ -36,6 +48,7 @@ async def scripted_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
     params=[
         pytest.param("scripted"),
         pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(300)]),
+        pytest.param("remote", marks=[pytest.mark.sglang, pytest.mark.timeout(300)]),
     ]
 )
 def engine(request: pytest.FixtureRequest) -> Engine:

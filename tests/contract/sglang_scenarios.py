@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -21,15 +22,19 @@ import psutil
 import uvloop
 from engines import ask, chat, next_turn
 
-from app.core import ChatRequest, Prompt
-from app.engine.sglang_args import BUILTIN_MODEL, SGLangOptions
+from app.core import ChatRequest, Health, Prompt
+from app.engine.child import ChildCommand, ChildServer
+from app.engine.remote_engine import RemoteEngine, RemoteOptions
+from app.engine.sglang_args import BUILTIN_MODEL, SGLangOptions, bare_server_command
 from app.engine.sglang_engine import SGLangEngine
 from app.engine.sglang_platform import prepare_process
+from app.engine.sglang_remote import RemoteModelOptions, load_remote_model
 from app.errors import BadRequest, ServingError
 from app.runtime import GUARD_ARGS
 from app.safety.guard import Guard
 from app.safety.guard_templates import FORMATS
 
+CUMULATIVE = {"incremental_streaming_output": False}
 LONG = {"max_tokens": 4000, "ignore_eos": True}
 
 
@@ -198,6 +203,54 @@ def _rendered(engine: SGLangEngine) -> list[str]:
     return prompts
 
 
+async def remote(_: str) -> dict[str, Any]:
+    """SGLang's bare server, sending everything so far with each event; killed in mid-answer; back again."""
+
+    def command(port: int) -> ChildCommand:
+        *argv, arguments = bare_server_command(SGLangOptions(), port)
+        return ChildCommand([*argv, json.dumps(json.loads(arguments) | CUMULATIVE)])
+
+    prepare_process()
+    child = ChildServer(command)
+    engine = RemoteEngine(
+        RemoteOptions(start_s=200), lambda facts: load_remote_model(facts, RemoteModelOptions()), child
+    )
+    await engine.start()
+    plain = await ask(engine, chat(temperature=0, max_tokens=20, ignore_eos=True))
+    scored = await ask(
+        engine, chat(temperature=0, max_tokens=6, logprobs=True, top_logprobs=2, ignore_eos=True)
+    )
+    formed = await ask(engine, chat(regex="[0-9]{3}-[a-f]{4}", max_tokens=32))
+    tool = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
+    called = await ask(engine, chat(tools=[tool], tool_choice="required", max_tokens=200, temperature=0))
+    error, received = None, 0
+    request = chat(**LONG)
+    try:
+        async for delta in engine.generate(request.request_id, await engine.render(request)):
+            received += len(delta.token_ids)
+            if received and child.num_starts == 1 and child.pid:
+                os.killpg(child.pid, signal.SIGKILL)
+    except ServingError as exc:
+        error = type(exc).__name__
+    async with asyncio.timeout(200):
+        while child.num_starts < 2 or engine.health() is not Health.READY:
+            await asyncio.sleep(0.1)
+    again = await ask(engine, chat(temperature=0, max_tokens=20, ignore_eos=True))
+    await engine.aclose()
+    return {
+        "texts": [plain.text(), again.text()],
+        "ids": [plain.token_ids(), scored.token_ids()],
+        "completion": [plain.counts().completion_tokens, scored.counts().completion_tokens],
+        "logprobs": scored.logprobs(),
+        "formed": formed.text(),
+        "called": [delta.tool.name for delta in called.of() if delta.tool and delta.tool.name],
+        "called_finish": called.finish_reason(),
+        "lost": [error, received, engine.handed_over(request.request_id)],
+        "starts": child.num_starts,
+        "children_left": children_left(),
+    }
+
+
 async def _past(engine: SGLangEngine, content: Any) -> list[Any]:
     """What a second turn makes of the first: runs taken over, the reason, and whether it begins with it."""
     first = await ask(engine, chat(content, temperature=0, max_tokens=4, ignore_eos=True))
@@ -222,7 +275,7 @@ def _png(width: int, height: int) -> str:
 
 
 SCENARIOS: dict[str, Callable[[str], Awaitable[dict[str, Any]]]] = {
-    f.__name__: f for f in (death_of, restart, tensor_parallel, single, bad_start, vision, guards)
+    f.__name__: f for f in (death_of, restart, tensor_parallel, single, bad_start, vision, guards, remote)
 }
 
 if __name__ == "__main__":

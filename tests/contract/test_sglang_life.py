@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +114,21 @@ def test_guards_of_every_format_are_asked_and_read(tmp_path: Path) -> None:
     assert {"No Hate Speech", "No Harassment"} <= {title for p in shield for title in p.split('"')}
     assert len(granite) == 6 + 5
     assert all("\nAssistant Message: You may.\n" in prompt for prompt in granite[6:])
+
+
+def test_a_remote_server_is_read_lost_and_found_again() -> None:
+    """A bare SGLang that streams its default way is read to the token; killed, it is an error, then back."""
+    seen = run("remote")
+    assert seen["texts"][0] == seen["texts"][1] != ""
+    assert [len(ids) for ids in seen["ids"]] == seen["completion"] == [20, 6]
+    assert seen["ids"][1] == seen["ids"][0][:6]
+    assert len(seen["logprobs"]) == 6
+    assert all(entry["top_logprobs"][0]["token"] == entry["token"] for entry in seen["logprobs"])
+    assert re.fullmatch("[0-9]{3}-[a-f]{4}", seen["formed"])
+    assert seen["called"][:1] == ["clock"]
+    assert seen["called_finish"] == "tool_calls"
+    error, received, handed_over = seen["lost"]
+    assert error == "EngineFailed"
+    assert received == handed_over > 0
+    assert seen["starts"] == 2
+    assert seen["children_left"] == 0

@@ -1,0 +1,364 @@
+"""Faults of remote servers: a false SGLang that misbehaves on cue, and the engine in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from false_sglang import TOKENS, FalseServer, Fault, PlainModel, frame
+
+from app.core import ChatRequest, Counts, Delta, Health
+from app.engine.remote_engine import RemoteEngine, RemoteOptions
+from app.engine.remote_server import Timeouts
+from app.errors import EngineFailed, EngineNotReady, EngineOverloaded
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[list[FalseServer]]:
+    """Two of them."""
+    started = [await FalseServer().start() for _ in range(2)]
+    yield started
+    for server in started:
+        await server.stop()
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Callable[..., Awaitable[RemoteEngine]]]:
+    """Engines over servers, closed with the test."""
+    engines: list[RemoteEngine] = []
+
+    async def start(*servers: FalseServer, **timeouts: float) -> RemoteEngine:
+        limits = Timeouts(**({"connect_s": 1.0, "headers_s": 0.3, "silence_s": 5.0} | timeouts))
+        urls = [server.url for server in servers]
+        options = RemoteOptions(urls, api_key="secret", start_s=2, timeouts=limits, poll_s=0.02)
+        engine = RemoteEngine(options, PlainModel)
+        engines.append(engine)
+        await engine.start()
+        async with asyncio.timeout(5):
+            while any(server.breaker.is_open for server in engine._pool.servers):
+                await asyncio.sleep(0.01)
+        return engine
+
+    yield start
+    for engine in engines:
+        await engine.aclose()
+
+
+async def ask(engine: RemoteEngine, rid: str = "r", n: int = 1) -> list[Delta]:
+    """Every delta of an answer."""
+    prompt = await engine.render(ChatRequest(rid, "owner", "model", {"messages": []}, 0, n=n))
+    return [delta async for delta in engine.generate(rid, prompt)]
+
+
+def once(fault: Fault) -> Fault:
+    """A fault of the first request alone, whichever server it meets."""
+    met: list[bool] = []
+
+    async def act(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+        if not met:
+            met.append(True)
+            await fault(server, response, request)
+        else:
+            await server.answer(response, request, server.asked[-1]["rid"])
+
+    return act
+
+
+async def slams(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+    """Closes before the status line."""
+    request.transport.close()
+
+
+async def is_silent(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+    """Sends no headers."""
+    await asyncio.sleep(30)
+
+
+async def is_empty(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+    """Headers, then nothing more."""
+    await response.prepare(request)
+    await response.write_eof()
+
+
+async def fails(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+    """A router whose worker is gone."""
+    response.set_status(502)
+    await response.prepare(request)
+    await response.write_eof(b"<html>bad gateway</html>")
+
+
+async def babbles(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+    """Something that is no event."""
+    await response.prepare(request)
+    await response.write(b'data: {"not": "ours"}\n\n')
+    await asyncio.sleep(30)
+
+
+async def is_full(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+    """SGLang's full queue: status 200, and the refusal as an event."""
+    await response.prepare(request)
+    finish = {"type": "abort", "status_code": 503, "message": "The request queue is full."}
+    await response.write(frame(0, finish).replace(b"w0 ", b"").replace(b"[0]", b"[]"))
+    await response.write_eof()
+
+
+async def stops_in_the_middle(
+    server: FalseServer, response: web.StreamResponse, request: web.Request
+) -> None:
+    """Four tokens, then the connection is cut."""
+    await response.prepare(request)
+    for number in range(1, 5):
+        await response.write(frame(number))
+    await asyncio.sleep(0.05)
+    request.transport.close()
+
+
+async def ends_in_the_middle(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+    """Four tokens, then a tidy end without a last event."""
+    await response.prepare(request)
+    for number in range(1, 5):
+        await response.write(frame(number))
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+
+
+async def babbles_in_the_middle(
+    server: FalseServer, response: web.StreamResponse, request: web.Request
+) -> None:
+    """Four tokens, then something that is no event."""
+    await response.prepare(request)
+    for number in range(1, 5):
+        await response.write(frame(number))
+    await response.write(b"data: \x00\xff\n\n")
+    await asyncio.sleep(30)
+
+
+EARLY = [slams, is_silent, is_empty, fails, babbles, is_full]
+LATE = [stops_in_the_middle, ends_in_the_middle, babbles_in_the_middle]
+
+
+@pytest.mark.parametrize("fault", EARLY, ids=lambda fault: fault.__name__)
+async def test_a_fault_before_the_first_token_is_not_seen(
+    servers: list[FalseServer], connect: Any, fault: Fault
+) -> None:
+    """The request goes to the other server, under another id; the answer is whole, every token once."""
+    engine = await connect(*servers)
+    shared = once(fault)
+    for server in servers:
+        server.fault = shared
+    deltas = await ask(engine)
+    assert [token for delta in deltas for token in delta.token_ids] == list(range(1, TOKENS + 1))
+    assert [len(server.asked) for server in servers] == [1, 1]
+    rids = [server.asked[0]["rid"] for server in servers]
+    assert len(set(rids)) == 2
+    assert engine.handed_over("r") == TOKENS
+
+
+@pytest.mark.parametrize("fault", [slams, is_silent, babbles], ids=lambda fault: fault.__name__)
+async def test_the_only_server_is_asked_again(servers: list[FalseServer], connect: Any, fault: Fault) -> None:
+    """A connection that broke says little of the server."""
+    engine = await connect(servers[0])
+    servers[0].fault = once(fault)
+    assert len(await ask(engine)) == TOKENS
+    assert len(servers[0].asked) == 2
+
+
+@pytest.mark.parametrize("fault", LATE, ids=lambda fault: fault.__name__)
+async def test_a_fault_after_the_first_token_ends_the_answer(
+    servers: list[FalseServer], connect: Any, fault: Fault
+) -> None:
+    """What came is handed over, then EngineFailed: nothing is generated twice."""
+    engine = await connect(*servers)
+    for server in servers:
+        server.fault = fault
+    prompt = await engine.render(ChatRequest("r", "owner", "model", {"messages": []}, 0))
+    seen: list[int] = []
+
+    async def read() -> None:
+        async for delta in engine.generate("r", prompt):
+            seen.extend(delta.token_ids)
+
+    with pytest.raises(EngineFailed):
+        await read()
+    assert seen == [1, 2, 3, 4]
+    assert sum(len(server.asked) for server in servers) == 1
+    assert engine.handed_over("r") == 4
+
+
+async def test_a_server_that_is_gone_is_an_error_before_any_delta(
+    servers: list[FalseServer], connect: Any
+) -> None:
+    """Nobody listens: a 503 that says when to come again, and the engine is not ready."""
+    engine = await connect(servers[0])
+    prompt = await engine.render(ChatRequest("r", "owner", "model", {"messages": []}, 0))
+    await servers[0].stop()
+    with pytest.raises(EngineNotReady) as refused:
+        await anext(engine.generate("r", prompt))
+    assert refused.value.retry_after_s
+    async with asyncio.timeout(5):
+        while engine.health() is not Health.STARTING:
+            await asyncio.sleep(0.01)
+
+
+async def test_full_servers_are_overloaded_and_not_broken(servers: list[FalseServer], connect: Any) -> None:
+    """Where every server is full the caller is told so, after each was asked once."""
+    engine = await connect(*servers)
+    for server in servers:
+        server.fault = is_full
+    with pytest.raises(EngineOverloaded, match="queue is full"):
+        await ask(engine)
+    assert [len(server.asked) for server in servers] == [1, 1]
+    assert engine.health() is Health.READY
+
+
+async def test_a_server_that_comes_back_is_used_again(servers: list[FalseServer], connect: Any) -> None:
+    """A probe finds it; requests are not spent on finding out."""
+    engine = await connect(servers[0])
+    await servers[0].stop()
+    async with asyncio.timeout(5):
+        while engine.health() is Health.READY:
+            await asyncio.sleep(0.01)
+    await servers[0].start()
+    async with asyncio.timeout(10):
+        while engine.health() is not Health.READY:
+            await asyncio.sleep(0.01)
+    assert len(await ask(engine)) == TOKENS
+
+
+async def test_a_server_that_comes_back_with_another_model_is_not_used(
+    servers: list[FalseServer], connect: Any
+) -> None:
+    """Prompts are rendered for one model."""
+    engine = await connect(servers[0])
+    await servers[0].stop()
+    async with asyncio.timeout(5):
+        while engine.health() is Health.READY:
+            await asyncio.sleep(0.01)
+    servers[0].name = "another"
+    await servers[0].start()
+    server = engine._pool.servers[0]
+    assert not await engine._pool._is_back(server)
+
+
+async def test_a_server_that_hangs_is_cut_off(servers: list[FalseServer], connect: Any) -> None:
+    """Polls that are not answered break its connections, long before the silence would be too long."""
+    engine = await connect(servers[0], silence_s=60.0, poll_s=0.05)
+
+    async def hangs(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+        await response.prepare(request)
+        await response.write(frame(1))
+        server.well = False
+        await asyncio.sleep(60)
+
+    servers[0].fault = hangs
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineFailed):
+            await ask(engine)
+
+
+async def test_an_abort_ends_with_what_the_server_says(servers: list[FalseServer], connect: Any) -> None:
+    """The server is asked to stop each choice; its last event has the counts."""
+    engine = await connect(servers[0])
+    servers[0].tokens, servers[0].pause_s = 10_000, 0.005
+    prompt = await engine.render(ChatRequest("r", "owner", "model", {"messages": []}, 0, n=2))
+    deltas = []
+    async for delta in engine.generate("r", prompt):
+        deltas.append(delta)
+        if len(deltas) == 6:
+            engine.abort("r")
+    for choice in range(2):
+        mine = [delta for delta in deltas if delta.choice == choice]
+        assert mine[-1].finish_reason == "abort"
+        assert mine[-1].counts.completion_tokens == sum(len(delta.token_ids) for delta in mine)
+    assert servers[0].aborted == {"r-000-0", "r-001-0"}
+
+
+async def test_an_abort_that_is_not_answered_ends_all_the_same(
+    servers: list[FalseServer], connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router has no route for it: the connection is closed, and the counts are those received."""
+    monkeypatch.setattr("app.engine.remote_exchange.ABORT_WAIT_S", 0.2)
+    monkeypatch.setattr("app.engine.remote_exchange.ABORT_AGAIN_S", 0.1)
+    engine = await connect(servers[0])
+    servers[0].fault = babbles_not
+    prompt = await engine.render(ChatRequest("r", "owner", "model", {"messages": []}, 0))
+    deltas = []
+    async for delta in engine.generate("r", prompt):
+        deltas.append(delta)
+        engine.abort("r")
+    assert deltas[-1].finish_reason == "abort"
+    assert deltas[-1].counts == Counts(3, 1, 0, 0)
+
+
+async def babbles_not(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+    """One token, then nothing for a long time."""
+    await response.prepare(request)
+    await response.write(frame(1))
+    await asyncio.sleep(60)
+
+
+async def test_a_choice_that_fails_leaves_no_other_running(servers: list[FalseServer], connect: Any) -> None:
+    """The others' connections are closed, which makes SGLang abort."""
+    engine = await connect(servers[0])
+    servers[0].tokens, servers[0].pause_s = 10_000, 0.005
+
+    async def one_fails(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+        body = server.asked[-1]
+        if body["index"] == 1:
+            await stops_in_the_middle(server, response, request)
+        else:
+            await server.answer(response, request, body["rid"])
+
+    servers[0].fault = one_fails
+    with pytest.raises(EngineFailed):
+        await ask(engine, n=2)
+    async with asyncio.timeout(5):
+        while engine._tasks or servers[0].num_left < 1:
+            await asyncio.sleep(0.01)
+
+
+async def test_connections_are_used_again(servers: list[FalseServer], connect: Any) -> None:
+    """Twenty answers, one after the other, need no twenty connections."""
+    engine = await connect(servers[0])
+    for number in range(20):
+        await ask(engine, f"r{number}")
+    assert sum(map(len, engine._session.connector._conns.values())) <= 3
+
+
+async def test_the_load_is_the_sum_of_the_servers(servers: list[FalseServer], connect: Any) -> None:
+    """As each last said."""
+    engine = await connect(*servers)
+    async with asyncio.timeout(5):
+        while engine.load().num_running_reqs != 4:
+            await asyncio.sleep(0.01)
+    assert engine.load() == (type(engine.load()))(4, 2, 60, 2000, 11.0)
+
+
+async def test_closing_ends_what_runs(servers: list[FalseServer], connect: Any) -> None:
+    """A generation in progress fails, and no task is left."""
+    engine = await connect(servers[0])
+    servers[0].tokens, servers[0].pause_s = 10_000, 0.005
+    asking = asyncio.create_task(ask(engine))
+    async with asyncio.timeout(5):
+        while not engine.handed_over("r"):
+            await asyncio.sleep(0.01)
+    await engine.aclose()
+    await engine.aclose()
+    with pytest.raises(EngineFailed):
+        await asking
+    assert not engine._tasks
+    assert engine.health() is Health.DEAD
+
+
+async def test_a_start_without_a_server_says_which(servers: list[FalseServer]) -> None:
+    """The message names the address and not the key."""
+    await servers[0].stop()
+    engine = RemoteEngine(RemoteOptions([servers[0].url], api_key="secret", start_s=0.3), PlainModel)
+    with pytest.raises(EngineFailed, match="no connection") as failed:
+        await engine.start()
+    assert servers[0].url in failed.value.message
+    assert "secret" not in failed.value.message + repr(engine._options)
+    await engine.aclose()
