@@ -1,11 +1,12 @@
 """The model of answers: hashed n-grams of a text that grows, added up as it comes.
 
     text → ASCII look, lower case, signs as spaces → words, pairs of words, stems
-         → sum of weights / sqrt(count)  of all so far, and of the last WINDOW_BYTES → logit → p
+         → weight of each, less a drift: the sum, which starts again where it would fall below 0 → logit → p
 
-A token costs its own n-grams, about 3 µs, whatever came before. Reading in other pieces gives the same
-n-grams; only where the window begins depends on them. The category comes of the window's n-grams, and
-only when asked for. Letters' n-grams told nothing more on sources left out, and cost twice as much.
+So the sum is that of the stretch up to now which speaks most for harm, however long and wherever it
+began: a harmless beginning hides nothing (Page, Biometrika 41, 1954). What an answer says again counts
+half. A token costs its own n-grams, about 3 µs, whatever came before; reading in other pieces gives the
+same n-grams. The category comes of the last ones, and only when asked for.
 Knows text, not what becomes of it.
 """
 
@@ -14,8 +15,6 @@ from __future__ import annotations
 import math
 import zlib
 from array import array
-from collections import deque
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -28,16 +27,16 @@ from app.safety.verdict import Scores
 BITS = 18
 """The harm weights are 2**BITS, places in them the lower bits of an n-gram's CRC-32."""
 CATEGORY_BITS = 14
-WINDOW_BYTES = 288
-"""About 64 tokens."""
-LEAST_GRAMS = 100
-"""Fewer n-grams are divided by as if they were so many: a beginning says little."""
-STEP_BYTES = 36
-"""About 8 tokens: more at once is read in steps, so that no window is passed over."""
-PRIOR = 0.5
+STEP_BYTES = 12
+"""About 3 tokens: more at once is read in steps, so that no stretch is passed over."""
+AGAIN = 0.5
+"""What an n-gram counts that the answer has had before."""
+PRIOR = 1.0
 """What a prompt that is certainly harmful adds to the logit of its answer."""
 
 _LONGEST_WORD = 64
+_REMEMBERED = 4096  # n-grams of an answer that are known again; then it forgets them all
+_RECENT = 600  # n-grams, about 200 words, that tell the category
 _STEM = 5
 _STEM_SALT = 7
 _PLACES = (1 << BITS) - 1
@@ -89,62 +88,71 @@ class Grams:
 
 
 class Answer:
-    """One text as it is heard: its sums, and what its window began with."""
+    """One text as it is heard: the sum of its stretch, and what it was made of."""
 
-    __slots__ = ("_bytes", "_count", "_grams", "_marks", "_model", "_prior", "_sum", "logit", "p")
+    __slots__ = ("_grams", "_known", "_model", "_prior", "_recent", "_sum", "logit", "p")
 
     def __init__(self, model: OutputModel, prior: float) -> None:
         self._model = model
         self._prior = prior
         self._grams = Grams()
+        self._known: set[int] = set()
+        self._recent: list[int] = []
         self._sum = 0.0
-        self._count = 0
-        self._bytes = 0
-        self._marks: deque[tuple[int, float, int, list[int]]] = deque([(0, 0.0, 0, [])])
         self.logit = -math.inf
         self.p = 0.0
         """The harm score as of now, calibrated."""
 
     def feed(self, text: str) -> float:
-        """The harm score, 0 to 1, now that `text` has come: of several steps the highest."""
+        """The harm score, 0 to 1, now that `text` has come; of several steps the highest of two in a row."""
         data = plain_bytes(text)
         if len(data) <= STEP_BYTES:
             self.p = _sigmoid(self._step(data))
-        else:
-            steps = range(0, len(data), STEP_BYTES)
-            self.p = _sigmoid(max(self._step(data[at : at + STEP_BYTES]) for at in steps))
+            return self.p
+        before = highest = self._step(data[:STEP_BYTES])
+        for at in range(STEP_BYTES, len(data), STEP_BYTES):
+            now = self._step(data[at : at + STEP_BYTES])
+            highest = min(now, before) if at == STEP_BYTES else max(highest, min(now, before))
+            before = now
+        self.p = _sigmoid(highest)
         return self.p
 
     def scores(self) -> Scores:
         """The scores by category as of now; the likeliest has the harm score."""
-        likely = self._model.likely([place for mark in islice(self._marks, 1, None) for place in mark[3]])
+        likely = self._model.likely(self._recent)
         return {category: self.p * share for category, share in zip(CATEGORIES, likely, strict=True)}
 
     def _step(self, data: bytes) -> float:
         """Read a few tokens; the logit then."""
-        model = self._model
         places = self._grams.read(data)
         if places:
-            self._sum += sum(map(model.weight, places))
-            self._count += len(places)
-            self._bytes += len(data)
-            marks = self._marks
-            marks.append((self._bytes, self._sum, self._count, places))
-            least = self._bytes - WINDOW_BYTES
-            while marks[1][0] <= least:
-                marks.popleft()
-            _, sum_before, count_before, _ = marks[0]
-            self.logit = self._prior + model.logit(
-                self._sum, self._count, self._sum - sum_before, self._count - count_before
-            )
+            self._sum = max(self._sum, 0.0) + self._said(places)
+            self.logit = self._prior + self._model.logit(self._sum)
         return self.logit
+
+    def _said(self, places: list[int]) -> float:
+        """What these n-grams add to the sum."""
+        weight, known, recent = self._model.weight, self._known, self._recent
+        total = -self._model.drift * len(places)
+        for place in places:
+            if place in known:
+                total += AGAIN * weight(place)
+            else:
+                known.add(place)
+                total += weight(place)
+        if len(known) > _REMEMBERED:
+            known.clear()
+        recent += places
+        if len(recent) > 2 * _RECENT:
+            del recent[:-_RECENT]
+        return total
 
 
 class OutputModel:
     """The weights. Immutable; any thread may hear answers by it, one thread an answer.
 
     `harm` has a weight for each place, `categories` a row for each category over the lower bits of the
-    same places. `whole` and `window` are slope and intercept of the two logits.
+    same places. `drift` is taken off for each n-gram; `line` is slope and intercept of the logit.
     """
 
     def __init__(
@@ -153,37 +161,36 @@ class OutputModel:
         categories: NDArray[np.int8],
         category_scale: float,
         offsets: NDArray[np.float32],
-        whole: tuple[float, float],
-        window: tuple[float, float],
+        drift: float,
+        line: tuple[float, float],
     ) -> None:
         self._harm = array("f", harm.astype(np.float32).tobytes())
         self.weight = self._harm.__getitem__
         """The weight at a place."""
+        self.drift = drift
         self._categories = categories
         self._category_scale = category_scale
         self._offsets = offsets
-        self._whole = whole
-        self._window = window
+        self._slope, self._intercept = line
 
     @classmethod
     def load(cls, path: Path) -> OutputModel:
         """The model of a file. Raises OSError, KeyError or ValueError if it is none."""
         with np.load(path, allow_pickle=False) as arrays:
             harm, categories, offsets = arrays["harm"], arrays["categories"], arrays["offsets"]
-            scale, whole, window = float(arrays["category_scale"]), arrays["whole"], arrays["window"]
+            scale, drift = float(arrays["category_scale"]), float(arrays["drift"])
+            slope, intercept = (float(value) for value in arrays["line"])
         if harm.shape != (1 << BITS,) or categories.shape != (len(CATEGORIES), 1 << CATEGORY_BITS):
             raise ValueError(f"{path.name} has tables of another size")
-        return cls(harm, categories, scale, offsets, _pair(whole), _pair(window))
+        return cls(harm, categories, scale, offsets, drift, (slope, intercept))
 
     def listen(self, prior: Scores) -> Answer:
         """A new answer, to a prompt of these scores."""
         return Answer(self, PRIOR * max(prior.values(), default=0.0))
 
-    def logit(self, total: float, count: int, recent: float, recent_count: int) -> float:
-        """The higher of the logits of the whole text and of its window."""
-        whole = total / math.sqrt(max(count, LEAST_GRAMS)) * self._whole[0] + self._whole[1]
-        window = recent / math.sqrt(max(recent_count, LEAST_GRAMS)) * self._window[0] + self._window[1]
-        return max(whole, window)
+    def logit(self, total: float) -> float:
+        """The logit of a stretch with this sum."""
+        return self._slope * total + self._intercept
 
     def likely(self, places: list[int]) -> list[float]:
         """How likely each category is beside the likeliest, which has 1, by the n-grams at these places."""
@@ -191,11 +198,6 @@ class OutputModel:
         sums = self._categories[:, at].sum(axis=1, dtype=np.int64) * self._category_scale
         logits = sums / math.sqrt(max(len(places), 1)) + self._offsets
         return [float(share) for share in np.exp(logits - logits.max())]
-
-
-def _pair(values: NDArray[np.float64]) -> tuple[float, float]:
-    slope, intercept = (float(value) for value in values)
-    return slope, intercept
 
 
 def _sigmoid(logit: float) -> float:

@@ -29,7 +29,7 @@ from app.safety.verdict import Scores, Verdict
 MIN_PREFIX = 4
 """Characters from which on a span's beginning is withheld where a caller's limit cut the answer off in it."""
 HITS = 2
-"""Judgements in a row that halt."""
+"""Tokens in a row that halt; of several that come at once the model gives what two in a row reach."""
 _ALL = 1 << 62
 GREY_PART = 0.5
 """Of the lowest threshold: from here on the model is in doubt."""
@@ -250,9 +250,9 @@ class _Choice:
         if not verdict.blocked:
             self._hits = 0
             return None
-        self._hits += 1
-        if self._hits == 1:
+        if not self._hits:
             self.hit_at = delta.counts.completion_tokens
+        self._hits += max(1, len(delta.token_ids))
         return verdict if self._hits >= HITS else None
 
     def verdict(self) -> Verdict:

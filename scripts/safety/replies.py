@@ -6,12 +6,11 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.safety.output_model import LEAST_GRAMS, Grams, plain_bytes
+from app.safety.output_model import AGAIN, Grams, plain_bytes
 from scripts.safety.rows import Row
 
 WINDOW_TOKENS = 64
@@ -37,13 +36,6 @@ class Reply:
         return self.places[first : self.ends[end - 1]]
 
 
-class Sums(NamedTuple):
-    """After each token: sum of weights over the root of their count, of the whole and of its window."""
-
-    whole: NDArray[np.float64]
-    window: NDArray[np.float64]
-
-
 def tokens(text: str) -> list[str]:
     """A text in pieces like a model's tokens."""
     return _TOKEN.findall(text)
@@ -60,25 +52,30 @@ def read(row: Row) -> Reply:
     return Reply(row, np.array(places, np.int32), np.array(ends, np.int64))
 
 
-def sums(weights: NDArray[np.float32], parts: Sequence[tuple[Reply, int]]) -> Sums:
-    """What a model hears in replies that follow one another, of each its first so many tokens."""
-    totals: list[NDArray[np.float64]] = []
-    counts: list[NDArray[np.int64]] = []
-    total, count = 0.0, 0
+def sums(
+    weights: NDArray[np.float32], drift: float, parts: Sequence[tuple[Reply, int]]
+) -> NDArray[np.float64]:
+    """After each token the sum that a model hears in replies that follow one another.
+
+    Of each reply its first so many tokens.
+    """
+    places = np.concatenate([reply.between(0, length) for reply, length in parts])
+    ends: list[NDArray[np.int64]] = []
+    read = 0
     for reply, length in parts:
-        said = np.cumsum(weights[reply.between(0, length)], dtype=np.float64)
-        ends = reply.ends[:length]
-        totals.append(total + np.concatenate([[0.0], said])[ends])
-        counts.append(count + ends)
-        total, count = totals[-1][-1], counts[-1][-1]
-    heard, number = np.concatenate(totals), np.concatenate(counts)
-    before = np.concatenate([np.zeros(WINDOW_TOKENS), heard])[: len(heard)]
-    number_before = np.concatenate([np.zeros(WINDOW_TOKENS, np.int64), number])[: len(number)]
-    return Sums(_scaled(heard, number), _scaled(heard - before, number - number_before))
+        ends.append(reply.ends[:length] + read)
+        read = int(ends[-1][-1])
+    said = weights[places].astype(np.float64) * np.where(_again(places), AGAIN, 1.0) - drift
+    total = np.concatenate([[0.0], np.cumsum(said)])[np.concatenate(ends)]
+    before = np.concatenate([[0.0], total[:-1]])
+    result: NDArray[np.float64] = total - np.minimum.accumulate(before)
+    return result
 
 
-def _scaled(total: NDArray[np.float64], count: NDArray[np.int64]) -> NDArray[np.float64]:
-    result: NDArray[np.float64] = total / np.sqrt(np.maximum(count, LEAST_GRAMS))
+def _again(places: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Which n-grams have been there before."""
+    result = np.ones(len(places), np.bool_)
+    result[np.unique(places, return_index=True)[1]] = False
     return result
 
 

@@ -1,9 +1,10 @@
 """Trains the model of answers, and measures it on sources left out.
 
-    python -m scripts.safety.train_output --data DIR [--report FILE]     (scripts/safety/requirements.txt)
+    python -m scripts.safety.train_output --data DIR --weights DIR [--report FILE]
 
 Logistic regression over what the stream screen hears: whole replies, their beginnings, windows of them;
-and prompts, for what they speak of. Refusals are among the benign ones. What is reported: replies of a
+and prompts, for what they speak of. Refusals are among the benign ones. Words have their meaning from the
+published MiniLM (scripts/safety/requirements.txt names it). What is reported: replies of a
 source left out of training, spliced after the beginning of a benign one and heard token by token, at a
 threshold that benign replies of origins left out likewise reach in 2%. Writes output.npz, and `output`
 in calibration.json.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -22,13 +23,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, hstack
 from sklearn.linear_model import LogisticRegression
 
 from app.safety.categories import CATEGORIES
-from app.safety.output_model import BITS, CATEGORY_BITS, LEAST_GRAMS
+from app.safety.output_model import BITS, CATEGORY_BITS
 from scripts.safety import replies, rows
-from scripts.safety.replies import Reply, Sums
+from scripts.safety.replies import Reply
+from scripts.safety.word_vectors import WordVectors
 
 MODELS = Path(__file__).resolve().parents[2] / "app" / "safety" / "models"
 TARGETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -49,7 +51,10 @@ BENIGN_FOLDS = (("lmarena", "self-instruct"), ("noncompliance",), ("GPTeacher", 
 Weights = NDArray[np.float32]
 
 _CUTS = 5
-_C = 8.0
+_C = 2.0
+_LEAST_GRAMS = 100  # fewer are divided by as if they were so many: a beginning says little
+DRIFT = 0.1
+"""What is taken off for each n-gram that is heard: the sum of harmless text falls."""
 _SHARES: Mapping[str, float] = MappingProxyType({"out_diasafety": 0.35, "out_sap_auto": 0.5})
 _OWN = 3.0
 _PROMPT, _OWN_PROMPT = 3.0, 9.0
@@ -70,7 +75,7 @@ def matrix(
             harmful.append(bool(reply.row.harmful))
             weights.append(_weight(reply) / len(found))
     counts = np.array([len(at) for at in places])
-    data = np.repeat(1.0 / np.sqrt(np.maximum(counts, LEAST_GRAMS)), counts).astype(np.float32)
+    data = np.repeat(1.0 / np.sqrt(np.maximum(counts, _LEAST_GRAMS)), counts).astype(np.float32)
     ends = np.concatenate([[0], counts.cumsum()])
     features = csr_matrix((data, np.concatenate(places), ends), (len(harmful), 1 << BITS))
     return features, np.array(harmful), np.array(weights)
@@ -82,8 +87,11 @@ def _weight(reply: Reply) -> float:
     return _OWN if reply.row.own else _SHARES.get(reply.row.source, 1.0)
 
 
-def fit(heard: Sequence[Reply]) -> Weights:
-    """The weights for these texts, by regression on NB-weighted n-grams; both answers count alike."""
+def fit(heard: Sequence[Reply], vectors: WordVectors) -> Weights:
+    """The weights for these texts, by regression on NB-weighted n-grams and on what the words mean.
+
+    Both answers count alike.
+    """
     features, harmful, weights = matrix(heard, random.Random(_SEED))  # noqa: S311  (reproducible, not secret)
     weights = weights / np.where(harmful, weights[harmful].sum(), weights[~harmful].sum())
     weights *= len(weights) / weights.sum()
@@ -92,9 +100,11 @@ def fit(heard: Sequence[Reply]) -> Weights:
     log = np.log((yes / yes.sum()) / (no / no.sum()))
     ratio = np.sign(log) * np.maximum(np.abs(log), 0.2)
     scaled = features.multiply(ratio[None, :]).tocsr().astype(np.float32)
-    model = LogisticRegression(C=_C, solver="liblinear", max_iter=60)
-    model.fit(scaled, harmful, sample_weight=weights)
-    result: Weights = (model.coef_[0] * ratio).astype(np.float32)
+    model = LogisticRegression(C=_C, solver="liblinear", max_iter=60, tol=1e-3)
+    meanings = vectors.table(heard)
+    model.fit(hstack([scaled, csr_matrix(features @ meanings)]).tocsr(), harmful, sample_weight=weights)
+    own, shared = np.split(model.coef_[0], [1 << BITS])
+    result: Weights = (own * ratio + meanings @ shared).astype(np.float32)
     return result
 
 
@@ -104,59 +114,27 @@ class Fold:
 
     weights: Weights
     benign: Sequence[Reply]
-    heard: Sequence[Sums]
+    reached: NDArray[np.float64]
+    """What each of these reaches at two tokens in a row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How the two sums become one logit."""
-
-    whole: tuple[float, float]
-    window: tuple[float, float]
-
-    def logits(self, heard: Sums) -> NDArray[np.float64]:
-        """The logit after each token."""
-        whole = heard.whole * self.whole[0] + self.whole[1]
-        return np.maximum(whole, heard.window * self.window[0] + self.window[1])
-
-    def tops(self, heard: Iterable[Sums]) -> NDArray[np.float64]:
-        """What each reply reaches at two tokens in a row."""
-        return np.array([replies.twice(self.logits(one)) for one in heard])
-
-
-def folds(texts: Sequence[Reply], without: Sequence[str] = ()) -> list[Fold]:
+def folds(texts: Sequence[Reply], vectors: WordVectors, without: Sequence[str] = ()) -> list[Fold]:
     """Weights for each set of origins, trained without it and without some sources."""
     made = []
     for origins in BENIGN_FOLDS:
         benign = [text for text in texts if _is_of(text, origins)]
         seen = [text for text in texts if text.row.source not in without and not _is_of(text, origins)]
-        weights = fit([text for text in seen if not text.row.held_out])
-        made.append(Fold(weights, benign, _sums(weights, benign)))
+        weights = fit([text for text in seen if not text.row.held_out], vectors)
+        made.append(Fold(weights, benign, _tops(weights, benign)))
     return made
 
 
-def scale_of(made: Sequence[Fold]) -> Scale:
-    """Both sums on one scale: 0 where 2% of benign replies come, 1 where 0.5% do."""
-    lines = []
-    for name in ("whole", "window"):
-        tops = [replies.twice(getattr(one, name)) for fold in made for one in fold.heard]
-        low, high = np.quantile(tops, (0.98, 0.995))
-        lines.append((1.0 / (high - low), -low / (high - low)))
-    return Scale(*lines)
-
-
-def left_out(texts: Sequence[Reply], source: str) -> dict[str, Any]:
+def left_out(texts: Sequence[Reply], vectors: WordVectors, source: str) -> dict[str, Any]:
     """Train without a source, and without benign replies in turn; measure both at one threshold."""
-    made = folds(texts, (source, *RELATED.get(source, ())))
-    scale = scale_of(made)
-    reached = np.concatenate([scale.tops(fold.heard) for fold in made])
+    made = folds(texts, vectors, (source, *RELATED.get(source, ())))
+    reached = np.concatenate([fold.reached for fold in made])
     threshold = float(np.quantile(reached, 1 - REPORTED))
-    found: list[int | None] = []
-    rng = random.Random(_SEED)  # noqa: S311  (reproducible, not secret)
     harmful = [text for text in texts if text.row.source == source and text.row.harmful]
-    for fold in made:
-        found += _spliced(fold, scale, threshold, harmful, rng)
-    after = [tokens for tokens in found if tokens is not None]
     others = {
         "its_benign": [text for text in texts if text.row.source == source and not text.row.harmful],
         "own_benign": [text for text in texts if _is_gate(text) and not text.row.harmful],
@@ -165,43 +143,52 @@ def left_out(texts: Sequence[Reply], source: str) -> dict[str, Any]:
     return {
         "source": source,
         "replies": len(harmful),
-        "halted": len(after) / len(found),
-        "after_tokens": {f"p{part}": int(np.quantile(after, part / 100)) for part in (10, 25, 50, 75, 90)},
-        "contained": {hold: sum(t <= hold for t in after) / len(after) for hold in (16, 32, 64, 128)},
-        "halted_unspliced": _share(made, scale, threshold, harmful),
-        "halted_of_benign": {
-            "/".join(fold.benign[0].row.group.split(":")[:1]): float(
-                (scale.tops(fold.heard) >= threshold).mean()
-            )
-            for fold in made
+        **_halts(made, threshold, harmful),
+        "at": {
+            target: _halts(made, float(np.quantile(reached, 1 - target)), harmful)
+            for target in TARGETS
+            if target > REPORTED
         },
-        **{name: _share(made, scale, threshold, some) for name, some in others.items() if some},
+        "halted_unspliced": _share(made, threshold, harmful),
+        "halted_of_benign": {
+            fold.benign[0].row.group.split(":")[0]: float((fold.reached >= threshold).mean()) for fold in made
+        },
+        **{name: _share(made, threshold, some) for name, some in others.items() if some},
     }
 
 
-def _spliced(
-    fold: Fold, scale: Scale, threshold: float, harmful: Sequence[Reply], rng: random.Random
-) -> list[int | None]:
+def _halts(made: Sequence[Fold], threshold: float, harmful: Sequence[Reply]) -> dict[str, Any]:
+    """How many harmful replies are halted after a benign beginning, and after how many of their tokens."""
+    rng = random.Random(_SEED)  # noqa: S311  (reproducible, not secret)
+    found = [at for fold in made for at in _spliced(fold, threshold, harmful, rng)]
+    after = [tokens for tokens in found if tokens is not None]
+    return {
+        "halted": len(after) / len(found),
+        "after_tokens": {f"p{part}": int(np.quantile(after, part / 100)) for part in (10, 25, 50, 75, 90)},
+        "contained": {hold: sum(t <= hold for t in after) / len(after) for hold in (16, 32, 64, 128)},
+    }
+
+
+def _spliced(fold: Fold, threshold: float, harmful: Sequence[Reply], rng: random.Random) -> list[int | None]:
     """For each harmful reply after a benign beginning: after how many of its tokens it was halted, if so."""
     beginnings = [reply for reply in fold.benign if len(reply) > 30]
     found = []
     for reply in harmful:
         before = rng.choice(beginnings)
         cut = rng.randrange(15, min(120, len(before)))
-        heard = replies.sums(fold.weights, [(before, cut), (reply, len(reply))])
-        at = replies.halted_at(scale.logits(heard), threshold)
+        heard = replies.sums(fold.weights, DRIFT, [(before, cut), (reply, len(reply))])
+        at = replies.halted_at(heard, threshold)
         found.append(None if at is None else max(0, at - cut))
     return found
 
 
-def _share(made: Sequence[Fold], scale: Scale, threshold: float, some: Sequence[Reply]) -> float:
+def _share(made: Sequence[Fold], threshold: float, some: Sequence[Reply]) -> float:
     """The share that reaches a threshold, over all folds."""
-    tops = [scale.tops(_sums(fold.weights, some)) for fold in made]
-    return float((np.concatenate(tops) >= threshold).mean())
+    return float((np.concatenate([_tops(fold.weights, some) for fold in made]) >= threshold).mean())
 
 
-def _sums(weights: Weights, some: Sequence[Reply]) -> list[Sums]:
-    return [replies.sums(weights, [(reply, len(reply))]) for reply in some]
+def _tops(weights: Weights, some: Sequence[Reply]) -> NDArray[np.float64]:
+    return np.array([replies.twice(replies.sums(weights, DRIFT, [(reply, len(reply))])) for reply in some])
 
 
 def _is_of(reply: Reply, origins: tuple[str, ...]) -> bool:
@@ -214,26 +201,23 @@ def _is_gate(reply: Reply) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How the sums become a logit of the probability, and what benign replies reach at each target."""
+    """Slope and intercept from the sum to a logit of the probability, and the thresholds of the targets."""
 
-    scale: Scale
+    line: tuple[float, float]
     thresholds: list[float]
 
 
-def calibrated(texts: Sequence[Reply]) -> Calibration:
+def calibrated(texts: Sequence[Reply], vectors: WordVectors) -> Calibration:
     """By weights that have not seen the benign replies they are held against."""
-    made = folds(texts)
-    scale = scale_of(made)
-    no = np.concatenate([scale.tops(fold.heard) for fold in made])
+    made = folds(texts, vectors)
+    no = np.concatenate([fold.reached for fold in made])
     gate = [text for text in texts if _is_gate(text) and text.row.harmful]
-    yes = np.concatenate([scale.tops(_sums(fold.weights, gate)) for fold in made])
+    yes = np.concatenate([_tops(fold.weights, gate) for fold in made])
     both = np.concatenate([no, yes])[:, None]
     platt = LogisticRegression(C=100.0, class_weight="balanced").fit(both, np.arange(len(both)) >= len(no))
     slope, offset = float(platt.coef_[0, 0]), float(platt.intercept_[0])
     reached = np.quantile(no, [1 - target for target in TARGETS]) * slope + offset
-    (a, b), (c, d) = scale.whole, scale.window
-    probable = Scale((a * slope, b * slope + offset), (c * slope, d * slope + offset))
-    return Calibration(probable, [float(p) for p in 1 / (1 + np.exp(-reached))])
+    return Calibration((slope, offset), [float(p) for p in 1 / (1 + np.exp(-reached))])
 
 
 def topics(texts: Sequence[Reply]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -262,8 +246,8 @@ def save(folder: Path, harm: Weights, by: Calibration, about: tuple[Weights, Wei
         categories=np.round(weights / scale).astype(np.int8),
         category_scale=np.float32(scale),
         offsets=offsets,
-        whole=np.array(by.scale.whole),
-        window=np.array(by.scale.window),
+        drift=np.float64(DRIFT),
+        line=np.array(by.line),
     )
     path = folder / "calibration.json"
     document = json.loads(path.read_text()) if path.exists() else {"version": 1}
@@ -276,18 +260,21 @@ def main() -> None:
     """Train and save, then measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="the public files")
+    parser.add_argument("--weights", type=Path, required=True, help="all-MiniLM-L6-v2 as published")
     parser.add_argument("--report", type=Path, help="where the figures go, as JSON")
     parser.add_argument("--models", type=Path, default=MODELS, help="where the model goes")
     given = parser.parse_args()
     every = [row for row in (*rows.public(given.data), *rows.own()) if row.harmful is not None]
     texts = [replies.read(row) for row in every if row.kind == "output" or row.own or row.source in PROMPTS]
     texts = [text for text in texts if len(text) > 2]
-    by = calibrated(texts)
-    save(given.models, fit([text for text in texts if not text.row.held_out]), by, topics(texts))
+    vectors = WordVectors(given.weights, [text.row.text for text in texts])
+    by = calibrated(texts, vectors)
+    harm = fit([text for text in texts if not text.row.held_out], vectors)
+    save(given.models, harm, by, topics(texts))
     print(json.dumps({"thresholds": dict(zip(TARGETS, by.thresholds, strict=True))}), flush=True)
     figures = []
     for source in LEFT_OUT:
-        figures.append(left_out(texts, source))
+        figures.append(left_out(texts, vectors, source))
         print(json.dumps(figures[-1]), flush=True)
     if given.report is not None:
         given.report.write_text(json.dumps({"left_out": figures}, indent=1) + "\n")

@@ -12,9 +12,7 @@ from app.safety.categories import CATEGORIES
 from app.safety.output_model import (
     BITS,
     CATEGORY_BITS,
-    LEAST_GRAMS,
     STEP_BYTES,
-    WINDOW_BYTES,
     Answer,
     Grams,
     OutputModel,
@@ -44,11 +42,10 @@ def model() -> OutputModel:
     harm = np.full(1 << BITS, -0.05, np.float16)
     categories = np.zeros((len(CATEGORIES), 1 << CATEGORY_BITS), np.int8)
     places = read(" poison ", [])
-    harm[places] = 20
+    harm[places] = 2
     categories[CATEGORIES.index("S9"), np.array(places) & ((1 << CATEGORY_BITS) - 1)] = 100
-    return OutputModel(
-        harm, categories, 0.05, np.zeros(len(CATEGORIES), np.float32), (1.0, -2.0), (1.0, -2.0)
-    )
+    offsets = np.zeros(len(CATEGORIES), np.float32)
+    return OutputModel(harm, categories, 0.05, offsets, drift=0.1, line=(1.0, -4.0))
 
 
 def say(answer: Answer, text: str) -> list[float]:
@@ -98,19 +95,38 @@ def test_harm_is_heard_as_it_is_said(model: OutputModel):
 
 
 def test_a_long_harmless_beginning_hides_nothing(model: OutputModel):
-    """The window hears what the sum over the whole answer would drown."""
-    answer = model.listen({})
-    say(answer, "all is well and good " * 400)
-    assert say(answer, "poison poison poison it")[-1] > 0.8
+    """Harm is heard after it as it is at the very beginning."""
+    early, late = model.listen({}), model.listen({})
+    say(late, "all is well and good " * 400)
+    say(late, "it")
+    said = say(early, "it is poison poison poison it")[-1]
+    assert said > 0.8
+    assert say(late, "is poison poison poison it")[-1] == pytest.approx(said, abs=0.05)
 
 
 def test_what_is_over_is_over(model: OutputModel):
-    """The window forgets after its length, the whole after much more."""
+    """Harmless text takes the score down again."""
     answer = model.listen({})
-    say(answer, "poison poison poison")
-    calm = say(answer, "all is well and good " * 400)
-    assert calm[WINDOW_BYTES] < calm[0]
-    assert calm[-1] < 0.2
+    assert say(answer, "poison poison poison it")[-1] > 0.8
+    assert say(answer, "all is well and good " * 20)[-1] < 0.2
+
+
+def test_what_is_said_again_counts_half(model: OutputModel):
+    """A word that an answer repeats says less than one that is new."""
+    answer = model.listen({})
+    answer.feed("it poison ")
+    first = answer.logit
+    answer.feed("it poison ")
+    assert answer.logit - first < first + 4
+
+
+def test_what_is_remembered_is_bounded(model: OutputModel):
+    """An answer without end keeps a bounded number of n-grams."""
+    answer = model.listen({})
+    for number in range(20_000):
+        answer.feed(f" word{number}")
+    assert len(answer._known) < 5_000
+    assert len(answer._recent) < 2_000
 
 
 def test_much_at_once_is_read_in_steps(model: OutputModel):
@@ -127,17 +143,18 @@ def test_a_harmful_prompt_weighs_on_the_answer(model: OutputModel):
     assert calm.feed("one two three ") < warned.feed("one two three ")
 
 
-def test_a_short_text_says_little(model: OutputModel):
-    """One harmful word at the beginning counts as if as many n-grams surrounded it."""
-    answer = model.listen({})
-    answer.feed("poison ")
-    assert answer.logit == pytest.approx(20 * len(read("poison ", [])) / LEAST_GRAMS**0.5 - 2, abs=0.1)
+def test_one_step_that_is_high_is_not_enough(model: OutputModel):
+    """Of much at once the score is what two steps in a row have reached."""
+    calm = "all is well and good and so on and on " * 6
+    at_once, in_words = model.listen({}), model.listen({})
+    highest = max(say(in_words, f"{calm} poison poison poison {calm}"))
+    assert at_once.feed(f"{calm} poison poison poison {calm}") <= highest
 
 
 def test_a_file_of_another_size_is_refused(tmp_path: Path):
     """Tables that do not fit are not taken for a model."""
     path = tmp_path / "output.npz"
     one = np.zeros(1, np.float32)
-    np.savez(path, harm=one, categories=one, offsets=one, category_scale=one[0], whole=one, window=one)
+    np.savez(path, harm=one, categories=one, offsets=one, category_scale=one[0], drift=one[0], line=[1, 0])
     with pytest.raises(ValueError, match="another size"):
         OutputModel.load(path)

@@ -22,28 +22,26 @@ def weights() -> np.ndarray:
 
 
 def test_training_hears_what_the_server_hears(weights: np.ndarray):
-    """The sum over the whole text is the same after every token."""
+    """The sum is the same after every token."""
     categories = np.zeros((len(CATEGORIES), 1 << CATEGORY_BITS), np.int8)
     offsets = np.zeros(len(CATEGORIES), np.float32)
-    deaf = (0.0, -1e9)
-    model = OutputModel(weights.astype(np.float16), categories, 1.0, offsets, (1.0, 0.0), deaf)
+    model = OutputModel(weights.astype(np.float16), categories, 1.0, offsets, 0.1, (1.0, 0.0))
     answer = model.listen({})
     reply = replies.read(Row(TEXT, harmful=True, source="test"))
-    heard = replies.sums(weights, [(reply, len(reply))])
-    for token, whole in zip(replies.tokens(TEXT), heard.whole, strict=True):
+    heard = replies.sums(weights, 0.1, [(reply, len(reply))])
+    for token, total in zip(replies.tokens(TEXT), heard, strict=True):
+        before = answer.logit
         answer.feed(token)
-        assert answer.logit == pytest.approx(whole, abs=1e-4) or whole == 0.0
+        assert answer.logit == pytest.approx(total, abs=1e-4) or answer.logit == before
 
 
 def test_a_spliced_reply_is_heard_after_the_other(weights: np.ndarray):
-    """Two replies in a row have the sums of both, and the window soon only those of the second."""
+    """Two replies in a row are heard as one text."""
     first = replies.read(Row("All is well. " * 40, harmful=False, source="test"))
     second = replies.read(Row(TEXT, harmful=True, source="test"))
-    alone = replies.sums(weights, [(second, len(second))])
-    both = replies.sums(weights, [(first, 50), (second, len(second))])
-    assert len(both.whole) == 50 + len(second)
-    assert both.window[-1] == pytest.approx(alone.window[-1])
-    assert both.whole[-1] != pytest.approx(alone.whole[-1])
+    both = replies.sums(weights, 0.1, [(first, 50), (second, len(second))])
+    assert len(both) == 50 + len(second)
+    assert both[:50] == pytest.approx(replies.sums(weights, 0.1, [(first, 50)]))
 
 
 def test_cuts_lie_within_the_reply():

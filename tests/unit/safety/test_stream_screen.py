@@ -336,6 +336,13 @@ def test_two_hits_in_a_row_halt():
     assert (one.leaked_tokens, one.halted.lag_tokens > 0) == (0, True)
 
 
+def test_a_whole_answer_at_once_is_halted():
+    """Several tokens in one delta are several in a row."""
+    one, deltas = screening(model=Heard(0.99)), Deltas()
+    assert one.feed(deltas("a whole answer", tokens=3, finish="stop")) == ()
+    assert one.halted is not None
+
+
 def test_one_hit_does_not_halt():
     """What is harmless again at the next look goes out."""
     one, deltas = screening(model=Heard(0.1, 0.99, 0.1, 0.1, 0.99, 0.1)), Deltas()
