@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from app.metering.period import number_of
-from app.store import conversation_list, conversations, ledger, usage
+from app.store import conversation_list, conversations, indexing, ledger, usage
 from app.store.conversations import FinishedAnswer, NewMessage, NewTurn
 from app.store.opening import prepare
 
@@ -57,6 +57,7 @@ def fill(path: Path, requests: int, owners: int, conversations_: int, long_messa
         add_requests(connection, requests, owners)
         probes = add_conversations(connection, conversations_)
         long_id = add_long_conversation(connection, long_messages)
+        index_all(connection)
         middle = conversation_list.page(connection, OWNER, conversations_ // 2, None).next_cursor
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     finally:
@@ -235,6 +236,15 @@ def add_long_conversation(connection: sqlite3.Connection, messages: int) -> str:
         base_seq = parent_seq
     connection.execute("COMMIT")
     return conversation_id
+
+
+def index_all(connection: sqlite3.Connection) -> None:
+    """Index what was added, as much in one transaction as a server does."""
+    whole = False
+    while not whole:
+        connection.execute("BEGIN IMMEDIATE")
+        whole = indexing.index(connection)
+        connection.execute("COMMIT")
 
 
 def _in_transaction(connection: sqlite3.Connection, statement: str, rows: Iterator[Sequence[object]]) -> None:

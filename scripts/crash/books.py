@@ -39,6 +39,11 @@ class Bill(NamedTuple):
     cost_micro_usd: int
     settled_at_us: int | None
 
+    @property
+    def released_tokens(self) -> int:
+        """What of the completion was given out, and so told and paid for."""
+        return self.completion_tokens - self.withheld_tokens
+
 
 @dataclass
 class Row:
@@ -66,7 +71,7 @@ class Row:
         thousandths = (
             (b.prompt_tokens - b.cached_tokens) * of_input
             + b.cached_tokens * of_cached
-            + (b.completion_tokens - b.withheld_tokens) * of_output
+            + b.released_tokens * of_output
         )
         whole, rest = divmod(thousandths, 1000)
         return whole + (rest >= 500)

@@ -124,7 +124,7 @@ class Reconnect:
             self._check(row.bill.prompt_tokens == words, "the prompt is billed as it was sent", words=words)
 
     def _check_interrupted_bill(self, row: Row) -> None:
-        asked, heard, billed = self._asked, self._asked.heard, row.bill.completion_tokens
+        asked, heard, billed = self._asked, self._asked.heard, row.bill.released_tokens
         killed_at_s = asked.life.killed_at_s
         self._check(not heard.done or heard.error is not None, "an end is told only once it is settled")
         due_before_s = killed_at_s - CHECKPOINT_S - self._bounds.margin_s
@@ -151,15 +151,15 @@ class Reconnect:
     def _check_settled_bill(self, row: Row) -> None:
         asked, heard, bill = self._asked, self._asked.heard, row.bill
         if bill.outcome == asked.finish_reason:
-            self._check(bill.completion_tokens == asked.length * asked.n, "a whole answer is billed whole")
+            self._check(bill.released_tokens == asked.length * asked.n, "a whole answer is billed whole")
             return
         stopped = bill.outcome == "abort" and asked.cancelled
         died = bill.outcome == "draining" and (heard.error is not None or asked.refused is not None)
         unheard = asked.left or not heard.done
         self._check(stopped or died or unheard, "the outcome is the one that the client was told")
-        self._check_not_over(bill.completion_tokens)
+        self._check_not_over(bill.released_tokens)
         if heard.done and (asked.scripted or heard.error is None):
-            self._check(bill.completion_tokens == heard.tokens, "what was heard to its end is billed exactly")
+            self._check(bill.released_tokens == heard.tokens, "what was heard to its end is billed exactly")
 
     # The replay
 
@@ -168,7 +168,7 @@ class Reconnect:
         facts = {"status": whole.status, "code": whole.code, "misheard": whole.misheard}
         if not self._check(whole.status == 200 and not whole.misheard, "it can be replayed", **facts):
             return
-        asked, heard, billed = self._asked, whole.heard, row.bill.completion_tokens
+        asked, heard, billed = self._asked, whole.heard, row.bill.released_tokens
         right = asked.is_beginning(heard.text)
         self._check(right, "what is stored is how the answer begins", text=heard.text)
         of_one = heard.tokens <= billed <= heard.tokens + (0 if asked.scripted else _UNTOLD)
@@ -186,7 +186,7 @@ class Reconnect:
         if row.interrupted:
             self._check(code == "interrupted", "a stream cut off by a crash says so", error=heard.error)
             counts = (heard.error or {}).get("usage", {}).get("completion_tokens")
-            billed = row.bill.completion_tokens
+            billed = row.bill.released_tokens
             self._check(counts == billed, "the interruption has the counts", error=heard.error)
             return
         if row.bill.outcome == "draining":
@@ -240,7 +240,7 @@ class Reconnect:
         answers = [(m["choice"], m["content"], m["status"], m["finish_reason"]) for m in shown]
         self._check(answers == row.answers, "the conversation shows what is stored", shown=shown)
         told = sum(m["usage"]["completion_tokens"] for m in shown if m["usage"] is not None)
-        self._check(told == row.bill.completion_tokens, "the conversation shows what is billed", shown=shown)
+        self._check(told == row.bill.released_tokens, "the conversation shows what is billed", shown=shown)
 
 
 def joined_text(before: dict[int, str], after: dict[int, str]) -> dict[int, str]:

@@ -17,6 +17,7 @@ from servers import Serve, Served, ServerProcess, Spawn, chat
 from sse_client import fetch, open_stream, until
 
 from app.engine.scripted import Script, scripted_text
+from app.errors import StorageUnavailable
 from app.store import ledger
 from app.store.database import FILE_NAME
 from app.store.usage import differences
@@ -58,8 +59,12 @@ async def fill_disk(served: Served) -> None:
 
 
 async def free_disk(served: Served) -> None:
-    """There is room again."""
-    await served.runtime.database.write(lambda c: c.execute("PRAGMA max_page_count=1000000").fetchone())
+    """There is room again. Said in one transaction with what does not fit yet, it is said in vain."""
+    while True:
+        with contextlib.suppress(StorageUnavailable):
+            return await served.runtime.database.write(
+                lambda c: c.execute("PRAGMA max_page_count=1000000").fetchone()
+            )
 
 
 async def failing(served: Served) -> None:
