@@ -190,11 +190,18 @@ class Runtime:
         """Whether new requests are taken."""
         return self.phase == "ready" and self.engine.health() is Health.READY
 
+    @property
+    def state(self) -> str:
+        """The phase, in words; an engine that is served elsewhere may be away for a while in any of them."""
+        if self.phase == "ready" and self.engine.health() is not Health.READY:
+            return "waiting: the engine cannot be reached"
+        return self.phase
+
     def check_ready(self) -> None:
         """Raise EngineNotReady unless requests can be served now."""
         if self.engine.health() is not Health.READY:
             raise EngineNotReady(
-                f"The server cannot take requests yet ({self.phase}); try again.",
+                f"The server cannot take requests yet ({self.state}); try again.",
                 retry_after_s=_START_RETRY_S,
             )
 

@@ -30,7 +30,7 @@ class ServiceRoutes:
         """Whether requests can be served now, and why not."""
         runtime = self._runtime
         detail: dict[str, Any] = {
-            "phase": runtime.phase,
+            "phase": runtime.state,
             "live_streams": runtime.streams.num_live,
             "store": {
                 "failing": runtime.database.failing,

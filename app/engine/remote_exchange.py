@@ -3,7 +3,7 @@
 | what happens | nothing has come yet | something has come |
 |---|---|---|
 | server gone, garbage, no headers | the next server; after `ATTEMPTS`, EngineNotReady | EngineFailed |
-| 429, 503 | a server not tried yet; without one, EngineOverloaded | EngineOverloaded |
+| 429, 503 | a server not tried yet; without one, EngineOverloaded | EngineFailed |
 | 400 | BadRequest | BadRequest |
 | abort, unanswered for `ABORT_WAIT_S` | ends with the counts received | the same |
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from app.engine.remote_events import DONE, ChoiceReader, EventReader, Refusal, Step, Unreadable
@@ -98,7 +99,7 @@ class Exchange:
                 except Refusal as refused:
                     if self._may_ask_elsewhere(refused, tried):
                         continue
-                    self._end(refused.finish)
+                    self._refused(refused)
                 if self._ended:
                     return
             self._give_up(why)
@@ -114,6 +115,13 @@ class Exchange:
         full = refused.status in OVERLOADED
         return full and not self._begun and not self._aborted and self._pool.pick(tried) is not None
 
+    def _refused(self, refused: Refusal) -> None:
+        """By the server's word: an error of the request's, or of its own in the middle of an answer."""
+        if self._begun and refused.status != HTTPStatus.BAD_REQUEST:
+            self._fail(EngineFailed("The model's server gave the answer up half-way."))
+        else:
+            self._end(refused.finish)
+
     def _give_up(self, why: str) -> None:
         if self._ended:
             return
@@ -127,6 +135,7 @@ class Exchange:
     async def _ask(self, server: RemoteServer, rid: str) -> None:
         """One attempt. Raises ServerGone, Refusal; returns when the choice has ended."""
         body = {**self._body, "rid": rid, "stream": True}
+        self._reader = ChoiceReader(self._sink.counts.prompt_tokens)
         async with server.generate(body) as read:
             self._sent = server, rid
             try:

@@ -30,9 +30,10 @@ from app.engine.sglang_engine import SGLangEngine
 from app.engine.sglang_platform import prepare_process
 from app.engine.sglang_remote import RemoteModelOptions, load_remote_model
 from app.errors import BadRequest, ServingError
-from app.runtime import GUARD_ARGS
+from app.runtime import GUARD_ARGS, build_guard_engine
 from app.safety.guard import Guard
 from app.safety.guard_templates import FORMATS
+from app.settings import Settings
 
 CUMULATIVE = {"incremental_streaming_output": False}
 LONG = {"max_tokens": 4000, "ignore_eos": True}
@@ -189,6 +190,33 @@ async def guards(path: str) -> dict[str, Any]:
     return seen
 
 
+async def beside(path: str) -> dict[str, Any]:
+    """A guard in a child beside the model of this process, which answers before, meanwhile and after."""
+    import tiny_guard
+
+    prepare_process()
+    form = FORMATS[0]
+    model = tiny_guard.build(Path(path, form.name), form)
+    engine = await started()
+    question = chat(temperature=0, max_tokens=12, ignore_eos=True)
+    texts = [(await ask(engine, question)).text()]
+    settings = Settings(data_dir=Path(path), safety_guard_model=str(model))
+    guarding = build_guard_engine(settings, print)
+    assert guarding is not None
+    await guarding.start()
+    guard = Guard(guarding, form, timeout_s=60)
+    asked = [{"role": "user", "content": "May I ask?"}]
+    scores, answer = await asyncio.gather(
+        guard.score(asked), ask(engine, chat(**question.body, max_tokens=12))
+    )
+    texts.append(answer.text())
+    await guard.aclose()
+    await guarding.aclose()
+    texts.append((await ask(engine, chat(**question.body, max_tokens=12))).text())
+    await engine.aclose()
+    return {"scores": scores, "texts": texts, "children_left": children_left()}
+
+
 def _rendered(engine: SGLangEngine) -> list[str]:
     """The prompts that the engine renders from now on, as text."""
     prompts: list[str] = []
@@ -275,7 +303,8 @@ def _png(width: int, height: int) -> str:
 
 
 SCENARIOS: dict[str, Callable[[str], Awaitable[dict[str, Any]]]] = {
-    f.__name__: f for f in (death_of, restart, tensor_parallel, single, bad_start, vision, guards, remote)
+    f.__name__: f
+    for f in (death_of, restart, tensor_parallel, single, bad_start, vision, guards, remote, beside)
 }
 
 if __name__ == "__main__":

@@ -132,3 +132,13 @@ def test_a_remote_server_is_read_lost_and_found_again() -> None:
     assert received == handed_over > 0
     assert seen["starts"] == 2
     assert seen["children_left"] == 0
+
+
+def test_a_guard_in_a_child_beside_the_model_of_this_process(tmp_path: Path) -> None:
+    """Both are rendered for in one process, and neither changes what the other says."""
+    seen = run("beside", str(tmp_path))
+    assert set(seen["scores"]) <= set(CATEGORIES)
+    assert all(0 < p < 1 for p in seen["scores"].values())
+    assert len(set(seen["texts"])) == 1
+    assert seen["texts"][0]
+    assert seen["children_left"] == 0
