@@ -20,16 +20,18 @@ _TEMPLATE = Path(__file__).with_name("card.md")
 
 
 def ablation(work: Path, scored: Scored, blend: Blend) -> dict[str, Any]:
-    """Figures with and without the project's rows: n-grams in all folds, both models in one fold."""
+    """Figures with and without the project's rows: n-grams in all folds, both models in one or none."""
     ngrams = calibrate.harms(Predictions.load(work / "ablation_ngrams.npz"), blend)
-    without = calibrate.harms(Predictions.load(work / "ablation.npz"), blend)
-    same = calibrate.harms(scored.of.where(np.isin(scored.of.source, without.of.source)), blend)
-    return {
+    found = {
         "n-grams, with": calibrate.figures(scored, scored.fast),
         "n-grams, without": calibrate.figures(ngrams, ngrams.fast),
-        f"both, fold {ABLATED}, with": calibrate.figures(same, same.full),
-        f"both, fold {ABLATED}, without": calibrate.figures(without, without.full),
     }
+    if (work / "ablation.npz").exists():
+        without = calibrate.harms(Predictions.load(work / "ablation.npz"), blend)
+        same = calibrate.harms(scored.of.where(np.isin(scored.of.source, without.of.source)), blend)
+        found[f"both, fold {ABLATED}, with"] = calibrate.figures(same, same.full)
+        found[f"both, fold {ABLATED}, without"] = calibrate.figures(without, without.full)
+    return found
 
 
 def text(figures: Mapping[str, Any], own: Sequence[Row], sizes: Mapping[str, int]) -> str:
