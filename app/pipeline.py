@@ -8,10 +8,12 @@ the status line out; after it there are only events.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from structlog.typing import FilteringBoundLogger
 
 from app.core import ChatRequest, Engine, Health
+from app.engine.prefix_report import PrefixReport
 from app.entry import Entry
 from app.errors import Draining, EngineNotReady, InternalError, ServingError
 from app.history import History
@@ -20,7 +22,7 @@ from app.log import where
 from app.metering.budget import Allowance
 from app.metering.limiter import UNLIMITED, Lease
 from app.metering.traffic import Traffic
-from app.release import Release
+from app.release import OnCached, Release
 from app.screen import Checks
 from app.store.keys import Key
 from app.store.usage_body import usage_body
@@ -39,6 +41,7 @@ class Pipeline:
         traffic: Traffic,
         checks: Checks,
         log: FilteringBoundLogger,
+        prefixes: PrefixReport,
     ) -> None:
         self._engine = engine
         self._history = history
@@ -46,6 +49,7 @@ class Pipeline:
         self._traffic = traffic
         self._checks = checks
         self._log = log
+        self._prefixes = prefixes
 
     async def serve(
         self,
@@ -69,7 +73,9 @@ class Pipeline:
                 lease.correct(prompt)
                 stream.check_wanted()
                 entry = await self._journal.reserve(asked, prompt, stream, trace.counts)
-                release = Release(self._engine, check, stream, trace, entry, allowance)
+                release = Release(
+                    self._engine, check, stream, trace, entry, allowance, self._cached(asked.request, key)
+                )
                 while not await release.run(prompt):  # other words in front than it was rendered with
                     prompt = await check.render(self._engine, asked.request)
                 usage = entry.usage()
@@ -103,6 +109,10 @@ class Pipeline:
                 self._journal.settle_later(entry, trace.outcome)
             self._traffic.ended(request.model, trace.outcome, trace.timings())
             self._log.info("request", cancelled=stream.cancelled, **trace.fields())
+
+    def _cached(self, request: ChatRequest, key: Key | None) -> OnCached:
+        """Has the prefix report told how much of the request's prompt was cached."""
+        return partial(self._prefixes.saw, request, key_id=None if key is None else key.id)
 
     def _check_ready(self) -> None:
         if self._engine.health() is not Health.READY:

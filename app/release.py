@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 
-from app.core import Delta, Engine, FinishReason, Prompt
+from app.core import Counts, Delta, Engine, FinishReason, Prompt
 from app.entry import Entry
 from app.errors import ContentFiltered, ServingError
 from app.metering.budget import Allowance
@@ -19,6 +20,9 @@ from app.safety.verdict import ScreenFailed
 from app.screen import Check, WayOut
 from app.stream import TokenStream
 from app.trace import Trace
+
+OnCached = Callable[[Prompt, Counts, float], None]
+"""Told of a prompt, its cached tokens as billed, and when the engine was asked (monotonic)."""
 
 
 class Release:
@@ -32,6 +36,7 @@ class Release:
         trace: Trace,
         entry: Entry,
         allowance: Allowance | None,
+        cached: OnCached = lambda _prompt, _counts, _asked_s: None,
     ) -> None:
         self._engine = engine
         self._check = check
@@ -39,6 +44,8 @@ class Release:
         self._trace = trace
         self._entry = entry
         self._allowance = allowance
+        self._cached = cached
+        self._asked_s = 0.0
         self._admission: asyncio.Task[None] | None = None
         self.way: WayOut | None = None
         """What the answer goes through, once it does."""
@@ -58,6 +65,7 @@ class Release:
             if check.begins_anew:
                 return False
         self._entry.read_whole = False
+        self._asked_s = time.monotonic()
         deltas = engine.generate(rid, prompt)
         self._stream.on_cancel(lambda: engine.abort(rid))
         try:
@@ -97,6 +105,7 @@ class Release:
                 if not await self._cleared(deltas, prompt):
                     return False
                 cleared, way = True, self._begin_release()
+                self._cached(prompt, delta.counts, self._asked_s)
             for released in (delta,) if way is None else way.feed(delta):
                 if released.finish_reason is not None:
                     trace.finished(released)

@@ -106,7 +106,9 @@ class Runtime:
         self.guard: GuardTier | None = None
         """None without `safety_guard_model`, and until its engine has started."""
         self.checks = self.screen or NoChecks()
-        self.pipeline = Pipeline(self.engine, self.history, self.journal, self.traffic, self.checks, log)
+        self.pipeline = Pipeline(
+            self.engine, self.history, self.journal, self.traffic, self.checks, log, self.prefixes
+        )
 
     def _build_screen(self, load_models: ModelLoader) -> Screen | None:
         """The screens and their policy; None with `safety` off. Raises SettingsError."""
