@@ -212,6 +212,8 @@ class Node:
         max_tokens: int = 4096,
         retries: int = 1,
         weight: float = 1.0,
+        *,
+        exact: bool = False,
     ) -> Seen:
         """One request of a client that comes back when it was told, unless it was told not to."""
         self._number = number = self._number + 1
@@ -219,7 +221,8 @@ class Node:
         prompt_ids = [number + (1 << 20), *range(ids - 1)] if isinstance(ids, int) else list(ids)
         seen = Seen(key.id, self.loop.time())
         self.seen.append(seen)
-        body: dict[str, Any] = {"messages": []}
+        body: dict[str, Any] = {"messages": [], "ignore_eos": exact}
+        max_tokens = tokens if exact else max_tokens
         for _ in range(retries + 1):
             seen.at_s = self.loop.time()
             rid = f"r{number}-{len(seen.refused)}"

@@ -26,7 +26,7 @@ from app.engine.backlog import Throughput
 from app.engine.door import Bounds, Door
 from app.engine.fair_queue import FairQueue, Lane
 from app.engine.gate import Gate
-from app.engine.growth import Growth, Lengths, expected
+from app.engine.growth import Growth, Lengths, expected, expected_at_first
 from app.engine.pool import Pool
 from app.engine.ticket import Ticket
 from app.errors import Cancelled, ServingError
@@ -36,9 +36,11 @@ SPARE = 0.125
 """Part of the pool kept for keys that use less than their share of it: they need not wait for room."""
 BYPASS = 1.0
 """What others may take past a request that does not fit, in its own tokens; from then on it is waited for."""
-HARD_BYPASS = 4.0
-"""The same for requests of keys below their share."""
-SCANNED = 64
+HARD_BYPASS = 16.0
+"""The same for requests of keys that were served about as little, or take next to nothing."""
+FEW = 2
+"""Requests that wait of a key that is not taken to have a backlog."""
+SCANNED = 48
 """Requests looked at for one that fits."""
 POLL_S = 0.25
 FORGOTTEN_S = 600.0
@@ -199,6 +201,7 @@ class Admission:
         lane = self._lanes.get(name)
         if lane is None:
             lane = self._lanes[name] = Lane(name, tier, weight)
+            lane.keyed = key is not None
         elif not lane.active:  # terms may have changed
             lane.set_terms(tier, weight)
         return lane
@@ -207,6 +210,8 @@ class Admission:
         if request.body.get("ignore_eos"):
             return Growth(prompt.max_tokens, 0)
         least = min(request.body.get("min_tokens") or 0, prompt.max_tokens)
+        if not least:
+            return expected_at_first(lane.lengths, self._model_lengths, prompt.max_tokens)
         return expected(lane.lengths, self._model_lengths, least, prompt.max_tokens)
 
     def _growth(self, lane: Lane, ticket: Ticket, so_far: int) -> Growth:
@@ -294,11 +299,12 @@ class Admission:
     def _next(self, now_s: float) -> Ticket | None:
         """The first in turn that fits. One that does not is passed by others for a while only."""
         blocked: list[Ticket] = []
-        held = False
+        held: dict[Lane, Ticket] = {}
         for ticket in islice(self.queue.in_turn(now_s), SCANNED):
             assert isinstance(ticket, Ticket)
-            below = self._below_share(ticket)
-            if (below or not held) and self._fits(ticket):
+            if ticket.lane in held:
+                continue
+            if all(self._may_pass(ticket, other) for other in held.values()) and self._fits(ticket):
                 self._blocked = blocked[0] if blocked else None
                 if not self.gate.has_room(ticket.uncached_tokens):
                     return None
@@ -308,23 +314,38 @@ class Admission:
             blocked.append(ticket)
             if ticket.bypassed_tokens >= HARD_BYPASS * ticket.tokens:
                 break
-            held = held or ticket.bypassed_tokens >= BYPASS * ticket.tokens
+            if ticket.bypassed_tokens >= BYPASS * ticket.tokens:
+                held[ticket.lane] = ticket
         self._blocked = blocked[0] if blocked else None
         return None
 
     def _fits(self, ticket: Ticket) -> bool:
         """Whether the pool has room, without what is kept for others."""
-        entitled = len(self._lanes) == 1 or self._below_share(ticket)
-        waited_for = ticket.bypassed_tokens >= BYPASS * ticket.tokens
-        spare = 0 if entitled or waited_for else int(SPARE * self.pool.capacity_tokens)
+        alone = len(self._lanes) == 1 and not ticket.lane.keyed
+        spare = 0 if alone or self._entitled(ticket) else int(SPARE * self.pool.capacity_tokens)
         return self.pool.fits(ticket.claim, spare)
 
-    def _below_share(self, ticket: Ticket) -> bool:
-        """Whether its key stays within its share of the pool, were one more key to come."""
+    def _entitled(self, ticket: Ticket) -> bool:
+        """Whether its key has nothing in flight, or stays within its share, were one more key to come."""
         lane = ticket.lane
+        if not lane.num_in_flight:
+            return True
         weight = self._active_weight + 1 + (0 if lane.active else lane.weight)
         own = lane.in_flight_tokens + ticket.tokens
         return own * weight <= lane.weight * self.pool.capacity_tokens
+
+    def _may_pass(self, ticket: Ticket, held: Ticket) -> bool:
+        """Whether a request may still go before one that is waited for.
+
+        It may while its key is hardly ahead of the other's, or takes next to nothing and has no backlog.
+        """
+        lane, other = ticket.lane, held.lane
+        if lane.rank != other.rank or lane is other:
+            return False
+        if lane.served <= other.served + held.tokens / other.weight:
+            return True
+        little = SPARE / 2 * self.pool.capacity_tokens
+        return len(lane.waiting) <= FEW and lane.in_flight_tokens + ticket.tokens <= little
 
     def _let_in(self, ticket: Ticket, now_s: float) -> None:
         lane = ticket.lane

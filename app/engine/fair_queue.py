@@ -24,7 +24,7 @@ AGEING_S: Sequence[float] = (0.0, 5.0, 30.0)
 """By tier: after how long a request is no longer passed by the tiers above without limit."""
 AGED_SHARE = 0.25
 """Tokens that an aged tier gets for each that the tiers above it get."""
-DEPTH = 32
+DEPTH = 16
 """Requests of one key that are looked at for one that has its turn."""
 
 
@@ -48,6 +48,8 @@ class Lane:
         self.name = name
         self.rank = TIERS.index(tier)
         self.weight = weight
+        self.keyed = True
+        """Whether it is of a stored key: then there may be others, though none has come yet."""
         self.served = 0.0
         """The virtual token counter."""
         self.waiting: dict[Queued, None] = {}
@@ -177,5 +179,5 @@ class FairQueue:
         return rank > 0 and oldest is not None and now_s - oldest.entered_s >= AGEING_S[rank]
 
 
-def _served(lane: Lane) -> float:
-    return lane.served
+def _served(lane: Lane) -> tuple[float, float]:
+    return lane.served, lane.in_flight_tokens / lane.weight

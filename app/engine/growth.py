@@ -15,7 +15,11 @@ REMEMBERED = 200.0
 """Observations after which the oldest half counts half."""
 _MODEL_WEIGHT = 4.0
 """Observations that the model's own past is worth beside the key's."""
-_PRIOR: Sequence[float] = (64.0, 256.0, 1024.0)
+_STALE = 16
+"""Answers of other keys after which an estimate is made anew."""
+_LIMITS = 64
+"""Estimates kept per key, one for each `max_tokens`."""
+_PRIOR: Sequence[float] = (64.0, 256.0, 1024.0, 2048.0)
 _PRIOR_WEIGHT = 0.5
 """Observations that each of the above is worth: tokens still to come where nothing is known."""
 
@@ -31,12 +35,15 @@ class Growth(NamedTuple):
 class Lengths:
     """The lengths of one key's answers, or of all of a model's."""
 
-    __slots__ = ("_sums", "_weights", "total")
+    __slots__ = ("_sums", "_weights", "added", "first", "total")
 
     def __init__(self) -> None:
         self._weights = [0.0] * CLASSES
         self._sums = [0.0] * CLASSES
         self.total = 0.0
+        self.added = 0
+        self.first: dict[int, tuple[int, Growth]] = {}
+        """What answers with a limit are expected to be, and how many the model had had when that was said."""
 
     def add(self, tokens: int) -> None:
         """An answer of that length has ended by itself, or at its limit."""
@@ -44,6 +51,8 @@ class Lengths:
             self._weights = [weight / 2 for weight in self._weights]
             self._sums = [total / 2 for total in self._sums]
             self.total /= 2
+        self.added += 1
+        self.first.clear()
         index = min(tokens.bit_length(), CLASSES - 1)
         self._weights[index] += 1
         self._sums[index] += tokens
@@ -58,6 +67,18 @@ class Lengths:
             if weight and self._sums[index] > tokens * weight:
                 found.append((weight, self._sums[index] / weight))
         return found
+
+
+def expected_at_first(key: Lengths, model: Lengths, most: int) -> Growth:
+    """`expected` for an answer that has not begun; the last estimate stands until there is something new."""
+    known = key.first.get(most)
+    if known is not None and model.added - known[0] < _STALE:
+        return known[1]
+    if len(key.first) >= _LIMITS:
+        key.first.clear()
+    growth = expected(key, model, 0, most)
+    key.first[most] = (model.added, growth)
+    return growth
 
 
 def expected(key: Lengths, model: Lengths, so_far: int, most: int) -> Growth:
@@ -77,4 +98,4 @@ def expected(key: Lengths, model: Lengths, so_far: int, most: int) -> Growth:
         squares += _PRIOR_WEIGHT * tokens * tokens
     mean = total / weights
     variance = max(squares / weights - mean * mean, 0.0)
-    return Growth(max(math.ceil(mean), so_far), math.ceil(variance))
+    return Growth(max(min(math.ceil(mean), most), so_far), math.ceil(variance))

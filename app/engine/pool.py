@@ -83,7 +83,9 @@ class Pool:
             return True
         growth = self._growth(claim.mean, claim.variance, claim.most)
         room = self.limit_tokens - spare_tokens - self.prompt_tokens - growth
-        return room >= len(claim.ids) or room >= len(claim.ids) - self.shared_tokens(claim)
+        if room >= len(claim.ids) or room < 0:
+            return room >= 0
+        return room >= len(claim.ids) - self.shared_tokens(claim)
 
     def take(self, claim: Claim) -> None:
         """Reserve."""
