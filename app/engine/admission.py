@@ -35,9 +35,9 @@ from app.store.keys import Key, Tier
 SPARE = 0.125
 """Part of the pool kept for keys that use less than their share of it: they need not wait for room."""
 BYPASS = 1.0
-"""What others may take past a request that does not fit, in its own tokens; from then on it is waited for."""
+"""What others of its key, or of lower tiers, may take past a request that does not fit, in its own tokens."""
 HARD_BYPASS = 16.0
-"""The same for requests of keys that were served about as little, or take next to nothing."""
+"""The same for all others; from then on everything waits until it fits."""
 FEW = 2
 """Requests that wait of a key that is not taken to have a backlog."""
 SCANNED = 48
@@ -299,12 +299,9 @@ class Admission:
     def _next(self, now_s: float) -> Ticket | None:
         """The first in turn that fits. One that does not is passed by others for a while only."""
         blocked: list[Ticket] = []
-        held: dict[Lane, Ticket] = {}
         for ticket in islice(self.queue.in_turn(now_s), SCANNED):
             assert isinstance(ticket, Ticket)
-            if ticket.lane in held:
-                continue
-            if all(self._may_pass(ticket, other) for other in held.values()) and self._fits(ticket):
+            if all(self._may_pass(ticket, other) for other in blocked) and self._fits(ticket):
                 self._blocked = blocked[0] if blocked else None
                 if not self.gate.has_room(ticket.uncached_tokens):
                     return None
@@ -314,8 +311,6 @@ class Admission:
             blocked.append(ticket)
             if ticket.bypassed_tokens >= HARD_BYPASS * ticket.tokens:
                 break
-            if ticket.bypassed_tokens >= BYPASS * ticket.tokens:
-                held[ticket.lane] = ticket
         self._blocked = blocked[0] if blocked else None
         return None
 
@@ -334,15 +329,17 @@ class Admission:
         own = lane.in_flight_tokens + ticket.tokens
         return own * weight <= lane.weight * self.pool.capacity_tokens
 
-    def _may_pass(self, ticket: Ticket, held: Ticket) -> bool:
-        """Whether a request may still go before one that is waited for.
+    def _may_pass(self, ticket: Ticket, blocked: Ticket) -> bool:
+        """Whether a request may go before one whose turn it is, and that does not fit.
 
-        It may while its key is hardly ahead of the other's, or takes next to nothing and has no backlog.
+        Of the same key, or a lower tier: for a while. Of another key: as long as that is not served more
+        by it than one such request, or takes next to nothing and has no backlog.
         """
-        lane, other = ticket.lane, held.lane
-        if lane.rank != other.rank or lane is other:
-            return False
-        if lane.served <= other.served + held.tokens / other.weight:
+        lane, other = ticket.lane, blocked.lane
+        if lane is other or lane.rank > other.rank:
+            return blocked.bypassed_tokens < BYPASS * blocked.tokens
+        own, theirs = ticket.tokens / lane.weight, blocked.tokens / other.weight
+        if lane.rank < other.rank or lane.served + own <= other.served + theirs:
             return True
         little = SPARE / 2 * self.pool.capacity_tokens
         return len(lane.waiting) <= FEW and lane.in_flight_tokens + ticket.tokens <= little
