@@ -162,8 +162,15 @@ def _server(name: str, arguments: argparse.Namespace, folder: Path) -> ServerPro
 
 
 def our_command(port: int, data_dir: Path, *, model: str, tp: int) -> list[str]:
-    """How ours is started: every setting at its default but where and what it serves."""
+    """How ours is started: every setting at its default but where and what it serves, and one.
+
+    The prompts are words in no order, of which the screens would refuse one in some hundreds:
+    they judge all the same, and only take note.
+    """
+    policy = data_dir.with_name("policy.toml")
+    policy.write_text('action = "flag"\n')
     command = [sys.executable, "-m", "app", "serve", "--port", str(port), "--data-dir", str(data_dir)]
+    command += ["--safety-policy", str(policy)]
     if model:
         command += ["--model", model]
     return command if tp == 1 else [*command, "--tp", str(tp)]

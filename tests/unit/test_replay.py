@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from replays import BIG, OPENAI_USAGE, USAGE, asked, frames, opened, stored, understood
+from replays import BIG, OPENAI_USAGE, asked, frames, opened, stored, understood
 
 from app.api.completion import completion
 from app.api.sse import ChunkWire
