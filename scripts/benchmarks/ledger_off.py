@@ -47,7 +47,9 @@ class RuntimeWithoutLedger(Runtime):
         self.journal = SilentJournal(
             self.database, self.prices, self.balance, self.traffic, self.log, self.settings.retention_s
         )
-        self.pipeline = Pipeline(self.engine, self.history, self.journal, self.traffic, self.checks, self.log)
+        self.pipeline = Pipeline(
+            self.engine, self.history, self.journal, self.traffic, self.checks, self.log, self.prefixes
+        )
 
 
 if __name__ == "__main__":
