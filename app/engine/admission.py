@@ -45,7 +45,7 @@ SCANNED = 48
 POLL_S = 0.25
 FORGOTTEN_S = 600.0
 """After how long without a request a key's counters are dropped."""
-_GUESS_S = 20.0
+_GUESS_S = 8.0
 """How long a pool full of requests is taken to run before any has ended."""
 _WEIGHT = 0.2
 

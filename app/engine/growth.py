@@ -19,7 +19,7 @@ _STALE = 16
 """Answers of other keys after which an estimate is made anew."""
 _LIMITS = 64
 """Estimates kept per key, one for each `max_tokens`."""
-_PRIOR: Sequence[float] = (64.0, 256.0, 1024.0, 2048.0)
+_PRIOR: Sequence[float] = (64.0, 256.0, 1024.0)
 _PRIOR_WEIGHT = 0.5
 """Observations that each of the above is worth: tokens still to come where nothing is known."""
 
