@@ -25,9 +25,9 @@ MAX_RETRY_S = 120
 JITTER = 0.1
 USABLE = 0.25
 """Part of a tier's deadline that its queue may take by expectation."""
-RETURN_AT = 0.5
+RETURN_AT = 0.2
 """How full of what it may have a key's line is to be when those come back who were sent away."""
-PROMISED = 0.75
+PROMISED = 0.6
 """Part of the throughput that is given away in advance; what comes unannounced fills up the rest."""
 AHEAD_S = (0, 1, 2, 4, 8)
 """For when the room is kept that was promised, in seconds from now."""
