@@ -30,6 +30,8 @@ MIN_PREFIX = 4
 """Characters from which on a span's beginning is withheld where a caller's limit cut the answer off in it."""
 HITS = 2
 """Tokens in a row that halt; of several that come at once the model gives what two in a row reach."""
+AT_ONCE = 4
+"""Tokens that a model in no doubt reads at once, where twice as many at least are held back anyway."""
 _ALL = 1 << 62
 GREY_PART = 0.5
 """Of the lowest threshold: from here on the model is in doubt."""
@@ -153,9 +155,11 @@ class _Choice:
         "_channel",
         "_held",
         "_hits",
+        "_in_no_doubt",
         "_lane",
         "_lanes",
         "_limit",
+        "_read_tokens",
         "_said",
         "_sampled_s",
         "_sampled_tokens",
@@ -163,6 +167,7 @@ class _Choice:
         "_spelling",
         "_terms",
         "_tokens",
+        "_unread",
         "clean_until",
         "hit_at",
         "released",
@@ -181,6 +186,9 @@ class _Choice:
         self._sampled_tokens = -1
         self._sampled_s = 0.0
         self._limit = terms.clean
+        self._unread = ""
+        self._read_tokens = 0
+        self._in_no_doubt = True
         self._hits = 0
         self.clean_until = 0
         self.hit_at = 0
@@ -201,13 +209,29 @@ class _Choice:
         tool = delta.tool
         channel = (delta.channel, 0 if tool is None else tool.index)
         if channel != self._channel and (delta.text or tool is not None):  # a last delta may be of any
+            verdict = self._score(self._tokens)
             self._turn_to(channel)
+            if verdict is not None:
+                return verdict
         hard_list = self._terms.hard_list
         if hard_list is not None and self._spells(hard_list, delta):
             self.clean_until, self.hit_at = self._tokens, delta.counts.completion_tokens
             return self._terms.policy.halted()
-        listener = self._lane.listener
-        return None if listener is None or not delta.text else self._score(listener, delta)
+        self._unread += delta.text
+        tokens = delta.counts.completion_tokens
+        if (
+            self._in_no_doubt
+            and tokens - self._read_tokens < AT_ONCE
+            and delta.finish_reason is None
+            and self._held_back(self._tokens) >= 2 * AT_ONCE
+        ):
+            return None
+        return self._score(tokens)
+
+    def _held_back(self, tokens: int) -> int:
+        """How many tokens are held back after so many."""
+        terms, limit = self._terms, self._limit
+        return min(limit, tokens // terms.ramp) if limit == terms.clean and terms.ramp else limit
 
     def _turn_to(self, channel: tuple[str, int]) -> None:
         """Go on in another lane. What the last one may have begun is given up, unless it goes on there."""
@@ -236,14 +260,20 @@ class _Choice:
         others = (other["token"] for entry in entries for other in entry.get("top_logprobs") or ())
         return any(map(hard_list.found_in, others))
 
-    def _score(self, listener: Listener, delta: Delta) -> Verdict | None:
-        terms = self._terms
-        harm = listener.feed(delta.text)
+    def _score(self, tokens: int) -> Verdict | None:
+        """Have the model read what it has not, up to token `tokens`; the verdict where that halts."""
+        terms, listener, text = self._terms, self._lane.listener, self._unread
+        first, self._read_tokens = self._read_tokens + 1, tokens
+        if listener is None or not text:
+            return None
+        self._unread = ""
+        harm = listener.feed(text)
+        self._in_no_doubt = harm < terms.floor * GREY_PART
         if harm < terms.floor:
             self._hits = 0
             self._limit = terms.grey
-            if harm < terms.floor * GREY_PART:
-                self._limit, self.clean_until = terms.clean, delta.counts.completion_tokens
+            if self._in_no_doubt:
+                self._limit, self.clean_until = terms.clean, tokens
             return None
         self._limit = terms.grey
         verdict = terms.policy.judge_output(listener.scores(), watched=terms.watched)
@@ -251,8 +281,8 @@ class _Choice:
             self._hits = 0
             return None
         if not self._hits:
-            self.hit_at = delta.counts.completion_tokens
-        self._hits += max(1, len(delta.token_ids))
+            self.hit_at = first
+        self._hits += max(1, tokens - first + 1)
         return verdict if self._hits >= HITS else None
 
     def verdict(self) -> Verdict:
@@ -268,10 +298,8 @@ class _Choice:
     def pass_on(self, delta: Delta) -> Sequence[Delta]:
         """What is old enough, and begins no hard-listed span; `delta` has been read."""
         terms = self._terms
-        before, self._tokens = self._tokens, delta.counts.completion_tokens
-        limit = self._limit
-        if limit == terms.clean and terms.ramp:
-            limit = min(limit, before // terms.ramp)
+        limit = self._held_back(self._tokens)
+        self._tokens = delta.counts.completion_tokens
         old = self._tokens - limit
         self._hold(delta)
         if terms.hard_list is None:
@@ -325,7 +353,8 @@ class _Choice:
         """What may go out of a choice that will say no more, less so many letters of a span's beginning."""
         hard_list = self._terms.hard_list
         decided = (_ALL, _ALL) if hard_list is None else self._decided(hard_list, least)
-        out = self._release(_ALL, *decided)
+        halted = self._score(self._tokens) is not None  # of an answer that broke off, some may be unread
+        out = () if halted else self._release(_ALL, *decided)
         self._held.clear()
         return out
 

@@ -47,15 +47,17 @@ class ThrowsLater:
 
     def __init__(self, after: int) -> None:
         self._left = after
+        self._thrown = False
 
     def listen(self, _prior: Scores) -> ThrowsLater:
         """See Listens."""
         return self
 
-    def feed(self, _text: str) -> float:
+    def feed(self, text: str) -> float:
         """See Listener."""
-        self._left -= 1
-        if self._left == 0:
+        self._left -= len(text.split())
+        if self._left <= 0 and not self._thrown:
+            self._thrown = True
             raise RuntimeError(SECRET)
         return 0.01
 

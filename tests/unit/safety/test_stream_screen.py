@@ -86,9 +86,10 @@ class Heard:
         """See Listens."""
         return self
 
-    def feed(self, _text: str) -> float:
-        """See Listener."""
-        self._p = next(self._ps)
+    def feed(self, text: str) -> float:
+        """See Listener; of several words the last one's."""
+        for _ in range(max(1, len(text.split()))):
+            self._p = next(self._ps, self._p)
         return self._p
 
     def scores(self) -> Scores:
@@ -389,3 +390,27 @@ def test_what_a_halt_withheld_is_told_once():
     out = feed(one, *said(f"one two three {SPAN} four"))
     assert text_of(out) + one.take_withheld_text() == f"one two three {SPAN} "
     assert one.take_withheld_text() == ""
+
+
+def test_tokens_that_are_held_anyway_are_read_four_at_once():
+    """What is released has been read all the same, to the last one."""
+    read: list[str] = []
+
+    class Reader(Heard):
+        def feed(self, text: str) -> float:
+            read.append(text)
+            return 0.0
+
+    one, deltas = screening(model=Reader()), Deltas()
+    released = [d for _ in range(60) for d in feed(one, deltas("x "))]
+    assert len("".join(read)) >= 2 * len(released)
+    assert {len(text) for text in read} == {2, 8}
+    feed(one, deltas("end", finish="stop"))
+    assert "".join(read) == "x " * 60 + "end"
+
+
+def test_what_is_unread_of_an_answer_that_broke_off_is_read_before_it_goes_out():
+    """And dropped where that halts."""
+    one, deltas = screening(model=Heard(*[0.1] * 40, 0.99, 0.99)), Deltas()
+    feed(one, *(deltas("x ") for _ in range(42)))
+    assert one.drain() == []
