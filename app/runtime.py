@@ -37,7 +37,7 @@ from app.safety.prompt_screen import PromptScreen
 from app.safety.shipped import Models, load
 from app.safety.stream_screen import StreamScreen
 from app.screen import NoChecks, Screen
-from app.settings import Settings
+from app.settings import Settings, SettingsError
 from app.store.database import Database
 from app.store.key_table import KeyTable
 from app.store.purge import Purge
@@ -259,6 +259,8 @@ class Runtime:
 
 def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
     """The engine the settings ask for, not yet started. Raises SettingsError."""
+    if settings.small_model:
+        raise SettingsError("small_model is not in force yet: nothing would be sent to it. Leave it empty.")
     if settings.engine == "scripted":
         name = settings.served_model_name or "scripted"
         return ScriptedEngine(Script.parse(settings.scripted), name=name, on_death=on_death)

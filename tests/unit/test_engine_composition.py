@@ -39,3 +39,9 @@ def test_the_small_model_is_a_child_where_there_is_one() -> None:
     """The default has none."""
     assert build_small_engine(Settings(), died) is None
     assert isinstance(build_small_engine(Settings(small_model="x/y"), died), RemoteEngine)
+
+
+def test_a_small_model_that_nothing_would_be_sent_to_is_refused():
+    """A setting is in force or an error."""
+    with pytest.raises(SettingsError, match="not in force"):
+        build_engine(Settings(small_model="x/y"), died)
