@@ -37,9 +37,9 @@ class Spied(ScriptedEngine):
 
 
 def spied(served: Served) -> list[ChatRequest]:
-    """What reached rendering."""
+    """What reached rendering, once or (a watched prompt, with other words in front) more often."""
     assert isinstance(served.engine, Spied)
-    return served.engine.rendered
+    return list({request.request_id: request for request in served.engine.rendered}.values())
 
 
 async def made(served: Served, name: str, **terms: Any) -> Issued:
