@@ -22,7 +22,7 @@ import psutil
 import uvloop
 from engines import ask, chat, next_turn
 
-from app.core import ChatRequest, Health, Prompt
+from app.core import ChatRequest, Prompt
 from app.engine.child import ChildCommand, ChildServer
 from app.engine.remote_engine import RemoteEngine, RemoteOptions
 from app.engine.sglang_args import BUILTIN_MODEL, SGLangOptions, bare_server_command
@@ -231,6 +231,14 @@ def _rendered(engine: SGLangEngine) -> list[str]:
     return prompts
 
 
+async def _answer_if_back(engine: RemoteEngine) -> Any:
+    """Its answer; None while its server is away, which it may find out by asking."""
+    try:
+        return await ask(engine, chat(temperature=0, max_tokens=20, ignore_eos=True))
+    except ServingError:
+        return None
+
+
 async def remote(_: str) -> dict[str, Any]:
     """SGLang's bare server, sending everything so far with each event; killed in mid-answer; back again."""
 
@@ -261,9 +269,8 @@ async def remote(_: str) -> dict[str, Any]:
     except ServingError as exc:
         error = type(exc).__name__
     async with asyncio.timeout(200):
-        while child.num_starts < 2 or engine.health() is not Health.READY:
+        while (again := await _answer_if_back(engine)) is None or child.num_starts < 2:
             await asyncio.sleep(0.1)
-    again = await ask(engine, chat(temperature=0, max_tokens=20, ignore_eos=True))
     await engine.aclose()
     return {
         "texts": [plain.text(), again.text()],
