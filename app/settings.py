@@ -86,7 +86,8 @@ class Settings:
         300.0, "how long a remote server may be silent in the middle of an answer", minimum=1
     )
     small_model: str = _setting(
-        "", "a second, smaller model, as path or hub id (not in force yet: nothing is sent to it, and it is refused)"
+        "",
+        "a second, smaller model, as path or hub id (not in force yet, and refused)",
     )
     tp: int = _setting(
         1, "GPUs (tensor parallel ranks) to spread the model over; 0 takes all it sees", minimum=0
@@ -112,7 +113,9 @@ class Settings:
     max_body_bytes: int = _setting(32 * 1024**2, "largest request body", minimum=1024)
     max_live_streams: int = _setting(20_000, "generations at once; more are refused with 503", minimum=1)
     max_queued_requests: int = _setting(
-        2048, "requests that may wait for room in the engine (not in force yet, nor are the six below)", minimum=1
+        2048,
+        "requests that may wait for room (not in force yet, nor are the six below)",
+        minimum=1,
     )
     max_queued_tokens: int = _setting(
         0, "KV tokens that waiting requests may need together; 0 is four times the engine's pool", minimum=0
