@@ -216,8 +216,7 @@ class Journal:
             try:
                 await self._settle_left()
                 await self._checkpoint()
-                while not await self._database.write(indexing.index):
-                    pass
+                await indexing.index_all(self._database)
                 if self._database.failing:
                     await self._database.write(probe)
                 if time.monotonic() - swept_at_s >= SWEEP_S:

@@ -17,9 +17,10 @@ from structlog.typing import FilteringBoundLogger
 from app.core import ChatRequest, IdempotencyKey
 from app.errors import Conflict, Draining, InternalError, Unavailable
 from app.log import where
+from app.reader import Followed, Reader
 from app.ring import Ring
 from app.settings import Settings
-from app.stream import DELETED, SHUTDOWN, Reader, TokenStream, Wire
+from app.stream import DELETED, SHUTDOWN, TokenStream, Wire
 
 AT_ONCE = 128
 """Streams that are looked after without giving way to others' tokens."""
@@ -205,12 +206,12 @@ class Streams:
         loop = asyncio.get_running_loop()
         self._grace[stream.request_id] = loop.call_later(grace_s, self._grace_over, stream)
 
-    def _grace_over(self, stream: TokenStream) -> None:
+    def _grace_over(self, stream: Followed) -> None:
         self._grace.pop(stream.request_id, None)
         if not stream.readers:
             stream.cancel("disconnect")
 
-    def _cancel_grace(self, stream: TokenStream) -> None:
+    def _cancel_grace(self, stream: Followed) -> None:
         timer = self._grace.pop(stream.request_id, None)
         if timer is not None:
             timer.cancel()

@@ -40,7 +40,8 @@ class ConversationRoutes:
         query = request.query_params
         limit, cursor, words = limit_of(request), query.get("cursor"), _words(query.get("q", ""))
         if words:
-            await self._index()
+            with contextlib.suppress(StorageUnavailable):  # then what is in the index is found
+                await indexing.index_all(self._runtime.database)
         page = await self._runtime.database.read(
             lambda c: conversation_list.page(c, owner, limit, cursor, words)
         )
@@ -52,12 +53,6 @@ class ConversationRoutes:
                 "next_cursor": page.next_cursor,
             }
         )
-
-    async def _index(self) -> None:
-        """What was said until now can be found; where nothing can be written, what is in the index."""
-        with contextlib.suppress(StorageUnavailable):
-            while not await self._runtime.database.write(indexing.index):
-                pass
 
     async def view(self, request: Request) -> Response:
         """GET {id}: all messages of all branches, with what a live answer has said so far."""

@@ -19,9 +19,10 @@ from starlette.types import Receive, Scope, Send
 from app.api.client import Client
 from app.core import ChatRequest
 from app.errors import ReplayExpired
+from app.reader import Outlet, Reader
 from app.registry import Streams
 from app.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Special, ToolStarted
-from app.stream import Outlet, Reader, usage_of
+from app.stream import usage_of
 
 PING = b": ping\n"
 CONNECTION = "tokenring.connection"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sqlite3
 
+from app.store.database import Database
+
 LIMIT = 256
 """Rows that one unit indexes; a unit holds the writer, and streams wait for it."""
 
@@ -27,3 +29,9 @@ def index(connection: sqlite3.Connection) -> bool:
     connection.executemany("INSERT INTO search (rowid, text) VALUES (?, ?)", due)
     connection.executemany("DELETE FROM unindexed WHERE rowid = ?", [(rowid,) for rowid, _ in due])
     return len(due) < LIMIT
+
+
+async def index_all(database: Database) -> None:
+    """Index everything that is due, a unit after the other. Raises StorageUnavailable."""
+    while not await database.write(index):
+        pass

@@ -8,8 +8,9 @@ import pytest
 
 from app.core import ChatRequest, Counts, Delta, ToolCall
 from app.errors import Cancelled, EngineFailed, ReplayExpired, ReplayPositionUnknown
+from app.reader import Reader
 from app.ring import Ring
-from app.stream import Reader, TokenStream, usage_of
+from app.stream import TokenStream, usage_of
 
 PING = b"ping"
 
