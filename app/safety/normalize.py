@@ -10,12 +10,14 @@ linear in the text, and nothing is kept between calls. Knows text, not what is i
 from __future__ import annotations
 
 import codecs
+import re
 import unicodedata
 
 from app.safety.confusables import CONFUSABLES, PARENTHESIZED
 from app.safety.disguises import decoded, looks_reversed, looks_rot13, respelled
 
 MAX_VIEWS = 4
+_SPACES = re.compile(r"(\s)")
 _UNSEEN = frozenset({"Mn", "Me", "Cf", "Cs"})
 """Marks, zero-width, bidi and tag characters, lone surrogates: by general category."""
 _BLANK = frozenset("\u115f\u1160\u3164\uffa0\u034f\u17b4\u17b5")
@@ -69,7 +71,7 @@ def folded(text: str) -> str:
         return text
     # Character by character, since normalizing a long run of marks takes quadratic time.
     text = text.translate({ord(char): _decomposed(char) for char in set(text) if char > "\x7f"})
-    return text if text.isascii() else " ".join(map(_as_latin, text.split(" ")))
+    return text if text.isascii() else "".join(map(_as_latin, _SPACES.split(text)))
 
 
 def _decomposed(char: str) -> str:
