@@ -1,7 +1,7 @@
 """The guard tier: a language model that judges conversations, through the `Engine` protocol.
 
 `Guard` asks and reads, and knows no policy; `GuardTier` makes verdicts and decides what a failure means.
-The engine that runs the model is composed in `app.runtime.build_guard`, started and closed there.
+The engine that runs the model is composed in `app.engines.build_guard`, started and closed there.
 """
 
 from __future__ import annotations

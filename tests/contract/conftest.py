@@ -27,7 +27,7 @@ async def sglang_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
 async def remote_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
     """SGLang's own server, as a child process on the CPU, with the built-in model."""
     from app.engine.sglang_args import SGLangOptions
-    from app.runtime import child_engine
+    from app.engines import child_engine
 
     engine = child_engine(SGLangOptions(server_args={"random_seed": 7}), print)
     await engine.start()

@@ -29,8 +29,8 @@ from app.engine.sglang_args import BUILTIN_MODEL, SGLangOptions, bare_server_com
 from app.engine.sglang_engine import SGLangEngine
 from app.engine.sglang_platform import prepare_process
 from app.engine.sglang_remote import RemoteModelOptions, load_remote_model
+from app.engines import GUARD_ARGS, build_guard_engine
 from app.errors import BadRequest, ServingError
-from app.runtime import GUARD_ARGS, build_guard_engine
 from app.safety.guard import Guard
 from app.safety.guard_templates import FORMATS
 from app.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.engine.remote_engine import RemoteEngine, parse_urls
-from app.runtime import build_engine, build_guard_engine, build_small_engine
+from app.engines import build_engine, build_guard_engine, build_small_engine
 from app.settings import Settings, SettingsError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.runtime import _guard_template, build_guard_engine
+from app.engines import _guard_template, build_guard_engine
 from app.safety.guard_templates import FORMATS
 from app.settings import Settings, SettingsError
 

@@ -1,0 +1,137 @@
+"""Which engine runs a model, by the settings: the one place that knows them all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.core import Engine
+from app.engine.scripted import Script, ScriptedEngine
+from app.safety.counters import SafetyCounters
+from app.safety.guard import Guard, GuardTier
+from app.safety.guard_templates import GuardFormat, format_of
+from app.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from app.engine.sglang_args import SGLangOptions
+
+_CHILD_START_S = 1800.0
+"""How long a child may take to load its model; one that fails says so long before."""
+
+GUARD_ARGS: Mapping[str, str | None] = {"reasoning_parser": None, "tool_call_parser": None}
+"""A guard's server has no parser: told of reasoning, SGLang lets words pass before it holds to a regex."""
+
+OnDeath = Callable[[str], None]
+
+
+def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
+    """The engine the settings ask for, not yet started. Raises SettingsError."""
+    if settings.small_model:
+        raise SettingsError("small_model is not in force yet: nothing would be sent to it. Leave it empty.")
+    if settings.engine == "scripted":
+        name = settings.served_model_name or "scripted"
+        return ScriptedEngine(Script.parse(settings.scripted), name=name, on_death=on_death)
+    if settings.engine == "remote":
+        return _remote_engine(settings)
+    # Imported here, not above: the scripted engine must start without torch.
+    from app.engine.sglang_args import SGLangOptions
+    from app.engine.sglang_engine import SGLangEngine
+
+    options = SGLangOptions(
+        model=settings.model,
+        served_model_name=settings.served_model_name,
+        tp=settings.tp,
+        server_args=settings.engine_args.get("sglang", {}),
+        default_max_tokens=settings.default_max_tokens or sys.maxsize,
+    )
+    return SGLangEngine(options, on_death=on_death)
+
+
+def _remote_engine(settings: Settings) -> Engine:
+    """The model of the servers at `remote_url`. Raises SettingsError."""
+    from app.engine.remote_engine import RemoteEngine, RemoteOptions, parse_urls
+    from app.engine.remote_server import Timeouts
+    from app.engine.sglang_remote import RemoteModelOptions, load_remote_model
+
+    model = RemoteModelOptions(
+        served_model_name=settings.served_model_name,
+        tokenizer=settings.remote_tokenizer,
+        default_max_tokens=settings.default_max_tokens or sys.maxsize,
+    )
+    options = RemoteOptions(
+        urls=parse_urls(settings.remote_url),
+        api_key=settings.remote_api_key,
+        timeouts=Timeouts(silence_s=settings.remote_timeout_s),
+    )
+    return RemoteEngine(options, lambda facts: load_remote_model(facts, model))
+
+
+def build_small_engine(settings: Settings, on_exit: OnDeath) -> Engine | None:
+    """The engine of the second model, a child of this process, not yet started; None without one."""
+    if not settings.small_model:
+        return None
+    from app.engine.sglang_args import SGLangOptions
+
+    options = SGLangOptions(
+        model=settings.small_model,
+        server_args=settings.engine_args.get("small", {}),
+        default_max_tokens=settings.default_max_tokens or sys.maxsize,
+        table="small",
+    )
+    return child_engine(options, on_exit)
+
+
+def child_engine(options: SGLangOptions, on_exit: OnDeath) -> Engine:
+    """A model beside this process's own, in a server that is started, watched and stopped here."""
+    from app.engine.child import ChildServer
+    from app.engine.remote_engine import RemoteEngine, RemoteOptions
+    from app.engine.sglang_child import child_command, fresh_key
+    from app.engine.sglang_remote import RemoteModelOptions, load_remote_model
+
+    key = fresh_key()
+    model = RemoteModelOptions(default_max_tokens=options.default_max_tokens)
+    child = ChildServer(lambda port: child_command(options, key, port), on_exit=on_exit)
+    remote = RemoteOptions(api_key=key, start_s=_CHILD_START_S)
+    return RemoteEngine(remote, lambda facts: load_remote_model(facts, model), child)
+
+
+def build_guard_engine(settings: Settings, on_death: OnDeath) -> Engine | None:
+    """The engine of the guard model, not yet started; None without one. Raises SettingsError.
+
+    Here and nowhere else is decided what runs a guard. `app.safety.guard` knows the protocol alone.
+    """
+    if not settings.safety_guard_model or settings.safety == "off":
+        return None
+    form = format_of(settings.safety_guard_model)
+    from app.engine.sglang_args import SGLangOptions
+
+    options = SGLangOptions(
+        model=settings.safety_guard_model,
+        server_args={
+            **settings.engine_args.get("guard", {}),
+            **GUARD_ARGS,
+            "chat_template": str(_guard_template(form, settings.data_dir)),
+        },
+        table="guard",
+    )
+    if settings.engine != "scripted":  # SGLang runs one model per process
+        return child_engine(options, on_death)
+    from app.engine.sglang_engine import SGLangEngine
+
+    return SGLangEngine(options, on_death=on_death)
+
+
+def _guard_template(form: GuardFormat, data_dir: Path) -> Path:
+    """The format's chat template as a file, for the guard's server."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    path = data_dir / "guard_template.jinja"
+    path.write_text(form.template, "utf-8")
+    return path
+
+
+def build_guard(settings: Settings, engine: Engine, counters: SafetyCounters) -> GuardTier:
+    """The guard tier over the engine of `build_guard_engine`, once that has started."""
+    guard = Guard(engine, format_of(settings.safety_guard_model))
+    return GuardTier(guard, counters, fail_open=settings.safety_fail_open)
