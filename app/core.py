@@ -117,6 +117,8 @@ class Prompt:
     past_runs: int = 0
     rerendered: str | None = None
     unbilled_tokens: int = 0
+    space: str | None = ""
+    """Prompts of one space share what the engine has cached of their beginnings; with None it shares none."""
 
     @property
     def billed_tokens(self) -> int:

@@ -8,14 +8,18 @@ the status line out; after it there are only events.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from app.core import ChatRequest, Engine, Health
+from app.core import ChatRequest, Prompt
+from app.engine.place import Place, Places
 from app.engine.prefix_report import PrefixReport
+from app.engine.ticket import Ticket
 from app.entry import Entry
-from app.errors import Draining, EngineNotReady, InternalError, ServingError
+from app.errors import Draining, InternalError, ServingError
 from app.history import History
 from app.journal import Journal
 from app.log import where
@@ -23,8 +27,9 @@ from app.metering.budget import Allowance
 from app.metering.limiter import UNLIMITED, Lease
 from app.metering.traffic import Traffic
 from app.release import OnCached, Release
-from app.screen import Checks
+from app.screen import Check, Checks
 from app.store.keys import Key
+from app.store.ledger import Usage
 from app.store.usage_body import usage_body
 from app.stream import TokenStream
 from app.trace import Trace
@@ -35,7 +40,7 @@ class Pipeline:
 
     def __init__(
         self,
-        engine: Engine,
+        places: Places,
         history: History,
         journal: Journal,
         traffic: Traffic,
@@ -43,7 +48,7 @@ class Pipeline:
         log: FilteringBoundLogger,
         prefixes: PrefixReport,
     ) -> None:
-        self._engine = engine
+        self._places = places
         self._history = history
         self._journal = journal
         self._traffic = traffic
@@ -61,30 +66,27 @@ class Pipeline:
     ) -> None:
         """Take `request` from validated to answered; every outcome ends in `stream`, and settles `lease`."""
         trace = Trace(request)
+        place = self._places.of(request.model)
         check = self._checks.of(request, key)
         entry: Entry | None = None
         try:
             with self._history.claim(request):
-                self._check_ready()
+                place.check_ready()
                 asked = await self._history.load(request)
-                check.look(asked)
-                prompt = await check.render(self._engine, asked.request)
+                check.look(asked, in_short=place.admission.busy)
+                prompt = await check.render(place.engine, asked.request)
                 trace.rendered(prompt)
                 lease.correct(prompt)
-                stream.check_wanted()
-                entry = await self._journal.reserve(asked, prompt, stream, trace.counts)
-                release = Release(
-                    self._engine, check, stream, trace, entry, allowance, self._cached(asked.request, key)
-                )
-                while not await release.run(prompt):  # other words in front than it was rendered with
-                    prompt = await check.render(self._engine, asked.request)
+                with await self._turn(place, check, asked.request, prompt, stream, key) as ticket:
+                    trace.admitted()
+                    stream.check_wanted()
+                    entry = await self._journal.reserve(asked, prompt, stream, trace.counts)
+                    cached = self._cached(asked.request, key)
+                    release = Release(place.engine, check, stream, trace, entry, ticket, allowance, cached)
+                    while not await release.run(prompt):  # other words in front than it was rendered with
+                        prompt = await check.render(place.engine, asked.request)
                 usage = entry.usage()
-                said = check.ended(release.way, trace.counts, usage.withheld_tokens)
-                if said is not None:
-                    stream.notice("moderation", said)
-                stream.usage = usage_body(usage)
-                if request.include_usage:
-                    stream.notice("usage", stream.usage)
+                _conclude(stream, usage, check.ended(release.way, trace.counts, usage.withheld_tokens))
                 if not entry.ended_by_itself:
                     stream.check_not_cut()
                 await self._journal.settle(entry, trace.outcome)
@@ -94,13 +96,13 @@ class Pipeline:
             stream.fail(error)
         except asyncio.CancelledError:
             trace.failed("cancelled")
-            self._engine.abort(check.rid)
+            place.engine.abort(check.rid)
             stream.fail(Draining("The server stopped before the answer was complete; ask again."))
             raise
         except Exception as exc:  # noqa: BLE001  # whatever it is, the client gets a truthful end
             trace.failed("internal_error")
             self._log.error("pipeline_broke", request_id=request.request_id, error=where(exc))
-            self._engine.abort(check.rid)
+            place.engine.abort(check.rid)
             stream.fail(InternalError("The server failed to answer this request; it may be sent again."))
         finally:
             check.close()
@@ -110,12 +112,33 @@ class Pipeline:
             self._traffic.ended(request.model, trace.outcome, trace.timings())
             self._log.info("request", cancelled=stream.cancelled, **trace.fields())
 
+    async def _turn(
+        self,
+        place: Place,
+        check: Check,
+        request: ChatRequest,
+        prompt: Prompt,
+        stream: TokenStream,
+        key: Key | None,
+    ) -> Ticket:
+        """Wait for room in the engine, and for its turn, as long as the request is wanted."""
+        admission = place.admission
+        stream.on_cancel(partial(admission.withdraw, request.request_id))
+        stream.check_wanted()
+        ticket = await admission.admit(request, prompt, key, space=prompt.space)
+        stream.on_cancel(lambda: None)
+        check.read()
+        return ticket
+
     def _cached(self, request: ChatRequest, key: Key | None) -> OnCached:
         """Has the prefix report told how much of the request's prompt was cached."""
         return partial(self._prefixes.saw, request, key_id=None if key is None else key.id)
 
-    def _check_ready(self) -> None:
-        if self._engine.health() is not Health.READY:
-            raise EngineNotReady(
-                f"The engine is {self._engine.health().value}; see /readyz.", retry_after_s=5
-            )
+
+def _conclude(stream: TokenStream, usage: Usage, said: Mapping[str, Any] | None) -> None:
+    """Tell what follows the last token: what the screens said, and the bill."""
+    if said is not None:
+        stream.notice("moderation", said)
+    stream.usage = usage_body(usage)
+    if stream.request.include_usage:
+        stream.notice("usage", stream.usage)

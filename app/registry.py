@@ -206,6 +206,16 @@ class Streams:
         loop = asyncio.get_running_loop()
         self._grace[stream.request_id] = loop.call_later(grace_s, self._grace_over, stream)
 
+    def abort_unread(self, model: str) -> str | None:
+        """Stop the model's stream that nobody has read for longest, and tell its id, if there is one."""
+        for request_id in self._grace:
+            stream = self._streams.get(request_id)
+            if stream is not None and stream.request.model == model and stream.cancelled is None:
+                self._log.info("unread_aborted", request_id=request_id)
+                stream.cancel("disconnect")
+                return request_id
+        return None
+
     def _grace_over(self, stream: Followed) -> None:
         self._grace.pop(stream.request_id, None)
         if not stream.readers:

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from app.core import Counts, Delta, Engine, FinishReason, Prompt
+from app.engine.ticket import Ticket
 from app.entry import Entry
 from app.errors import ContentFiltered, ServingError
 from app.metering.budget import Allowance
@@ -35,6 +36,7 @@ class Release:
         stream: TokenStream,
         trace: Trace,
         entry: Entry,
+        ticket: Ticket,
         allowance: Allowance | None,
         cached: OnCached = lambda _prompt, _counts, _asked_s: None,
     ) -> None:
@@ -43,6 +45,7 @@ class Release:
         self._stream = stream
         self._trace = trace
         self._entry = entry
+        self._ticket = ticket
         self._allowance = allowance
         self._cached = cached
         self._asked_s = 0.0
@@ -96,8 +99,10 @@ class Release:
     async def _read(self, deltas: AsyncIterator[Delta], prompt: Prompt) -> bool:
         trace, entry, stream, allowance = self._trace, self._entry, self._stream, self._allowance
         unbilled = prompt.unbilled_tokens > 0
+        saw = self._ticket.saw
         cleared, way = False, None
         async for delta in deltas:
+            saw(delta)
             if unbilled:
                 delta = _billed(delta, prompt)  # noqa: PLW2901  # as everything from here on sees it
             trace.saw(delta)
@@ -161,6 +166,7 @@ class Release:
         """Read an aborted generation to its final deltas, which have the true counts."""
         with contextlib.suppress(ServingError):  # the request ends for another reason already
             async for delta in deltas:
+                self._ticket.saw(delta)
                 self._trace.saw(_billed(delta, prompt))
             self._entry.read_whole = True
 

@@ -11,9 +11,12 @@ from structlog.typing import FilteringBoundLogger
 
 from app.archive import Archive
 from app.core import Engine, Health, ModelCard
+from app.engine.admission import Admission
+from app.engine.door import Bounds
+from app.engine.place import Place, Places
 from app.engine.prefix_report import PrefixReport
 from app.engines import OnDeath, build_engine, build_guard, build_guard_engine
-from app.errors import EngineNotReady, UnknownModel
+from app.errors import Draining, EngineNotReady, UnknownModel
 from app.history import History
 from app.journal import Journal
 from app.log import where
@@ -66,6 +69,7 @@ class Runtime:
         self.engine_ended: asyncio.Event = asyncio.Event()
         self.engine = (make_engine or build_engine)(settings, self._engine_died)
         self.streams = Streams(settings, log)
+        self.places = Places(self._place(self.engine))
         self.database = Database(settings.data_dir)
         self.keys = KeyTable(self.database, log)
         self._watching: asyncio.Task[None] | None = None
@@ -85,7 +89,7 @@ class Runtime:
         )
         self.journal.on_settled = self.budgets.settled
         self.purge = Purge(self.database, log, settings.purge_after_days)
-        self._purging: asyncio.Task[None] | None = None
+        self._timekeepers: list[asyncio.Task[None]] = []
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
         self.screen = self._build_screen(load_models or load)
         """None with `safety` off; so are the two below."""
@@ -96,8 +100,20 @@ class Runtime:
         """None without `safety_guard_model`, and until its engine has started."""
         self.checks = self.screen or NoChecks()
         self.pipeline = Pipeline(
-            self.engine, self.history, self.journal, self.traffic, self.checks, log, self.prefixes
+            self.places, self.history, self.journal, self.traffic, self.checks, log, self.prefixes
         )
+
+    def _place(self, engine: Engine) -> Place:
+        """An engine, and the way into it."""
+        settings, streams = self.settings, self.streams
+        admission = Admission(
+            engine,
+            Bounds.of(settings),
+            ttft_target_s=settings.ttft_target_s,
+            max_prefill_tokens=settings.max_prefill_tokens,
+        )
+        admission.abort_unread = lambda: streams.abort_unread(engine.model.id)
+        return Place(engine, admission)
 
     def _build_screen(self, load_models: ModelLoader) -> Screen | None:
         """The screens and their policy; None with `safety` off. Raises SettingsError."""
@@ -142,7 +158,10 @@ class Runtime:
             self.log.warning("reconciled", requests=self.num_reconciled, hint=hint)
         self.streams.start()
         self.journal.start()
-        self._purging = asyncio.create_task(self.purge.run(), name="purge")
+        self._timekeepers = [
+            asyncio.create_task(self.purge.run(), name="purge"),
+            *(asyncio.create_task(place.admission.run(), name="admission") for place in self.places),
+        ]
         started_s = asyncio.get_running_loop().time()
         await self.engine.start()
         if self.guard_engine is not None:
@@ -154,6 +173,8 @@ class Runtime:
         self.limiter.count_text, exact = await asyncio.to_thread(
             lambda: text_counter(self.engine.tokenizer_json())
         )
+        for place in self.places:
+            place.admission.open()
         self.phase = "ready"
         took_s = asyncio.get_running_loop().time() - started_s
         card = self.engine.model
@@ -170,6 +191,9 @@ class Runtime:
         """Called by the engine, on the loop, when it cannot go on."""
         self.phase = f"dead: {reason}"
         self.log.error("engine_died", reason=reason)
+        self.places.large.admission.refuse_waiting(
+            lambda: EngineNotReady("The engine died; send the request again.", retry_after_s=_START_RETRY_S)
+        )
         self.engine_ended.set()
 
     def _guard_died(self, reason: str) -> None:
@@ -226,11 +250,15 @@ class Runtime:
         self.phase = "draining"
         hint = "a second signal ends live streams at once"
         self.log.info("draining", live_streams=self.streams.num_live, hint=hint)
+        for place in self.places:
+            place.admission.refuse_waiting(
+                lambda: Draining("The server is stopping; send the request again.", retry_after_s=5)
+            )
         await self.streams.drain(self.settings.drain_timeout_s)
 
     async def aclose(self) -> None:
         """Close everything, the last opened first."""
-        for task in (self._purging, self._watching):
+        for task in (*self._timekeepers, self._watching):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

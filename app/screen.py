@@ -1,6 +1,7 @@
 """Safety along one request's way: a verdict on its prompt, a screen over its answer, an event of both.
 
     check.look ──▶ the fast verdict, at once; the full one begins, in a thread
+    check.read ──▶ where the engine is busy it begins here, when the request's turn has come
     check.render ──▶ the prompt, with the operator's words in front where the policy has some
     check.verdict ──▶ waits for the full one: nothing is told or released before it
     check.way_out ──▶ what every delta goes through; see `WayOut`
@@ -58,8 +59,14 @@ class Check:
         """Whether `verdict` has to be waited for."""
         return False
 
-    def look(self, asked: Asked) -> None:
-        """Judge the prompt at a glance, and begin to read it. Raises ContentFiltered, ScreenFailed."""
+    def look(self, asked: Asked, *, in_short: bool = False) -> None:
+        """Judge the prompt at a glance, and begin to read it, unless `in_short`.
+
+        Raises ContentFiltered, ScreenFailed.
+        """
+
+    def read(self) -> None:
+        """Begin to read the prompt where that was left for later."""
 
     async def render(self, engine: Engine, request: ChatRequest) -> Prompt:
         """The prompt as the model is to read it. Raises what `Engine.render` does."""
@@ -197,11 +204,13 @@ class ScreenedCheck(Check):
         level = None if key is None else key.terms.safety
         self._policy: Policy = screen.policies.current.tightened(level)
         self._verdict: Verdict | None = None
+        self._unread: tuple[Sequence[Message], Verdict] | None = None
+        """What is still to be read, and how it looked at a glance."""
         self._reading: asyncio.Task[Verdict] | None = None
         self._rendered_with: str | None = None
         self._text = ""
 
-    def look(self, asked: Asked) -> None:
+    def look(self, asked: Asked, *, in_short: bool = False) -> None:
         """See Check."""
         messages = messages_of(asked.request.body)
         self._policy = policy = self._policy.after(asked.strikes)
@@ -213,6 +222,16 @@ class ScreenedCheck(Check):
             self._decide(verdict)
             return
         self._verdict = verdict
+        self._unread = (messages, verdict)
+        if not in_short:
+            self.read()
+
+    def read(self) -> None:
+        """See Check."""
+        if self._unread is None:
+            return
+        messages, verdict = self._unread
+        self._unread = None
         self._reading = asyncio.create_task(self._read(messages, verdict), name=f"prompt-{self.rid}")
         self._reading.add_done_callback(_seen)
 

@@ -14,7 +14,7 @@ class Trace:
     def __init__(self, request: ChatRequest) -> None:
         self._request = request
         self._received_s = time.monotonic()
-        self._rendered_s: float | None = None
+        self._admitted_s: float | None = None
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
         self._finish_reasons: dict[int, FinishReason] = {}
@@ -23,9 +23,12 @@ class Trace:
         self.counts: dict[int, Counts] = {}
 
     def rendered(self, prompt: Prompt) -> None:
-        """The prompt is known and the request admitted."""
-        self._rendered_s = time.monotonic()
+        """The prompt is known."""
         self._prompt_tokens = prompt.billed_tokens
+
+    def admitted(self) -> None:
+        """The engine has room for the request, and it is its turn."""
+        self._admitted_s = time.monotonic()
 
     def saw(self, delta: Delta) -> None:
         """A delta has come from the engine."""
@@ -61,7 +64,7 @@ class Trace:
     def timings(self) -> Timings:
         """What took how long, until now."""
         return Timings(
-            queue_s=self._since_received(self._rendered_s),
+            queue_s=self._since_received(self._admitted_s),
             ttft_s=self._since_received(self._first_token_s),
             tpot_s=self._tpot_s(),
             total_s=time.monotonic() - self._received_s,

@@ -79,6 +79,7 @@ class Admission:
         self._active_weight = 0.0
         self._reclaimed_tokens = 0
         self._blocked: Ticket | None = None
+        self._was_ready = False
         self.open()
 
     # Life
@@ -86,7 +87,8 @@ class Admission:
     def open(self) -> None:
         """Begin with an engine that has just started, or started again: the gate is narrow."""
         now_s = self._clock_s()
-        if self._engine.health() is Health.READY:
+        self._was_ready = self._engine.health() is Health.READY
+        if self._was_ready:
             self.pool.capacity_tokens = self._engine.model.kv_capacity_tokens
         self.pool.forget_drift()
         self.gate.reset()
@@ -94,6 +96,11 @@ class Admission:
         self.throughput = Throughput(capacity / _GUESS_S, now_s)
         lanes = self._lanes.values()
         self.door = Door(self._bounds, self.queue, lanes, self.throughput, capacity, self._chance)
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests wait."""
+        return bool(self.queue)
 
     async def run(self) -> None:
         """Keep time, until cancelled."""
@@ -104,8 +111,12 @@ class Admission:
     def poll(self) -> None:
         """Do what is due by the clock: deadlines, appointments, the engine's own count, the queue."""
         now_s = self._clock_s()
+        ready = self._engine.health() is Health.READY
+        if ready and not self._was_ready:
+            self.open()
+        self._was_ready = ready
         self.throughput.advance(now_s, waiting=bool(self.queue))
-        if self.pool.num_claims and self._engine.health() is Health.READY:
+        if self.pool.num_claims and ready:
             self.pool.observe(self._engine.load().used_tokens)
         for queued in self.queue.overdue(now_s):
             assert isinstance(queued, Ticket)

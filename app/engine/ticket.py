@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Protocol, Self
 
 from app.core import ChatRequest, Delta, Prompt
 from app.engine.fair_queue import Lane, Queued
@@ -78,6 +78,13 @@ class Ticket(Queued):
             self.lengths[delta.choice] = tokens
             self._due[delta.choice] = tokens + max(STEP_TOKENS, tokens >> 3)
             self._desk.progressed(self, delta)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Give back the room, whatever has happened."""
+        self.release()
 
     def release(self) -> None:
         """Give back the room; a second call does nothing."""

@@ -48,7 +48,7 @@ class RuntimeWithoutLedger(Runtime):
             self.database, self.prices, self.balance, self.traffic, self.log, self.settings.retention_s
         )
         self.pipeline = Pipeline(
-            self.engine, self.history, self.journal, self.traffic, self.checks, self.log, self.prefixes
+            self.places, self.history, self.journal, self.traffic, self.checks, self.log, self.prefixes
         )
 
 

@@ -13,6 +13,7 @@ from scripts.safety.rows import Row
 QUOTAS: Mapping[str, float] = {
     "aart": 1100,
     "advbench": 650,
+    "asked": 700,
     "benign_arena_v01": 1100,
     "benign_banking77": 250,
     "benign_clinc": 700,
@@ -33,8 +34,8 @@ QUOTAS: Mapping[str, float] = {
     "toxigen_safenlp": 1700,
     "xsafety_en": 500,
 }
-"""How many rows of a public source an epoch has, drawn evenly from all that it holds."""
-WRITTEN = 1.5
+"""How many rows of a source an epoch has, drawn evenly from all that it holds."""
+WRITTEN = 2.0
 """How often an epoch has a prompt of the project's that was written by itself; one of a frame comes once."""
 OUTPUT = 0.35
 """How often it has an output of the project's: they teach tone, but are not what is screened."""
@@ -43,7 +44,7 @@ FOLDS: tuple[tuple[str, ...], ...] = (
     ("advbench", "figstep", "hate_davidson", "benign_coconot_pref", "benign_banking77"),
     ("aart", "xsafety_en", "jailbreak_inthewild", "benign_arena_v01", "benign_gsm8k"),
     ("catqa_harmfulqa", "gptfuzz_prompts", "toxicity_surge", "benign_safe_prompts", "benign_selfinstruct",
-     "benign_cyber_frr"),
+     "benign_cyber_frr", "asked"),
     ("sap200", "toxigen_safenlp", "benign_gpteacher", "benign_medquad", "benign_clinc"),
 )  # fmt: skip
 """Sources left out together, so that four trainings leave each out once."""
@@ -75,10 +76,13 @@ def _weight(row: Row, sizes: Mapping[str, int]) -> float:
     return WRITTEN if row.source.startswith("written") else 1.0
 
 
-def drawn(rows: Sequence[Row], count: int, seed: int) -> NDArray[np.intp]:
-    """`count` rows in a random order, each about as often as its weight says, as evenly as can be."""
+def drawn(rows: Sequence[Row], count: int, seed: int, own_share: float = 1.0) -> NDArray[np.intp]:
+    """`count` rows in a random order, each about as often as its weight says, as evenly as can be.
+
+    The project's rows come `own_share` times as often as that.
+    """
     rng = np.random.default_rng(seed)
-    share = weights(rows)
+    share = weights(rows) * [own_share if row.own else 1.0 for row in rows]
     share *= count / share.sum()
     times = np.floor(share + rng.random(len(rows))).astype(np.intp)
     chosen = np.repeat(np.arange(len(rows)), times)

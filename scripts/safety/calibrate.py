@@ -17,6 +17,7 @@ from scripts.safety.loso import Predictions
 RATES = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
 SHARE: Mapping[str, float] = {
     "benign_arena_v01": 3.0,
+    "asked": 2.0,
     "benign_selfinstruct": 2.0,
     "benign_gpteacher": 1.5,
     "benign_safe_prompts": 1.5,
@@ -32,6 +33,7 @@ STATEMENTS = ("hate_davidson", "toxicity_surge", "toxigen_safenlp")
 """Public sources of statements, not requests, whose labels people disagree on."""
 
 Floats = NDArray[np.float64]
+Hits = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,20 @@ def document(blend: Blend, scored: Scored, output: Mapping[str, Any] | None) -> 
     }
 
 
+def screened(scored: Scored) -> tuple[Hits, Hits]:
+    """What the prompt screen flags and what it at least watches, by the built-in policy.
+
+    The n-grams alone may do so at a part of the rate, and let pass what they are sure of (PromptScreen).
+    """
+    sure = scored.fast < thresholds(scored, scored.fast, (NOT_SURE,))[0]
+    found = []
+    for rate, share in ((0.01, 0.1), (0.05, 0.2)):
+        early = scored.fast >= thresholds(scored, scored.fast, (rate * share,))[0]
+        late = scored.full >= thresholds(scored, scored.full, (rate,))[0]
+        found.append(early | (late & ~sure))
+    return found[0], found[0] | found[1]
+
+
 def auc(harm: Floats, harmful: NDArray[np.bool_]) -> float:
     """The chance that a harmful row scores above a benign one."""
     order = np.argsort(harm, kind="stable")
@@ -140,33 +156,37 @@ def auc(harm: Floats, harmful: NDArray[np.bool_]) -> float:
     return float((ranks[harmful].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
-def figures(scored: Scored, harm: Floats) -> dict[str, Any]:
-    """Recall or false positives of each source at thresholds of 1% and 5%, and pooled."""
+def figures(scored: Scored, harm: Floats, hits: tuple[Hits, Hits] | None = None) -> dict[str, Any]:
+    """Recall or false positives of each source at thresholds of 1% and 5%, or of `hits`; and pooled."""
     found, (at_1, at_5) = scored.of, thresholds(scored, harm, (0.01, 0.05))
+    hits = hits or (harm >= at_1, harm >= at_5)
     public, prompts = ~found.own, ~found.output
     by_source: dict[str, Any] = {}
     for name in np.unique(found.source):
         for label in (True, False):
             chosen = (found.source == name) & (found.harmful == label) & prompts
             if chosen.any():
-                shares = [round(float((harm[chosen] >= at).mean()), 4) for at in (at_1, at_5)]
-                by_source[f"{name} {'harmful' if label else 'benign'}"] = [int(chosen.sum()), *shares]
+                shares = _shares(hits, chosen / chosen.sum())
+                by_source[f"{name} {'harmful' if label else 'benign'}"] = [
+                    int(chosen.sum()),
+                    *shares.values(),
+                ]
     harmful = found.harmful & public & prompts
     looks = np.isin(found.source, LOOK_ALIKES)
+    traffic = _traffic(found.source)
     return {
         "threshold": {"0.01": at_1, "0.05": at_5},
-        "pooled_recall": _reached(harm[harmful], at_1, at_5),
+        "pooled_recall": _shares(hits, harmful / harmful.sum()),
         "mean_source_recall": _mean_recall(by_source),
-        "look_alikes_flagged": _reached(harm[looks], at_1, at_5),
+        "look_alikes_flagged": _shares(hits, looks / looks.sum()) if looks.any() else {},
+        "ordinary_flagged": _shares(hits, traffic / traffic.sum()),
         "auc": round(auc(harm[public & prompts], found.harmful[public & prompts]), 4),
         "by_source": by_source,
     }
 
 
-def _reached(harm: Floats, at_1: float, at_5: float) -> dict[str, float]:
-    if not len(harm):
-        return {}
-    return {rate: round(float((harm >= at).mean()), 4) for rate, at in (("0.01", at_1), ("0.05", at_5))}
+def _shares(hits: tuple[Hits, Hits], weights: Floats) -> dict[str, float]:
+    return {rate: round(float(weights @ hit), 4) for rate, hit in zip(("0.01", "0.05"), hits, strict=True)}
 
 
 def _mean_recall(by_source: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -10,11 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from app.safety.classifier import Blend
-from scripts.safety import calibrate
+from app.safety.categories import CATEGORIES
+from app.safety.classifier import Blend, Classifier
+from app.safety.thresholds import FILE_NAME, Thresholds
+from app.safety.verdict import harm
+from scripts.safety import calibrate, rows
 from scripts.safety.calibrate import Scored
 from scripts.safety.loso import ABLATED, Predictions
 from scripts.safety.rows import Row
+
+STAGES = ("n-grams", "encoder", "blend", "prompt screen")
 
 _TEMPLATE = Path(__file__).with_name("card.md")
 
@@ -34,6 +39,17 @@ def ablation(work: Path, scored: Scored, blend: Blend) -> dict[str, Any]:
     return found
 
 
+def asked(models: Path) -> dict[str, tuple[int, int]]:
+    """Of the built-in model's exam, and of intents that were not trained on, how many are flagged, and all."""
+    classifier, table = Classifier.load(models), Thresholds.load(models / FILE_NAME)
+    at = table.at("categories", CATEGORIES[0], 0.01)
+    sets = {"exam": rows.exam(), "held out": [row.text for row in rows.asked() if row.held_out]}
+    return {
+        name: (sum(harm(classifier.full(text)) >= at for text in texts), len(texts))
+        for name, texts in sets.items()
+    }
+
+
 def text(figures: Mapping[str, Any], own: Sequence[Row], sizes: Mapping[str, int]) -> str:
     """The card: the template with the numbers put in."""
     kinds = Counter((row.kind, bool(row.harmful)) for row in own)
@@ -46,9 +62,11 @@ def text(figures: Mapping[str, Any], own: Sequence[Row], sizes: Mapping[str, int
             for (kind, harmful), count in sorted(kinds.items())
         ),
         bytes=f"{sum(sizes.values()) / 1e6:.1f}",
-        stages=_stages({name: figures[name] for name in ("n-grams", "encoder", "blend")}),
+        stages=_stages({name: figures[name] for name in STAGES}),
         ablation=_stages(figures["ablation"]),
         sources=_sources(figures["blend"]),
+        exam="{} of {}".format(*figures["asked"]["exam"]),
+        asked="{} of {}".format(*figures["asked"]["held out"]),
     )
 
 
@@ -58,13 +76,13 @@ def _percent(share: float) -> str:
 
 def _stages(named: Mapping[str, Any]) -> str:
     lines = [
-        "| | recall at 1% / 5%, all rows | mean of sources | look-alikes flagged at 1% / 5% | AUC |",
-        "|---|---|---|---|---|",
+        "| | recall at 1% / 5%, all rows | mean of sources | look-alikes flagged | ordinary prompts flagged | AUC |",
+        "|---|---|---|---|---|---|",
     ]
     for name, found in named.items():
         cells = [
             " / ".join(_percent(found[key][rate]) for rate in ("0.01", "0.05")) if found[key] else "none"
-            for key in ("pooled_recall", "mean_source_recall", "look_alikes_flagged")
+            for key in ("pooled_recall", "mean_source_recall", "look_alikes_flagged", "ordinary_flagged")
         ]
         lines.append(f"| {name} | {' | '.join(cells)} | {found['auc']:.3f} |")
     return "\n".join(lines)

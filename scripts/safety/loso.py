@@ -28,6 +28,8 @@ ABLATED = 2
 """The fold that is trained once more without the project's rows, encoder and all."""
 PER_SOURCE = 700
 """Rows scored of a source, harmful and benign each."""
+OWN_AGAIN = 0.4
+"""How often a fold's encoder sees the project's rows once it goes on from one that saw nothing else."""
 _CHARS = 4_000
 _WINDOWS = 4
 
@@ -110,19 +112,24 @@ def fold(
     examples: int,
     *,
     with_own: bool = True,
+    start: Path | None = None,
 ) -> Predictions:
-    """Train without a fold's sources, with `examples` for the encoder (0: n-grams only), and score them."""
+    """Train without a fold's sources, with `examples` for the encoder (0: n-grams only), and score them.
+
+    `start` is an encoder to go on from, that has not seen them either.
+    """
     left_out = balance.FOLDS[number]
     print(f"fold {number}: without {', '.join(left_out)}", flush=True)
     place = {id(row): index for index, row in enumerate(rows)}
     seen = balance.for_training(rows, left_out, with_own=with_own)
     ngrams = train_ngrams.train(seen, features[[place[id(row)] for row in seen]])
-    model = (
-        train_encoder.train(seen, weights, train_encoder.Recipe(examples, seed=number)) if examples else None
-    )
+    model = None
+    if examples:
+        recipe = train_encoder.Recipe(examples, seed=number, own_share=OWN_AGAIN if start else 1.0)
+        model = train_encoder.train(seen, weights, recipe, start)
     unseen = sample(rows, left_out)
     if number == 0:
-        unseen += [row for row in rows if row.held_out]
+        unseen += [row for row in rows if row.own and row.held_out]
     return scored(unseen, model, ngrams, weights)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 from app.safety.model_files import MANIFEST
@@ -24,4 +25,4 @@ def write(folder: Path = MODELS) -> None:
 
 
 if __name__ == "__main__":
-    write()
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else MODELS)

@@ -1,5 +1,8 @@
 """The rows that the classifiers learn from and are measured on: public files, and the project's own.
 
+A third source is what the built-in model is asked (`asked`): the project's too, but ordinary prompts, and left out
+of a fold like a public source.
+
 Public files (`--data DIR`, scripts/safety_data/MANIFEST.json) are not in the project; its own rows are, in
 scripts/safety_data/: written_*.jsonl row by row, frames_*.jsonl as a sentence frame with lists of fillers,
 of which row i takes the i-th of each.
@@ -15,10 +18,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from app.safety.normalize import normalize
 from scripts.safety.labels import CODE_OF
 
-OWN = Path(__file__).resolve().parent.parent / "safety_data"
+SCRIPTS = Path(__file__).resolve().parent.parent
+OWN = SCRIPTS / "safety_data"
 """Where the project's own rows are."""
+BUILTIN = SCRIPTS / "builtin_model"
+"""Where the questions are that the built-in model is trained and examined with."""
+ASKED = "asked"
+"""The source of what it is trained with."""
 MANIFEST = OWN / "MANIFEST.json"
 PER_FRAME = 20
 """More rows than this of one frame are refused: they would teach the frame."""
@@ -49,7 +58,7 @@ class Row:
 
     @property
     def own(self) -> bool:
-        """Whether the row is the project's."""
+        """Whether the row was written for the classifiers."""
         return self.source.startswith(("written", "frames"))
 
     @property
@@ -59,7 +68,7 @@ class Row:
         Frames never are: most have a twin of the other label, which alone would teach the frame.
         """
         digest = hashlib.sha256(self.group.encode()).digest()
-        return self.source.startswith("written") and digest[0] % _HELD_OUT == 0
+        return self.source.startswith(("written", ASKED)) and digest[0] % _HELD_OUT == 0
 
 
 def own(folder: Path = OWN) -> list[Row]:
@@ -85,12 +94,45 @@ def public(folder: Path, manifest: Path = MANIFEST) -> list[Row]:
     return rows
 
 
+def asked(folder: Path = BUILTIN) -> list[Row]:
+    """What the built-in model is trained to answer, one group an intent. Nothing that it is examined with.
+
+    Insults are left out: whether they are harmless is not for the classifiers to learn from here.
+    """
+    never = {normalize(text) for text in examined(folder)}
+    rows: dict[str, Row] = {}
+    for path in sorted((folder / "corpus").glob("asked_*.txt")):
+        intent = ""
+        for line in path.read_text().splitlines():
+            if line.startswith("++ "):
+                intent = line.removeprefix("++ ").strip()
+            elif line.startswith("Q: ") and intent != "insult":
+                text = line.removeprefix("Q: ").strip()
+                rows[normalize(text)] = Row(text, harmful=False, source=ASKED, group=f"{ASKED}:{intent}")
+    return [row for text, row in rows.items() if text not in never]
+
+
+def examined(folder: Path = BUILTIN) -> list[str]:
+    """The questions that the built-in model is measured with: nothing here is trained on them either."""
+    return [*exam(folder), *(line.partition(": ")[2] for line in _plain_lines(folder / "dev_questions.txt"))]
+
+
+def exam(folder: Path = BUILTIN) -> list[str]:
+    """The questions of its exam (scripts/eval_builtin_model)."""
+    return [json.loads(line)["question"] for line in _plain_lines(folder / "questions.jsonl")]
+
+
+def _plain_lines(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+
+
 def ordinary(rows: list[Row]) -> list[Row]:
     """Benign prompts that do not even sound harmful, of which the false alarms are counted."""
     return [row for row in rows if row.harmful is False and row.kind == "prompt" and row.source in ORDINARY]
 
 
 ORDINARY = frozenset({
+    ASKED,
     "benign_arena_v01",
     "benign_banking77",
     "benign_clinc",
@@ -100,7 +142,7 @@ ORDINARY = frozenset({
     "benign_safe_prompts",
     "benign_selfinstruct",
 })  # fmt: skip
-"""Public sources of prompts that nobody would take for harmful."""
+"""Sources of prompts that nobody would take for harmful."""
 
 
 def _public_row(source: str, raw: dict[str, Any]) -> Row:

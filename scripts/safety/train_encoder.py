@@ -42,6 +42,7 @@ class Recipe:
     smoothing: float = 0.02
     category_weight: float = 0.3
     near_weight: float = 0.15
+    own_share: float = 1.0
 
 
 def train(rows: Sequence[Row], weights: Path, recipe: Recipe, start: Path | None = None) -> MiniLM:
@@ -52,7 +53,7 @@ def train(rows: Sequence[Row], weights: Path, recipe: Recipe, start: Path | None
     if start is not None:
         model.load_state_dict(torch.load(start))
     optimizer = _optimizer(model, recipe)
-    chosen = balance.drawn(rows, recipe.examples, recipe.seed)
+    chosen = balance.drawn(rows, recipe.examples, recipe.seed, recipe.own_share)
     wordpieces = Wordpieces(weights)
     steps = -(-len(chosen) // recipe.batch)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _pace(step / steps, recipe.warm_up))

@@ -1,10 +1,11 @@
 """Trains and measures the prompt classifier and writes app/safety/models/: `scripts/train_safety --data DIR`.
 
-    1. leave-sources-out folds → predictions.npz and ablation.npz      (n-grams and encoder, no row seen)
-    2. the shipped n-grams and encoder, of all rows but the held-out
-    3. blend and thresholds of 1, as calibration.json; tokenizer, manifest, CARD.md
+    1. an encoder of the project's rows alone → base.pt                (seen by all folds, so trained once)
+    2. leave-sources-out folds → predictions.npz and ablation.npz      (n-grams and encoder, no row seen)
+    3. the shipped n-grams and encoder, of all rows but the held-out
+    4. blend and thresholds of 2, as calibration.json; tokenizer, manifest, CARD.md
 
-Steps whose file is in the work folder already are not done again. On two cores about two hours.
+Steps whose file is in the work folder already are not done again. The stream model's file and table stay as shipped.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from app.safety.shipped import MODELS
+from app.safety.shipped import MODELS, OUTPUT
+from app.safety.thresholds import FILE_NAME as CALIBRATION
 from scripts.safety import balance, calibrate, card, export, loso, manifest, rows, train_encoder, train_ngrams
 from scripts.safety.loso import Predictions
 from scripts.safety.rows import Row
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = 50_000
-FOLD_EXAMPLES = 9_500
+BASE_EXAMPLES = 10_000
+FOLD_EXAMPLES = 6_000
+ABLATION_EXAMPLES = 9_500
+BASE_SEED = 9
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -37,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     args.work.mkdir(parents=True, exist_ok=True)
     args.models.mkdir(parents=True, exist_ok=True)
-    all_rows = [row for row in rows.own() + rows.public(args.data) if row.own or row.kind == "prompt"]
+    all_rows = [
+        row for row in rows.own() + rows.asked() + rows.public(args.data) if row.own or row.kind == "prompt"
+    ]
     features = train_ngrams.matrix([row.text for row in all_rows])
     print(f"{len(all_rows)} rows, {sum(row.own for row in all_rows)} of them the project's own", flush=True)
     if "folds" in args.steps:
@@ -58,33 +65,51 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", type=Path, default=MODELS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--examples", type=int, default=EXAMPLES, help="texts that the shipped encoder sees")
+    parser.add_argument("--base-examples", type=int, default=BASE_EXAMPLES, help="the same, before the folds")
     parser.add_argument("--fold-examples", type=int, default=FOLD_EXAMPLES, help="the same for a fold's")
+    parser.add_argument("--ablation-examples", type=int, default=ABLATION_EXAMPLES)
+    parser.add_argument(
+        "--folds", type=int, nargs="+", default=range(len(balance.FOLDS)), help="in this order"
+    )
     parser.add_argument("--start", type=Path, help="an earlier encoder.pt to go on from, at a lower rate")
     steps = ("folds", "models", "calibrate")
     parser.add_argument("--steps", nargs="+", choices=steps, default=steps)
     return parser.parse_args(argv)
 
 
+def _base(all_rows: list[Row], args: argparse.Namespace) -> Path:
+    """The encoder that folds go on from: of rows that all of them may see."""
+    path: Path = args.work / "base.pt"
+    if not path.exists():
+        print("base: the project's rows alone", flush=True)
+        seen = [row for row in balance.for_training(all_rows) if row.own]
+        recipe = train_encoder.Recipe(args.base_examples, seed=BASE_SEED)
+        torch.save(train_encoder.train(seen, args.weights, recipe).state_dict(), path)
+    return path
+
+
 def _folds(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace) -> None:
-    parts = []
-    for number in range(len(balance.FOLDS)):
+    base = _base(all_rows, args)
+    for number in args.folds:
         path = args.work / f"fold_{number}.npz"
         if not path.exists():
-            loso.fold(number, all_rows, features, args.weights, args.fold_examples).save(path)
-        parts.append(Predictions.load(path))
+            found = loso.fold(number, all_rows, features, args.weights, args.fold_examples, start=base)
+            found.save(path)
+    parts = [Predictions.load(args.work / f"fold_{number}.npz") for number in sorted(args.folds)]
     loso.joined(parts).save(args.work / "predictions.npz")
     path = args.work / "ablation.npz"
-    if not path.exists():
-        loso.fold(loso.ABLATED, all_rows, features, args.weights, args.fold_examples, with_own=False).save(
-            path
+    if not path.exists() and args.ablation_examples:
+        found = loso.fold(
+            loso.ABLATED, all_rows, features, args.weights, args.ablation_examples, with_own=False
         )
+        found.save(path)
     path = args.work / "ablation_ngrams.npz"
     if not path.exists():
-        found = [
+        without = [
             loso.fold(number, all_rows, features, args.weights, 0, with_own=False)
-            for number in range(len(balance.FOLDS))
+            for number in sorted(args.folds)
         ]
-        loso.joined(found).save(path)
+        loso.joined(without).save(path)
 
 
 def _models(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace) -> None:
@@ -104,25 +129,27 @@ def _models(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace)
 def _calibrate(args: argparse.Namespace) -> None:
     found = Predictions.load(args.work / "predictions.npz")
     blend, scored = calibrate.blended(found)
-    path = args.models / "calibration.json"
-    output = json.loads(path.read_text()).get("output") if path.exists() else None
+    path = args.models / CALIBRATION
+    output = json.loads((path if path.exists() else MODELS / CALIBRATION).read_text())["output"]
+    if not (args.models / OUTPUT).exists():
+        shutil.copy(MODELS / OUTPUT, args.models / OUTPUT)
     path.write_text(json.dumps(calibrate.document(blend, scored, output), indent=1) + "\n")
     manifest.write(args.models)
     measured: dict[str, Any] = {
-        "blend": calibrate.figures(scored, scored.full),
         "n-grams": calibrate.figures(scored, scored.fast),
         "encoder": calibrate.figures(scored, calibrate.sigmoid(found.encoder.astype(np.float64))),
+        "blend": calibrate.figures(scored, scored.full),
+        "prompt screen": calibrate.figures(scored, scored.full, calibrate.screened(scored)),
     }
     measured["ablation"] = card.ablation(args.work, scored, blend)
+    measured["asked"] = card.asked(args.models)
     (args.work / "figures.json").write_text(json.dumps(measured, indent=1) + "\n")
     (args.models / "CARD.md").write_text(card.text(measured, rows.own(), _sizes(args.models)))
 
 
 def _sizes(models: Path) -> dict[str, int]:
     return {
-        path.name: path.stat().st_size
-        for path in models.iterdir()
-        if path.suffix in {".npz", ".onnx", ".json"}
+        path.name: path.stat().st_size for path in models.iterdir() if path.suffix in manifest.MODEL_FILES
     }
 
 

@@ -46,6 +46,7 @@ def test_timings_of_a_whole_request(clock: Clock):
     trace = Trace(request())
     clock.now_s = 100.25
     trace.rendered(Prompt(range(7), 50, None))
+    trace.admitted()
     clock.now_s = 101.0
     passed_on(trace, Delta(0, "text", "secret words", (5,), Counts(7, 1, 4)))
     clock.now_s = 103.0
