@@ -99,6 +99,10 @@ class ChatRequest:
     parent_id: str | None = None
     new_conversation: bool = False
     past: Sequence[Sequence[int]] = ()
+    cache_salt: str = ""
+    """Requests of one salt share what the engine has cached; the server's, never the caller's."""
+    priority: int = 10
+    """Whom the engine serves first, and whom it sets aside; from the key's tier."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,8 @@ class Pipeline:
 
     def _cached(self, request: ChatRequest, key: Key | None) -> OnCached:
         """Has the prefix report told how much of the request's prompt was cached."""
-        return partial(self._prefixes.saw, request, key_id=None if key is None else key.id)
+        key_id = None if key is None else key.id
+        return partial(self._prefixes.saw, request, key_id=key_id, salt=request.cache_salt)
 
 
 def _conclude(stream: TokenStream, usage: Usage, said: Mapping[str, Any] | None) -> None:

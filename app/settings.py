@@ -114,7 +114,7 @@ class Settings:
     max_live_streams: int = _setting(20_000, "generations at once; more are refused with 503", minimum=1)
     max_queued_requests: int = _setting(
         2048,
-        "requests that may wait for room (not in force yet, nor are the six below)",
+        "requests that may wait for room in the engine; more are refused with 503",
         minimum=1,
     )
     max_queued_tokens: int = _setting(
@@ -130,6 +130,12 @@ class Settings:
     )
     max_prefill_tokens: int = _setting(
         16_384, "uncached prompt tokens that the engine may have before it at once", minimum=1
+    )
+    isolation: str = _setting(
+        "installation",
+        "who shares cached prompts: all keys, or with `owner` those of one owner, so that nobody can tell"
+        " from the time to the first token what others have asked",
+        choices=("installation", "owner"),
     )
     stream_bytes: int = _setting(
         8 * 1024**2, "memory one stream's ring may take before its oldest events go", minimum=4096

@@ -16,6 +16,7 @@ from app.api.refusal import STREAM_ID
 from app.api.sse import ChunkWire, EventStream
 from app.api.wire import parse_body, parse_chat_request
 from app.core import ChatRequest, IdempotencyKey
+from app.engine.place import sorted_in
 from app.errors import BadRequest, NotFound, ReplayPositionUnknown
 from app.metering.budget import Allowance
 from app.metering.limiter import Lease
@@ -50,6 +51,7 @@ class ChatRoutes:
         store = request.url.path.startswith("/api/")
         chat = parse_chat_request(body, new_request_id(), owner, store=store, idempotency=key)
         self._runtime.check_model(chat.model, caller.models)
+        chat = sorted_in(chat, caller.key, isolated=self._settings.isolation == "owner")
         after = _last_event_id(request)
         stream = None if key is None else await self._made_before(owner, key, after)
         if stream is None:

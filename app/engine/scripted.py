@@ -140,14 +140,14 @@ class ScriptedEngine:
         token_ids = list(_prompt_ids(request.body["messages"]))
         script = self._script_for(request)
         max_tokens = answer_budget(len(token_ids), request.max_tokens, self._card)
-        cached_tokens = self._cached_tokens(token_ids)
+        cached_tokens = self._cached_tokens(token_ids, request.cache_salt)
         answer = _Answer(request, script, len(token_ids), cached_tokens, max_tokens)
         past_runs, rerendered = _taken_over(token_ids, request.past)
-        return Prompt(token_ids, max_tokens, answer, past_runs, rerendered)
+        return Prompt(token_ids, max_tokens, answer, past_runs, rerendered, space=request.cache_salt)
 
-    def _cached_tokens(self, token_ids: Sequence[int]) -> int:
-        """Tokens of the longest prefix seen before, by 16-token pages; remembers this prompt."""
-        cached, digest = 0, 0
+    def _cached_tokens(self, token_ids: Sequence[int], salt: str) -> int:
+        """Tokens of the longest prefix seen before with the salt, by 16-token pages; remembers it."""
+        cached, digest = 0, zlib.crc32(salt.encode())
         for start in range(0, len(token_ids) - 16, 16):
             digest = zlib.crc32(repr(token_ids[start : start + 16]).encode(), digest)
             if digest in self._seen_prefixes:

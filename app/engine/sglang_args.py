@@ -64,6 +64,8 @@ DEFAULTS: Mapping[str, Any] = {
     "allowed_media_domains": [NO_MEDIA_DOMAIN],
     "log_level": "error",
     "skip_server_warmup": True,
+    # A request's priority is its key's tier (app.engine.place.PRIORITIES).
+    "enable_priority_scheduling": True,
 }
 
 CPU_DEFAULTS: Mapping[str, Any] = {

@@ -161,6 +161,7 @@ class SGLangRemoteModel:
             _Rendered(body, chat_request, request.n, chat_request.seed),
             past_runs=spliced.past_runs,
             rerendered=spliced.rerendered,
+            space=request.cache_salt,
         )
 
     def choices(self, prompt: Prompt) -> int:

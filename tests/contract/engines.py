@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.core import ChatRequest, Counts, Delta, Engine, Prompt
@@ -18,12 +18,14 @@ def fresh_rid() -> str:
 
 
 def chat(content: Any = "How do I resume a stream?", **body: Any) -> ChatRequest:
-    """A request of one user message; `n`, `max_tokens` and `past` go where the stages before put them."""
+    """A request of one user message; what the stages before put beside the body goes there."""
     n, max_tokens, past = body.pop("n", 1), body.pop("max_tokens", 16), body.pop("past", ())
+    salt = body.pop("salt", "")
     messages = body.pop("messages", [{"role": "user", "content": content}])
     logprobs = bool(body.get("logprobs"))
     request = {"messages": messages, **body}
-    return ChatRequest(fresh_rid(), "owner", "model", request, 0, n, max_tokens, logprobs=logprobs, past=past)
+    made = ChatRequest(fresh_rid(), "owner", "model", request, 0, n, max_tokens, logprobs=logprobs, past=past)
+    return replace(made, cache_salt=salt)
 
 
 @dataclass

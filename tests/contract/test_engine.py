@@ -155,6 +155,18 @@ async def test_a_shared_prefix_is_reported_as_cached(engine: Engine) -> None:
     assert first.cached_tokens < 0.2 * first.prompt_tokens
 
 
+async def test_another_salt_finds_nothing_cached(engine: Engine) -> None:
+    """What was cached under one salt is computed anew under another, and found again under its own."""
+    system = {"role": "system", "content": f"{fresh_rid()} Answer in one short sentence. " * 30}
+    messages = [system, {"role": "user", "content": "Who are you?"}]
+    parts = []
+    for salt in ("owner:a", "owner:b", "", "owner:a"):
+        counts = (await ask(engine, chat(messages=messages, max_tokens=2, salt=salt))).counts()
+        parts.append(counts.cached_tokens / counts.prompt_tokens)
+    assert max(parts[:3]) < 0.2
+    assert parts[3] > 0.8
+
+
 async def test_the_next_turn_begins_with_what_was_said(engine: Engine) -> None:
     """The last prompt and answer come back as the ids they were, and are counted in the limits."""
     first = await ask(engine, chat(temperature=0, max_tokens=6, ignore_eos=True))
