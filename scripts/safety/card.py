@@ -40,7 +40,7 @@ def ablation(work: Path, scored: Scored, blend: Blend) -> dict[str, Any]:
 
 
 def asked(models: Path) -> dict[str, tuple[int, int]]:
-    """Of the built-in model's exam, and of intents that were not trained on, how many are flagged, and all."""
+    """Of the built-in model's exam, and of intents not trained on, how many are flagged, and all."""
     classifier, table = Classifier.load(models), Thresholds.load(models / FILE_NAME)
     at = table.at("categories", CATEGORIES[0], 0.01)
     sets = {"exam": rows.exam(), "held out": [row.text for row in rows.asked() if row.held_out]}
@@ -50,8 +50,10 @@ def asked(models: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def text(figures: Mapping[str, Any], own: Sequence[Row], sizes: Mapping[str, int]) -> str:
-    """The card: the template with the numbers put in."""
+def text(
+    figures: Mapping[str, Any], own: Sequence[Row], sizes: Mapping[str, int], seen: Mapping[str, str]
+) -> str:
+    """The card: the template with the numbers put in; `seen` says how much the encoders saw."""
     kinds = Counter((row.kind, bool(row.harmful)) for row in own)
     return Template(_TEMPLATE.read_text()).substitute(
         own=len(own),
@@ -67,6 +69,7 @@ def text(figures: Mapping[str, Any], own: Sequence[Row], sizes: Mapping[str, int
         sources=_sources(figures["blend"]),
         exam="{} of {}".format(*figures["asked"]["exam"]),
         asked="{} of {}".format(*figures["asked"]["held out"]),
+        **seen,
     )
 
 
@@ -76,7 +79,7 @@ def _percent(share: float) -> str:
 
 def _stages(named: Mapping[str, Any]) -> str:
     lines = [
-        "| | recall at 1% / 5%, all rows | mean of sources | look-alikes flagged | ordinary prompts flagged | AUC |",
+        "| | recall at 1% / 5%, all rows | mean of sources | look-alikes flagged | ordinary flagged | AUC |",
         "|---|---|---|---|---|---|",
     ]
     for name, found in named.items():
@@ -90,6 +93,6 @@ def _stages(named: Mapping[str, Any]) -> str:
 
 def _sources(found: Mapping[str, Any]) -> str:
     lines = ["| source | rows | reached at 1% | reached at 5% |", "|---|---|---|---|"]
-    for name, (rows, at_1, at_5) in found["by_source"].items():
-        lines.append(f"| {name} | {rows} | {_percent(at_1)} | {_percent(at_5)} |")
+    for name, (count, at_1, at_5) in found["by_source"].items():
+        lines.append(f"| {name} | {count} | {_percent(at_1)} | {_percent(at_5)} |")
     return "\n".join(lines)

@@ -7,16 +7,70 @@ no token types (their one embedding is added to the positions'), no pooler.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 WIDTH = 384
 HEADS = 12
 INNER = 1536
 LAYERS = 6
 POSITIONS = 512
+DROPPED = 26
+"""Of 256."""
+_HALVES = torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001  # there is no public way to ask
+
+
+class _Product(torch.autograd.Function):
+    """A linear layer in bfloat16, in and out in float32: twice as fast where the CPU has it.
+
+    Under autocast all in between is bfloat16 too, and what the products gain is lost again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        short, weight = x.bfloat16(), weight.bfloat16()
+        ctx.save_for_backward(short, weight)
+        return linear(short, weight).float() + bias
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        flat = grads[0].reshape(-1, grads[0].shape[-1])
+        short = flat.bfloat16()
+        wanted = ctx.needs_input_grad
+        return (
+            (short @ weight).float().view_as(x) if wanted[0] else None,
+            (short.t() @ x.reshape(-1, x.shape[-1])).float() if wanted[1] else None,
+            flat.sum(0) if wanted[2] else None,
+        )
+
+
+class Linear(nn.Linear):
+    """A linear layer that is exact only in the exported graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _HALVES and not torch.onnx.is_in_onnx_export():
+            return _Product.apply(x, self.weight, self.bias)
+        return super().forward(x)
+
+
+class Dropout(nn.Module):
+    """Drops a tenth. Torch's own takes as long as a small product: its random numbers come one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rng = np.random.Generator(np.random.SFC64(int(torch.randint(2**31, ()))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        drawn = np.frombuffer(self._rng.bytes(x.numel()), np.uint8).reshape(x.shape)
+        return x * torch.from_numpy(drawn >= DROPPED) * (256 / (256 - DROPPED))
 
 
 class Layer(nn.Module):
@@ -24,15 +78,15 @@ class Layer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.query = nn.Linear(WIDTH, WIDTH)
-        self.key = nn.Linear(WIDTH, WIDTH)
-        self.value = nn.Linear(WIDTH, WIDTH)
-        self.attended = nn.Linear(WIDTH, WIDTH)
+        self.query = Linear(WIDTH, WIDTH)
+        self.key = Linear(WIDTH, WIDTH)
+        self.value = Linear(WIDTH, WIDTH)
+        self.attended = Linear(WIDTH, WIDTH)
         self.attended_norm = nn.LayerNorm(WIDTH, eps=1e-12)
-        self.inner = nn.Linear(WIDTH, INNER)
-        self.outer = nn.Linear(INNER, WIDTH)
+        self.inner = Linear(WIDTH, INNER)
+        self.outer = Linear(INNER, WIDTH)
         self.outer_norm = nn.LayerNorm(WIDTH, eps=1e-12)
-        self.dropout = nn.Dropout(0.1)
+        self.dropout = Dropout()
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """(batch, tokens, width) to the same; mask is added to the attention's logits."""
@@ -58,7 +112,7 @@ class MiniLM(nn.Module):
         self.positions = nn.Embedding(POSITIONS, WIDTH)
         self.norm = nn.LayerNorm(WIDTH, eps=1e-12)
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.dropout = nn.Dropout(0.1)
+        self.dropout = Dropout()
         self.head = nn.Linear(WIDTH, 1 + categories)
 
     def forward(self, ids: Tensor, attention: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The rows that the classifiers learn from and are measured on: public files, and the project's own.
 
-A third source is what the built-in model is asked (`asked`): the project's too, but ordinary prompts, and left out
-of a fold like a public source.
+A third source is what the built-in model is asked (`asked`): the project's too, but ordinary prompts, and
+left out of a fold like a public source.
 
 Public files (`--data DIR`, scripts/safety_data/MANIFEST.json) are not in the project; its own rows are, in
 scripts/safety_data/: written_*.jsonl row by row, frames_*.jsonl as a sentence frame with lists of fillers,

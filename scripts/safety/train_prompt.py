@@ -5,7 +5,8 @@
     3. the shipped n-grams and encoder, of all rows but the held-out
     4. blend and thresholds of 2, as calibration.json; tokenizer, manifest, CARD.md
 
-Steps whose file is in the work folder already are not done again. The stream model's file and table stay as shipped.
+Steps whose file is in the work folder already are not done again. The stream model's file and table
+stay as they are.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from scripts.safety.rows import Row
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = 50_000
-BASE_EXAMPLES = 10_000
-FOLD_EXAMPLES = 6_000
-ABLATION_EXAMPLES = 9_500
+BASE_EXAMPLES = 12_000
+FOLD_EXAMPLES = 8_000
+ABLATION_EXAMPLES = 10_000
 BASE_SEED = 9
 
 
@@ -144,7 +145,15 @@ def _calibrate(args: argparse.Namespace) -> None:
     measured["ablation"] = card.ablation(args.work, scored, blend)
     measured["asked"] = card.asked(args.models)
     (args.work / "figures.json").write_text(json.dumps(measured, indent=1) + "\n")
-    (args.models / "CARD.md").write_text(card.text(measured, rows.own(), _sizes(args.models)))
+    (args.models / "CARD.md").write_text(card.text(measured, rows.own(), _sizes(args.models), _seen(args)))
+
+
+def _seen(args: argparse.Namespace) -> dict[str, str]:
+    names = ("examples", "base_examples", "fold_examples", "ablation_examples")
+    seen = {name: f"{getattr(args, name):,}" for name in names}
+    if args.start:
+        seen["examples"] += " beyond those of an earlier one"
+    return seen
 
 
 def _sizes(models: Path) -> dict[str, int]:

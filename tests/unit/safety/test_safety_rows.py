@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.safety.categories import CATEGORIES
+from app.safety.normalize import normalize
 from scripts.safety import balance, rows
 from scripts.safety.rows import BadRows, Row
 
@@ -68,7 +69,30 @@ def test_training_never_sees_what_is_held_out(own: list[Row]):
     assert {row.source for row in seen if not row.own} == {"aart"}
 
 
-def test_every_public_prompt_source_is_left_out_once():
+def test_what_the_built_in_model_is_examined_with_is_never_trained_on(own: list[Row]):
+    """Neither its exam's questions nor the wordings it is measured with meanwhile."""
+    never = {normalize(text) for text in rows.examined()}
+    assert len(never) >= 100
+    assert never.isdisjoint(normalize(row.text) for row in balance.for_training([*own, *rows.asked()]))
+
+
+def test_what_the_built_in_model_is_asked_is_ordinary():
+    """Some ten thousand questions, of which false alarms are counted."""
+    asked = rows.asked()
+    assert len(asked) >= 10_000
+    assert rows.ordinary(asked) == asked
+
+
+def test_intents_are_held_out_whole():
+    """What is asked in other words of the same would be no test."""
+    sides: dict[str, set[bool]] = {}
+    for row in rows.asked():
+        sides.setdefault(row.group, set()).add(row.held_out)
+    assert all(len(side) == 1 for side in sides.values())
+    assert {True} in sides.values()
+
+
+def test_every_source_but_our_own_rows_is_left_out_once():
     """And has a quota."""
     folds = [source for fold in balance.FOLDS for source in fold]
     assert sorted(folds) == sorted(balance.QUOTAS)
@@ -80,6 +104,14 @@ def test_draws_follow_the_weights():
     many = [Row(f"m{i}", harmful=False, source="benign_clinc") for i in range(3_995)]
     chosen = balance.drawn([*few, *many], 1_100, seed=1)
     assert (chosen < 350).sum() == pytest.approx(400, abs=40)
+
+
+def test_the_projects_rows_can_be_drawn_less_often():
+    """By encoders that have seen them before."""
+    public = [Row(f"f{i}", harmful=True, source="figstep") for i in range(400)]
+    written = [Row(f"w{i}", harmful=False, source="written_1") for i in range(400)]
+    chosen = balance.drawn([*public, *written], 600, seed=1, own_share=0.5 / balance.WRITTEN)
+    assert (chosen < 400).sum() == pytest.approx(400, abs=30)
 
 
 def test_a_frame_takes_its_fillers_side_by_side(tmp_path: Path):
