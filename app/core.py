@@ -157,6 +157,10 @@ class EngineLoad:
     used_tokens: int
     max_total_tokens: int
     gen_throughput_tokens_per_s: float
+    num_retractions: int = 0
+    """How often it set aside a running request for lack of memory, since it started; of those that ended.
+
+    Servers elsewhere do not say."""
 
 
 class Health(enum.Enum):

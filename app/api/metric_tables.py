@@ -268,6 +268,12 @@ OF_ENGINE = (
         "Tokens generated a second, as the engine measures it.",
         lambda e: e.gen_throughput_tokens_per_s,
     ),
+    counter(
+        "tokenring_engine_retractions_total",
+        "requests",
+        "Running requests that the engine set aside for lack of KV memory, counted when they end.",
+        lambda e: e.num_retractions,
+    ),
 )
 
 OF_BALANCE = (

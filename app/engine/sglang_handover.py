@@ -65,6 +65,8 @@ class HandoverTokenizerManager(TokenizerManager):
         self.on_failure: Callable[[str], None] = lambda _reason: None
         self.fit: Callable[[int, int | None], int] | None = None
         """(prompt tokens, tokens asked for) → tokens to generate at most; refuses what does not fit."""
+        self.num_retractions = 0
+        """Times that requests of ours, ended by now, were set aside for lack of KV memory."""
         self._sinks: dict[str, tuple[Sink, Tally]] = {}
         # The socket without asyncio around it: a future for each batch costs more than the batch.
         self._inbox: Any = zmq.Socket.shadow(self.recv_from_detokenizer.underlying)
@@ -192,6 +194,7 @@ class HandoverTokenizerManager(TokenizerManager):
             sink, tally = entry
             if finish is not None:
                 del sinks[rid]
+                self.num_retractions += batch.retraction_counts[row]
                 if finish.get("status_code") is not None:
                     tally.token_ids -= len(token_ids)  # a refusal is an error and no delta
             tally.token_ids += len(token_ids)

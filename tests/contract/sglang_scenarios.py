@@ -124,6 +124,18 @@ async def single(_: str) -> dict[str, Any]:
     return {"ids": answer.token_ids()}
 
 
+async def retracted(_: str) -> dict[str, Any]:
+    """More in flight than a small pool holds to its end."""
+    engine = await started(server_args={"max_total_tokens": 2000})
+    before = engine.load().num_retractions
+    asked = [ask(engine, chat(temperature=0, max_tokens=300, ignore_eos=True)) for _ in range(16)]
+    answers = await asyncio.gather(*asked)
+    seen = engine.load().num_retractions
+    await engine.aclose()
+    lengths = [answer.counts().completion_tokens for answer in answers]
+    return {"before": before, "retractions": seen, "lengths": lengths}
+
+
 async def bad_start(path: str) -> dict[str, Any]:
     """A model that is not there, and one whose scheduler fails while it loads."""
     torn = Path(path, "torn")
@@ -311,7 +323,18 @@ def _png(width: int, height: int) -> str:
 
 SCENARIOS: dict[str, Callable[[str], Awaitable[dict[str, Any]]]] = {
     f.__name__: f
-    for f in (death_of, restart, tensor_parallel, single, bad_start, vision, guards, remote, beside)
+    for f in (
+        death_of,
+        restart,
+        tensor_parallel,
+        single,
+        retracted,
+        bad_start,
+        vision,
+        guards,
+        remote,
+        beside,
+    )
 }
 
 if __name__ == "__main__":

@@ -63,6 +63,14 @@ def test_tensor_parallel_over_two_processes() -> None:
     assert seen["ids"][0] == run("single")["ids"]
 
 
+def test_requests_set_aside_for_lack_of_memory_are_counted() -> None:
+    """Sixteen long answers in a pool for six: the load says how many were retracted; all come whole."""
+    seen = run("retracted")
+    assert seen["before"] == 0
+    assert seen["retractions"] > 0
+    assert seen["lengths"] == [300] * 16
+
+
 def test_a_failed_start_says_why_and_leaves_the_process_alive(tmp_path: Path) -> None:
     """A missing model, torn weights and an unknown argument are exceptions with the reason."""
     seen = run("bad_start", str(tmp_path))
