@@ -7,7 +7,19 @@ import signal
 import sys
 from typing import NoReturn
 
-from scripts.benchmarks import bare, connections, ledger, path, serve, start, store
+from scripts.benchmarks import (
+    bare,
+    connections,
+    fairness,
+    herd,
+    ledger,
+    overload,
+    path,
+    screen,
+    serve,
+    start,
+    store,
+)
 
 BENCHMARKS = {
     "bare": (bare, "start the peer: SGLang's own server on the same model, platform and engine flags"),
@@ -16,6 +28,10 @@ BENCHMARKS = {
     "connections": (connections, "10,000 open streams, one event per second each: delivery, delay, memory"),
     "start": (start, "time until ready against SGLang's own server, and until the port answers"),
     "store": (store, "a large store: usage, conversations, search, and settlements per second"),
+    "overload": (overload, "five times too much for five minutes: goodput, refusals, who comes back"),
+    "fairness": (fairness, "a light key beside a flood; two keys that both want more than there is"),
+    "herd": (herd, "2,000 requests within a second of a restart"),
+    "screen": (screen, "our server with the screens on and off, interleaved: TTFT, ITL, total time, CPU"),
     "ledger": (ledger, "our server with the ledger on and off, interleaved: TTFT, CPU per token"),
 }
 

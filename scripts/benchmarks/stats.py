@@ -1,13 +1,16 @@
-"""Percentiles, and bootstrap intervals of a ratio over interleaved pairs of runs."""
+"""Percentiles, shares, and bootstrap intervals of a ratio: over interleaved pairs of runs, or two samples."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 BOOTSTRAP_RESAMPLES = 10_000
+RESAMPLES_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +42,36 @@ def paired_ratio(ours: Sequence[float], peer: Sequence[float], *, seed: int = 1)
     picks = rng.integers(0, log_ratios.size, size=(BOOTSTRAP_RESAMPLES, log_ratios.size))
     low, high = np.percentile(log_ratios[picks].mean(axis=1), [2.5, 97.5])
     return Ratio(float(np.exp(log_ratios.mean())), float(np.exp(low)), float(np.exp(high)))
+
+
+def bootstrap_ratio(
+    ours: Sequence[float],
+    base: Sequence[float],
+    statistic: Callable[..., Any] = np.mean,
+    *,
+    seed: int = 1,
+) -> Ratio:
+    """A statistic of `ours` over the same of `base`; the interval resamples each by itself.
+
+    `statistic` takes an array and `axis`. NaN where a sample is empty or the base's is not positive.
+    """
+    a, b = np.array(ours, dtype=float), np.array(base, dtype=float)
+    if not a.size or not b.size or not statistic(b, axis=0) > 0:
+        return Ratio(float("nan"), float("nan"), float("nan"))
+    rng, ratios = np.random.default_rng(seed), []
+    for _ in range(BOOTSTRAP_RESAMPLES // RESAMPLES_AT_ONCE):
+        above = statistic(a[rng.integers(0, a.size, size=(RESAMPLES_AT_ONCE, a.size))], axis=1)
+        below = statistic(b[rng.integers(0, b.size, size=(RESAMPLES_AT_ONCE, b.size))], axis=1)
+        ratios.append(above[below > 0] / below[below > 0])
+    low, high = np.percentile(np.concatenate(ratios), [2.5, 97.5])
+    return Ratio(float(statistic(a, axis=0) / statistic(b, axis=0)), float(low), float(high))
+
+
+def share(part: int, whole: int) -> Ratio:
+    """A share with its Wilson score 95% interval (1927); NaN of nothing."""
+    if not whole:
+        return Ratio(float("nan"), float("nan"), float("nan"))
+    z, p = 1.959964, part / whole
+    middle = (p + z * z / (2 * whole)) / (1 + z * z / whole)
+    reach = z / (1 + z * z / whole) * math.sqrt(p * (1 - p) / whole + z * z / (4 * whole * whole))
+    return Ratio(p, max(middle - reach, 0.0), min(middle + reach, 1.0))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from scripts.benchmarks.stats import paired_ratio, percentile
+from scripts.benchmarks.stats import bootstrap_ratio, paired_ratio, percentile, share
 
 
 def test_percentile_is_linear_between_ranks():
@@ -60,3 +60,21 @@ def test_unequal_numbers_of_runs_are_refused():
 def test_ratio_without_positive_values_is_nan(values):
     """A figure that was not measured is NaN, never a number that looks measured."""
     assert math.isnan(paired_ratio(values, [1.0] * len(values)).value)
+
+
+def test_a_ratio_of_two_samples_holds_the_truth():
+    """Twice as much, with an interval around two that a larger sample makes narrower."""
+    rng = np.random.default_rng(1)
+    wide, narrow = (bootstrap_ratio(rng.normal(2, 0.3, n), rng.normal(1, 0.15, n)) for n in (20, 500))
+    for ratio in (wide, narrow):
+        assert ratio.low < 2.0 < ratio.high
+    assert narrow.high - narrow.low < wide.high - wide.low
+    assert math.isnan(bootstrap_ratio([], [1.0]).value)
+
+
+def test_a_share_has_wilsons_interval():
+    """9 of 10: 0.596 to 0.982 (Wilson 1927); all of 40 is not certainty."""
+    ratio = share(9, 10)
+    assert (round(ratio.low, 3), round(ratio.high, 3)) == (0.596, 0.982)
+    assert share(40, 40).low < 1.0
+    assert math.isnan(share(0, 0).value)

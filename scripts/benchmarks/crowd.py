@@ -1,0 +1,112 @@
+"""Clients of a node: those who wait for an answer before they ask again, and those who just come.
+
+Who *obeys* comes back exactly when `Retry-After` says, with the same request, unless it is told not to;
+who *gives up* goes away at the first refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scripts.benchmarks.asking import Asked, Asker
+
+MOST_ATTEMPTS = 6
+UNTOLD_S = 1.0
+"""How long a client in a closed loop lets pass after a refusal that names no time."""
+NextChat = Callable[[int], bytes]
+
+
+@dataclass(slots=True)
+class Wish:
+    """One request of one client, and every attempt at it that has ended."""
+
+    obeys: bool
+    attempts: list[Asked] = field(default_factory=list)
+
+
+class Crowd:
+    """Everyone who asks one server, and all that they saw."""
+
+    def __init__(
+        self,
+        asker: Asker,
+        next_chat: NextChat,
+        rng: random.Random,
+        on_ended: Callable[[Asked], None] = lambda _asked: None,
+    ) -> None:
+        self._asker = asker
+        self._next_chat = next_chat
+        self._rng = rng
+        self._on_ended = on_ended
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.wishes: list[Wish] = []
+
+    def spawn(self, client: Coroutine[Any, Any, None]) -> None:
+        """Run a client beside the others."""
+        task = asyncio.get_running_loop().create_task(client)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def leave(self) -> None:
+        """End every client where it is."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def all_served(self) -> None:
+        """Wait until every client has what it wanted, or was refused."""
+        await asyncio.gather(*self._tasks)
+
+    async def in_turn(self, key: int, at_most_s: float = math.inf) -> None:
+        """A client that asks, reads, asks again, for ever; after a refusal when it is told to, or sooner."""
+        while True:
+            wish = await self.once(key, obeys=False)
+            last = wish.attempts[-1]
+            if last.status != 200:
+                await asyncio.sleep(min(last.retry_after_s or UNTOLD_S, at_most_s))
+
+    async def want(self, key: int, *, obeys: bool) -> None:
+        """A client that wants one answer."""
+        await self.once(key, obeys=obeys)
+
+    async def once(self, key: int, *, obeys: bool) -> Wish:
+        """The same, for who wants to know what became of it."""
+        wish = Wish(obeys)
+        self.wishes.append(wish)
+        body = self._next_chat(key)
+        while True:
+            asked = await self._asker.ask(key, body)
+            wish.attempts.append(asked)
+            self._on_ended(asked)
+            told = obeys and asked.status in (429, 503) and asked.should_retry
+            if not told or asked.retry_after_s is None or len(wish.attempts) == MOST_ATTEMPTS:
+                return wish
+            await asyncio.sleep(asked.retry_after_s)
+
+    async def come(self, rate_per_s: float, seconds: float, obeying: float) -> None:
+        """New clients at random, so many a second whatever they meet; a part of them obeys."""
+        rng = self._rng
+        due_s = time.monotonic()
+        end_s = due_s + seconds
+        while due_s < end_s:
+            await asyncio.sleep(due_s - time.monotonic())
+            key, obeys = rng.randrange(self._asker.num_keys), rng.random() < obeying
+            self.spawn(self.want(key, obeys=obeys))
+            due_s += rng.expovariate(rate_per_s)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+
+def attempts(wishes: Sequence[Wish]) -> list[Asked]:
+    """Every attempt that has ended."""
+    return [asked for wish in wishes for asked in wish.attempts]

@@ -1,0 +1,111 @@
+"""What a run found, each figure beside what it must be: a table to read, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from scripts.benchmarks.asking import Asked
+from scripts.benchmarks.stats import Ratio, percentile
+
+ALLOWED = (200, 429, 503)
+MAX_RETRY_S = 120
+Better = Literal["lower", "higher"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the table. `verdict` is empty where nothing is asked of the figure."""
+
+    label: str
+    value: str
+    must: str = ""
+    verdict: str = ""
+
+
+def judged(label: str, found: Ratio, better: Better, bound: float) -> Finding:
+    """A figure with its interval: `open` unless all of it is on one side of the bound."""
+    value = shown(found)
+    must = f"{'≤' if better == 'lower' else '≥'} {bound:g}"
+    if math.isnan(found.value):
+        return Finding(label, "no value", must, "open")
+    if better == "lower":
+        verdict = "met" if found.high <= bound else "missed" if found.low > bound else "open"
+    else:
+        verdict = "met" if found.low >= bound else "missed" if found.high < bound else "open"
+    return Finding(label, value, must, verdict)
+
+
+def shown(found: Ratio) -> str:
+    """A figure with its interval."""
+    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+def none_of(label: str, count: float) -> Finding:
+    """A count that must be 0."""
+    return Finding(label, f"{count:g}", "0", "missed" if count else "met")
+
+
+def within(label: str, value: float, bound: float, form: str = "{:.3g}") -> Finding:
+    """A single figure, without an interval, that must not be more than `bound`."""
+    verdict = "met" if value <= bound else "missed"
+    return Finding(label, form.format(value), f"≤ {bound:g}", verdict)
+
+
+def said(label: str, value: object, form: str = "{}") -> Finding:
+    """A figure of which nothing is asked."""
+    return Finding(label, form.format(value))
+
+
+def markdown(findings: Sequence[Finding]) -> str:
+    """The findings as a Markdown table, aligned to be read as text too."""
+    rows = [["figure", "found", "must", "verdict"]]
+    rows += [[one.label, one.value, one.must, one.verdict] for one in findings]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines.insert(1, " | ".join("-" * width for width in widths))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def missed(findings: Sequence[Finding]) -> bool:
+    """Whether any bound was missed."""
+    return any(one.verdict == "missed" for one in findings)
+
+
+def write(path: Path, settings: Mapping[str, Any], findings: Sequence[Finding]) -> None:
+    """Settings, machine and findings as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {**settings, "findings": [asdict(one) for one in findings]}
+    path.write_text(json.dumps(record, indent=1, default=str) + "\n")
+
+
+def statuses(seen: Sequence[Asked]) -> list[Finding]:
+    """What attempts ended in, and whether every refusal was one that clients can go by."""
+    counts = Counter((asked.status, asked.code) for asked in seen)
+    rows = [
+        said(f"answers {status or 'none'} {code}".rstrip(), count)
+        for (status, code), count in sorted(counts.items())
+    ]
+    broken = sum(
+        n for (status, code), n in counts.items() if status not in ALLOWED or (status == 200 and code)
+    )
+    refused = [asked for asked in seen if asked.status in (429, 503)]
+    waits = [asked.retry_after_s for asked in refused if asked.retry_after_s is not None]
+    honest = sum(1 <= wait <= MAX_RETRY_S for wait in waits)
+    return [
+        *rows,
+        none_of("attempts that ended in anything but 200, 429, 503", broken),
+        none_of(f"refusals without Retry-After, or with more than {MAX_RETRY_S} s", len(refused) - honest),
+        said("Retry-After p50, p99, s", f"{percentile(waits, 50):.0f}, {percentile(waits, 99):.0f}"),
+    ]
+
+
+def retractions(count: float | None) -> Finding:
+    """Requests that the engine set aside for lack of memory; None where the server does not show them."""
+    label = "requests that the engine retracted"
+    return Finding(label, "not shown by this server", "0", "open") if count is None else none_of(label, count)

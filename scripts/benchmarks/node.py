@@ -1,0 +1,129 @@
+"""Our server under a load of many keys: started with keys of its own, restarted, its metrics read."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from scripts.benchmarks.processes import ServerProcess, free_port
+
+POOL_TOKENS = 16_384
+RETRACTIONS = "tokenring_engine_retractions_total"
+SCRIPT = "tokens=100000,seed=1,pool={pool},prefill_rate=8000,step_s=0.02,step_per_request_s=0.0005"
+"""The scripted engine as a small GPU would do: 1,200 tokens/s at 40 requests."""
+
+
+def add_node_arguments(parser: argparse.ArgumentParser, *, pool: int = POOL_TOKENS) -> None:
+    """The options of whatever loads a node."""
+    parser.add_argument("--engine", choices=("sglang", "scripted"), default="sglang")
+    parser.add_argument(
+        "--pool",
+        type=int,
+        default=pool,
+        metavar="TOKENS",
+        help=f"KV memory of the engine; 0 leaves SGLang's own (default: {pool})",
+    )
+    parser.add_argument(
+        "--safety", choices=("on", "off"), default="off", help="screens, judging but refusing nothing"
+    )
+    parser.add_argument("--script", default=SCRIPT, help="how fast the scripted engine is")
+    parser.add_argument(
+        "--setting",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="one more setting of the server, as ttft_target_s=1",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, options and results")
+
+
+class Node:
+    """One server and the keys it knows; it can be stopped and started on the same data."""
+
+    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
+        self.keys: list[str] = []
+        self.model = ""
+        self._data = folder / "data"
+        port = free_port()
+        self.server = ServerProcess("ours", self._command(arguments, folder, port), port, folder / "log")
+        self._admin = self._make_key("admin", "admin")
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self.server.port
+
+    def start(self) -> None:
+        """Start, and return once it takes requests."""
+        self.server.start()
+        self.server.wait_ready()
+        self.model = self._model()
+
+    def add_keys(self, count: int) -> None:
+        """Make keys of the standard tier and without limits, beside those there are."""
+        for number in range(count):
+            body = json.dumps({"name": f"load {number}"}).encode()
+            self.keys.append(json.load(self._call("/api/admin/keys", body))["key"])
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of `/metrics` by its name, those of a name added up; {} where nobody answers."""
+        found: dict[str, float] = {}
+        with self._call("/metrics") as answer:
+            for line in answer.read().decode().splitlines():
+                if line and not line.startswith("#"):
+                    name, _, value = line.rpartition(" ")
+                    name = name.partition("{")[0]
+                    found[name] = found.get(name, 0.0) + float(value)
+        return found
+
+    async def idle(self) -> None:
+        """Wait until the engine runs nothing: what clients left goes on for its grace period."""
+        while True:
+            metrics = await asyncio.to_thread(self.metrics)
+            if not metrics["tokenring_live_streams"]:
+                return
+            await asyncio.sleep(0.5)
+
+    def _model(self) -> str:
+        return str(json.load(self._call("/v1/models"))["data"][0]["id"])
+
+    def _call(self, path: str, body: bytes | None = None) -> Any:
+        headers = {"Authorization": f"Bearer {self._admin}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, headers)
+        return urllib.request.urlopen(request, timeout=30)
+
+    def _make_key(self, name: str, scope: str) -> str:
+        command = [sys.executable, "-m", "app", "keys", "create", "--data-dir", str(self._data)]
+        made = subprocess.run(
+            [*command, "--name", name, "--scope", scope], check=True, capture_output=True, text=True
+        )
+        return made.stdout.strip()
+
+    def _command(self, arguments: argparse.Namespace, folder: Path, port: int) -> list[str]:
+        options = ["--port", str(port), "--data-dir", str(self._data), "--log-level", "warning"]
+        options += ["--engine", arguments.engine, "--safety", arguments.safety]
+        options += ["--config", str(_config(arguments, folder))]
+        if arguments.engine == "scripted":
+            options += ["--scripted", arguments.script.format(pool=arguments.pool)]
+        if arguments.safety == "on":
+            # Words in no order, of which the screens would refuse one in some hundreds.
+            policy = folder / "policy.toml"
+            policy.write_text('action = "flag"\n')
+            options += ["--safety-policy", str(policy)]
+        for setting in arguments.setting:
+            name, _, value = setting.partition("=")
+            options += [f"--{name.replace('_', '-')}", value]
+        return [sys.executable, "-m", "app", "serve", *options]
+
+
+def _config(arguments: argparse.Namespace, folder: Path) -> Path:
+    path = folder / "tokenring.toml"
+    lines = ["[engine.sglang]", f"max_total_tokens = {arguments.pool}"]
+    path.write_text("\n".join(lines) + "\n" if arguments.engine == "sglang" and arguments.pool else "")
+    return path

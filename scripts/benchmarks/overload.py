@@ -1,0 +1,225 @@
+"""`bench overload`: far more than the node can serve, for minutes.
+
+First the throughput without overload: clients in a closed loop, more and more of them, until no more requests
+a second have their first token within the target and end within their deadline. Then new clients come at
+`--factor` times that rate whatever they meet (open loop), of many keys of equal weight. A part of them obeys
+`Retry-After` exactly, the others give up when refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from scripts.benchmarks import findings
+from scripts.benchmarks.asking import Asked, Asker
+from scripts.benchmarks.chats import Chats, Shape
+from scripts.benchmarks.crowd import Crowd, Wish, attempts
+from scripts.benchmarks.findings import Finding, retractions, statuses
+from scripts.benchmarks.machine import describe_machine
+from scripts.benchmarks.node import RETRACTIONS, Node, add_node_arguments
+from scripts.benchmarks.processes import machine_busy_s
+from scripts.benchmarks.stats import bootstrap_ratio, percentile, share
+
+BIN_S = 5.0
+GOODPUT = 0.9
+FIRST_RETRY = 0.9
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench overload`."""
+    parser.add_argument("--seconds", type=int, default=300, help="how long the overload lasts (default: 300)")
+    parser.add_argument("--factor", type=float, default=5.0, help="offered over throughput (default: 5)")
+    parser.add_argument("--keys", type=int, default=20, help="keys that the clients share (default: 20)")
+    parser.add_argument("--obeying", type=float, default=0.5, help="part that obeys (default: 0.5)")
+    parser.add_argument(
+        "--clients", default="8,16,24,32,48,64", help="closed loops to try (default: 8,16,24,32,48,64)"
+    )
+    parser.add_argument(
+        "--search", type=int, default=20, metavar="S", help="seconds for each of them (default: 20)"
+    )
+    parser.add_argument(
+        "--alone", type=int, default=60, metavar="S", help="seconds for the best of them (default: 60)"
+    )
+    parser.add_argument("--ttft", type=float, default=2.0, metavar="S", help="TTFT target (default: 2)")
+    parser.add_argument(
+        "--deadline", type=float, default=30.0, metavar="S", help="for a whole answer (default: 30)"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    add_node_arguments(parser)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of load: what was asked in it, and how many good answers ended in each of its bins."""
+
+    wishes: Sequence[Wish]
+    started_at_s: float
+    seconds: float
+    good: list[Asked]
+
+    @property
+    def per_s(self) -> float:
+        """Good answers a second."""
+        return len(self.good) / self.seconds
+
+    def bins(self, weight: str = "") -> list[float]:
+        """Good answers, or a sum over them, by when they ended."""
+        found = [0.0] * max(int(self.seconds / BIN_S), 1)
+        for asked in self.good:
+            at = int(((asked.ended_at_s or 0.0) - self.started_at_s) / BIN_S)
+            if at < len(found):
+                found[at] += getattr(asked, weight) if weight else 1
+        return found
+
+
+class Overload:
+    """One run against one node."""
+
+    def __init__(self, arguments: argparse.Namespace, node: Node) -> None:
+        self._arguments = arguments
+        self._asker = Asker(node.port, node.keys)
+        self._chats = Chats(node.model, Shape(), arguments.seed)
+        self._rng = random.Random(arguments.seed)  # noqa: S311  # reproducible, not secret
+        self._node = node
+
+    async def run(self) -> list[Finding]:
+        """Search, measure alone, measure overloaded."""
+        arguments = self._arguments
+        try:
+            alone = await self._alone()
+            rate = arguments.factor * alone.per_s
+            _tell(
+                f"alone {alone.per_s:.2f} good answers/s; now {rate:.1f} clients/s for {arguments.seconds} s"
+            )
+            before, busy_s, cpu = self._node.metrics(), machine_busy_s(), self._node.server.cpu()
+            over = await self._overloaded(rate)
+            used, busy_s = self._node.server.cpu() - cpu, machine_busy_s() - busy_s
+            retracted = _risen(before, self._node.metrics(), RETRACTIONS)
+        finally:
+            self._asker.close()
+        shares = (used.serving_s / over.seconds, used.engine_s / over.seconds, busy_s / over.seconds)
+        return [
+            *statuses(attempts(over.wishes)),
+            retractions(retracted),
+            *_throughput(alone, over, rate, arguments),
+            *_retries(over.wishes),
+            findings.said(
+                "server, engine, whole machine busy, CPUs", "{:.2f}, {:.2f}, {:.2f}".format(*shares)
+            ),
+        ]
+
+    async def _alone(self) -> Phase:
+        best, clients = None, 0
+        for number in map(int, self._arguments.clients.split(",")):
+            phase = await self._closed(number, self._arguments.search)
+            _tell(f"{number} clients: {phase.per_s:.2f} good answers/s of {len(phase.wishes)} requests")
+            if best is not None and phase.per_s < 0.8 * best.per_s:
+                break
+            if best is None or phase.per_s > best.per_s:
+                best, clients = phase, number
+        return await self._closed(clients, self._arguments.alone)
+
+    async def _closed(self, clients: int, seconds: float) -> Phase:
+        """So many clients, each with one request after the other; measured from when all have begun."""
+        crowd = self._crowd()
+        for number in range(clients):
+            crowd.spawn(crowd.in_turn(number % self._asker.num_keys))
+        await asyncio.sleep(min(BIN_S, seconds / 4))
+        return await self._measured(crowd, seconds)
+
+    async def _overloaded(self, rate: float) -> Phase:
+        crowd, ramp_s, seconds = self._crowd(), 2 * BIN_S, self._arguments.seconds
+        crowd.spawn(crowd.come(rate, ramp_s + seconds, self._arguments.obeying))
+        await asyncio.sleep(ramp_s)
+        return await self._measured(crowd, seconds)
+
+    async def _measured(self, crowd: Crowd, seconds: float) -> Phase:
+        started_at_s = time.monotonic()
+        await asyncio.sleep(seconds)
+        ended_at_s = time.monotonic()
+        await crowd.leave()
+        await self._node.idle()
+        good = [
+            asked
+            for asked in attempts(crowd.wishes)
+            if asked.ttft_s <= self._arguments.ttft
+            and asked.took_s <= self._arguments.deadline
+            and started_at_s <= (asked.ended_at_s or 0.0) < ended_at_s
+        ]
+        return Phase(crowd.wishes, started_at_s, ended_at_s - started_at_s, good)
+
+    def _crowd(self) -> Crowd:
+        return Crowd(self._asker, self._chats.next, self._rng)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the table; exit status 1 where something was missed."""
+    machine = describe_machine()
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node(arguments, Path(folder))
+        try:
+            node.start()
+            node.add_keys(arguments.keys)
+            found = uvloop.run(Overload(arguments, node).run())
+        finally:
+            node.server.stop()
+    print(findings.markdown(found))
+    if arguments.json:
+        settings = {"benchmark": "overload", "machine": machine, "options": vars(arguments)}
+        findings.write(arguments.json, settings, found)
+    return int(findings.missed(found))
+
+
+def _throughput(alone: Phase, over: Phase, rate: float, arguments: argparse.Namespace) -> list[Finding]:
+    ttfts = [asked.ttft_s for asked in attempts(over.wishes) if asked.first_at_s is not None]
+    late = [asked for asked in attempts(over.wishes) if asked.whole and asked.ttft_s > arguments.ttft]
+    name = "completion_tokens"
+    return [
+        findings.said(
+            "clients/s that came, good answers/s without overload", f"{rate:.1f}, {alone.per_s:.2f}"
+        ),
+        findings.judged(
+            "good answers/s, over those without overload",
+            bootstrap_ratio(over.bins(), alone.bins()),
+            "higher",
+            GOODPUT,
+        ),
+        findings.said(
+            "their tokens/s, over those without overload",
+            findings.shown(bootstrap_ratio(over.bins(name), alone.bins(name))),
+        ),
+        findings.said("answers whose first token came late", len(late)),
+        findings.said("TTFT p50, p99, s", f"{percentile(ttfts, 50):.2f}, {percentile(ttfts, 99):.2f}"),
+    ]
+
+
+def _retries(wishes: Sequence[Wish]) -> list[Finding]:
+    came = [wish for wish in wishes if wish.obeys and len(wish.attempts) > 1]
+    let_in = sum(wish.attempts[1].status == 200 for wish in came)
+    refused = [wish for wish in wishes if wish.attempts and wish.attempts[0].status in (429, 503)]
+    hopeless = sum(not wish.attempts[0].should_retry for wish in refused)
+    return [
+        findings.said("refused at first; of them told not to come again", f"{len(refused)}; {hopeless}"),
+        findings.said("came back when told", len(came)),
+        findings.judged(
+            "of them let in at their first retry", share(let_in, len(came)), "higher", FIRST_RETRY
+        ),
+    ]
+
+
+def _risen(before: dict[str, float], after: dict[str, float], name: str) -> float | None:
+    return after[name] - before[name] if name in after and name in before else None
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
