@@ -1,4 +1,4 @@
-"""`tokenring keys`: make, list, rotate, expire, revoke; beside the server, or before its first start."""
+"""`tokenring keys`: make, list, change, rotate, end; beside the server, or before its first start."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from typing import Any
 
 from app.api.key_terms import (
     DEFAULT_OVERLAP_S,
+    NULLABLE,
+    TERMS,
     as_json,
     issued_as_json,
-    not_enforced,
     read_new,
     read_overlap_us,
     read_terms,
 )
+from app.errors import BadRequest
 from app.store import keys
 from app.store.beside import make_missing, opened
 from app.store.key_table import now_us
 
 EXIT_OK = 0
 NEVER = "never"
+NONE = "none"
+"""Given to a flag, takes the limit away."""
 _FIRST = (
     "This was the first key: from now on every request needs one, from this machine too."
     f" What was kept without a key is of the owner {keys.LOCAL_OWNER!r}."
@@ -35,17 +39,27 @@ def add_commands(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
 ) -> None:
     """Add `keys` and its verbs to the parser of the command line."""
-    top = commands.add_parser("keys", help="make, list, rotate, expire or revoke API keys")
+    top = commands.add_parser("keys", help="make, list, change, rotate, expire or revoke API keys")
     verbs = top.add_subparsers(dest="verb", required=True)
 
     def verb(name: str, help_: str, *, takes_id: bool = True) -> argparse.ArgumentParser:
-        parser = verbs.add_parser(name, parents=[common], allow_abbrev=False, help=help_)
+        parser = verbs.add_parser(
+            name,
+            parents=[common],
+            allow_abbrev=False,
+            help=help_,
+            argument_default=argparse.SUPPRESS,  # terms that no flag gives are not there
+        )
         if takes_id:
             parser.add_argument("id", metavar="ID", help="the key's id, the part before its second hyphen")
         return parser
 
     _add_create(verb("create", "make a key, and print it this once", takes_id=False))
     verb("list", "list every key, revoked ones too", takes_id=False).set_defaults(run=_list)
+    update = verb("update", f"change what a key may do; {NONE!r} takes a limit away")
+    update.add_argument("--name", help="what the key is for, as people call it")
+    _add_terms(update)
+    update.set_defaults(run=_update)
     rotate = verb("rotate", "give a key a new secret, and print it this once")
     rotate.add_argument(
         "--overlap-s",
@@ -56,7 +70,9 @@ def add_commands(
     )
     rotate.set_defaults(run=_rotate)
     expire = verb("expire", "say when a key ends; it can be put off again")
-    expire.add_argument("--at", metavar="DATE", help=f"a UTC day or time, or {NEVER!r} (default: now)")
+    expire.add_argument(
+        "--at", metavar="DATE", default=None, help=f"a UTC day or time, or {NEVER!r} (default: now)"
+    )
     expire.set_defaults(run=_expire)
     verb("revoke", "end a key for good").set_defaults(run=_revoke)
 
@@ -66,37 +82,72 @@ def _add_create(create: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--owner", help="keys of one owner share their conversations and usage (default: its own)"
     )
-    create.add_argument("--scope", choices=keys.SCOPES, default="chat")
-    create.add_argument("--tier", choices=keys.TIERS, default="standard")
-    create.add_argument("--rpm", type=int, metavar="N", help="requests a minute")
-    create.add_argument("--tpm", type=int, metavar="N", help="tokens a minute")
-    create.add_argument("--max-streams", type=int, metavar="N", help="generations at once")
-    create.add_argument("--budget-usd", metavar="X", help="what it may cost in a UTC month")
-    create.add_argument("--models", metavar="A,B", help="the only models it may use (default: all)")
+    _add_terms(create)
     create.add_argument(
+        "--expires", dest="expires_at", metavar="DATE", help="a UTC day or time from which on it is not valid"
+    )
+    create.set_defaults(run=_create)
+
+
+def _add_terms(verb: argparse.ArgumentParser) -> None:
+    """What a key may do, but for when it ends."""
+    verb.add_argument("--scope", choices=keys.SCOPES, help="a new key's: chat")
+    verb.add_argument(
+        "--tier", choices=keys.TIERS, help="who goes first when the server is full (a new key's: standard)"
+    )
+    verb.add_argument(
+        "--weight",
+        type=float,
+        metavar="X",
+        help="its part of what its tier is served, 0.1 to 100 (a new key's: 1)",
+    )
+    verb.add_argument("--rpm", type=_count, metavar="N", help="requests a minute")
+    verb.add_argument("--tpm", type=_count, metavar="N", help="tokens a minute")
+    verb.add_argument("--max-streams", type=_count, metavar="N", help="generations at once")
+    verb.add_argument("--budget-usd", metavar="X", help="what it may cost in a UTC month")
+    verb.add_argument("--models", metavar="A,B", help="the only models it may use (a new key's: all)")
+    verb.add_argument(
         "--safety",
         choices=keys.SAFETY_LEVELS,
-        default="standard",
-        help="strict: blocks what the policy only watches or records (default: standard)",
+        help="strict: blocks what the policy only watches or records (a new key's: standard)",
     )
-    create.add_argument("--expires", metavar="DATE", help="a UTC day or time from which on it is not valid")
-    create.set_defaults(run=_create)
+
+
+def _count(text: str) -> int | str:
+    """A whole number, or `NONE`."""
+    try:
+        return text if text == NONE else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, or {NONE!r}; got {text!r}") from None
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """What flags say of a key, as JSON has it."""
+    given = {name: value for name, value in vars(args).items() if name in (*TERMS, "owner")}
+    given |= {name: None for name in NULLABLE if given.get(name) == NONE}
+    if given.get("models") is not None:
+        given["models"] = [name.strip() for name in given["models"].split(",")]
+    return given
 
 
 def _create(args: argparse.Namespace, data_dir: Path) -> int:
     at_us = now_us()
-    given = {
-        name: getattr(args, name)
-        for name in ("name", "owner", "scope", "tier", "rpm", "tpm", "max_streams", "budget_usd", "safety")
-    }
-    given["models"] = None if args.models is None else [name.strip() for name in args.models.split(",")]
-    given["expires_at"] = args.expires
-    terms, owner = read_new(given, at_us)
+    terms, owner = read_new(_given(args), at_us)
     make_missing(data_dir)
     with opened(data_dir, write=True) as connection:
         is_first = keys.create_first(connection, terms, at_us, owner)
         issued = is_first or keys.create(connection, terms, at_us, owner)
     return _tell(args, issued, at_us, [_FIRST] if is_first else [])
+
+
+def _update(args: argparse.Namespace, data_dir: Path) -> int:
+    at_us = now_us()
+    terms = read_terms(_given(args), at_us)
+    if not terms:
+        raise BadRequest("Nothing to change: give at least one flag, as --weight 2.")
+    with opened(data_dir, write=True) as connection:
+        key = keys.change(connection, args.id, terms)
+    return _say(args, key, at_us, "\n".join(_table([as_json(key, at_us)])))
 
 
 def _rotate(args: argparse.Namespace, data_dir: Path) -> int:
@@ -113,10 +164,7 @@ def _tell(args: argparse.Namespace, issued: keys.Issued, at_us: int, notes: Sequ
         print(json.dumps(issued_as_json(issued, at_us)))
         return EXIT_OK
     print(issued.text, flush=True)
-    without = not_enforced(issued.key.terms)
     lines = [f"Key {issued.key.id}, {issued.key.terms.name!r}. It is not shown again.", *notes]
-    if without:
-        lines.append(f"Not enforced yet, only stored: {', '.join(without)}.")
     print("\n".join(lines), file=sys.stderr)
     return EXIT_OK
 
@@ -157,21 +205,19 @@ def _say(args: argparse.Namespace, key: keys.Key, at_us: int, line: str) -> int:
 
 
 def _table(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line a key, under heads, and one on what is shown and not enforced."""
+    """A line a key, under heads."""
     heads = ("id", "name", "owner", "scope", "status", "tier", "limits", "models", "expires")
     rows = [heads, *(_row(key) for key in found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    names = [name for key in found for name in key["not_enforced"]]
-    if names:
-        lines.append(f"Not enforced yet, only stored: {', '.join(dict.fromkeys(names))}.")
-    return lines
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def _row(key: Mapping[str, Any]) -> Sequence[str]:
     limits = [f"{name} {key[name]:,}" for name in ("rpm", "tpm", "max_streams") if key[name] is not None]
     if key["budget_usd"] is not None:
         limits.append(f"${key['budget_usd']:,} a month")
+    if key["weight"] != 1:
+        limits.append(f"weight {key['weight']:g}")
     if key["safety"] == "strict":
         limits.append("strict safety")
     return (

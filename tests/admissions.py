@@ -82,6 +82,7 @@ class ServiceEngine:
         self.tree = PrefixTree()
         self.held: dict[str, Any] = {}
         self.most_used = 0
+        self.max_running_reqs = 0
         self.overflows = 0
         self.generated = 0
         self._wake = asyncio.Event()
@@ -95,7 +96,12 @@ class ServiceEngine:
 
     def load(self) -> EngineLoad:
         return EngineLoad(
-            len(self.running), len(self.queue), self.used_tokens, self.service.capacity_tokens, 0.0
+            len(self.running),
+            len(self.queue),
+            self.used_tokens,
+            self.service.capacity_tokens,
+            0.0,
+            self.max_running_reqs,
         )
 
     async def answer(
@@ -211,7 +217,6 @@ class Node:
         tokens: int,
         max_tokens: int = 4096,
         retries: int = 1,
-        weight: float = 1.0,
         *,
         exact: bool = False,
     ) -> Seen:
@@ -229,7 +234,7 @@ class Node:
             request = ChatRequest(rid, key.owner, "m", body, 0, max_tokens=max_tokens)
             prompt = Prompt(prompt_ids, max_tokens, None)
             try:
-                ticket = await self.admission.admit(request, prompt, key, weight=weight)
+                ticket = await self.admission.admit(request, prompt, key)
             except ServingError as error:
                 seen.refused.append(error)
                 if error.should_retry is False or error.retry_after_s is None:
@@ -255,9 +260,9 @@ class Node:
         seen.ended_s = self.loop.time()
 
 
-def key_of(name: str, tier: Tier = "standard") -> Key:
+def key_of(name: str, tier: Tier = "standard", weight: float = 1.0) -> Key:
     """A key without limits."""
-    return Key(name, name, Terms(name, tier=tier), 0)
+    return Key(name, name, Terms(name, tier=tier, weight=weight), 0)
 
 
 def percentile(values: Sequence[float], part: float) -> float:

@@ -9,12 +9,10 @@ from typing import Any
 
 from app.api.parameters import check_kind
 from app.errors import BadRequest
-from app.store.keys import SAFETY_LEVELS, SCOPES, TIERS, Issued, Key, Terms
+from app.store.keys import MAX_WEIGHT, MIN_WEIGHT, SAFETY_LEVELS, SCOPES, TIERS, Issued, Key, Terms
 
 DEFAULT_OVERLAP_S = 86_400
 MAX_OVERLAP_S = 366 * 86_400
-NOT_ENFORCED = ("tier",)
-"""Stored and shown, and so far without any effect."""
 _MAX_CHARS = 100
 _MAX_COUNT = 10**12
 _MAX_USD = 10**9
@@ -33,7 +31,7 @@ def read_terms(given: Mapping[str, Any], at_us: int) -> dict[str, Any]:
                 param=name,
             )
         field, read = _READERS[name]
-        terms[field] = None if value is None and name in _NULLABLE else read(name, value)
+        terms[field] = None if value is None and name in NULLABLE else read(name, value)
     expires_at_us = terms.get("expires_at_us")
     if expires_at_us is not None and expires_at_us <= at_us:
         raise BadRequest("expires_at is past; to end a key now, revoke it.", param="expires_at")
@@ -80,6 +78,7 @@ def as_json(key: Key, at_us: int) -> dict[str, Any]:
         "scope": terms.scope,
         "status": key.status(at_us),
         "tier": terms.tier,
+        "weight": terms.weight,
         "rpm": terms.rpm,
         "tpm": terms.tpm,
         "max_streams": terms.max_streams,
@@ -90,19 +89,12 @@ def as_json(key: Key, at_us: int) -> dict[str, Any]:
         "expires_at": _unix_s(terms.expires_at_us),
         "revoked_at": _unix_s(key.revoked_at_us),
         "old_secrets_end_at": _unix_s(max(ends, default=None)),
-        "not_enforced": not_enforced(terms),
     }
 
 
 def issued_as_json(issued: Issued, at_us: int) -> dict[str, Any]:
     """The same with the key itself, this once."""
     return {"id": issued.key.id, "key": issued.text, **as_json(issued.key, at_us)}
-
-
-def not_enforced(terms: Terms) -> list[str]:
-    """Those of a key's limits that are set and have no effect yet."""
-    default = Terms("")
-    return [name for name in NOT_ENFORCED if getattr(terms, name) != getattr(default, name)]
 
 
 def as_usd(micro_usd: int | None) -> float | None:
@@ -139,6 +131,13 @@ def _count(param: str, value: Any) -> int:
     if not 1 <= value <= _MAX_COUNT:
         raise BadRequest(f"{param} must be 1 to {_MAX_COUNT:,}, got {value}; null is no limit.", param=param)
     return int(value)
+
+
+def _weight(param: str, value: Any) -> float:
+    check_kind(param, value, int, float)
+    if not MIN_WEIGHT <= value <= MAX_WEIGHT:
+        raise BadRequest(f"{param} must be {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, got {value}.", param=param)
+    return float(value)
 
 
 def _budget(param: str, value: Any) -> int:
@@ -193,6 +192,7 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "name": ("name", _text),
     "scope": ("scope", _choice(SCOPES)),
     "tier": ("tier", _choice(TIERS)),
+    "weight": ("weight", _weight),
     "rpm": ("rpm", _count),
     "tpm": ("tpm", _count),
     "max_streams": ("max_streams", _count),
@@ -201,4 +201,6 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "expires_at": ("expires_at_us", time_us),
     "safety": ("safety", _choice(SAFETY_LEVELS)),
 }
-_NULLABLE = ("rpm", "tpm", "max_streams", "budget_usd", "models", "expires_at")
+TERMS = tuple(_READERS)
+"""What JSON calls them."""
+NULLABLE = ("rpm", "tpm", "max_streams", "budget_usd", "models", "expires_at")

@@ -8,7 +8,7 @@
                  ▼
            429 or 503, with an appointment
 
-Room is KV memory (app.engine.pool) and a place before the engine's prefill (app.engine.gate);
+Room is KV memory (app.engine.pool), one of the engine's places, and one before its prefill (app.engine.gate);
 turns are app.engine.fair_queue's, refusals app.engine.door's. Only waiting is asynchronous: with
 nothing in the queue, `admit` gives way to no other task.
 """
@@ -20,6 +20,7 @@ import random
 import time
 from collections.abc import Callable
 from itertools import islice
+from typing import cast
 
 from app.core import ChatRequest, Delta, Engine, Health, Prompt
 from app.engine.backlog import Throughput
@@ -77,6 +78,10 @@ class Admission:
         self._waiting: dict[str, Ticket] = {}
         self._in_flight: dict[str, Ticket] = {}
         self._active_weight = 0.0
+        self._num_running = 0
+        """Choices in flight."""
+        self.max_running_reqs = 0
+        """How many the engine runs at once; 0 where it does not say."""
         self._reclaimed_tokens = 0
         self._blocked: Ticket | None = None
         self._was_ready = False
@@ -90,6 +95,7 @@ class Admission:
         self._was_ready = self._engine.health() is Health.READY
         if self._was_ready:
             self.pool.capacity_tokens = self._engine.model.kv_capacity_tokens
+            self.max_running_reqs = self._engine.load().max_running_reqs
         self.pool.forget_drift()
         self.gate.reset()
         capacity = self.pool.capacity_tokens
@@ -117,10 +123,12 @@ class Admission:
         self._was_ready = ready
         self.throughput.advance(now_s, waiting=bool(self.queue))
         if self.pool.num_claims and ready:
-            self.pool.observe(self._engine.load().used_tokens)
+            load = self._engine.load()
+            self.pool.observe(load.used_tokens)
+            self.max_running_reqs = load.max_running_reqs
         for queued in self.queue.overdue(now_s):
             assert isinstance(queued, Ticket)
-            self._refuse(queued, self.door.overdue(queued, _fingerprint(queued), now_s))
+            self._refuse(queued, self.door.overdue(queued, now_s))
         self.door.look(now_s)
         self._dispatch()
         self._reclaim()
@@ -139,7 +147,6 @@ class Admission:
         prompt: Prompt,
         key: Key | None = None,
         *,
-        weight: float = 1.0,
         space: str | None = "",
     ) -> Ticket:
         """Wait for room and for its turn; the ticket must be released.
@@ -149,7 +156,7 @@ class Admission:
         Cancelled, and what `refuse_waiting` is given.
         """
         now_s = self._clock_s()
-        lane = self._lane(request, key, weight)
+        lane = self._lane(request, key)
         lane.used_at_s = now_s
         ticket = Ticket(self, lane, request, prompt, self._growth_at_first(lane, request, prompt), now_s)
         ticket.claim.space = space
@@ -191,6 +198,7 @@ class Admission:
         if not ticket.started:
             self.gate.leave(ticket.uncached_tokens)
         self.pool.give_back(ticket.claim)
+        self._num_running -= ticket.claim.n
         del self._in_flight[ticket.rid]
         if ticket.reclaimed:
             self._reclaimed_tokens -= ticket.tokens
@@ -206,15 +214,18 @@ class Admission:
 
     # What a request takes
 
-    def _lane(self, request: ChatRequest, key: Key | None, weight: float) -> Lane:
+    def _lane(self, request: ChatRequest, key: Key | None) -> Lane:
         name = request.owner if key is None else key.id
         tier: Tier = "standard" if key is None else key.terms.tier
+        weight = 1.0 if key is None else key.terms.weight
         lane = self._lanes.get(name)
         if lane is None:
             lane = self._lanes[name] = Lane(name, tier, weight)
             lane.keyed = key is not None
-        elif not lane.active:  # terms may have changed
-            lane.set_terms(tier, weight)
+        elif (lane.tier, lane.weight) != (tier, weight):  # the key's terms were changed
+            if lane.active:
+                self._active_weight += weight - lane.weight
+            lane = self._lanes[name] = lane.with_terms(tier, weight)
         return lane
 
     def _growth_at_first(self, lane: Lane, request: ChatRequest, prompt: Prompt) -> Growth:
@@ -260,7 +271,7 @@ class Admission:
         """Take a place in the queue, and a look at whose turn it is. Raises KeyOverloaded, Overloaded."""
         lane = ticket.lane
         self.throughput.advance(now_s, waiting=bool(self.queue))
-        self.door.enter(ticket, _fingerprint(ticket), now_s)
+        self.door.enter(ticket, now_s)
         if not lane.active:
             self._active_weight += lane.weight
         self.queue.enter(ticket)
@@ -298,6 +309,9 @@ class Admission:
         """Let in all whose turn it is and who fit."""
         now_s = self._clock_s()
         while self.queue:
+            if not self._has_place(1, 0.0):
+                self._blocked = cast("Ticket", next(self.queue.in_turn(now_s)))
+                return
             ticket = self._next(now_s)
             if ticket is None:
                 return
@@ -326,10 +340,17 @@ class Admission:
         return None
 
     def _fits(self, ticket: Ticket) -> bool:
-        """Whether the pool has room, without what is kept for others."""
+        """Whether the engine has a place and the pool has room, without what is kept for others."""
         alone = len(self._lanes) == 1 and not ticket.lane.keyed
-        spare = 0 if alone or self._entitled(ticket) else int(SPARE * self.pool.capacity_tokens)
-        return self.pool.fits(ticket.claim, spare)
+        spare = 0.0 if alone or self._entitled(ticket) else SPARE
+        if not self._has_place(ticket.claim.n, spare):
+            return False
+        return self.pool.fits(ticket.claim, int(spare * self.pool.capacity_tokens))
+
+    def _has_place(self, n: int, spare: float) -> bool:
+        """Whether so many choices more would run at once; one request always may."""
+        most = self.max_running_reqs
+        return not (most and self._num_running) or self._num_running + n <= most - int(spare * most)
 
     def _entitled(self, ticket: Ticket) -> bool:
         """Whether its key has nothing in flight, or stays within its share, were one more key to come."""
@@ -363,6 +384,7 @@ class Admission:
         lane.num_in_flight += 1
         lane.in_flight_tokens += ticket.tokens
         self.pool.take(ticket.claim)
+        self._num_running += ticket.claim.n
         ticket.behind = self.gate.enter(ticket.uncached_tokens)
         ticket.let_in_s = now_s
         self._in_flight[ticket.rid] = ticket
@@ -391,9 +413,3 @@ class Admission:
         ]
         for name in idle:
             del self._lanes[name]
-
-
-def _fingerprint(ticket: Ticket) -> int:
-    """What a request is known by when it comes again."""
-    ids = ticket.claim.ids
-    return hash((len(ids), tuple(ids[:64]), tuple(ids[-128:]), ticket.max_tokens, len(ticket.lengths)))

@@ -83,16 +83,16 @@ class Door:
         self.refused: Counter[tuple[Tier, str]] = Counter()
         """Refusals by tier and code."""
 
-    def enter(self, ticket: Ticket, fingerprint: int, now_s: float) -> None:
+    def enter(self, ticket: Ticket, now_s: float) -> None:
         """Give a request its deadline, and let it wait. Raises KeyOverloaded, Overloaded."""
         lane = ticket.lane
-        if not self._may_wait(ticket, fingerprint, now_s):
-            raise self._refusal(ticket, fingerprint, now_s)
+        if not self._may_wait(ticket, now_s):
+            raise self._refusal(ticket, now_s)
         ticket.deadline_s = now_s + self._deadline_s[lane.rank]
 
-    def overdue(self, ticket: Ticket, fingerprint: int, now_s: float) -> ServingError:
+    def overdue(self, ticket: Ticket, now_s: float) -> ServingError:
         """The refusal of one that has waited for its whole deadline."""
-        retry_s, sure = self._appoint(ticket, fingerprint, now_s)
+        retry_s, sure = self._appoint(ticket, now_s)
         return self._counted(
             ticket,
             Overloaded(
@@ -121,10 +121,10 @@ class Door:
         part = AGED_SHARE if self._queue.waits_above(lane) else 1.0
         return self._throughput.tokens_per_s * part * lane.weight / weight
 
-    def _may_wait(self, ticket: Ticket, fingerprint: int, now_s: float) -> bool:
+    def _may_wait(self, ticket: Ticket, now_s: float) -> bool:
         lane, queue = ticket.lane, self._queue
         room, places = self._most_tokens - queue.tokens, self._bounds.max_queued_requests - len(queue)
-        appointed = lane.appointments.num > 0 and lane.appointments.keep(fingerprint, now_s)
+        appointed = lane.appointments.num > 0 and lane.appointments.keep(ticket.fingerprint, now_s)
         if appointed:
             self.shows.count(came=True)
         if places < 1 or (ticket.tokens > room and queue.tokens):
@@ -141,8 +141,8 @@ class Door:
             for ahead_s in AHEAD_S
         )
 
-    def _refusal(self, ticket: Ticket, fingerprint: int, now_s: float) -> ServingError:
-        retry_s, sure = self._appoint(ticket, fingerprint, now_s)
+    def _refusal(self, ticket: Ticket, now_s: float) -> ServingError:
+        retry_s, sure = self._appoint(ticket, now_s)
         when = f"Try again in {retry_s} s." if sure else "It is not sure to find room within two minutes."
         again = None if sure else False
         lane = ticket.lane
@@ -173,7 +173,7 @@ class Door:
         own = lane.in_flight_tokens + lane.waiting_tokens
         return len(active) > 1 and lane.active and own > tokens * lane.weight / weight
 
-    def _appoint(self, ticket: Ticket, fingerprint: int, now_s: float) -> tuple[int, bool]:
+    def _appoint(self, ticket: Ticket, now_s: float) -> tuple[int, bool]:
         """Seconds until its key's line has moved on so far, and whether it is expected then."""
         lane, rate = ticket.lane, self.rate(ticket.lane)
         room = max(self._most_tokens - self._queue.tokens, 0)
@@ -183,5 +183,5 @@ class Door:
         if wait_s > MAX_RETRY_S:
             return math.ceil(MAX_RETRY_S * (1 - JITTER * self._chance())), False
         retry_s = max(math.ceil(wait_s), 1)
-        lane.appointments.make(fingerprint, now_s + retry_s, ticket.tokens)
+        lane.appointments.make(ticket.fingerprint, now_s + retry_s, ticket.tokens)
         return retry_s, True

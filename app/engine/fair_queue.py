@@ -62,9 +62,23 @@ class Lane:
         """Of a prompt's tokens that no other in flight has: which part the engine had cached, lately."""
         self.appointments = Appointments()
 
-    def set_terms(self, tier: Tier, weight: float) -> None:
-        """Take on a key's terms; only while nothing of it waits or runs."""
-        self.rank, self.weight = TIERS.index(tier), weight
+    @property
+    def tier(self) -> Tier:
+        """The key's tier."""
+        return TIERS[self.rank]
+
+    def with_terms(self, tier: Tier, weight: float) -> Lane:
+        """Take on a key's new terms.
+
+        In another tier it is another lane: what waits keeps its place, and tiers count from different starts.
+        """
+        self.weight = weight
+        if tier == self.tier:
+            return self
+        lane = Lane(self.name, tier, weight)
+        lane.keyed, lane.lengths, lane.cached_part = self.keyed, self.lengths, self.cached_part
+        lane.appointments = self.appointments
+        return lane
 
     @property
     def active(self) -> bool:

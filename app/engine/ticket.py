@@ -71,6 +71,12 @@ class Ticket(Queued):
         self._due = [1] * request.n
         self.future: asyncio.Future[None] | None = None
 
+    @property
+    def fingerprint(self) -> int:
+        """What the request is known by when it comes again."""
+        ids = self.claim.ids
+        return hash((len(ids), tuple(ids[:64]), tuple(ids[-128:]), self.max_tokens, len(self.lengths)))
+
     def saw(self, delta: Delta) -> None:
         """Take note of a delta, with the engine's own counts. Costs nothing for most of them."""
         tokens = delta.counts.completion_tokens

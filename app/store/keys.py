@@ -30,6 +30,7 @@ SAFETY_LEVELS: tuple[SafetyLevel, ...] = get_args(SafetyLevel)
 
 LOCAL_OWNER = "local"
 """The owner of what is done without a stored key: in open mode, or with the setting `api_key`."""
+MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
 ID_CHARS = len("tr-") + 12
 
 
@@ -40,6 +41,8 @@ class Terms:
     name: str
     scope: Scope = "chat"
     tier: Tier = "standard"
+    weight: float = 1.0
+    """Its part of the tokens served within the tier, beside the others' weights."""
     rpm: int | None = None
     tpm: int | None = None
     max_streams: int | None = None

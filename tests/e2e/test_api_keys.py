@@ -242,11 +242,12 @@ async def test_the_life_of_a_key(serve: Serve):
     assert key["key"].startswith(f"{key['id']}-")
     assert (key["owner"], key["scope"], key["status"]) == (key["id"], "chat", "active")
     assert (key["rpm"], key["budget_usd"], key["models"], key["expires_at"]) == (60, 2.5, None, None)
-    assert key["not_enforced"] == ["tier"]
+    assert (key["tier"], key["weight"]) == ("batch", 1.0)
     assert await status(key["key"]) == 200
 
-    changed = (await admin("PATCH", f"/{key['id']}", {"rpm": None, "name": "desk"})).json()
+    changed = (await admin("PATCH", f"/{key['id']}", {"rpm": None, "name": "desk", "weight": 2})).json()
     assert (changed["name"], changed["rpm"], changed["budget_usd"]) == ("desk", None, 2.5)
+    assert (changed["weight"], served.runtime.keys.get(key["id"]).terms.weight) == (2.0, 2.0)
     assert "key" not in changed
 
     rotated = (await admin("POST", f"/{key['id']}/rotate")).json()
@@ -284,6 +285,10 @@ async def test_an_unknown_key_is_404(serve: Serve, method: str, path: str):
         ({"name": "a", "owner": " ann"}, "invalid_value", "owner"),
         ({"name": "a", "scope": "root"}, "invalid_value", "scope"),
         ({"name": "a", "tier": None}, "invalid_value", "tier"),
+        ({"name": "a", "weight": 0.05}, "invalid_value", "weight"),
+        ({"name": "a", "weight": 101}, "invalid_value", "weight"),
+        ({"name": "a", "weight": "2"}, "invalid_type", "weight"),
+        ({"name": "a", "weight": None}, "invalid_type", "weight"),
         ({"name": "a", "rpm": 0}, "invalid_value", "rpm"),
         ({"name": "a", "tpm": 1.5}, "invalid_type", "tpm"),
         ({"name": "a", "max_streams": True}, "invalid_type", "max_streams"),

@@ -71,7 +71,7 @@ def test_two_backlogged_keys_are_served_alike(
         weights = {"one": weight, "other": 1.0}
         for name, (prompt, tokens) in (("one", one), ("other", other)):
             for _ in range(150):
-                node.spawn(node.ask(key_of(name), prompt, tokens, weight=weights[name], exact=True))
+                node.spawn(node.ask(key_of(name, weight=weights[name]), prompt, tokens, exact=True))
         await asyncio.sleep(30)
         lanes = node.admission._lanes
         node.admission._next = lambda _now_s: None  # type: ignore[method-assign]
@@ -106,6 +106,32 @@ def test_ten_minutes_of_two_backlogged_keys() -> None:
         node.stop()
         assert abs(served["short"] - served["long"]) < 0.05 * served["long"], served
         assert node.engine.overflows == 0
+
+    run_virtually(main)
+
+
+def test_a_key_of_weight_two_is_served_twice_the_tokens() -> None:
+    """Five minutes of three backlogged keys of weights 2, 1 and 0.5, long requests and short: within 5%."""
+    weights = {"two": 2.0, "one": 1.0, "half": 0.5}
+    sizes = {"two": (900, 600), "one": (150, 60), "half": (400, 200)}
+
+    async def main() -> None:
+        node = Node(Service(capacity_tokens=30_000), ENDLESS)
+
+        async def client(name: str, prompt: int, tokens: int) -> None:
+            while True:
+                await node.ask(key_of(name, weight=weights[name]), prompt, tokens, 1000)
+
+        for name, size in sizes.items():
+            for _ in range(60):
+                node.spawn(client(name, *size))
+        await asyncio.sleep(300)
+        served = dict.fromkeys(weights, 0.0)
+        for seen in node.seen:
+            if seen.first_s is not None:
+                served[seen.key] += (seen.tokens + sizes[seen.key][0]) / weights[seen.key]
+        node.stop()
+        assert max(served.values()) < 1.05 * min(served.values()), served
 
     run_virtually(main)
 

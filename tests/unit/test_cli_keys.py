@@ -48,14 +48,13 @@ def made(run: Run, *argv: str) -> dict[str, Any]:
 
 
 def test_a_key_is_printed_alone(run: Run, tmp_path: Path):
-    """Standard output is the key; that it is the first, and what is not enforced, is said beside it."""
+    """Standard output is the key; that it is the first is said beside it."""
     status, out, err = run("create", "--name", "laptop", *LIMITS)
     match = TEXT.fullmatch(out)
     assert match is not None
     assert status == 0
     assert match[1] in err
     assert "first key" in err
-    assert "Not enforced yet, only stored: tier." in err
     assert out.strip() not in err
     [key] = stored(tmp_path)
     assert key.terms == keys.Terms(
@@ -63,7 +62,6 @@ def test_a_key_is_printed_alone(run: Run, tmp_path: Path):
     )
     status, _, err = run("create", "--name", "other")
     assert "first key" not in err
-    assert "Not enforced" not in err
 
 
 def test_a_key_as_json(run: Run, tmp_path: Path):
@@ -90,23 +88,22 @@ def test_a_key_as_json(run: Run, tmp_path: Path):
     )
     assert key["expires_at"] == 4_070_908_800
     last = made(run, "--name", "x", *LIMITS)
-    assert last["not_enforced"] == ["tier"]
     assert {stored_key.owner for stored_key in stored(tmp_path)} == {"ann", last["id"]}
 
 
 def test_the_list_shows_no_secret(run: Run):
-    """Every key is a line with its limits, and the limits without effect are named; secrets are not shown."""
+    """Every key is a line with its tier and limits; secrets are not shown."""
     first = made(run, "--name", "laptop", "--rpm", "1000", "--tier", "batch")
     second = made(run, "--name", "two words", "--owner", "ann", "--models", "m")
     run("revoke", second["id"])
     status, out, _ = run("list")
-    head, *rows, note = out.splitlines()
+    head, *rows = out.splitlines()
     assert status == 0
     assert head.split()[:4] == ["id", "name", "owner", "scope"]
     assert [ID.findall(row) for row in rows] == [[first["id"]], [second["id"]]]
     assert "rpm 1,000" in rows[0]
     assert "revoked" in rows[1]
-    assert note == "Not enforced yet, only stored: tier."
+    assert rows[0].split().count("batch") == 1
     listed = run("list", "--json")[1]
     for key in (first, second):
         assert key["key"].rpartition("-")[2] not in out + listed
@@ -137,6 +134,27 @@ def test_an_expiry_can_be_put_off(run: Run):
     assert "2099-01-01T00:00Z" in run("expire", key_id, "--at", "2099-01-01")[1]
 
 
+def test_a_key_is_changed(run: Run, tmp_path: Path):
+    """What flags name is changed, `none` takes a limit away, and all else stays as it was."""
+    key_id = made(run, "--name", "laptop", "--models", "a", "--safety", "strict", *LIMITS)["id"]
+    status, out, _ = run("update", key_id, "--weight", "2.5", "--rpm", "none", "--models", "none")
+    assert (status, "weight 2.5" in out, "rpm" in out) == (0, True, False)
+    [key] = stored(tmp_path)
+    assert key.terms == keys.Terms(
+        "laptop",
+        tier="batch",
+        weight=2.5,
+        tpm=9000,
+        max_streams=2,
+        budget_micro_usd=2_500_000,
+        safety="strict",
+    )
+    flags = ("--name", "desk", "--tier", "interactive", "--weight", "1", "--budget-usd", "none")
+    changed = json.loads(run("update", key_id, *flags, "--json")[1])
+    assert (changed["name"], changed["tier"], changed["weight"]) == ("desk", "interactive", 1.0)
+    assert (changed["budget_usd"], changed["tpm"]) == (None, 9000)
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -144,6 +162,11 @@ def test_an_expiry_can_be_put_off(run: Run):
         (["rotate", "tr-000000000000"], "no key"),
         (["create", "--name", ""], "name must have"),
         (["create", "--name", "a", "--rpm", "0"], "rpm must be"),
+        (["create", "--name", "a", "--weight", "0"], "weight must be 0.1 to 100"),
+        (["update", "tr-000000000000", "--weight", "2"], "no key"),
+        (["update", "tr-000000000000", "--weight", "nan"], "weight must be"),
+        (["update", "tr-000000000000", "--name", "none", "--tpm", "-1"], "tpm must be"),
+        (["update", "tr-000000000000"], "Nothing to change"),
         (["create", "--name", "a", "--budget-usd", "free"], "budget_usd must be"),
         (["create", "--name", "a", "--budget-usd", "1.0000001"], "at most 6 decimals"),
         (["create", "--name", "a", "--models", "a,,b"], "models[1]"),

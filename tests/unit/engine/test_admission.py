@@ -15,6 +15,7 @@ from app.engine.gate import STEP_TOKENS, Gate
 from app.engine.ticket import Ticket
 from app.errors import Cancelled, Draining, KeyOverloaded, Overloaded
 from app.settings import Settings
+from app.store.keys import Key
 
 
 class World:
@@ -31,13 +32,15 @@ class World:
             chance=lambda: 0.0,
         )
 
-    async def admit(self, tokens: int, name: str = "a", rid: str | None = None, **more: Any) -> Ticket:
+    async def admit(
+        self, tokens: int, name: str = "a", rid: str | None = None, key: Key | None = None
+    ) -> Ticket:
         """Ask for a prompt of nine tokens of its own and an answer of exactly that many."""
         self.number += 1
         body = {"messages": [], "ignore_eos": True}
         request = ChatRequest(rid or f"r{self.number}", name, "m", body, 0, max_tokens=tokens)
         prompt = Prompt([self.number, *range(-8, 0)], tokens, None)
-        return await self.admission.admit(request, prompt, key_of(name), **more)
+        return await self.admission.admit(request, prompt, key or key_of(name))
 
     def later(self, tokens: int, name: str = "a", rid: str | None = None) -> asyncio.Task[Ticket]:
         """The same beside the test."""
@@ -76,6 +79,24 @@ async def test_a_request_waits_until_there_is_room() -> None:
     first.saw(began())
     first.release()
     (await second).release()
+
+
+async def test_no_more_run_at_once_than_the_engine_has_places() -> None:
+    """However much memory is free: its choices count, the rest wait here and not in the engine."""
+    world = World(capacity=100_000)
+    world.engine.max_running_reqs = 16
+    world.admission.poll()
+    first = await world.admit(10, "a")
+    world.admission.poll()
+    tasks = [world.later(10, "a") for _ in range(20)]
+    await settled(*tasks)
+    assert sum(task.done() for task in tasks) == 15
+    first.release()
+    await settled(*tasks)
+    assert sum(task.done() for task in tasks) == 16
+    for task in tasks:
+        (await task).release()
+    assert not world.admission.busy
 
 
 async def test_what_is_larger_than_the_pool_goes_alone() -> None:
@@ -278,3 +299,38 @@ def test_the_bounds_come_from_the_settings() -> None:
     bounds = Bounds.of(Settings(queue_batch_s=7.0))
     assert bounds.deadline_s["batch"] == 7.0
     assert bounds == Bounds(deadline_s={"interactive": 5.0, "standard": 10.0, "batch": 7.0})
+
+
+async def test_a_key_s_new_weight_holds_at_once() -> None:
+    """Changed while it runs and waits: what is charged from then on counts by it, and nothing is left."""
+    world = World(deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+    first = await world.admit(600)
+    second = world.later(500)
+    await settled(second)
+    before = world.admission._lanes["a"].served
+    third = await world.admit(50, key=key_of("a", weight=4.0))
+    lane = world.admission._lanes["a"]
+    assert lane.served == before + 59 / 4
+    assert world.admission._active_weight == lane.weight == 4
+    for ticket in (first, third):
+        ticket.release()
+    (await second).release()
+    assert world.admission._active_weight == 0
+
+
+async def test_a_key_goes_to_another_tier_while_it_waits() -> None:
+    """What waits keeps its place in its tier; what comes then is of the new one, and begins anew there."""
+    world = World()
+    first = await world.admit(950)
+    waiting = world.later(500)
+    await settled(waiting)
+    moved = asyncio.get_running_loop().create_task(world.admit(500, key=key_of("a", "batch")))
+    await settled(moved)
+    queue = world.admission.queue
+    assert [queue.depth(rank) for rank in range(3)] == [0, 1, 1]
+    assert world.admission._lanes["a"].served == 0
+    first.release()
+    for task in (waiting, moved):
+        (await task).release()
+    assert not queue
+    assert world.admission._active_weight == 0

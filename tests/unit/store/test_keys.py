@@ -28,6 +28,7 @@ ALL = Terms(
     name="laptop",
     scope="admin",
     tier="batch",
+    weight=2.5,
     rpm=60,
     tpm=10_000,
     max_streams=3,
