@@ -103,6 +103,10 @@ class ChatRequest:
     """Requests of one salt share what the engine has cached; the server's, never the caller's."""
     priority: int = 10
     """Whom the engine serves first, and whom it sets aside; from the key's tier."""
+    told: Mapping[str, str] = field(default_factory=dict)
+    """Headers of its answer: which model was chosen for it and why, and what was done less than asked."""
+    cut: bool = False
+    """Whether `max_tokens` is the server's, which does less for now, and not the caller's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,8 @@ class EngineLoad:
     used_tokens: int
     max_total_tokens: int
     gen_throughput_tokens_per_s: float
+    max_running_reqs: int = 0
+    """How many choices it runs at once, however short; 0 where it does not say."""
     num_retractions: int = 0
     """How often it set aside a running request for lack of memory, since it started; of those that ended.
 

@@ -51,6 +51,7 @@ class Pool:
             used_tokens=sum(load.used_tokens for load in loads),
             max_total_tokens=sum(load.max_total_tokens for load in loads),
             gen_throughput_tokens_per_s=sum(load.gen_throughput_tokens_per_s for load in loads),
+            max_running_reqs=sum(load.max_running_reqs for load in loads),
         )
 
     def watch(self, facts: Facts) -> None:

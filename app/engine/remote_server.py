@@ -118,6 +118,7 @@ class RemoteServer:
                 used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
                 max_total_tokens=sum(int(rank["max_total_num_tokens"]) for rank in ranks),
                 gen_throughput_tokens_per_s=sum(float(rank["gen_throughput"]) for rank in ranks),
+                max_running_reqs=sum(int(rank.get("max_running_requests", 0)) for rank in ranks),
             )
         except (KeyError, TypeError, ValueError) as exc:
             raise ServerGone(f"its load cannot be read ({type(exc).__name__})") from None
