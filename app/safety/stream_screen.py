@@ -3,10 +3,11 @@
     engine ──▶ feed ──▶ [held: newest tokens of each choice] ──▶ released, per choice in order
                  └─ hard-listed span, or two hits in a row ──▶ halted: what is held is dropped
 
-The hold-back is elastic, in tokens: an answer begins with none, so that its first token waits for
-nothing, and grows to CLEAN; GREY while the model is in doubt; WATCHED from the first token where the
-prompt is watched. The beginning of what may become a hard-listed span is held until it is ruled out,
-however long that takes. Everything is read: answer, reasoning, tool names and arguments, logprobs.
+The hold-back is elastic, in tokens. The first words wait for nothing; then some tokens are kept, in one
+short pause: spread over many, it would lengthen many gaps. The more the model is in doubt, the more
+are held; they are let go again two for each that comes. Where the prompt is watched many are held from
+the first on. The beginning of what may become a hard-listed span is held until it is ruled out, however
+long that takes. Everything is read: answer, reasoning, tool names and arguments, logprobs.
 
 Synchronous and incremental: a token costs its own characters, whatever came before.
 """
@@ -59,16 +60,17 @@ class StreamScreen:
         if policy.hard_list is not self._spans:
             self._spans, self._hard_list = policy.hard_list, compiled(policy.hard_list)
         hold_back = self._hold_back
+        floor = min(policy.output_thresholds(watched=watched), default=math.inf)
         terms = Terms(
             model=self._model,
             hard_list=self._hard_list,
             policy=policy,
             prior=prior,
             watched=watched,
-            floor=min(policy.output_thresholds(watched=watched), default=math.inf),
+            floor=floor,
+            doubt=floor * GREY_PART,
             clean=hold_back.watched if watched else hold_back.clean,
-            grey=max(hold_back.grey, hold_back.watched if watched else 0),
-            ramp=0 if watched else hold_back.ramp,
+            grey=hold_back.watched_grey if watched else hold_back.grey,
             held_s=self._held_s,
             clock_s=self._clock_s,
         )
@@ -152,6 +154,7 @@ class _Choice:
     """One choice: its lanes, its place in the hard list, and what is held of it."""
 
     __slots__ = (
+        "_begun",
         "_channel",
         "_held",
         "_hits",
@@ -165,6 +168,7 @@ class _Choice:
         "_sampled_tokens",
         "_spelled",
         "_spelling",
+        "_target",
         "_terms",
         "_tokens",
         "_unread",
@@ -185,7 +189,8 @@ class _Choice:
         self._tokens = 0
         self._sampled_tokens = -1
         self._sampled_s = 0.0
-        self._limit = terms.clean
+        self._begun = terms.watched
+        self._limit = self._target = terms.clean
         self._unread = ""
         self._read_tokens = 0
         self._in_no_doubt = True
@@ -223,15 +228,11 @@ class _Choice:
             self._in_no_doubt
             and tokens - self._read_tokens < AT_ONCE
             and delta.finish_reason is None
-            and self._held_back(self._tokens) >= 2 * AT_ONCE
+            and self._begun
+            and self._limit >= 2 * AT_ONCE
         ):
             return None
         return self._score(tokens)
-
-    def _held_back(self, tokens: int) -> int:
-        """How many tokens are held back after so many."""
-        terms, limit = self._terms, self._limit
-        return min(limit, tokens // terms.ramp) if limit == terms.clean and terms.ramp else limit
 
     def _turn_to(self, channel: tuple[str, int]) -> None:
         """Go on in another lane. What the last one may have begun is given up, unless it goes on there."""
@@ -268,14 +269,15 @@ class _Choice:
             return None
         self._unread = ""
         harm = listener.feed(text)
-        self._in_no_doubt = harm < terms.floor * GREY_PART
+        self._in_no_doubt = harm < terms.doubt
+        if self._in_no_doubt:
+            self._hits, self._target, self.clean_until = 0, terms.clean, tokens
+            return None
         if harm < terms.floor:
             self._hits = 0
-            self._limit = terms.grey
-            if self._in_no_doubt:
-                self._limit, self.clean_until = terms.clean, tokens
+            self._target = terms.clean + int(terms.grey * (harm - terms.doubt) / (terms.floor - terms.doubt))
             return None
-        self._limit = terms.grey
+        self._target = terms.clean + terms.grey
         verdict = terms.policy.judge_output(listener.scores(), watched=terms.watched)
         if not verdict.blocked:
             self._hits = 0
@@ -297,10 +299,11 @@ class _Choice:
 
     def pass_on(self, delta: Delta) -> Sequence[Delta]:
         """What is old enough, and begins no hard-listed span; `delta` has been read."""
-        terms = self._terms
-        limit = self._held_back(self._tokens)
-        self._tokens = delta.counts.completion_tokens
-        old = self._tokens - limit
+        terms, tokens = self._terms, delta.counts.completion_tokens
+        self._limit = max(self._target, self._limit - (tokens - self._tokens))
+        self._tokens = tokens
+        old = tokens if not self._begun and self._in_no_doubt else tokens - self._limit
+        self._begun = self._begun or bool(delta.text) or delta.tool is not None
         self._hold(delta)
         if terms.hard_list is None:
             return self._release(old, 0, 0)

@@ -11,12 +11,15 @@ from app.safety.verdict import Scores, Verdict
 
 
 class HoldBack(NamedTuple):
-    """How many tokens are held back; `ramp` is how many more there must be for one more held."""
+    """How many tokens are held back while the model is in no doubt, and up to how many more if it is.
 
-    clean: int = 16
-    grey: int = 32
-    watched: int = 64
-    ramp: int = 2
+    The same of watched prompts.
+    """
+
+    clean: int = 8
+    grey: int = 48
+    watched: int = 80
+    watched_grey: int = 128
 
 
 class Listener(Protocol):
@@ -59,7 +62,10 @@ class Rules(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What all choices of a request are screened by; `clean` and `grey` are its hold-back."""
+    """What all choices of a request are screened by; `clean` and `grey` are its hold-back.
+
+    A harm of `floor` may halt, one of `doubt` is the first of which the model is in doubt.
+    """
 
     model: Listens | None
     hard_list: HardList | None
@@ -67,8 +73,8 @@ class Terms:
     prior: Scores
     watched: bool
     floor: float
+    doubt: float
     clean: int
     grey: int
-    ramp: int
     held_s: Callable[[float], None]
     clock_s: Callable[[], float]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from screens import HARM, WordModel
 
 from app.core import Counts, Delta, FinishReason, ToolCall
 from app.safety.policy import Policy
-from app.safety.stream_screen import Screening, StreamScreen
+from app.safety.stream_screen import GREY_PART, Screening, StreamScreen
 from app.safety.stream_terms import HoldBack
 from app.safety.verdict import Scores
 
@@ -87,10 +88,12 @@ class Heard:
         return self
 
     def feed(self, text: str) -> float:
-        """See Listener; of several words the last one's."""
+        """See Listener; of several words the highest that two in a row reached."""
+        heard = []
         for _ in range(max(1, len(text.split()))):
             self._p = next(self._ps, self._p)
-        return self._p
+            heard.append(self._p)
+        return heard[0] if len(heard) == 1 else max(map(min, pairwise(heard)))
 
     def scores(self) -> Scores:
         """See Listener."""
@@ -106,32 +109,49 @@ def test_the_first_token_goes_out_at_once():
     assert screening(model=WordModel()).feed(delta) == [delta]
 
 
-def test_a_clean_stream_is_held_back_by_one_token_in_two_up_to_sixteen():
-    """The first of a pair goes on growing what is held."""
+def test_a_clean_stream_pauses_once_until_eight_are_held():
+    """After its first token; from then on one goes out for each that comes."""
     one, deltas = screening(), Deltas()
-    held = []
-    for _ in range(60):
-        one.feed(deltas("x "))
-        held.append(one.held_tokens)
-    assert held[:8] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert held[31:] == [15, *[16] * 28]
+    assert [len(one.feed(deltas("x "))) for _ in range(30)] == [1] + [0] * 8 + [1] * 21
+    assert one.held_tokens == 8
 
 
-def test_a_watched_stream_holds_sixty_four_from_the_first():
+def test_tokens_without_text_are_not_the_first_words():
+    """The pause comes after the first that says something: an engine may wait for the rest of a letter."""
+    one, deltas = screening(model=WordModel()), Deltas()
+    assert [len(one.feed(deltas(text))) for text in ("", "", "Hi", " there")] == [1, 1, 1, 0]
+
+
+def test_a_watched_stream_holds_eighty_from_the_first():
     """Nothing goes out before there are more."""
     one, deltas = screening(watched=True), Deltas()
-    out = [len(one.feed(deltas("x "))) for _ in range(80)]
-    assert out == [0] * 64 + [1] * 16
+    out = [len(one.feed(deltas("x "))) for _ in range(100)]
+    assert out == [0] * 80 + [1] * 20
 
 
-def test_a_stream_in_doubt_is_held_back_by_thirty_two():
-    """As long as the model is in doubt; then it lets go."""
-    model = Heard(*[0.1] * 40, *[0.5] * 40, *[0.1] * 8)
-    one, deltas = screening(model=model), Deltas()
-    feed(one, *(deltas("x ") for _ in range(80)))
-    assert one.held_tokens == 32
-    feed(one, *(deltas("x ") for _ in range(8)))
-    assert one.held_tokens == 16
+@pytest.mark.parametrize(
+    ("share", "watched", "held"),
+    [(0.0, False, 8), (0.5, False, 32), (0.999, False, 55), (0.0, True, 80), (0.5, True, 144)],
+)
+def test_the_more_it_is_in_doubt_the_more_is_held(share, watched, held):
+    """From where doubt begins to the threshold; a watched stream holds more in any case."""
+    rules = policy()
+    floor = min(rules.output_thresholds(watched=watched))
+    model = Heard(floor * (GREY_PART + (1 - GREY_PART) * share) + 1e-9)
+    one, deltas = screening(model=model, watched=watched, rules=rules), Deltas()
+    feed(one, *(deltas("x ") for _ in range(200)))
+    assert one.held_tokens == held
+
+
+def test_what_was_held_in_doubt_is_let_go_two_for_one():
+    """Not in a burst: the doubt may come back."""
+    rules = policy()
+    nearly = min(rules.output_thresholds(watched=False)) - 1e-9
+    one, deltas = screening(model=Heard(*[nearly] * 100, 0.0), rules=rules), Deltas()
+    feed(one, *(deltas("x ") for _ in range(100)))
+    assert one.held_tokens == 55
+    assert [len(one.feed(deltas("x "))) for _ in range(60)] == [2] * 47 + [1] * 13
+    assert one.held_tokens == 8
 
 
 def test_the_end_drains_what_is_held():
@@ -156,10 +176,10 @@ def test_hold_back_is_measured():
     now, seconds = [0.0], []
     one = screening(watched=True, held_s=seconds.append, clock_s=lambda: now[0])
     deltas = Deltas()
-    for _ in range(70):
+    for _ in range(90):
         one.feed(deltas("x "))
         now[0] += 0.5
-    assert seconds == [32.0]
+    assert seconds == [40.0]
 
 
 def test_what_goes_out_is_what_came_in():
@@ -411,6 +431,6 @@ def test_tokens_that_are_held_anyway_are_read_four_at_once():
 
 def test_what_is_unread_of_an_answer_that_broke_off_is_read_before_it_goes_out():
     """And dropped where that halts."""
-    one, deltas = screening(model=Heard(*[0.1] * 40, 0.99, 0.99)), Deltas()
-    feed(one, *(deltas("x ") for _ in range(42)))
+    one, deltas = screening(model=Heard(*[0.1] * 41, 0.99, 0.99)), Deltas()
+    feed(one, *(deltas("x ") for _ in range(43)))
     assert one.drain() == []
