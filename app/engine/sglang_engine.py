@@ -183,6 +183,7 @@ class SGLangEngine:
             used_tokens=sum(rank.num_used_tokens for rank in ranks),
             max_total_tokens=sum(rank.max_total_num_tokens for rank in ranks),
             gen_throughput_tokens_per_s=sum(rank.gen_throughput for rank in ranks),
+            max_running_reqs=sum(rank.max_running_requests for rank in ranks),
             num_retractions=launched.manager.num_retractions,
         )
 

@@ -61,6 +61,11 @@ async def sglangs_own(engine: Any, request: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "body", [{"ignore_eos": True}, {"stop": ["e"]}, {"regex": "[a-z ]{5,30}"}], ids=["plain", "stop", "regex"]
 )
+async def test_the_engine_says_how_many_it_runs_at_once(sglang_engine: Any) -> None:
+    """What is beyond that would wait in SGLang's own queue, so admission must know it."""
+    assert sglang_engine.load().max_running_reqs == 256
+
+
 async def test_text_and_counts_equal_sglangs_own(sglang_engine: Any, body: dict[str, Any]) -> None:
     """The batched hand-over gives the text, ids, counts and finish of SGLang's own path."""
     requests = [
