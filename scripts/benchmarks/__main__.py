@@ -11,6 +11,7 @@ from scripts.benchmarks import (
     bare,
     connections,
     fairness,
+    harm,
     herd,
     ledger,
     overload,
@@ -31,6 +32,7 @@ BENCHMARKS = {
     "overload": (overload, "five times too much for five minutes: goodput, refusals, who comes back"),
     "fairness": (fairness, "a light key beside a flood; two keys that both want more than there is"),
     "herd": (herd, "2,000 requests within a second of a restart"),
+    "harm": (harm, "labelled prompts and replies through the server: what comes out, of how many"),
     "screen": (screen, "our server with the screens on and off, interleaved: TTFT, ITL, total time, CPU"),
     "ledger": (ledger, "our server with the ledger on and off, interleaved: TTFT, CPU per token"),
 }

@@ -7,18 +7,22 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from scripts.benchmarks.load import LoadPlan
-from scripts.benchmarks.processes import ServerProcess, machine_busy_s
+from scripts.benchmarks.processes import CpuUse, ServerProcess, machine_busy_s
 from scripts.benchmarks.stats import percentile
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What one run measured. Times of a request are pooled over the run's requests."""
+    """What one run measured. Times of a request are pooled over the run's requests.
+
+    Gaps of `itl` are between frames; those of `token_itl` between events, which are tokens with text, so
+    that one that came in a frame with another waited for nothing. `merged_share` is how many did.
+    """
 
     server: str
     streams: int
@@ -41,6 +45,10 @@ class RunResult:
     itl_p99_ms: float
     prompt_tokens: int
     cached_tokens: int
+    merged_share: float
+    token_itl_p99_ms: float
+    longest_gap_p50_ms: float
+    e2e_mean_ms: float
     text_sha256: list[str]
     ttft_ms: list[float]
     e2e_ms: list[float]
@@ -50,8 +58,40 @@ class RunFailed(RuntimeError):
     """A stream was not whole, so that the run measured something else."""
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One run as it was recorded: the load generator's report, and what was used meanwhile."""
+
+    server: str
+    plan: LoadPlan
+    report: dict[str, Any]
+    used: CpuUse
+    busy_s: float
+
+    def failed(self) -> set[int]:
+        """Which requests, by their place, were not whole to their `[DONE]`."""
+        requests = self.report["requests"]
+        return {at for at, request in enumerate(requests) if request["error"]}
+
+    def check_whole(self) -> None:
+        """Raises RunFailed unless every stream was whole."""
+        _check_whole(self.server, self.plan, self.report)
+
+    def result(self, leave_out: Collection[int] = ()) -> RunResult:
+        """The figures, of the requests but those left out; what was used is over the tokens of all."""
+        others_s = self.busy_s - self.used.serving_s - self.used.engine_s - self.report["load_cpu_s"]
+        return _summary(self, others_s, leave_out)
+
+
 def run_load(server: ServerProcess, plan: LoadPlan, *, load_cpus: set[int] | None = None) -> RunResult:
     """Run `plan` against `server`. Raises RunFailed unless every stream was whole to its `[DONE]`."""
+    recorded = record_load(server, plan, load_cpus=load_cpus)
+    recorded.check_whole()
+    return recorded.result()
+
+
+def record_load(server: ServerProcess, plan: LoadPlan, *, load_cpus: set[int] | None = None) -> Recorded:
+    """Run `plan` against `server`, whatever becomes of its streams. Raises RunFailed where none was sent."""
     with subprocess.Popen(
         [sys.executable, "-m", "scripts.benchmarks.load"],
         stdin=subprocess.PIPE,
@@ -71,9 +111,9 @@ def run_load(server: ServerProcess, plan: LoadPlan, *, load_cpus: set[int] | Non
         except BaseException:
             generator.kill()
             raise
-    _check_whole(server.name, plan, report)
-    others_s = busy_s - used.serving_s - used.engine_s - report["load_cpu_s"]
-    return _summary(server.name, plan, report, used.serving_s, used.engine_s, others_s)
+    if len(report["requests"]) < len(plan.bodies):
+        raise RunFailed(f"{server.name}: {len(report['requests'])} of {len(plan.bodies)} requests were sent")
+    return Recorded(server.name, plan, report, used, busy_s)
 
 
 def served_model(port: int) -> str:
@@ -114,46 +154,49 @@ def dialogue(generator: subprocess.Popen[str]) -> tuple[Callable[[str], None], C
 
 def _check_whole(name: str, plan: LoadPlan, report: dict[str, Any]) -> None:
     errors = [request["error"] for request in report["requests"] if request["error"]]
-    missing = len(plan.bodies) - len(report["requests"])
-    if errors or missing:
-        first = errors[0] if errors else "never sent"
-        raise RunFailed(
-            f"{name}: {len(errors) + missing} of {len(plan.bodies)} streams failed; first: {first}"
-        )
+    if errors:
+        raise RunFailed(f"{name}: {len(errors)} of {len(plan.bodies)} streams failed; first: {errors[0]}")
 
 
-def _summary(
-    name: str, plan: LoadPlan, report: dict[str, Any], serving_s: float, engine_s: float, others_s: float
-) -> RunResult:
-    requests: list[dict[str, Any]] = report["requests"]
-    tokens = sum(request["completion_tokens"] for request in requests)
-    frames = sum(request["content_frames"] for request in requests)
+def _summary(recorded: Recorded, others_s: float, leave_out: Collection[int]) -> RunResult:
+    report, used = recorded.report, recorded.used
+    every: list[dict[str, Any]] = report["requests"]
+    requests = [request for at, request in enumerate(every) if at not in leave_out]
+    tokens = sum(request["completion_tokens"] for request in every)
+    frames = sum(request["content_frames"] for request in every)
+    merged = sum(request["merged_events"] for request in requests)
     wall_s: float = report["wall_s"]
     ttft_ms = [request["ttft_s"] * 1e3 for request in requests]
+    e2e_ms = [request["e2e_s"] * 1e3 for request in requests]
     itl_ms = [gap * 1e3 for request in requests for gap in request["itl_s"]]
+    longest_ms = [max(request["itl_s"], default=0.0) * 1e3 for request in requests]
     return RunResult(
-        server=name,
-        streams=plan.streams,
+        server=recorded.server,
+        streams=recorded.plan.streams,
         requests=len(requests),
         output_tokens=tokens,
         wall_s=wall_s,
-        serving_cpu_us_per_token=serving_s / tokens * 1e6,
-        engine_cpu_us_per_token=engine_s / tokens * 1e6,
+        serving_cpu_us_per_token=used.serving_s / tokens * 1e6,
+        engine_cpu_us_per_token=used.engine_s / tokens * 1e6,
         load_cpu_us_per_token=report["load_cpu_s"] / tokens * 1e6,
-        serving_cpus=serving_s / wall_s,
+        serving_cpus=used.serving_s / wall_s,
         other_cpus=max(0.0, others_s) / wall_s,
         tokens_per_s=tokens / wall_s,
         frames_per_s=frames / wall_s,
-        frames_per_serving_cpu_s=frames / serving_s,
+        frames_per_serving_cpu_s=frames / used.serving_s,
         frames_per_token=frames / tokens,
         ttft_p50_ms=percentile(ttft_ms, 50),
         ttft_p99_ms=percentile(ttft_ms, 99),
         tpot_p50_ms=percentile([request["tpot_s"] * 1e3 for request in requests], 50),
         itl_p50_ms=percentile(itl_ms, 50),
         itl_p99_ms=percentile(itl_ms, 99),
-        prompt_tokens=sum(request["prompt_tokens"] for request in requests),
-        cached_tokens=sum(request["cached_tokens"] for request in requests),
+        prompt_tokens=sum(request["prompt_tokens"] for request in every),
+        cached_tokens=sum(request["cached_tokens"] for request in every),
+        merged_share=merged / max(1, len(itl_ms) + len(requests) + merged),
+        token_itl_p99_ms=percentile([*itl_ms, *[0.0] * merged], 99),
+        longest_gap_p50_ms=percentile(longest_ms, 50),
+        e2e_mean_ms=sum(e2e_ms) / max(1, len(e2e_ms)),
         text_sha256=[request["text_sha256"][:16] for request in requests],
         ttft_ms=[round(value, 3) for value in ttft_ms],
-        e2e_ms=[round(request["e2e_s"] * 1e3, 3) for request in requests],
+        e2e_ms=[round(value, 3) for value in e2e_ms],
     )

@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmarks import bare, report
-from scripts.benchmarks.driver import RunResult, freeze_gc, run_load, served_model
+from scripts.benchmarks.driver import (
+    Recorded,
+    RunResult,
+    freeze_gc,
+    record_load,
+    run_load,
+    served_model,
+)
 from scripts.benchmarks.load import LoadPlan
 from scripts.benchmarks.machine import describe_machine
 from scripts.benchmarks.processes import ServerProcess, free_port
@@ -117,12 +124,19 @@ def _turn(side: Side, streams: int, pair: int, arguments: argparse.Namespace) ->
         seed=seed,
     )
     plan = LoadPlan("127.0.0.1", side.server.port, side.path, work.bodies, work.output_tokens, streams)
-    side.server.thaw()
+    recorded = take_turn(side.server, plan)
+    recorded.check_whole()
+    return recorded.result()
+
+
+def take_turn(server: ServerProcess, plan: LoadPlan) -> Recorded:
+    """Load a server that is frozen before and after."""
+    server.thaw()
     try:
-        run_load(side.server, _wake_up(plan))
-        return run_load(side.server, plan)
+        run_load(server, _wake_up(plan))
+        return record_load(server, plan)
     finally:
-        side.server.freeze()
+        server.freeze()
 
 
 def _wake_up(plan: LoadPlan) -> LoadPlan:

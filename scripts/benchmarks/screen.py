@@ -1,0 +1,282 @@
+"""`bench screen`: what the screens cost: our server with safety on and off, interleaved pairs in one run.
+
+Both are up at once and take turns, as in `bench serve`; nothing differs but `--safety`. The policy is the
+built-in one, with its real actions. Prompts are the benches' own, less those that this policy would refuse or
+watch: what is watched is meant to wait. A stream that is halted on the way is left out on both
+sides, and counted. Answers are short where TTFT is measured, and 200 tokens or more where the
+flow is. Last, the stream screen alone is fed the answers of 64 of these streams, in turns, and its CPU read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from scripts.benchmarks import report
+from scripts.benchmarks.driver import RunFailed, RunResult, served_model
+from scripts.benchmarks.load import LoadPlan
+from scripts.benchmarks.machine import describe_machine
+from scripts.benchmarks.processes import ServerProcess, free_port
+from scripts.benchmarks.prompts import Work, chat_work
+from scripts.benchmarks.screen_cpu import CpuFigure, PromptJudge, measure_cpu
+from scripts.benchmarks.serve import take_turn
+
+ON, OFF = "on", "off"
+MAX_LEFT_OUT = 0.25
+"""Of a run's streams; with more it would measure something else."""
+MIN_TOKENS, MAX_TOKENS = 200, 400
+TTFT_TOKENS = 16
+PROMPT_WORDS = 40
+TTFT_FIGURES = (
+    report.Figure("TTFT p50, ms", "ttft_p50_ms", "lower", 1.02),
+    report.Figure("TTFT p99, ms", "ttft_p99_ms", "lower"),
+)
+FLOW_FIGURES = (
+    report.Figure("ITL p99, ms", "token_itl_p99_ms", "lower", 1.05),
+    report.Figure("total time of a stream, ms", "e2e_mean_ms", "lower", 1.01),
+    report.Figure("ITL p50, ms", "itl_p50_ms", "lower"),
+    report.Figure("longest gap of a stream, p50, ms", "longest_gap_p50_ms", "lower"),
+    report.Figure("TTFT p50, ms", "ttft_p50_ms", "lower"),
+    report.Figure("output tokens/s", "tokens_per_s", "higher"),
+    report.Figure("CPU per token, us", "serving_cpu_us_per_token", "lower"),
+    report.Figure("frames per token", "frames_per_token", "higher"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """So many streams at once, and what is looked at."""
+
+    about: str
+    streams: int
+    requests: int
+    mean_tokens: int
+    spread: float
+    figures: tuple[report.Figure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The pairs of one load, and how many of their streams were left out."""
+
+    load: Load
+    pairs: list[tuple[RunResult, RunResult]]
+    left_out: list[int]
+
+    def compared(self) -> list[report.Comparison]:
+        """Every figure, on against off."""
+        return report.compare(self.load.figures, [on for on, _ in self.pairs], [off for _, off in self.pairs])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench screen`."""
+    parser.add_argument("--pairs", type=int, default=15, help="measured pairs per load (default: 15)")
+    parser.add_argument(
+        "--ttft-streams", default="1,4", help="requests at once where TTFT is measured (default: 1,4)"
+    )
+    parser.add_argument(
+        "--streams", default="4,64", help="streams at once where the flow is measured (default: 4,64)"
+    )
+    parser.add_argument("--requests", type=int, default=64, help="requests per run (default: 64)")
+    parser.add_argument("--model", default="", help="path or hub id (default: the built-in model)")
+    parser.add_argument("--path", default="/api/chat/completions", help="where chats are sent")
+    parser.add_argument("--no-cpu", action="store_true", help="leave out the stream screen alone")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, machine and every run")
+    parser.add_argument("--command", help="start either with this command, {port} and {safety} replaced")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print a table for each load, write what was asked for."""
+    machine, judge = describe_machine(), PromptJudge()
+    measured = [Measured(load, [], []) for load in _loads(arguments)]
+    cpu: list[CpuFigure] = []
+    with tempfile.TemporaryDirectory() as folder, _both(arguments, Path(folder)) as (on, off, model):
+        try:
+            for each in measured:
+                _measure(each, on, off, model, judge, arguments)
+            if not arguments.no_cpu:
+                work = _ordinary(judge, model, measured[-1].load, seed=9_000_000, requests=64)
+                on.thaw()
+                cpu = measure_cpu(judge, on.port, work)
+        finally:  # cut short, a run still tells what it has
+            _tell(arguments, machine, [each for each in measured if each.pairs], cpu, judge)
+    return 0
+
+
+def _loads(arguments: argparse.Namespace) -> list[Load]:
+    mean, spread = (MIN_TOKENS + MAX_TOKENS) // 2, (MAX_TOKENS - MIN_TOKENS) / (MAX_TOKENS + MIN_TOKENS)
+    first = [
+        Load("first token", streams, arguments.requests, TTFT_TOKENS, 0.0, TTFT_FIGURES)
+        for streams in _numbers(arguments.ttft_streams)
+    ]
+    flow = [
+        Load("flow", streams, max(streams, arguments.requests // 4), mean, spread, FLOW_FIGURES)
+        for streams in _numbers(arguments.streams)
+    ]
+    return first + flow
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
+
+
+def _measure(
+    measured: Measured,
+    on: ServerProcess,
+    off: ServerProcess,
+    model: str,
+    judge: PromptJudge,
+    arguments: argparse.Namespace,
+) -> None:
+    """Fill in pairs, after one that is not measured; both sides of a pair get the same requests."""
+    load = measured.load
+    for number in range(-1, arguments.pairs):
+        work = _ordinary(judge, model, load, seed=_seed(load, number), requests=load.requests)
+        recorded = {}
+        for server in (on, off) if number % 2 == 0 else (off, on):
+            plan = LoadPlan(
+                "127.0.0.1", server.port, arguments.path, work.bodies, work.output_tokens, load.streams
+            )
+            recorded[server.name] = take_turn(server, plan)
+        recorded[OFF].check_whole()
+        left_out = recorded[ON].failed()
+        if len(left_out) > MAX_LEFT_OUT * load.requests:
+            recorded[ON].check_whole()
+        if number >= 0:
+            pair = recorded[ON].result(left_out), recorded[OFF].result(left_out)
+            measured.pairs.append(pair)
+            measured.left_out.append(len(left_out))
+            print(_progress(load, number, *pair), file=sys.stderr)
+
+
+def _seed(load: Load, number: int) -> int:
+    return 1_000_000 * load.streams + 1_000 * len(load.about) + number + 1
+
+
+def _ordinary(judge: PromptJudge, model: str, load: Load, *, seed: int, requests: int) -> Work:
+    """Chats whose prompts the policy lets pass unwatched."""
+    work = chat_work(
+        model,
+        requests + requests // 2 + 8,
+        mean_tokens=load.mean_tokens,
+        prompt_words=PROMPT_WORDS,
+        seed=seed,
+        spread=load.spread,
+    )
+    kept = [at for at, body in enumerate(work.bodies) if judge.passes(json.loads(body)["messages"])]
+    if len(kept) < requests:
+        raise RunFailed(f"{len(work.bodies) - len(kept)} of {len(work.bodies)} prompts are not ordinary")
+    return Work(
+        [work.bodies[at] for at in kept[:requests]], [work.output_tokens[at] for at in kept[:requests]]
+    )
+
+
+@contextlib.contextmanager
+def _both(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[ServerProcess, ServerProcess, str]]:
+    """Both servers, up and frozen, and the id of their model."""
+    with contextlib.ExitStack() as stack:
+        sides, model = [], ""
+        for safety in (ON, OFF):
+            port = free_port()
+            server = ServerProcess(
+                safety, _command(arguments, port, safety, folder), port, folder / f"{safety}.log"
+            )
+            stack.callback(server.stop)
+            print(f"starting safety {safety}: {shlex.join(server.command)}", file=sys.stderr)
+            server.start()
+            server.wait_ready()
+            sides.append(server)
+            model = served_model(port)
+            server.freeze()
+        yield sides[0], sides[1], model
+
+
+def _command(arguments: argparse.Namespace, port: int, safety: str, folder: Path) -> list[str]:
+    if arguments.command:
+        return shlex.split(arguments.command.replace("{port}", str(port)).replace("{safety}", safety))
+    command = [sys.executable, "-m", "app", "serve", "--port", str(port), "--safety", safety]
+    command += ["--data-dir", str(folder / safety)]
+    return [*command, "--model", arguments.model] if arguments.model else command
+
+
+def _tell(
+    arguments: argparse.Namespace,
+    machine: dict[str, object],
+    measured: list[Measured],
+    cpu: list[CpuFigure],
+    judge: PromptJudge,
+) -> None:
+    for each in measured:
+        print(f"\n{each.load.about}, answers of {_lengths(each.load)} tokens:\n")
+        print(report.markdown_table(each.compared(), OFF, ours=ON))
+        print(_footnote(each))
+    if cpu:
+        print("\nthe stream screen alone, 64 answers in turns:\n")
+        print("\n".join(figure.line() for figure in cpu))
+    print(f"\n{judge.refused} of {judge.asked} prompts were left out: the policy would refuse or watch them")
+    if arguments.json:
+        _write_json(arguments, machine, measured, cpu)
+
+
+def _lengths(load: Load) -> str:
+    return f"{MIN_TOKENS} to {MAX_TOKENS}" if load.spread else str(load.mean_tokens)
+
+
+def _footnote(measured: Measured) -> str:
+    runs = [run for pair in measured.pairs for run in pair]
+    others = [run.other_cpus for run in runs]
+    merged = [max(run.merged_share for run in side) for side in _sides(measured)]
+    return (
+        f"{len(runs) // 2} pairs of {measured.load.requests} requests; {sum(measured.left_out)} halted and "
+        f"left out; in a frame with another: at most {merged[0]:.2%} of tokens {ON}, {merged[1]:.2%} {OFF}; "
+        f"other processes used {min(others):.2f} to {max(others):.2f} CPUs"
+    )
+
+
+def _sides(measured: Measured) -> tuple[list[RunResult], list[RunResult]]:
+    return [on for on, _ in measured.pairs], [off for _, off in measured.pairs]
+
+
+def _progress(load: Load, number: int, on: RunResult, off: RunResult) -> str:
+    return (
+        f"{load.about}, {load.streams} streams, pair {number + 1}: "
+        f"TTFT p50 {on.ttft_p50_ms:.1f} : {off.ttft_p50_ms:.1f} ms, "
+        f"ITL p99 {on.token_itl_p99_ms:.1f} : {off.token_itl_p99_ms:.1f} ms, "
+        f"total {on.e2e_mean_ms:.0f} : {off.e2e_mean_ms:.0f} ms, "
+        f"others used {on.other_cpus:.2f} : {off.other_cpus:.2f} CPUs"
+    )
+
+
+def _write_json(
+    arguments: argparse.Namespace,
+    machine: dict[str, object],
+    measured: list[Measured],
+    cpu: list[CpuFigure],
+) -> None:
+    options = ("pairs", "ttft_streams", "streams", "requests", "path")
+    settings: dict[str, object] = {
+        "benchmark": "screen",
+        "machine": machine,
+        "options": {name: getattr(arguments, name) for name in options},
+        "comparisons": [
+            {"load": each.load.about, **report.comparison_record(item)}
+            for each in measured
+            for item in each.compared()
+        ],
+        "left_out": {f"{each.load.about}, {each.load.streams}": sum(each.left_out) for each in measured},
+        "screen_cpu": [asdict(figure) for figure in cpu],
+    }
+    runs = [
+        {"load": each.load.about, **report.run_record(number, one)}
+        for each in measured
+        for number, pair in enumerate(each.pairs)
+        for one in pair
+    ]
+    report.write_json(arguments.json, settings, runs)

@@ -1,0 +1,122 @@
+"""The screens outside a server: which prompts they let pass, and what the stream screen costs by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from app.core import Counts, Delta
+from app.metering.traffic import Histogram
+from app.safety import shipped
+from app.safety.counters import HOLD_BACK_S, SafetyCounters
+from app.safety.policy import Policies
+from app.safety.prompt_screen import PromptScreen
+from app.safety.stream_screen import Screening, StreamScreen
+from app.safety.verdict import Scores
+from scripts.benchmarks.prompts import Work
+
+ROUNDS = 7
+AT_ONCE = 16
+MAX_CPU_US = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class CpuFigure:
+    """CPU of the stream screen for one token, median of some rounds over all streams."""
+
+    about: str
+    streams: int
+    tokens: int
+    us_per_token: float
+    us_per_token_rounds: list[float]
+
+    def line(self) -> str:
+        """The figure as a line of text."""
+        return (
+            f"{self.about}: {self.us_per_token:.2f} us of CPU per token over {self.streams} streams, "
+            f"{self.tokens} tokens (must < {MAX_CPU_US:g})"
+        )
+
+
+class PromptJudge:
+    """The shipped classifiers and the built-in policy, in this process."""
+
+    def __init__(self) -> None:
+        self.models = shipped.load()
+        self.policy = Policies(None, self.models.directory).current
+        self.asked = self.refused = 0
+        counters = SafetyCounters(Histogram(HOLD_BACK_S))
+        self._screen = PromptScreen(self.models.prompts, counters, sure_below=self.models.sure_below)
+
+    def passes(self, messages: Sequence[dict[str, Any]]) -> bool:
+        """Whether a prompt is neither refused nor watched."""
+        verdict = asyncio.run(self._screen.both(messages, self.policy))
+        self.asked += 1
+        self.refused += verdict.action is not None
+        return verdict.action is None
+
+    def scores(self, messages: Sequence[dict[str, Any]]) -> Scores:
+        """The scores of a prompt."""
+        return asyncio.run(self._screen.both(messages, self.policy)).scores
+
+
+def measure_cpu(judge: PromptJudge, port: int, work: Work) -> list[CpuFigure]:
+    """Have a server answer, and feed the answers to stream screens, a token of each stream in turn."""
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        answers = list(threads.map(lambda body: pieces_of(port, body), work.bodies))
+    priors = [judge.scores(json.loads(body)["messages"]) for body in work.bodies]
+    return [
+        _measured(judge, answers, priors, watched=False, about="as it is"),
+        _measured(judge, answers, priors, watched=True, about="of watched prompts"),
+    ]
+
+
+def pieces_of(port: int, body: str) -> list[str]:
+    """The texts of the frames of one streamed answer."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions", body.encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        frames = [line[6:] for line in response if line.startswith(b"data: {")]
+    deltas = [choice["delta"] for frame in frames for choice in json.loads(frame)["choices"]]
+    return [text for delta in deltas if (text := delta.get("content") or delta.get("reasoning_content"))]
+
+
+def _measured(
+    judge: PromptJudge,
+    answers: Sequence[Sequence[str]],
+    priors: Sequence[Scores],
+    *,
+    watched: bool,
+    about: str,
+) -> CpuFigure:
+    streams = [_deltas(pieces) for pieces in answers]
+    tokens = sum(map(len, streams))
+    rounds = [_round(judge, streams, priors, watched=watched) / tokens * 1e6 for _ in range(ROUNDS + 1)]
+    return CpuFigure(about, len(streams), tokens, median(rounds[1:]), [round(us, 3) for us in rounds[1:]])
+
+
+def _deltas(pieces: Sequence[str]) -> list[Delta]:
+    said = [Delta(0, "text", text, (at,), Counts(1, at)) for at, text in enumerate(pieces, start=1)]
+    return [*said, Delta(0, "text", "", (), Counts(1, len(pieces)), "length")]
+
+
+def _round(
+    judge: PromptJudge, streams: Sequence[Sequence[Delta]], priors: Sequence[Scores], *, watched: bool
+) -> float:
+    """CPU seconds of this thread for all streams, from their making to their end."""
+    screen = StreamScreen(judge.models.answers)
+    began_s = time.thread_time()
+    screenings: list[Screening] = [screen.for_request(1, watched, prior, judge.policy) for prior in priors]
+    for at in range(max(map(len, streams))):
+        for screening, deltas in zip(screenings, streams, strict=True):
+            if at < len(deltas):
+                screening.feed(deltas[at])
+    return time.thread_time() - began_s
