@@ -61,11 +61,6 @@ async def sglangs_own(engine: Any, request: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "body", [{"ignore_eos": True}, {"stop": ["e"]}, {"regex": "[a-z ]{5,30}"}], ids=["plain", "stop", "regex"]
 )
-async def test_the_engine_says_how_many_it_runs_at_once(sglang_engine: Any) -> None:
-    """What is beyond that would wait in SGLang's own queue, so admission must know it."""
-    assert sglang_engine.load().max_running_reqs == 256
-
-
 async def test_text_and_counts_equal_sglangs_own(sglang_engine: Any, body: dict[str, Any]) -> None:
     """The batched hand-over gives the text, ids, counts and finish of SGLang's own path."""
     requests = [
@@ -81,6 +76,11 @@ async def test_text_and_counts_equal_sglangs_own(sglang_engine: Any, body: dict[
         assert answer.counts().completion_tokens == meta["completion_tokens"]
         assert answer.finish_reason() == meta["finish_reason"]["type"]
         assert answer.of()[-1].matched_stop == meta["finish_reason"].get("matched")
+
+
+async def test_the_engine_says_how_many_it_runs_at_once(sglang_engine: Any) -> None:
+    """What is beyond that would wait in SGLang's own queue, so admission must know it."""
+    assert sglang_engine.load().max_running_reqs == 256
 
 
 async def test_both_paths_at_once_keep_their_outputs_apart(sglang_engine: Any) -> None:
