@@ -1,33 +1,15 @@
 """Every metric there is: its name, what it means and where it is read.
 
 docs/metrics.md is made from these tables. Each reads one object: the runtime, a model's traffic,
-an engine's load, a model's balance, a tier's refusals.
+an engine's load, a model's admission (app.api.admission_metrics) and balance, a tier's refusals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
 
-Kind = Literal["counter", "gauge", "histogram"]
-
-
-class Described(NamedTuple):
-    """A metric. `read` gives its number, its histogram, or its numbers by the last label."""
-
-    kind: Kind
-    name: str
-    unit: str
-    meaning: str
-    read: Callable[[Any], Any]
-    labels: tuple[str, ...] = ("model",)
-
-
-counter = partial(Described, "counter")
-gauge = partial(Described, "gauge")
-histogram = partial(Described, "histogram")
+from app.api.admission_metrics import OF_ADMISSION
+from app.api.metric_kinds import counter, gauge, histogram
 
 
 def _size_bytes(path: Path) -> int:
@@ -214,7 +196,7 @@ OF_TRAFFIC = (
     histogram(
         "tokenring_queue_seconds",
         "seconds",
-        "From a request's arrival until it was admitted.",
+        "From a request's arrival until it was admitted: rendering, and waiting for room and its turn.",
         lambda t: t.queue,
     ),
     histogram(
@@ -386,6 +368,7 @@ OF_SCREENS = (
 METRICS = (
     *OF_PROCESS,
     *OF_TRAFFIC,
+    *OF_ADMISSION,
     *OF_ENGINE,
     *OF_BALANCE,
     *OF_LIMITS,

@@ -6,9 +6,10 @@ counted here, and no registry but our own is used.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -17,7 +18,9 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.api.admission_metrics import OF_ADMISSION
 from app.api.auth import Gatekeeper
+from app.api.metric_kinds import Described
 from app.api.metric_tables import (
     OF_ABUSE,
     OF_BALANCE,
@@ -29,13 +32,13 @@ from app.api.metric_tables import (
     OF_SCREENS,
     OF_TRAFFIC,
     OF_VERDICTS,
-    Described,
 )
-from app.core import EngineLoad
+from app.engine.place import Place
 from app.errors import EngineNotReady
 from app.metering.traffic import Histogram
 from app.runtime import Runtime
 
+T = TypeVar("T")
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
@@ -65,13 +68,14 @@ class RuntimeCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """Every family, those that have no sample yet too."""
         runtime = self._runtime
-        engines = _engines(runtime)
+        engines = _by_model(runtime, lambda place: place.engine.load())
         for model in engines:
             # Its counters begin at 0, not with its first request: `rate` must see them rise.
             runtime.traffic.of(model)
             runtime.balance.of(model)
         yield from _families(OF_PROCESS, {"": runtime})
         yield from _families(OF_TRAFFIC, runtime.traffic.models)
+        yield from _families(OF_ADMISSION, _by_model(runtime, lambda place: place.admission))
         yield from _families(OF_ENGINE, engines)
         yield from _families(OF_BALANCE, runtime.balance.models)
         yield from _families(OF_LIMITS, runtime.limiter.refused)
@@ -83,12 +87,13 @@ class RuntimeCollector(Collector):
         yield from _families(OF_SCREENS, {"": screened})
 
 
-def _engines(runtime: Runtime) -> Mapping[str, EngineLoad]:
-    """The engine's load by its model; nothing before it has a model, and once it is dead."""
-    try:
-        return {runtime.engine.model.id: runtime.engine.load()}
-    except EngineNotReady:
-        return {}
+def _by_model(runtime: Runtime, read: Callable[[Place], T]) -> Mapping[str, T]:
+    """Something of each model; nothing before its engine has one, and once it is dead."""
+    found = {}
+    for place in runtime.places:
+        with contextlib.suppress(EngineNotReady):
+            found[place.engine.model.id] = read(place)
+    return found
 
 
 def _families(table: Sequence[Described], sources: Mapping[str, Any]) -> Iterator[Family]:

@@ -18,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import cast
 
 from app.core import ChatRequest, Delta, Engine, Health, Prompt
+from app.engine.admission_counts import AdmissionCounts
 from app.engine.backlog import Throughput
 from app.engine.door import Bounds, Door
 from app.engine.fair_queue import FairQueue, Lane
@@ -71,6 +72,7 @@ class Admission:
         self.queue = FairQueue()
         self.gate = Gate(ttft_target_s, max_prefill_tokens)
         self.pool = Pool(0)
+        self.counts = AdmissionCounts()
         self.abort_unread: Callable[[], str | None] = lambda: None
         """Aborts the stream that has been without a reader longest, and tells its id, if there is one."""
         self._lanes: dict[str, Lane] = {}
@@ -100,13 +102,29 @@ class Admission:
         self.gate.reset()
         capacity = self.pool.capacity_tokens
         self.throughput = Throughput(capacity / _GUESS_S, now_s)
-        lanes = self._lanes.values()
-        self.door = Door(self._bounds, self.queue, lanes, self.throughput, capacity, self._chance)
+        self.door = Door(
+            self._bounds,
+            self.queue,
+            self._lanes.values(),
+            self.throughput,
+            capacity,
+            self._chance,
+            self.counts,
+        )
 
     @property
     def busy(self) -> bool:
         """Whether requests wait."""
         return bool(self.queue)
+
+    def waited_s(self, rank: int) -> float:
+        """How long the oldest request of a tier has waited; 0 when there is none."""
+        return self.queue.waited_s(rank, self._clock_s())
+
+    @property
+    def lanes(self) -> Collection[Lane]:
+        """The keys that have come lately."""
+        return self._lanes.values()
 
     async def run(self) -> None:
         """Keep time, until cancelled."""
@@ -158,11 +176,13 @@ class Admission:
         now_s = self._clock_s()
         lane = self._lane(request, key)
         lane.used_at_s = now_s
-        ticket = Ticket(self, lane, request, prompt, self._growth_at_first(lane, request, prompt), now_s)
+        growth = expected_at_first(lane.lengths, self._model_lengths, request.body, prompt.max_tokens)
+        ticket = Ticket(self, lane, request, prompt, growth, now_s)
         ticket.claim.space = space
         self._size(ticket)
         self.queue.lift(lane)
         if not self.queue and self._fits(ticket) and self.gate.has_room(ticket.uncached_tokens):
+            self.door.came(ticket, now_s)
             self._let_in(ticket, now_s)
             return ticket
         self._wait(ticket, now_s)
@@ -227,14 +247,6 @@ class Admission:
                 self._active_weight += weight - lane.weight
             lane = self._lanes[name] = lane.with_terms(tier, weight)
         return lane
-
-    def _growth_at_first(self, lane: Lane, request: ChatRequest, prompt: Prompt) -> Growth:
-        if request.body.get("ignore_eos"):
-            return Growth(prompt.max_tokens, 0)
-        least = min(request.body.get("min_tokens") or 0, prompt.max_tokens)
-        if not least:
-            return expected_at_first(lane.lengths, self._model_lengths, prompt.max_tokens)
-        return expected(lane.lengths, self._model_lengths, least, prompt.max_tokens)
 
     def _growth(self, lane: Lane, ticket: Ticket, so_far: int) -> Growth:
         if ticket.exact:
@@ -388,6 +400,7 @@ class Admission:
         ticket.behind = self.gate.enter(ticket.uncached_tokens)
         ticket.let_in_s = now_s
         self._in_flight[ticket.rid] = ticket
+        self.counts.let_in[lane.tier] += 1
         self._charge(ticket, ticket.uncached_tokens + ticket.claim.mean)
 
     # Room taken back
@@ -400,6 +413,7 @@ class Admission:
             rid = self.abort_unread()
             if rid is None:
                 return
+            self.counts.unread_aborted += 1
             ticket = self._in_flight.get(rid)
             if ticket is not None and not ticket.reclaimed:
                 ticket.reclaimed = True

@@ -9,10 +9,10 @@ before it, will have moved on so far (app.engine.appointments).
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from app.engine.admission_counts import AdmissionCounts
 from app.engine.appointments import Shows
 from app.engine.backlog import Throughput
 from app.engine.fair_queue import AGED_SHARE, FairQueue, Lane
@@ -70,6 +70,7 @@ class Door:
         throughput: Throughput,
         pool_tokens: int,
         chance: Callable[[], float],
+        counts: AdmissionCounts,
     ) -> None:
         self._bounds = bounds
         self._deadline_s = tuple(bounds.deadline_s[tier] for tier in TIERS)
@@ -80,8 +81,7 @@ class Door:
         self._pool_tokens = pool_tokens
         self._chance = chance
         self.shows = Shows()
-        self.refused: Counter[tuple[Tier, str]] = Counter()
-        """Refusals by tier and code."""
+        self._counts = counts
 
     def enter(self, ticket: Ticket, now_s: float) -> None:
         """Give a request its deadline, and let it wait. Raises KeyOverloaded, Overloaded."""
@@ -89,6 +89,15 @@ class Door:
         if not self._may_wait(ticket, now_s):
             raise self._refusal(ticket, now_s)
         ticket.deadline_s = now_s + self._deadline_s[lane.rank]
+
+    def came(self, ticket: Ticket, now_s: float) -> bool:
+        """Whether a request comes to an appointment, which it has kept then."""
+        appointments = ticket.lane.appointments
+        if not appointments.num or not appointments.keep(ticket.fingerprint, now_s):
+            return False
+        self.shows.count(came=True)
+        self._counts.appointments["kept"] += 1
+        return True
 
     def overdue(self, ticket: Ticket, now_s: float) -> ServingError:
         """The refusal of one that has waited for its whole deadline."""
@@ -110,6 +119,7 @@ class Door:
             if lane.appointments.num:
                 for _ in range(lane.appointments.miss(now_s)):
                     self.shows.count(came=False)
+                    self._counts.appointments["missed"] += 1
 
     def rate(self, lane: Lane) -> float:
         """Tokens per second that a key's line moves on by, as things stand."""
@@ -124,9 +134,7 @@ class Door:
     def _may_wait(self, ticket: Ticket, now_s: float) -> bool:
         lane, queue = ticket.lane, self._queue
         room, places = self._most_tokens - queue.tokens, self._bounds.max_queued_requests - len(queue)
-        appointed = lane.appointments.num > 0 and lane.appointments.keep(ticket.fingerprint, now_s)
-        if appointed:
-            self.shows.count(came=True)
+        appointed = self.came(ticket, now_s)
         if places < 1 or (ticket.tokens > room and queue.tokens):
             return False
         if appointed or not lane.waiting:
@@ -148,21 +156,21 @@ class Door:
         lane = ticket.lane
         if self._over_share(lane):
             error: ServingError = KeyOverloaded(
-                f"This key has {lane.num_in_flight} requests running and {len(lane.waiting)} waiting, more"
-                f" than its share of this server. {when}",
+                f"This key has more than its share of this server (requests running: {lane.num_in_flight},"
+                f" waiting: {len(lane.waiting)}). {when}",
                 retry_after_s=retry_s,
                 should_retry=again,
             )
         else:
             error = Overloaded(
-                f"The server is full: {len(self._queue)} requests wait already. {when}",
+                f"The server is full (requests waiting: {len(self._queue)}). {when}",
                 retry_after_s=retry_s,
                 should_retry=again,
             )
         return self._counted(ticket, error)
 
     def _counted(self, ticket: Ticket, error: ServingError) -> ServingError:
-        self.refused[TIERS[ticket.lane.rank], error.code] += 1
+        self._counts.refused[ticket.lane.tier][error.code] += 1
         return error
 
     def _over_share(self, lane: Lane) -> bool:

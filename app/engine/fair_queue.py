@@ -123,6 +123,15 @@ class FairQueue:
         """Requests of a tier that wait."""
         return len(self._levels[rank].waiting)
 
+    def waiting_tokens(self, rank: int) -> int:
+        """What requests of a tier that wait are expected to take."""
+        return sum(one.tokens for one in self._levels[rank].waiting)
+
+    def waited_s(self, rank: int, now_s: float) -> float:
+        """How long the oldest of a tier has waited; 0 when there is none."""
+        oldest = next(iter(self._levels[rank].waiting), None)
+        return 0.0 if oldest is None else now_s - oldest.entered_s
+
     def lift(self, lane: Lane) -> None:
         """Let go of what a key that has nothing waiting has not used: to be called when it comes."""
         if lane.waiting:
@@ -189,8 +198,7 @@ class FairQueue:
         return found
 
     def _aged(self, rank: int, now_s: float) -> bool:
-        oldest = next(iter(self._levels[rank].waiting), None)
-        return rank > 0 and oldest is not None and now_s - oldest.entered_s >= AGEING_S[rank]
+        return rank > 0 and bool(self._levels[rank].waiting) and self.waited_s(rank, now_s) >= AGEING_S[rank]
 
 
 def _served(lane: Lane) -> tuple[float, float]:

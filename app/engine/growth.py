@@ -7,8 +7,8 @@ made for an answer that has begun already: of those that became longer than it i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 CLASSES = 22
 REMEMBERED = 200.0
@@ -69,8 +69,13 @@ class Lengths:
         return found
 
 
-def expected_at_first(key: Lengths, model: Lengths, most: int) -> Growth:
+def expected_at_first(key: Lengths, model: Lengths, body: Mapping[str, Any], most: int) -> Growth:
     """`expected` for an answer that has not begun; the last estimate stands until there is something new."""
+    if body.get("ignore_eos"):
+        return Growth(most, 0)
+    least = min(body.get("min_tokens") or 0, most)
+    if least:
+        return expected(key, model, least, most)
     known = key.first.get(most)
     if known is not None and model.added - known[0] < _STALE:
         return known[1]

@@ -17,6 +17,7 @@ from sse_client import until
 
 from app.api.metric_tables import METRICS
 from app.core import ChatRequest
+from app.engine.place import Place
 from app.engine.scripted import Script, ScriptedEngine
 from app.errors import EngineNotReady, NotFound
 from app.store import ledger as ledger_module
@@ -173,13 +174,15 @@ async def test_scrape_before_the_engine_is_ready(serve: Serve):
     served = await serve()
     runtime = served.runtime
     engine = Loading(Script())
+    large = runtime.places.large
     runtime.engine, ready = engine, runtime.engine
+    runtime.places.large = Place(engine, large.admission)
     try:
         samples = await scrape(served)
     finally:
-        runtime.engine = ready
+        runtime.engine, runtime.places.large = ready, large
     assert samples["tokenring_ready", ()] == 0
-    assert not any(name.startswith("tokenring_engine") for name, _ in samples)
+    assert not any(name.startswith(("tokenring_engine", "tokenring_admission")) for name, _ in samples)
     assert (await scrape(served))["tokenring_ready", ()] == 1
 
 

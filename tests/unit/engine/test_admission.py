@@ -200,9 +200,32 @@ async def test_who_comes_back_when_told_has_its_place() -> None:
     back = asyncio.get_running_loop().create_task(world.admission.admit(request, prompt, key_of("a")))
     await settled(back)
     assert len(world.admission.queue) == 3
+    assert world.admission.counts.appointments == {"kept": 1, "missed": 0}
     world.admission.refuse_waiting(lambda: Draining("The server is stopping."))
     await asyncio.gather(*tasks, back, return_exceptions=True)
     first.release()
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_an_appointment_is_kept_where_nobody_waits_any_more(comes_back: bool) -> None:
+    """Who comes when told counts as come, also when there is room at once; who does not, as missed."""
+    world = World(max_queued_requests=1, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+    flying = [await world.admit(900)]
+    waiting = world.later(500)
+    await settled(waiting)
+    prompt = Prompt([7] * 9, 500, None)
+    request = ChatRequest("back", "a", "m", {"messages": []}, 0, max_tokens=500)
+    with pytest.raises(Overloaded) as refused:
+        await world.admission.admit(request, prompt, key_of("a"))
+    flying.pop().release()
+    (await waiting).release()
+    assert refused.value.retry_after_s is not None
+    world.now_s = refused.value.retry_after_s + 1.0
+    if comes_back:
+        (await world.admission.admit(request, prompt, key_of("a"))).release()
+    world.now_s += 60.0
+    world.admission.poll()
+    assert world.admission.counts.appointments == {"kept": int(comes_back), "missed": int(not comes_back)}
 
 
 async def test_streams_nobody_reads_end_first() -> None:
