@@ -16,6 +16,7 @@ from typing import Any
 
 from app.core import ChatRequest, Counts, Delta, EngineLoad, FinishReason, Health, ModelCard, Prompt, ToolCall
 from app.engine.limits import answer_budget, check_text_only
+from app.engine.scripted_service import Pace, Seat, Service
 from app.engine.tally import Tallies
 from app.errors import EngineFailed, EngineNotReady, EngineOverloaded
 from app.settings import SettingsError
@@ -51,6 +52,12 @@ class Script:
     fault: str = ""
     fault_after: int = 0
     context: int = 32_768
+    pool: int = 0
+    """KV tokens; 0 has 64 contexts."""
+    prefill_rate: float = 0.0
+    step_s: float = 0.0
+    step_per_request_s: float = 0.0
+    """With any of these three requests share one pace and pool (app.engine.scripted_service), not `rate`."""
 
     @classmethod
     def parse(cls, text: str) -> Script:
@@ -113,10 +120,11 @@ class ScriptedEngine:
         self._tallies = Tallies()
         self._seen_prefixes: dict[int, None] = {}
         self._used_tokens = 0
+        self._service = _service(self._default)
         self._card = ModelCard(
             id=name,
             context_length=self._default.context,
-            kv_capacity_tokens=self._default.context * 64,
+            kv_capacity_tokens=self._default.pool or self._default.context * 64,
             max_prompt_tokens=self._default.context - 1,
             capabilities=frozenset({"tools", "reasoning"}),
         )
@@ -170,8 +178,12 @@ class ScriptedEngine:
         counts = dict.fromkeys(live, Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0))
         self._used_tokens += answer.prompt_tokens
         tally = self._tallies.begin(rid)
+        seat = Seat(run, answer.prompt_tokens, answer.cached_tokens)
         try:
             await self._pause(run, script.prefill_s)
+            if self._service is not None:
+                self._service.enter(seat)
+                await self._woken(run)
             made = 0
             while live:
                 self._misbehave(run, script, made)
@@ -185,8 +197,14 @@ class ScriptedEngine:
                     tally.token_ids += len(delta.token_ids)
                     yield delta
                 made += 1
-                await self._pause(run, 1 / script.rate if script.rate else 0.0)
+                if self._service is None:
+                    await self._pause(run, 1 / script.rate if script.rate else 0.0)
+                elif live:
+                    self._service.next_tokens(seat, len(live))
+                    await self._woken(run)
         finally:
+            if self._service is not None:
+                self._service.leave(seat)
             self._used_tokens -= answer.prompt_tokens
             del self._runs[rid]
             self._tallies.end(rid)
@@ -202,11 +220,18 @@ class ScriptedEngine:
         if duration_s <= 0:
             await asyncio.sleep(0)
         else:
-            loop = asyncio.get_running_loop()
-            run.waiter = loop.create_future()
-            timer = loop.call_later(duration_s, run.wake)
-            await run.waiter
+            timer = asyncio.get_running_loop().call_later(duration_s, run.wake)
+            await self._woken(run)
             timer.cancel()
+        if run.error is not None:
+            raise run.error
+
+    async def _woken(self, run: _Run) -> None:
+        """Wait to be woken; at once when aborted. Raises EngineFailed when the engine dies meanwhile."""
+        if run.aborted:
+            return
+        run.waiter = asyncio.get_running_loop().create_future()
+        await run.waiter
         if run.error is not None:
             raise run.error
 
@@ -242,7 +267,13 @@ class ScriptedEngine:
 
     def load(self) -> EngineLoad:
         """See Engine.load."""
-        return EngineLoad(len(self._runs), 0, self._used_tokens, self._card.kv_capacity_tokens, 0.0)
+        running, capacity, service = len(self._runs), self._card.kv_capacity_tokens, self._service
+        if service is None:
+            return EngineLoad(running, 0, self._used_tokens, capacity, 0.0)
+        waiting, used = service.num_waiting, service.used_tokens
+        return EngineLoad(
+            running - waiting, waiting, used, capacity, 0.0, num_retractions=service.num_retractions
+        )
 
     def health(self) -> Health:
         """See Engine.health."""
@@ -255,6 +286,14 @@ class ScriptedEngine:
             for run in self._runs.values():
                 run.error = EngineFailed("The server is stopping.")
                 run.wake()
+
+
+def _service(script: Script) -> Service | None:
+    """What the requests of a script share; None where each goes by itself."""
+    if not (script.prefill_rate or script.step_s or script.step_per_request_s):
+        return None
+    pool = script.pool or script.context * 64
+    return Service(Pace(pool, script.prefill_rate, script.step_s, script.step_per_request_s))
 
 
 def _prompt_ids(messages: Iterable[Mapping[str, Any]]) -> Iterator[int]:

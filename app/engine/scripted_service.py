@@ -1,0 +1,121 @@
+"""How fast a scripted engine is where its requests share one: prefill, decode steps, a KV pool.
+
+As SGLang does it: a prompt waits until the pool has room for it, prompts are taken in before
+running requests go on, one after another; a decode step gives each of those a token and takes the longer
+the more there are. When the pool is full in mid-answer, the request that came last is set aside
+and begins anew with what it had (a retraction).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Rates in tokens per second and times in seconds; a rate of 0 has no limit."""
+
+    pool_tokens: int
+    prefill_tokens_per_s: float
+    step_s: float
+    step_per_request_s: float
+
+
+class Served(Protocol):
+    """A request, as the service sees it."""
+
+    def wake(self) -> None:
+        """Called when it may go on."""
+
+
+class Seat:
+    """One request's place: what it holds of the pool, and what it waits for."""
+
+    __slots__ = ("held_tokens", "request", "uncached_tokens", "wanted_tokens")
+
+    def __init__(self, request: Served, prompt_tokens: int, cached_tokens: int) -> None:
+        self.request = request
+        self.held_tokens = prompt_tokens
+        self.uncached_tokens = prompt_tokens - cached_tokens
+        self.wanted_tokens = 0
+
+
+class Service:
+    """Serves the seats that are taken, while there are any."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._waiting: deque[Seat] = deque()
+        self._running: dict[Seat, None] = {}
+        self._asking: dict[Seat, None] = {}
+        """Those of the running that wait for their next token."""
+        self._task: asyncio.Task[None] | None = None
+        self.used_tokens = 0
+        self.num_retractions = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are not taken in yet."""
+        return len(self._waiting)
+
+    def enter(self, seat: Seat) -> None:
+        """Queue for the prefill; the request is woken when its first token is due."""
+        self._waiting.append(seat)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._serve(), name="scripted service")
+
+    def next_tokens(self, seat: Seat, count: int) -> None:
+        """Wait for the next decode step, and so many tokens of it; the request is woken then."""
+        seat.wanted_tokens = count
+        self._asking[seat] = None
+
+    def leave(self, seat: Seat) -> None:
+        """Give the place up."""
+        self._asking.pop(seat, None)
+        if seat in self._running:
+            del self._running[seat]
+            self.used_tokens -= seat.held_tokens
+        elif seat in self._waiting:
+            self._waiting.remove(seat)
+
+    async def _serve(self) -> None:
+        while self._waiting or self._running:
+            if self._waiting and self._fits(self._waiting[0]):
+                await self._prefill(self._waiting.popleft())
+            else:
+                await self._step()
+
+    def _fits(self, seat: Seat) -> bool:
+        """A prompt needs a page beyond itself; into an empty pool everything fits."""
+        return not self._running or self.used_tokens + seat.held_tokens + 16 <= self._pace.pool_tokens
+
+    async def _prefill(self, seat: Seat) -> None:
+        self._running[seat] = None
+        self.used_tokens += seat.held_tokens
+        rate = self._pace.prefill_tokens_per_s
+        await asyncio.sleep(seat.uncached_tokens / rate if rate else 0)
+        if seat in self._running:  # it may have left meanwhile
+            self._asking.pop(seat, None)
+            seat.request.wake()
+
+    async def _step(self) -> None:
+        """A token for each that runs."""
+        while len(self._running) > 1 and self.used_tokens + len(self._running) > self._pace.pool_tokens:
+            self._retract(next(reversed(self._running)))
+        pace = self._pace
+        await asyncio.sleep(pace.step_s + pace.step_per_request_s * len(self._running))
+        for seat in [one for one in self._asking if one in self._running]:
+            del self._asking[seat]
+            seat.held_tokens += seat.wanted_tokens
+            self.used_tokens += seat.wanted_tokens
+            seat.request.wake()
+
+    def _retract(self, seat: Seat) -> None:
+        del self._running[seat]
+        self.used_tokens -= seat.held_tokens
+        seat.uncached_tokens = seat.held_tokens
+        self.num_retractions += 1
+        self._waiting.appendleft(seat)

@@ -1,0 +1,90 @@
+"""The scripted engine whose requests share one pace and one pool."""
+
+from __future__ import annotations
+
+import asyncio
+
+from admissions import run_virtually
+
+from app.core import ChatRequest
+from app.engine.scripted import Script, ScriptedEngine
+
+WORDS = 99
+"""Of a prompt, whose tokens are these and its role."""
+
+
+class Timed:
+    """Answers of one engine in virtual time: when each token came."""
+
+    def __init__(self, script: Script) -> None:
+        self.engine = ScriptedEngine(script)
+        self.at_s: dict[str, list[float]] = {}
+
+    async def ask(self, rid: str, tokens: int, words: int = WORDS) -> None:
+        text = " ".join(f"{rid}{number}" for number in range(words))
+        body = {"messages": [{"role": "user", "content": text}]}
+        request = ChatRequest(rid, "local", "scripted", body, 0, max_tokens=tokens)
+        prompt = await self.engine.render(request)
+        loop = asyncio.get_running_loop()
+        deltas = self.engine.generate(rid, prompt)
+        self.at_s[rid] = [loop.time() async for delta in deltas if delta.token_ids]
+
+
+def timed(script: Script, *tokens: int) -> Timed:
+    """So many requests at once, each with so many tokens."""
+    found: list[Timed] = []
+
+    async def main() -> None:
+        one = Timed(script)
+        found.append(one)
+        await one.engine.start()
+        await asyncio.gather(*(one.ask(f"r{number}", count) for number, count in enumerate(tokens)))
+        assert one.engine.load().used_tokens == 0
+
+    run_virtually(main)
+    return found[0]
+
+
+def test_a_prompt_takes_its_time_and_prompts_stand_in_line() -> None:
+    """100 tokens at 1,000 a second: the first begins after 0.1 s, the third after 0.3."""
+    seen = timed(Script(prefill_rate=1000, step_s=0.01), 1, 1, 1)
+    assert [round(seen.at_s[f"r{number}"][0], 3) for number in range(3)] == [0.1, 0.2, 0.3]
+
+
+def test_a_step_gives_everyone_a_token() -> None:
+    """Two answers at once come at the pace of one step, which takes longer for two."""
+    seen = timed(Script(step_s=0.01, step_per_request_s=0.005), 50, 50)
+    first, second = seen.at_s.values()
+    assert len(first) == len(second) == 50
+    assert round(first[-1] - first[9], 3) == round(40 * 0.02, 3)
+
+
+def test_what_does_not_fit_the_pool_waits_for_it() -> None:
+    """The third prompt of 100 tokens begins when one of two has left a pool of 260."""
+    seen = timed(Script(pool=260, step_s=0.01), 20, 20, 20)
+    assert seen.at_s["r2"][0] > seen.at_s["r0"][-1]
+    assert seen.engine.load().num_retractions == 0
+
+
+def test_a_full_pool_sets_the_last_one_aside() -> None:
+    """Two answers of 100 tokens in a pool of 300: one is retracted, and both come whole."""
+    seen = timed(Script(tokens=100, pool=300, step_s=0.01), 100, 100)
+    assert [len(times) for times in seen.at_s.values()] == [100, 100]
+    assert seen.engine.load().num_retractions == 1
+    assert max(seen.at_s["r0"]) < max(seen.at_s["r1"])
+
+
+def test_an_aborted_request_gives_its_room_back() -> None:
+    """It ends within a step, and the pool is empty."""
+
+    async def main() -> None:
+        one = Timed(Script(tokens=1000, step_s=0.01))
+        await one.engine.start()
+        task = asyncio.get_running_loop().create_task(one.ask("r", 1000))
+        await asyncio.sleep(1.0)
+        one.engine.abort("r")
+        await task
+        assert 90 < len(one.at_s["r"]) < 110
+        assert one.engine.load().used_tokens == 0
+
+    run_virtually(main)
