@@ -37,6 +37,8 @@ QUOTAS: Mapping[str, float] = {
 """How many rows of a source an epoch has, drawn evenly from all that it holds."""
 WRITTEN = 2.0
 """How often an epoch has a prompt of the project's that was written by itself; one of a frame comes once."""
+LOOK_ALIKE = 1.5
+"""How much oftener than that one that only sounds harmful."""
 OUTPUT = 0.35
 """How often it has an output of the project's: they teach tone, but are not what is screened."""
 
@@ -73,7 +75,8 @@ def _weight(row: Row, sizes: Mapping[str, int]) -> float:
         return QUOTAS[row.source] / sizes[row.source]
     if row.kind == "output":
         return OUTPUT
-    return WRITTEN if row.source.startswith("written") else 1.0
+    times = WRITTEN if row.source.startswith("written") else 1.0
+    return times * LOOK_ALIKE if row.near else times
 
 
 def drawn(rows: Sequence[Row], count: int, seed: int, own_share: float = 1.0) -> NDArray[np.intp]:

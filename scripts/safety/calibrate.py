@@ -27,6 +27,8 @@ SHARE: Mapping[str, float] = {
     "benign_gsm8k": 0.3,
 }
 """What of ordinary traffic is like a source: assistants' real prompts count most."""
+NGRAMS = 0.35
+"""How much a logit of the n-grams counts for one of the encoder."""
 LOOK_ALIKES = ("benign_coconot_pref",)
 """Public sources of benign prompts that sound harmful."""
 STATEMENTS = ("hate_davidson", "toxicity_surge", "toxigen_safenlp")
@@ -46,15 +48,20 @@ class Scored:
 
 
 def blended(found: Predictions) -> tuple[Blend, Scored]:
-    """The blend that tells harmful from benign best among requests of sources left out."""
+    """The blend that tells harmful from benign best among requests of sources left out.
+
+    How much the n-grams count is fixed: left to the fit they count as much as the encoder, which is best over
+    all thresholds (AUC), but not where few false alarms are allowed.
+    """
     prompts = ~found.output & ~found.own & ~np.isin(found.source, STATEMENTS)
-    both = np.stack([found.encoder, found.ngrams], 1).astype(np.float64)
+    both = (found.encoder + NGRAMS * found.ngrams).astype(np.float64)[:, None]
+    fast = found.ngrams.astype(np.float64)[:, None]
     weights = _even(found.source, found.harmful)
     model = LogisticRegression(C=100.0).fit(both[prompts], found.harmful[prompts], weights[prompts])
-    alone = LogisticRegression(C=100.0).fit(both[prompts, 1:], found.harmful[prompts], weights[prompts])
+    alone = LogisticRegression(C=100.0).fit(fast[prompts], found.harmful[prompts], weights[prompts])
     blend = Blend(
         encoder=float(model.coef_[0, 0]),
-        ngrams=float(max(0.0, model.coef_[0, 1])),
+        ngrams=NGRAMS * float(model.coef_[0, 0]),
         bias=float(model.intercept_[0]),
         fast_slope=float(alone.coef_[0, 0]),
         fast_bias=float(alone.intercept_[0]),
