@@ -164,10 +164,17 @@ class Connection:
         self.open = True
 
     @classmethod
-    async def to(cls, port: int, *, receive_buffer_bytes: int | None = None) -> Connection:
-        """Connect; a small receive buffer makes a client that does not read felt soon."""
+    async def to(
+        cls, port: int, *, receive_buffer_bytes: int | None = None, address: str | None = None
+    ) -> Connection:
+        """Connect; a small receive buffer makes a client that does not read felt soon.
+
+        `address` is this side's: on Linux any of 127.0.0.0/8.
+        """
         sock = socket.socket()
         sock.setblocking(False)
+        if address is not None:
+            sock.bind((address, 0))
         if receive_buffer_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         else:

@@ -38,6 +38,8 @@ class ChatRoutes:
         """POST: start a generation, or attach to the one of the same Idempotency-Key."""
         caller = self._gatekeeper.caller(request)
         owner = caller.owner
+        if caller.key is not None and request.client is not None:
+            self._runtime.abuse.addresses.saw(caller.key, request.client.host)
         self._runtime.check_ready()
         client = Client(request.receive)
         raw = await client.body(

@@ -10,8 +10,10 @@ from starlette.responses import JSONResponse, Response
 
 from app.api.auth import Gatekeeper
 from app.core import ModelCard
+from app.engine.admission import Admission
 from app.metering.pricing import as_usd_per_1k
 from app.runtime import Runtime
+from app.store.keys import TIERS
 
 
 class ServiceRoutes:
@@ -38,6 +40,7 @@ class ServiceRoutes:
                 "unsettled_requests": runtime.journal.num_unsettled,
             },
             "ledger": runtime.balance.detail(),
+            "queue": _queue(runtime.places.large.admission),
         }
         if not runtime.ready:
             return JSONResponse(
@@ -91,3 +94,13 @@ class ServiceRoutes:
             "created": self._created_at_unix_s,
             "owned_by": "tokenring",
         }
+
+
+def _queue(admission: Admission) -> dict[str, Any]:
+    """What waits for room in the engine, and how wide its gate is."""
+    return {
+        "waiting_requests": len(admission.queue),
+        "waiting_tokens": admission.queue.tokens,
+        "oldest_wait_s": round(max(map(admission.waited_s, range(len(TIERS)))), 3),
+        "gate_window_tokens": int(admission.gate.window_tokens),
+    }

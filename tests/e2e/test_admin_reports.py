@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from servers import Serve, Served
+from servers import Serve, Served, chat
+from sse_client import Connection
 
 from app.core import ChatRequest, Counts, Prompt
+from app.engine.scripted import Script
 from app.store import key_table, keys, ledger, safety_events
 from app.store.keys import Issued, Terms
 from app.store.ledger import Price, Reservation, Settlement, Usage
@@ -129,6 +131,36 @@ async def test_abuse_is_listed_and_counted(serve: Serve):
     metrics = (await served.call("GET", "/metrics")).body.decode()
     for kind in ("spike", "blocks", "addresses"):
         assert f'tokenring_abuse_flags{{kind="{kind}"}} 1.0' in metrics
+
+
+async def test_a_key_of_many_networks_is_flagged_and_served_on(serve: Serve):
+    """Chat requests tell from where each key is used: ten networks are a flag, which only admins see."""
+    served = await serve(Script(tokens=2))
+    served.runtime.abuse._fresh_s = 0.0
+    ann, bob, admin = (
+        await made(served, "ann"),
+        await made(served, "bob"),
+        await made(served, "admin", "admin"),
+    )
+
+    async def ask(key: Issued, address: str) -> int:
+        async with await Connection.to(served.port, address=address) as connection:
+            headers = {"authorization": f"Bearer {key.text}"}
+            await connection.request("POST", "/api/chat/completions", chat(stream=False), headers)
+            return (await connection.response()).status
+
+    for network in range(9):
+        assert await ask(ann, f"127.0.{network}.1") == 200
+        assert await ask(bob, f"127.0.0.{network + 1}") == 200
+    assert await listed(served, "/api/admin/abuse", admin) == []
+    assert await ask(ann, "127.0.9.1") == 200
+    [flag] = await listed(served, "/api/admin/abuse", admin)
+    assert (flag["kind"], flag["owner"], flag["key"]) == ("addresses", ann.key.owner, ann.key.id)
+    assert flag["networks"] == 10
+    assert "127." not in str(flag)
+    assert await ask(ann, "127.0.10.1") == 200
+    answer = await served.call("GET", "/api/admin/abuse", authorization=f"Bearer {ann.text}")
+    assert answer.status == 403
 
 
 async def test_breaks_are_counted_by_cause(serve: Serve):

@@ -212,6 +212,26 @@ async def test_what_waits_is_in_the_metrics(crowd: Crowd):
 
 
 @pytest.mark.parametrize("bounds", [{"queue_standard_s": 300.0}])
+async def test_what_waits_is_in_readyz(crowd: Crowd):
+    """How many wait, for how much and how long, and the gate's window; the server stays ready."""
+    empty = (await crowd.served.call("GET", "/readyz")).json()["queue"]
+    assert empty == {
+        "waiting_requests": 0,
+        "waiting_tokens": 0,
+        "oldest_wait_s": 0.0,
+        "gate_window_tokens": 2048,
+    }
+    await crowd.hold(900)
+    await crowd.wait(500)
+    answer = await crowd.served.call("GET", "/readyz")
+    queue = answer.json()["queue"]
+    assert answer.status == 200
+    assert queue["waiting_requests"] == 1
+    assert queue["waiting_tokens"] in range(500, 510)
+    assert 0 <= queue["oldest_wait_s"] < 10
+
+
+@pytest.mark.parametrize("bounds", [{"queue_standard_s": 300.0}])
 async def test_streams_that_nobody_reads_make_room(crowd: Crowd):
     """One whose client has left ends as soon as another waits for its memory, and is counted."""
     await crowd.hold(900)
