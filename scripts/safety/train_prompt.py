@@ -1,9 +1,10 @@
 """Trains and measures the prompt classifier and writes app/safety/models/: `scripts/train_safety --data DIR`.
 
     1. an encoder of the project's rows alone → base.pt                (seen by all folds, so trained once)
-    2. leave-sources-out folds → predictions.npz and ablation.npz      (n-grams and encoder, no row seen)
+    2. leave-sources-out folds → predictions.npz                       (n-grams and encoder, no row seen)
     3. the shipped n-grams and encoder, of all rows but the held-out
-    4. blend and thresholds of 2, as calibration.json; tokenizer, manifest, CARD.md
+    4. folds without the project's rows → ablation*.npz
+    5. blend and thresholds of 2, as calibration.json; tokenizer, manifest, CARD.md
 
 Steps whose file is in the work folder already are not done again. The stream model's file and table
 stay as they are.
@@ -31,7 +32,7 @@ from scripts.safety.rows import Row
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = 50_000
-BASE_EXAMPLES = 12_000
+BASE_EXAMPLES = 10_000
 FOLD_EXAMPLES = 8_000
 ABLATION_EXAMPLES = 10_000
 BASE_SEED = 9
@@ -52,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _folds(all_rows, features, args)
     if "models" in args.steps:
         _models(all_rows, features, args)
+    if "ablation" in args.steps:
+        _ablation(all_rows, features, args)
     if "calibrate" in args.steps:
         _calibrate(args)
 
@@ -73,7 +76,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--folds", type=int, nargs="+", default=range(len(balance.FOLDS)), help="in this order"
     )
     parser.add_argument("--start", type=Path, help="an earlier encoder.pt to go on from, at a lower rate")
-    steps = ("folds", "models", "calibrate")
+    steps = ("folds", "models", "ablation", "calibrate")
     parser.add_argument("--steps", nargs="+", choices=steps, default=steps)
     return parser.parse_args(argv)
 
@@ -98,6 +101,9 @@ def _folds(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace) 
             found.save(path)
     parts = [Predictions.load(args.work / f"fold_{number}.npz") for number in sorted(args.folds)]
     loso.joined(parts).save(args.work / "predictions.npz")
+
+
+def _ablation(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace) -> None:
     path = args.work / "ablation.npz"
     if not path.exists() and args.ablation_examples:
         found = loso.fold(
