@@ -19,7 +19,7 @@ from app.engine.place import Place, Places
 from app.engine.prefix_report import PrefixReport
 from app.engine.ticket import Ticket
 from app.entry import Entry
-from app.errors import Draining, InternalError, ServingError
+from app.errors import Draining, InternalError, ServingError, Unavailable
 from app.history import History
 from app.journal import Journal
 from app.log import where
@@ -92,6 +92,7 @@ class Pipeline:
                 await self._journal.settle(entry, trace.outcome)
                 stream.close()
         except ServingError as error:
+            _withdraw(lease, entry, error)
             trace.failed(error.code)
             stream.fail(error)
         except asyncio.CancelledError:
@@ -134,6 +135,12 @@ class Pipeline:
         """Has the prefix report told how much of the request's prompt was cached."""
         key_id = None if key is None else key.id
         return partial(self._prefixes.saw, request, key_id=key_id, salt=request.cache_salt)
+
+
+def _withdraw(lease: Lease, entry: Entry | None, error: ServingError) -> None:
+    """A request that was refused for lack of room is none of those that its key may make."""
+    if entry is None and isinstance(error, Unavailable):
+        lease.withdraw()
 
 
 def _conclude(stream: TokenStream, usage: Usage, said: Mapping[str, Any] | None) -> None:

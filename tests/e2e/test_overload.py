@@ -160,6 +160,19 @@ async def test_who_has_waited_long_enough_is_503(crowd: Crowd):
 
 
 @pytest.mark.parametrize("bounds", [{"max_queued_requests": 1, "queue_standard_s": 300.0}])
+async def test_a_full_server_takes_nothing_of_a_key_s_limits(crowd: Crowd):
+    """A request that is 503 counts neither as one nor as tokens."""
+    ann, bob = await crowd.key("ann", rpm=2, tpm=2000), await crowd.key("bob")
+    await crowd.hold(900, bob)
+    await crowd.wait(500, bob)
+    for _ in range(3):
+        refused = await crowd.served.post(ask("hello", 1500), **ann)
+        assert refused.refusal()[:2] == (503, "overloaded")
+        assert refused.headers["x-ratelimit-remaining-requests"] == "2"
+        assert refused.headers["x-ratelimit-remaining-tokens"] == "2000"
+
+
+@pytest.mark.parametrize("bounds", [{"max_queued_requests": 1, "queue_standard_s": 300.0}])
 async def test_who_waits_is_served_when_there_is_room(crowd: Crowd):
     """It gets its answer on the connection on which it waited."""
     await crowd.hold(900)
