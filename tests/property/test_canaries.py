@@ -13,7 +13,6 @@ import os
 import random
 import re
 import sqlite3
-import time
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import unhindered_s
 from policies import WordClassifier, write_models
 from screens import (
     HARM,
@@ -41,7 +41,7 @@ from app.safety.shipped import Models
 from app.safety.verdict import Scores
 from app.store import indexing
 
-SEEDS = int(os.environ.get("CANARY_SEEDS", "500"))
+SEEDS = int(os.environ.get("CANARY_SEEDS", "2000"))
 AT_ONCE = 20
 SPANS = ("qzxj-vkqz xzqv", "kzvx qqjz-zx", "xjqkvz")
 """Hard-listed; of letters that nothing else here is made of."""
@@ -171,11 +171,11 @@ class Engine(SpeakingEngine):
         for delta in super()._deltas(answer, choice):
             self.counted[rid] = self.counted.get(rid, 0) + len(delta.token_ids)
             if delta.counts.completion_tokens == trigger and delta.token_ids:
-                self.triggered_s.setdefault(rid, time.monotonic())
+                self.triggered_s.setdefault(rid, unhindered_s())
             yield delta
 
     def abort(self, rid: str) -> None:
-        self.stopped_s.setdefault(rid, time.monotonic())
+        self.stopped_s.setdefault(rid, unhindered_s())
         super().abort(rid)
 
 

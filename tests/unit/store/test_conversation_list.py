@@ -235,8 +235,8 @@ def test_many_conversations_are_listed_and_searched_quickly():
     chats.c.execute("COMMIT")
     steps = []
     chats.c.set_progress_handler(lambda: steps.append(1), 1000)
-    started_s = time.perf_counter()
+    started_s = time.thread_time()
     for words in ("", "word", "word 1999"):
         assert len(page(chats.c, "local", 10, None, words).conversations) == 10
     assert len(steps) < 20
-    assert time.perf_counter() - started_s < 0.5
+    assert time.thread_time() - started_s < 0.5
