@@ -61,7 +61,7 @@ class World:
 
     @property
     def used(self) -> int:
-        prompts = [(c.space or str(id(c)), list(c.ids)) for c, _, _ in self.flying]
+        prompts = [(str(id(c)) if c.space is None else c.space, list(c.ids)) for c, _, _ in self.flying]
         return distinct(prompts) + sum(made for _, made, _ in self.flying)
 
 
