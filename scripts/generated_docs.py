@@ -9,12 +9,33 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from app import errors
+from app import errors, settings
 from app.api import metric_tables, parameters
 
 ROOT = Path(__file__).parent.parent
 BEGIN = "<!-- from here to the end: scripts/docs -->\n"
+OF_ADMISSION = (
+    "max_queued_requests",
+    "max_queued_tokens",
+    "queue_interactive_s",
+    "queue_standard_s",
+    "queue_batch_s",
+    "ttft_target_s",
+    "max_prefill_tokens",
+    "isolation",
+)
+
+
+def settings_of_admission() -> str:
+    """Their rows of the README's table."""
+    head, line, *rows = settings.markdown().splitlines()
+    chosen = [row for row in rows if row.split("`")[1] in OF_ADMISSION]
+    assert len(chosen) == len(OF_ADMISSION)
+    return "\n".join((head, line, *chosen)) + "\n"
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
+    "docs/admission.md": settings_of_admission,
     "docs/errors.md": errors.markdown,
     "docs/metrics.md": metric_tables.markdown,
     "docs/parameters.md": parameters.markdown,
