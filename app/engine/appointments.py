@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 GRACE_S = 10
 """How late a request may be for its appointment."""
-_DECAY = 0.97
+LEAST_PART = 0.5
+"""Of those told to come back, at least so many are expected, whatever was seen: all may come this time."""
+_DECAY = 0.995
 
 
 class Shows:
@@ -21,23 +24,24 @@ class Shows:
     __slots__ = ("_came", "_made")
 
     def __init__(self) -> None:
-        self._came = self._made = 4.0  # it is believed of them until they are seen not to
+        self._came = self._made = 20.0  # it is believed of them until they are seen not to
 
     @property
     def part(self) -> float:
-        """0 to 1."""
-        return self._came / self._made
+        """`LEAST_PART` to 1."""
+        return max(self._came / self._made, LEAST_PART)
 
-    def count(self, came: bool) -> None:  # noqa: FBT001  # the one thing it is told
-        """One came, or did not."""
-        self._came = self._came * _DECAY + came
-        self._made = self._made * _DECAY + 1
+    def count(self, came: int, missed: int) -> None:
+        """So many came, and so many did not, of those told one time; told of it when that is over."""
+        kept = math.pow(_DECAY, came + missed)
+        self._came = self._came * kept + came
+        self._made = self._made * kept + came + missed
 
 
 class Appointments:
     """One key's. Times are seconds of the same clock; a request is known by its fingerprint."""
 
-    __slots__ = ("_by_fingerprint", "_by_second", "_due_tokens", "num", "tokens")
+    __slots__ = ("_by_fingerprint", "_by_second", "_came", "_due_tokens", "num", "tokens")
 
     def __init__(self) -> None:
         self.num = 0
@@ -45,6 +49,12 @@ class Appointments:
         self._by_second: dict[int, dict[int, deque[int]]] = {}
         self._by_fingerprint: dict[int, deque[int]] = {}
         self._due_tokens: dict[int, int] = {}
+        self._came: dict[int, int] = {}
+
+    @property
+    def open(self) -> bool:
+        """Whether there are any whose time is not quite over."""
+        return bool(self.num or self._came)
 
     def make(self, fingerprint: int, at_s: float, tokens: int) -> None:
         """Expect a request."""
@@ -60,22 +70,42 @@ class Appointments:
         seconds = self._by_fingerprint.get(fingerprint)
         if not seconds or min(seconds) > now_s:
             return False
-        self._drop(fingerprint, min(seconds))
+        second = min(seconds)
+        self._drop(fingerprint, second)
+        self._came[second] = self._came.get(second, 0) + 1
         return True
 
-    def miss(self, now_s: float) -> int:
-        """Forget those who have not come; how many."""
+    def close(self, now_s: float) -> tuple[int, int]:
+        """Forget those whose time is over: how many of them came, and how many did not."""
         late = [second for second in self._by_second if second + GRACE_S < now_s]
         missed = [
             (fp, second) for second in late for fp, all_ in self._by_second[second].items() for _ in all_
         ]
         for fingerprint, second in missed:
             self._drop(fingerprint, second)
-        return len(missed)
+        over = [second for second in self._came if second + GRACE_S < now_s]
+        return sum(self._came.pop(second) for second in over), len(missed)
 
     def due_tokens(self, until_s: float) -> int:
         """Tokens of those expected by then."""
         return sum(tokens for second, tokens in self._due_tokens.items() if second <= until_s)
+
+    def due_at(self, second: int) -> int:
+        """Tokens of those told that second."""
+        return self._due_tokens.get(second, 0)
+
+    def due_within(self, now_s: float, ahead_s: Sequence[int]) -> list[int]:
+        """The same for some times from now, in their order, without looking at all that are later."""
+        if not self.num:
+            return [0] * len(ahead_s)
+        found, tokens, second = [], 0, math.floor(now_s) - GRACE_S - 1
+        for ahead in ahead_s:
+            until = math.floor(now_s) + ahead
+            for at in range(second, until + 1):
+                tokens += self._due_tokens.get(at, 0)
+            second = until + 1
+            found.append(tokens)
+        return found
 
     def _drop(self, fingerprint: int, second: int) -> None:
         self._by_fingerprint[fingerprint].remove(second)

@@ -1,9 +1,10 @@
 """Who may wait, and what those are told who may not.
 
-A key's requests may wait as long as they are expected to have their turn in time, and while they
-take no more of the queue than is left free: one key alone fills half of it, and a key that comes
-new always finds room. Whoever is refused is told when the line of its key, with those who were told
-before it, will have moved on so far (app.engine.appointments).
+A request may wait if it is expected to have its turn soon, and while its key takes no more of the
+queue than is left free: one key alone fills half of it. When it has its turn follows from fair shares:
+before the end of a key's line each other key is served as many tokens, by weight, unless it has less.
+Whoever is refused is told when the line of its key, with those who were told before it, will have
+moved on so far (app.engine.appointments); no second is given away more than once.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ MAX_RETRY_S = 120
 JITTER = 0.1
 USABLE = 0.25
 """Part of a tier's deadline that its queue may take by expectation."""
+WAIT = 0.4
+"""Part of the TTFT target that waiting may take by expectation, in the tiers where somebody waits for it."""
 RETURN_AT = 0.2
 """How full of what it may have a key's line is to be when those come back who were sent away."""
-PROMISED = 0.6
+PROMISED = 0.75
 """Part of the throughput that is given away in advance; what comes unannounced fills up the rest."""
 AHEAD_S = (0, 1, 2, 4, 8)
 """For when the room is kept that was promised, in seconds from now."""
@@ -37,13 +40,17 @@ POOLS = 4
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What may wait, and how long. Times in seconds; 0 queued tokens stands for `POOLS` pools."""
+    """What may wait, and how long. Times in seconds; 0 queued tokens stands for `POOLS` pools.
+
+    `soon_s` is what waiting may take by expectation, in tiers other than batch.
+    """
 
     max_queued_requests: int = 2048
     max_queued_tokens: int = 0
     deadline_s: Mapping[Tier, float] = field(
         default_factory=lambda: {"interactive": 5.0, "standard": 10.0, "batch": 300.0}
     )
+    soon_s: float = math.inf
 
     @classmethod
     def of(cls, settings: Settings) -> Bounds:
@@ -56,6 +63,7 @@ class Bounds:
                 "standard": settings.queue_standard_s,
                 "batch": settings.queue_batch_s,
             },
+            WAIT * settings.ttft_target_s,
         )
 
 
@@ -95,7 +103,6 @@ class Door:
         appointments = ticket.lane.appointments
         if not appointments.num or not appointments.keep(ticket.fingerprint, now_s):
             return False
-        self.shows.count(came=True)
         self._counts.appointments["kept"] += 1
         return True
 
@@ -116,10 +123,15 @@ class Door:
     def look(self, now_s: float) -> None:
         """Give up on those who have not come back."""
         for lane in self._lanes:
-            if lane.appointments.num:
-                for _ in range(lane.appointments.miss(now_s)):
-                    self.shows.count(came=False)
-                    self._counts.appointments["missed"] += 1
+            if lane.appointments.open:
+                came, missed = lane.appointments.close(now_s)
+                self.shows.count(came, missed)
+                self._counts.appointments["missed"] += missed
+
+    def most_wait_s(self, lane: Lane) -> float:
+        """How long a key's next request may wait by expectation."""
+        usable_s = USABLE * self._deadline_s[lane.rank]
+        return usable_s if lane.tier == "batch" else min(usable_s, self._bounds.soon_s)
 
     def rate(self, lane: Lane) -> float:
         """Tokens per second that a key's line moves on by, as things stand."""
@@ -137,17 +149,43 @@ class Door:
         appointed = self.came(ticket, now_s)
         if places < 1 or (ticket.tokens > room and queue.tokens):
             return False
-        if appointed or not lane.waiting:
+        if appointed or not queue:
             return True
-        if len(lane.waiting) + 1 > places:
+        if lane.waiting and len(lane.waiting) + 1 > places:
             return False
-        rate, deadline_s = self.rate(lane), self._deadline_s[lane.rank]
-        most = min(room, USABLE * deadline_s * rate)
-        line, coming = lane.waiting_tokens + ticket.tokens, self.shows.part
-        return all(
-            line + coming * lane.appointments.due_tokens(now_s + ahead_s) - rate * ahead_s <= most
-            for ahead_s in AHEAD_S
-        )
+        return self._soon(ticket, room, now_s)
+
+    def _soon(self, ticket: Ticket, room: int, now_s: float) -> bool:
+        """Whether it has its turn in time, and those who are to come in the next seconds have theirs."""
+        lane, coming, rate = ticket.lane, self.shows.part, self._rate(ticket.lane)
+        most = min(room, self.most_wait_s(lane) * rate)
+        if lane.waiting_tokens > most:
+            return False
+        others = [
+            (other, other.appointments.due_within(now_s, AHEAD_S)) for other in self._in_line_with(lane)
+        ]
+        for at, (ahead_s, due) in enumerate(
+            zip(AHEAD_S, lane.appointments.due_within(now_s, AHEAD_S), strict=True)
+        ):
+            own = lane.waiting_tokens + coming * due
+            line = own + ticket.tokens
+            before = sum(_before(lane, line, o, o.waiting_tokens + coming * dues[at]) for o, dues in others)
+            if own + before - rate * ahead_s > most:
+                return False
+        return True
+
+    def _in_line_with(self, lane: Lane) -> list[Lane]:
+        """The other keys of its tier and above that wait, or are to come."""
+        return [
+            other
+            for other in self._lanes
+            if (other.waiting or other.appointments.num) and other is not lane and other.rank <= lane.rank
+        ]
+
+    def _rate(self, lane: Lane) -> float:
+        """Tokens per second that its tier moves on by."""
+        part = AGED_SHARE if self._queue.waits_above(lane) else 1.0
+        return self._throughput.tokens_per_s * part
 
     def _refusal(self, ticket: Ticket, now_s: float) -> ServingError:
         retry_s, sure = self._appoint(ticket, now_s)
@@ -183,13 +221,41 @@ class Door:
 
     def _appoint(self, ticket: Ticket, now_s: float) -> tuple[int, bool]:
         """Seconds until its key's line has moved on so far, and whether it is expected then."""
-        lane, rate = ticket.lane, self.rate(ticket.lane)
+        lane, coming, rate = ticket.lane, self.shows.part, self._rate(ticket.lane)
         room = max(self._most_tokens - self._queue.tokens, 0)
-        most = min(room + lane.waiting_tokens, USABLE * self._deadline_s[lane.rank] * rate)
-        ahead = lane.waiting_tokens + lane.appointments.tokens * self.shows.part + ticket.tokens
+        most = min(room + lane.waiting_tokens, self.most_wait_s(lane) * rate)
+        line = lane.waiting_tokens + coming * lane.appointments.tokens + ticket.tokens
+        ahead = line + sum(
+            _before(lane, line, other, other.waiting_tokens + coming * other.appointments.tokens)
+            for other in self._in_line_with(lane)
+        )
         wait_s = max((ahead - RETURN_AT * most) / (PROMISED * rate), 0.0) * (1 + JITTER * self._chance())
-        if wait_s > MAX_RETRY_S:
+        retry_s = self._free_s(lane, now_s, max(math.ceil(wait_s), 1))
+        if retry_s > MAX_RETRY_S:
             return math.ceil(MAX_RETRY_S * (1 - JITTER * self._chance())), False
-        retry_s = max(math.ceil(wait_s), 1)
         lane.appointments.make(ticket.fingerprint, now_s + retry_s, ticket.tokens)
         return retry_s, True
+
+    def _free_s(self, lane: Lane, now_s: float, retry_s: int) -> int:
+        """The first such time that is not given away yet; over `MAX_RETRY_S` where there is none.
+
+        A key may always take its share of a second, though others were there before it.
+        """
+        told = [other for other in self._lanes if other.appointments.num]
+        most = PROMISED * self._throughput.tokens_per_s / self.shows.part
+        share = most * lane.weight / (sum(o.weight for o in told if o is not lane) + lane.weight)
+        while retry_s <= MAX_RETRY_S:
+            second = math.floor(now_s + retry_s)
+            if lane.appointments.due_at(second) < share:
+                return retry_s
+            if sum(other.appointments.due_at(second) for other in told) < most:
+                return retry_s
+            retry_s += 1
+        return retry_s
+
+
+def _before(lane: Lane, line: float, other: Lane, others_line: float) -> float:
+    """Tokens of another key's line that are served before the end of a key's own, both in tokens."""
+    if other.rank < lane.rank:
+        return others_line
+    return min(others_line, line * other.weight / lane.weight)

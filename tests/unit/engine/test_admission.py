@@ -318,10 +318,10 @@ def test_a_long_prompt_goes_alone() -> None:
 
 
 def test_the_bounds_come_from_the_settings() -> None:
-    """One setting for each tier's deadline."""
-    bounds = Bounds.of(Settings(queue_batch_s=7.0))
-    assert bounds.deadline_s["batch"] == 7.0
-    assert bounds == Bounds(deadline_s={"interactive": 5.0, "standard": 10.0, "batch": 7.0})
+    """One setting for each tier's deadline; waiting is to take no more than a part of the TTFT target."""
+    bounds = Bounds.of(Settings(queue_batch_s=7.0, ttft_target_s=1.0))
+    assert bounds.deadline_s == {"interactive": 5.0, "standard": 10.0, "batch": 7.0}
+    assert bounds.soon_s == 0.4
 
 
 async def test_a_key_s_new_weight_holds_at_once() -> None:

@@ -1,0 +1,113 @@
+"""Who may wait, and what those are told who may not, without an engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from app.engine.admission_counts import AdmissionCounts
+from app.engine.backlog import Throughput
+from app.engine.door import Bounds, Door
+from app.engine.fair_queue import FairQueue, Lane, Queued
+from app.errors import Overloaded
+from app.store.keys import Tier
+
+RATE = 100.0
+"""Tokens per second."""
+
+
+class Ticket(Queued):
+    """As much of a ticket as the door sees."""
+
+    def __init__(self, lane: Lane, tokens: int, fingerprint: int) -> None:
+        super().__init__(lane, tokens, 0.0)
+        self.fingerprint = fingerprint
+
+
+@dataclass
+class World:
+    """A door whose queue nobody leaves."""
+
+    soon_s: float = 1.0
+    now_s: float = 1000.0
+    lanes: dict[str, Lane] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.queue = FairQueue()
+        bounds = Bounds(max_queued_tokens=10**6, soon_s=self.soon_s)
+        throughput = Throughput(RATE, self.now_s)
+        lanes: Any = self.lanes.values()
+        counts = AdmissionCounts()
+        self.door = Door(bounds, self.queue, lanes, throughput, 10_000, lambda: 0.0, counts)
+
+    def come(self, name: str, tokens: int = 10, tier: Tier = "standard", weight: float = 1.0) -> int:
+        """One more request; 0 if it may wait, or when it is told to come back."""
+        lane = self.lanes.setdefault(name, Lane(name, tier, weight))
+        ticket: Any = Ticket(lane, tokens, tokens)
+        try:
+            self.door.enter(ticket, self.now_s)
+        except Overloaded as error:
+            return 999 if error.should_retry is False else error.retry_after_s or -1
+        self.queue.enter(ticket)
+        return 0
+
+
+def test_a_line_is_as_long_as_is_served_soon() -> None:
+    """100 tokens a second and one second: ten requests of ten before it, and it may wait itself."""
+    world = World()
+    told = [world.come("a") for _ in range(12)]
+    assert told[:11] == [0] * 11
+    assert told[11]
+
+
+def test_a_few_of_many_keys_wait_for_the_first_token_in_time_too() -> None:
+    """Each has none waiting but the one: the eleventh key finds eleven tokens' worth of others before it."""
+    world = World()
+    told = [world.come(f"key {number}") for number in range(30)]
+    assert told[:11] == [0] * 11
+    assert all(told[11:])
+
+
+def test_a_key_with_little_passes_a_long_line_of_another() -> None:
+    """Before it are only as many tokens of the other as it wants itself."""
+    world = World()
+    while not world.come("heavy"):
+        pass
+    assert world.come("light") == 0
+
+
+def test_batch_waits_as_long_as_its_deadline_bears() -> None:
+    """A quarter of 300 s at 100 tokens a second."""
+    world = World()
+    assert [world.come("a", 100, "batch") for _ in range(80)].index(0) == 0
+    assert world.lanes["a"].waiting_tokens == 7600
+
+
+def test_seconds_are_given_away_once() -> None:
+    """Three quarters of the throughput to those who are told to come: 8 requests of ten tokens at most."""
+    world = World()
+    told = [world.come("a") for _ in range(400)]
+    seconds = Counter(at for at in told if at)
+    assert max(seconds.values()) <= 8
+    assert sum(seconds.values()) > 300
+    assert max(seconds) - min(seconds) == pytest.approx(len([at for at in told if at]) / 7.5, abs=2)
+
+
+def test_what_is_too_far_away_is_not_promised() -> None:
+    """Beyond two minutes there is no appointment."""
+    world = World()
+    told = [world.come("a", 100) for _ in range(200)]
+    assert told[-1] == 999
+    assert world.lanes["a"].appointments.tokens <= 120 * RATE
+
+
+def test_a_key_that_comes_late_has_its_share_of_every_second() -> None:
+    """Another has filled the two minutes: it is told a time as if they had been shared."""
+    world = World()
+    while world.come("first", 20) != 999:
+        pass
+    told = [world.come(f"other {number % 10}", 20) for number in range(60)]
+    assert 0 < max(told) < 30
