@@ -50,6 +50,7 @@ def test_alerts_say_what_to_do():
         "UnsettledRequests",
         "LedgerDiffers",
         "HighTTFT",
+        "Refusing",
     }
     for rule in rules:
         assert re.fullmatch(r"\d+[ms]", rule["for"])
