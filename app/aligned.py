@@ -1,7 +1,7 @@
 """Prompts that begin with the operator's words, where no client can override them.
 
 They stand in the first system message, before what the client says there. Their tokens are not
-billed: how many they are is measured once for each text and place, as the difference between two
+billed: how many they are is measured once for each model, text and place, as the difference between two
 renderings, for it depends on the model's template.
 """
 
@@ -25,7 +25,7 @@ class Aligned:
     """Renders requests with a text in front; knows what it costs."""
 
     def __init__(self) -> None:
-        self._tokens: dict[tuple[str, str], int | None] = {}
+        self._tokens: dict[tuple[str, str, str], int | None] = {}
 
     async def render(self, engine: Engine, request: ChatRequest, text: str) -> Prompt:
         """The prompt with `text` in front. Raises what `Engine.render` does."""
@@ -40,11 +40,12 @@ class Aligned:
 
     async def _measured(self, engine: Engine, request: ChatRequest, text: str, place: str) -> int | None:
         """How many tokens the text takes there; None where the model's template refuses it."""
-        if (text, place) not in self._tokens:
+        known = (engine.model.id, text, place)
+        if known not in self._tokens:
             if len(self._tokens) >= _REMEMBERED:
                 self._tokens.clear()
-            self._tokens[text, place] = await _measure(engine, request, text, place)
-        return self._tokens[text, place]
+            self._tokens[known] = await _measure(engine, request, text, place)
+        return self._tokens[known]
 
 
 async def _measure(engine: Engine, request: ChatRequest, text: str, place: str) -> int | None:

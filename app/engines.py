@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.core import Engine
+from app.engine.routing import AUTO
 from app.engine.scripted import Script, ScriptedEngine
+from app.engine.standby import Standby
 from app.safety.counters import SafetyCounters
 from app.safety.guard import Guard, GuardTier
 from app.safety.guard_templates import GuardFormat, format_of
@@ -28,8 +30,6 @@ OnDeath = Callable[[str], None]
 
 def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
     """The engine the settings ask for, not yet started. Raises SettingsError."""
-    if settings.small_model:
-        raise SettingsError("small_model is not in force yet: nothing would be sent to it. Leave it empty.")
     if settings.engine == "scripted":
         name = settings.served_model_name or "scripted"
         return ScriptedEngine(Script.parse(settings.scripted), name=name, on_death=on_death)
@@ -68,19 +68,53 @@ def _remote_engine(settings: Settings) -> Engine:
     return RemoteEngine(options, lambda facts: load_remote_model(facts, model))
 
 
-def build_small_engine(settings: Settings, on_exit: OnDeath) -> Engine | None:
-    """The engine of the second model, a child of this process, not yet started; None without one."""
+def build_small_engine(settings: Settings) -> Standby | None:
+    """The engine of the second model, not yet started; None without one. Raises SettingsError.
+
+    A child of this process, or, where `small_model` is `scripted` or `scripted:SHAPE`, a scripted engine.
+    """
     if not settings.small_model:
         return None
     from app.engine.sglang_args import SGLangOptions
 
+    kind, _, shape = settings.small_model.partition(":")
+    if kind == "scripted":
+        script, name = Script.parse(shape), settings.small_served_model_name or "scripted-small"
+        check_names(_large_name(settings), name)
+        return Standby(name, lambda on_exit: ScriptedEngine(script, name=name, on_death=on_exit))
     options = SGLangOptions(
         model=settings.small_model,
+        served_model_name=settings.small_served_model_name,
         server_args=settings.engine_args.get("small", {}),
         default_max_tokens=settings.default_max_tokens or sys.maxsize,
         table="small",
     )
-    return child_engine(options, on_exit)
+    check_names(_large_name(settings), options.name)
+    return Standby(options.name, lambda on_exit: child_engine(options, on_exit))
+
+
+def _large_name(settings: Settings) -> str:
+    """The main model's name, as far as the settings say it."""
+    if settings.served_model_name or settings.engine == "remote":
+        return settings.served_model_name
+    if settings.engine == "scripted":
+        return "scripted"
+    from app.engine.sglang_args import SGLangOptions
+
+    return SGLangOptions(model=settings.model).name
+
+
+def check_names(large: str, small: str) -> None:
+    """Raise SettingsError unless requests can tell two models apart."""
+    if small == large:
+        raise SettingsError(
+            f"both models are called {large!r}; give the small one another name: small_served_model_name"
+        )
+    if AUTO in (small, large):
+        raise SettingsError(
+            f"with a small model {AUTO!r} is the name that leaves the choice to the server; give the model of"
+            " that name another: served_model_name, small_served_model_name"
+        )
 
 
 def child_engine(options: SGLangOptions, on_exit: OnDeath) -> Engine:
@@ -90,11 +124,16 @@ def child_engine(options: SGLangOptions, on_exit: OnDeath) -> Engine:
     from app.engine.sglang_child import child_command, fresh_key
     from app.engine.sglang_remote import RemoteModelOptions, load_remote_model
 
+    def exited(reason: str) -> None:
+        engine.child_ended()
+        on_exit(reason)
+
     key = fresh_key()
     model = RemoteModelOptions(default_max_tokens=options.default_max_tokens)
-    child = ChildServer(lambda port: child_command(options, key, port), on_exit=on_exit)
+    child = ChildServer(lambda port: child_command(options, key, port), on_exit=exited)
     remote = RemoteOptions(api_key=key, start_s=_CHILD_START_S)
-    return RemoteEngine(remote, lambda facts: load_remote_model(facts, model), child)
+    engine = RemoteEngine(remote, lambda facts: load_remote_model(facts, model), child)
+    return engine
 
 
 def build_guard_engine(settings: Settings, on_death: OnDeath) -> Engine | None:

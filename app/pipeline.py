@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from app.engine.place import Place, Places
 from app.engine.prefix_report import PrefixReport
 from app.engine.ticket import Ticket
 from app.entry import Entry
-from app.errors import Draining, InternalError, ServingError, Unavailable
+from app.errors import ContextOverflow, Draining, InternalError, ServingError, Unavailable
 from app.history import History
 from app.journal import Journal
 from app.log import where
@@ -74,7 +75,7 @@ class Pipeline:
                 place.check_ready()
                 asked = await self._history.load(request)
                 check.look(asked, in_short=place.admission.busy)
-                prompt = await check.render(place.engine, asked.request)
+                prompt = await _render(check, place, asked.request)
                 trace.rendered(prompt)
                 lease.correct(prompt)
                 with await self._turn(place, check, asked.request, prompt, stream, key) as ticket:
@@ -84,7 +85,7 @@ class Pipeline:
                     cached = self._cached(asked.request, key)
                     release = Release(place.engine, check, stream, trace, entry, ticket, allowance, cached)
                     while not await release.run(prompt):  # other words in front than it was rendered with
-                        prompt = await check.render(place.engine, asked.request)
+                        prompt = await _render(check, place, asked.request)
                 usage = entry.usage()
                 _conclude(stream, usage, check.ended(release.way, trace.counts, usage.withheld_tokens))
                 if not entry.ended_by_itself:
@@ -135,6 +136,17 @@ class Pipeline:
         """Has the prefix report told how much of the request's prompt was cached."""
         key_id = None if key is None else key.id
         return partial(self._prefixes.saw, request, key_id=key_id, salt=request.cache_salt)
+
+
+async def _render(check: Check, place: Place, request: ChatRequest) -> Prompt:
+    """The prompt as the model is to read it. Raises what `Engine.render` does."""
+    try:
+        return await check.render(place.engine, request)
+    except ContextOverflow:
+        if not request.cut:
+            raise
+        # The room that is left is less than a shortened answer may take.
+        return await check.render(place.engine, replace(request, max_tokens=None))
 
 
 def _withdraw(lease: Lease, entry: Entry | None, error: ServingError) -> None:

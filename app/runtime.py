@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
 from app.archive import Archive
-from app.core import Engine, Health, ModelCard
+from app.core import Engine, Health
 from app.engine.admission import Admission
+from app.engine.degrade import degrade_of
 from app.engine.door import Bounds
 from app.engine.place import Place, Places
 from app.engine.prefix_report import PrefixReport
-from app.engines import OnDeath, build_engine, build_guard, build_guard_engine
+from app.engine.pressure import pressure_of
+from app.engine.routing import AUTO, Router
+from app.engines import (
+    OnDeath,
+    build_engine,
+    build_guard,
+    build_guard_engine,
+    build_small_engine,
+    check_names,
+)
 from app.errors import Draining, EngineNotReady, UnknownModel
 from app.history import History
 from app.journal import Journal
@@ -45,6 +56,8 @@ from app.store.purge import Purge
 ONE_PIECE = 8
 """How many times `stream_bytes` an answer in one piece may take."""
 _START_RETRY_S = 5
+STRAIN_S = 1.0
+"""How often the queue is looked at for degraded mode."""
 
 
 EngineFactory = Callable[[Settings, OnDeath], Engine]
@@ -68,8 +81,12 @@ class Runtime:
         self.phase = "starting: the engine loads the model"
         self.engine_ended: asyncio.Event = asyncio.Event()
         self.engine = (make_engine or build_engine)(settings, self._engine_died)
+        self.small_engine = build_small_engine(settings)
+        """None without `small_model`; so is the router."""
         self.streams = Streams(settings, log)
-        self.places = Places(self._place(self.engine))
+        self.places, self.router = self._build_places()
+        self.degrade = degrade_of(settings)
+        """None with `degrade` off."""
         self.database = Database(settings.data_dir)
         self.keys = KeyTable(self.database, log)
         self._watching: asyncio.Task[None] | None = None
@@ -103,7 +120,15 @@ class Runtime:
             self.places, self.history, self.journal, self.traffic, self.checks, log, self.prefixes
         )
 
-    def _place(self, engine: Engine) -> Place:
+    def _build_places(self) -> tuple[Places, Router | None]:
+        """The models, and what chooses between them where there are two."""
+        large = self._place(self.engine)
+        if self.small_engine is None:
+            return Places(large), None
+        small = self._place(self.small_engine, self.small_engine.name)
+        return Places(large, small), Router(small, large)
+
+    def _place(self, engine: Engine, name: str = "") -> Place:
         """An engine, and the way into it."""
         settings, streams = self.settings, self.streams
         admission = Admission(
@@ -113,7 +138,7 @@ class Runtime:
             max_prefill_tokens=settings.max_prefill_tokens,
         )
         admission.abort_unread = lambda: streams.abort_unread(engine.model.id)
-        return Place(engine, admission)
+        return Place(engine, admission, name)
 
     def _build_screen(self, load_models: ModelLoader) -> Screen | None:
         """The screens and their policy; None with `safety` off. Raises SettingsError."""
@@ -161,9 +186,13 @@ class Runtime:
         self._timekeepers = [
             asyncio.create_task(self.purge.run(), name="purge"),
             *(asyncio.create_task(place.admission.run(), name="admission") for place in self.places),
+            asyncio.create_task(self._watch_strain(), name="strain"),
         ]
         started_s = asyncio.get_running_loop().time()
         await self.engine.start()
+        if self.small_engine is not None:
+            check_names(self.engine.model.id, self.small_engine.name)
+            await self.small_engine.start()
         if self.guard_engine is not None:
             await self.guard_engine.start()
             self.guard = build_guard(self.settings, self.guard_engine, self.safety_counters)
@@ -212,27 +241,52 @@ class Runtime:
             return "waiting: the engine cannot be reached"
         return self.phase
 
+    async def _watch_strain(self) -> None:
+        """Move degraded mode by the large model's queue, and tell how the small model fares; for ever."""
+        state = "starting"
+        while True:
+            await asyncio.sleep(min(STRAIN_S, self.settings.degrade_rise_s / 2))
+            try:
+                self._look_at_strain()
+            except Exception as exc:  # noqa: BLE001  # the next look may be better
+                self.log.error("strain_broke", error=where(exc))
+            if self.small_engine is not None and self.small_engine.state != state:
+                state = self.small_engine.state
+                self.log.info("small_model", model=self.small_engine.name, state=state)
+
+    def _look_at_strain(self) -> None:
+        mode = self.degrade
+        if mode is None:
+            return
+        before = mode.step
+        bounds = Bounds.of(self.settings)
+        mode.observe(pressure_of(self.places.large.admission, bounds, time.monotonic()))
+        if mode.step is not before:
+            self.log.warning("degraded", step=mode.step.told, pressure=round(mode.pressure, 2))
+
     def check_ready(self) -> None:
-        """Raise EngineNotReady unless requests can be served now."""
-        if self.engine.health() is not Health.READY:
+        """Raise EngineNotReady unless requests can be served now, by any model."""
+        if not any(place.ready for place in self.places):
             raise EngineNotReady(
                 f"The server cannot take requests yet ({self.state}); try again.",
                 retry_after_s=_START_RETRY_S,
             )
 
-    def check_model(self, name: str, allowed: Collection[str] | None = None) -> ModelCard:
-        """The card of the model a request names, if the caller may use it. Raises UnknownModel."""
-        card = self.engine.model
-        if allowed is not None and (name != card.id or name not in allowed):
+    def check_model(self, name: str, allowed: Collection[str] | None = None) -> None:
+        """Raise UnknownModel unless a request may name this model, or `auto` where there are two."""
+        served = [place.id for place in self.places]
+        usable = [place.id for place in self.places.allowed(allowed)]
+        if name in usable or (name == AUTO and self.router is not None and usable):
+            return
+        if allowed is not None:
             raise UnknownModel(
                 f"The model {name!r} is not served to this key; GET /api/models lists those that are.",
                 param="model",
             )
-        if name != card.id:
-            raise UnknownModel(
-                f"The model {name!r} is not served here; this server has {card.id!r}.", param="model"
-            )
-        return card
+        raise UnknownModel(
+            f"The model {name!r} is not served here; this server has {' and '.join(map(repr, served))}.",
+            param="model",
+        )
 
     def reload_policy(self) -> Policy | None:
         """Take the policy file as it is now; None with `safety` off.
@@ -264,7 +318,8 @@ class Runtime:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         guards = [g.aclose for g in (self.guard, self.guard_engine) if g is not None]
-        engines = [*guards, self.engine.aclose]
+        small = [] if self.small_engine is None else [self.small_engine.aclose]
+        engines = [*guards, *small, self.engine.aclose]
         for close in (self.streams.aclose, *engines, self.journal.aclose, self.database.aclose):
             try:
                 await close()

@@ -87,7 +87,22 @@ class Settings:
     )
     small_model: str = _setting(
         "",
-        "a second, smaller model, as path or hub id (not in force yet, and refused)",
+        "a second, smaller model, as path or hub id, in a server that this process runs; see docs/routing.md",
+    )
+    small_served_model_name: str = _setting(
+        "", "its name in requests; empty takes the last part of its path or id"
+    )
+    degrade: str = _setting(
+        "on",
+        "whether answers become shorter, and go to the small model, while too much waits",
+        choices=("on", "off"),
+    )
+    degrade_short_tokens: int = _setting(512, "how long answers are then at most, in tokens", minimum=1)
+    degrade_rise_s: float = _setting(
+        2.0, "how long too much must wait before less is done, at each step", minimum=0.1
+    )
+    degrade_fall_s: float = _setting(
+        10.0, "how long little must wait before more is done again, at each step", minimum=0.1
     )
     tp: int = _setting(
         1, "GPUs (tensor parallel ranks) to spread the model over; 0 takes all it sees", minimum=0

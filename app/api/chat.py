@@ -10,14 +10,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.api.auth import Caller, Gatekeeper
+from app.api.choice import Choice, Wishes
 from app.api.client import Client
 from app.api.completion import completion
-from app.api.refusal import STREAM_ID
+from app.api.refusal import STREAM_ID, TOLD
 from app.api.sse import ChunkWire, EventStream
 from app.api.wire import parse_body, parse_chat_request
 from app.core import ChatRequest, IdempotencyKey
 from app.engine.place import sorted_in
-from app.errors import BadRequest, NotFound, ReplayPositionUnknown
+from app.errors import BadRequest, NotFound, Overloaded, ReplayPositionUnknown
 from app.metering.budget import Allowance
 from app.metering.limiter import Lease
 from app.runtime import ONE_PIECE, Runtime
@@ -33,6 +34,7 @@ class ChatRoutes:
         self._settings = runtime.settings
         self._streams = runtime.streams
         self._gatekeeper = gatekeeper
+        self._choice = Choice(runtime)
 
     async def create(self, request: Request) -> Response | EventStream:
         """POST: start a generation, or attach to the one of the same Idempotency-Key."""
@@ -47,6 +49,7 @@ class ChatRoutes:
             request.headers.get("content-length"),
             self._settings.body_timeout_s,
         )
+        wishes = Wishes.of(request)
         body = parse_body(raw)
         key = _idempotency_key(request, raw)
         # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
@@ -58,12 +61,18 @@ class ChatRoutes:
         stream = None if key is None else await self._made_before(owner, key, after)
         if stream is None:
             _check_fresh(after)
+            chat = await self._choice.made(chat, caller, wishes)
+            request.scope[TOLD] = chat.told
             stream = await self._begin(caller, chat, streaming=bool(body.get("stream")))
         request.scope[STREAM_ID] = stream.request_id
         patient = key is not None
-        if body.get("stream"):
-            return await self._follow(after, client, stream, patient=patient)
-        return await self._answer(client, stream, patient=patient)
+        try:
+            if body.get("stream"):
+                return await self._follow(after, client, stream, patient=patient)
+            return await self._answer(client, stream, patient=patient)
+        except Overloaded:
+            request.scope[TOLD] = {**stream.request.told, **self._choice.refused()}
+            raise
 
     async def _made_before(self, owner: str, key: IdempotencyKey, after: int) -> TokenStream | None:
         """The stream that this key made, in memory or in the store."""
@@ -192,7 +201,7 @@ def new_request_id() -> str:
 
 
 def _headers(stream: TokenStream) -> dict[str, str]:
-    headers = {"x-request-id": stream.request_id}
+    headers = {"x-request-id": stream.request_id, **stream.request.told}
     if stream.request.conversation_id is not None:
         headers["x-conversation-id"] = stream.request.conversation_id
     return headers

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from app.api.admission_metrics import OF_ADMISSION
 from app.api.metric_kinds import counter, gauge, histogram
+from app.api.model_metrics import OF_DEGRADED, OF_MODE, OF_PLACES, OF_ROUTES
 
 
 def _size_bytes(path: Path) -> int:
@@ -367,6 +368,10 @@ OF_SCREENS = (
 
 METRICS = (
     *OF_PROCESS,
+    *OF_PLACES,
+    *OF_ROUTES,
+    *OF_MODE,
+    *OF_DEGRADED,
     *OF_TRAFFIC,
     *OF_ADMISSION,
     *OF_ENGINE,

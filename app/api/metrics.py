@@ -33,6 +33,7 @@ from app.api.metric_tables import (
     OF_TRAFFIC,
     OF_VERDICTS,
 )
+from app.api.model_metrics import OF_DEGRADED, OF_MODE, OF_PLACES, OF_ROUTES
 from app.engine.place import Place
 from app.errors import EngineNotReady
 from app.metering.traffic import Histogram
@@ -74,6 +75,11 @@ class RuntimeCollector(Collector):
             runtime.traffic.of(model)
             runtime.balance.of(model)
         yield from _families(OF_PROCESS, {"": runtime})
+        yield from _families(OF_PLACES, _by_model(runtime, lambda place: place))
+        yield from _families(OF_ROUTES, {} if runtime.router is None else runtime.router.routed)
+        mode = runtime.degrade
+        yield from _families(OF_MODE, {} if mode is None else {"": mode})
+        yield from _families(OF_DEGRADED, {} if mode is None else mode.touched)
         yield from _families(OF_TRAFFIC, runtime.traffic.models)
         yield from _families(OF_ADMISSION, _by_model(runtime, lambda place: place.admission))
         yield from _families(OF_ENGINE, engines)
@@ -92,7 +98,7 @@ def _by_model(runtime: Runtime, read: Callable[[Place], T]) -> Mapping[str, T]:
     found = {}
     for place in runtime.places:
         with contextlib.suppress(EngineNotReady):
-            found[place.engine.model.id] = read(place)
+            found[place.id] = read(place)
     return found
 
 

@@ -23,6 +23,9 @@ from app.log import where
 STREAM_ID = "tokenring.stream_id"
 """Key of the scope under which a handler leaves the id of the request's generation."""
 
+TOLD = "tokenring.told"
+"""Key of the scope under which a handler leaves headers that say how the request would have been served."""
+
 _ANSWERED = "tokenring.answered"
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
@@ -72,12 +75,12 @@ class Refusals:
                 status=error.status,
                 error=error.code,
             )
-        return error_response(error, request_id)
+        return error_response(error, request_id, request.scope.get(TOLD, {}))
 
 
-def error_response(error: ServingError, request_id: str) -> Response:
-    """An error as its status, body and the headers that go with its status."""
-    headers = {"x-request-id": request_id}
+def error_response(error: ServingError, request_id: str, told: Mapping[str, str]) -> Response:
+    """An error as its status, body and the headers that go with its status, beside those in `told`."""
+    headers = {"x-request-id": request_id, **told}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
     if error.status == 401:

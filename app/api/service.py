@@ -11,6 +11,9 @@ from starlette.responses import JSONResponse, Response
 from app.api.auth import Gatekeeper
 from app.core import ModelCard
 from app.engine.admission import Admission
+from app.engine.degrade import Step
+from app.engine.place import Place
+from app.errors import EngineNotReady
 from app.metering.pricing import as_usd_per_1k
 from app.runtime import Runtime
 from app.store.keys import TIERS
@@ -42,6 +45,17 @@ class ServiceRoutes:
             "ledger": runtime.balance.detail(),
             "queue": _queue(runtime.places.large.admission),
         }
+        small, place = runtime.small_engine, runtime.places.small
+        if small is not None and place is not None:
+            detail["small_model"] = {
+                "model": small.name,
+                "state": small.state,
+                "failures": small.num_failures,
+                "queue": _queue(place.admission),
+            }
+        if runtime.degrade is not None:
+            mode = runtime.degrade
+            detail["degraded"] = {"step": mode.step.told, "pressure": round(mode.pressure, 2)}
         if not runtime.ready:
             return JSONResponse(
                 {"status": "not_ready", **detail}, status_code=503, headers={"retry-after": "5"}
@@ -57,35 +71,44 @@ class ServiceRoutes:
 
     async def models(self, request: Request) -> Response:
         """GET /api/models: what is served to the caller, its limits and capabilities."""
-        return JSONResponse({"object": "list", "data": [self._detailed(c) for c in self._cards(request)]})
+        return JSONResponse({"object": "list", "data": [self._detailed(p) for p in self._places(request)]})
 
-    def _cards(self, request: Request) -> list[ModelCard]:
-        """The models that the caller may use."""
+    def _places(self, request: Request) -> list[Place]:
+        """Where the models are that the caller may use."""
         allowed = self._gatekeeper.caller(request).models
         self._runtime.check_ready()
-        card = self._runtime.engine.model
-        return [card] if allowed is None or card.id in allowed else []
+        return self._runtime.places.allowed(allowed)
 
-    def _detailed(self, card: ModelCard) -> dict[str, Any]:
-        return self._openai(card.id) | {
-            "context_length": card.context_length,
-            "kv_capacity_tokens": card.kv_capacity_tokens,
-            "capabilities": sorted(card.capabilities),
-            "price_usd_per_1k": as_usd_per_1k(self._runtime.prices.price_of(card.id, time.time_ns() // 1000)),
-            "state": "ready",
-            "degraded": False,
+    def _detailed(self, place: Place) -> dict[str, Any]:
+        """A model's entry; what is not known before it has been loaded is null."""
+        card = _card(place)
+        return self._openai(place.id) | {
+            "context_length": card and card.context_length,
+            "kv_capacity_tokens": card and card.kv_capacity_tokens,
+            "capabilities": sorted(card.capabilities) if card else [],
+            "price_usd_per_1k": as_usd_per_1k(
+                self._runtime.prices.price_of(place.id, time.time_ns() // 1000)
+            ),
+            "state": "ready" if place.ready else "not_ready",
+            "degraded": self._degraded(place),
         }
+
+    def _degraded(self, place: Place) -> bool:
+        """Whether less is done now for requests to a model than they ask for."""
+        mode = self._runtime.degrade
+        return mode is not None and place is self._runtime.places.large and mode.step is not Step.NORMAL
 
     async def models_openai(self, request: Request) -> Response:
         """GET /v1/models, in OpenAI's exact shape."""
-        return JSONResponse({"object": "list", "data": [self._openai(c.id) for c in self._cards(request)]})
+        return JSONResponse({"object": "list", "data": [self._openai(p.id) for p in self._places(request)]})
 
     async def model_openai(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
         caller = self._gatekeeper.caller(request)
         self._runtime.check_ready()
-        card = self._runtime.check_model(request.path_params["id"], caller.models)
-        return JSONResponse(self._openai(card.id))
+        model_id = request.path_params["id"]
+        self._runtime.check_model(model_id, caller.models)
+        return JSONResponse(self._openai(model_id))
 
     def _openai(self, model_id: str) -> dict[str, Any]:
         return {
@@ -94,6 +117,13 @@ class ServiceRoutes:
             "created": self._created_at_unix_s,
             "owned_by": "tokenring",
         }
+
+
+def _card(place: Place) -> ModelCard | None:
+    try:
+        return place.engine.model
+    except EngineNotReady:
+        return None
 
 
 def _queue(admission: Admission) -> dict[str, Any]:

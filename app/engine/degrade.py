@@ -3,10 +3,10 @@
     normal ──▶ short ──▶ small ──▶ refuse       one step up after `rise_s` above its `enter`
        ◀──────── ◀──────── ◀────────            one step down after `fall_s` below its `leave`
 
-*short* gives shorter answers, *small* sends to the small model as well, *refuse* takes nothing more. Each
-step's `leave` lies below its `enter`, and no two changes are nearer than the shorter of the two times:
-pressure that swings around a bound does not swing the mode. What is done is told in `x-degraded` and
-`x-served-model`.
+*short* gives shorter answers, *small* sends to the small model as well; in *refuse* the queue is full, and
+what it does not take is refused, key by key, by admission (app.engine.door). Each step's `leave` lies below
+its `enter`, and no two changes are nearer than the shorter of the two times: pressure that swings around
+a bound does not swing the mode. What is done is told in `x-degraded` and `x-served-model`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from itertools import pairwise
 
 from app.core import ChatRequest, ModelCard
 from app.engine.routing import unserved
+from app.settings import Settings
 
 SHORT_OUTPUT = "short-output"
 SMALL_MODEL = "small-model"
@@ -47,13 +48,13 @@ class Pressure:
     wait_s: float
     """How long a request that came now would wait: backlog over measured throughput."""
     target_s: float
-    """How long it should wait at most, above zero."""
+    """How long it may wait at most, above zero."""
     queued_share: float = 0.0
     """Of the queue's bounds in requests and tokens, the fuller one, 0..1."""
 
     @property
     def value(self) -> float:
-        """1 is a wait as long as it should be at most, or a queue that is full."""
+        """1 is a wait as long as it may be at most, or a queue that is full."""
         return max(self.wait_s / self.target_s, self.queued_share, 0.0)
 
 
@@ -94,20 +95,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """What is to be done to one request: a 503 with `Retry-After` where `refused`, else `model` serves it."""
+    """What is to be done to one request: which model serves it, and how long its answer may be."""
 
     model: str
     max_tokens: int | None
     done: Sequence[str] = ()
-    refused: bool = False
 
     @property
     def headers(self) -> Mapping[str, str]:
         """`x-degraded` and `x-served-model`, where anything was done."""
         if not self.done:
             return {}
-        told = {"x-degraded": ", ".join(self.done)}
-        return told if self.refused else told | {"x-served-model": self.model}
+        return {"x-degraded": ", ".join(self.done), "x-served-model": self.model}
 
 
 class Degrade:
@@ -121,12 +120,15 @@ class Degrade:
         """How often each step was entered."""
         self.touched: Counter[str] = Counter({SHORT_OUTPUT: 0, SMALL_MODEL: 0, REFUSED: 0})
         """Requests by what was done to them."""
+        self.pressure = 0.0
+        """As observed last."""
         self._above_since_s: float | None = None
         self._below_since_s: float | None = None
 
     def observe(self, pressure: Pressure) -> Step:
         """Take the pressure as it is now; at most one step is gone. To be called once a second."""
         now_s, value = self._clock_s(), pressure.value
+        self.pressure = value
         self._above_since_s = self._since(self._above_since_s, now_s, holds=self._over(value))
         self._below_since_s = self._since(self._below_since_s, now_s, holds=self._under(value))
         if self._above_since_s is not None and now_s - self._above_since_s >= self.limits.rise_s:
@@ -162,13 +164,10 @@ class Degrade:
     ) -> Degraded:
         """What becomes of a request of about so many prompt tokens, as the mode is now.
 
-        `insists` (`x-no-degrade`, or the key's terms) has it served as asked for, or refused, and nothing in
-        between. An answer that is no use cut short keeps its length: with tools, a format,
-        `min_tokens` or `ignore_eos`.
+        `small` is the small model where it has room. `insists` (`x-no-degrade`) has the request served as
+        asked for, or refused, and nothing in between. An answer that is no use cut short keeps its length:
+        with tools, a format, `min_tokens` or `ignore_eos`.
         """
-        if self.step is Step.REFUSE:
-            self.touched[REFUSED] += 1
-            return Degraded(request.model, request.max_tokens, (REFUSED,), refused=True)
         if insists or self.step is Step.NORMAL:
             return Degraded(request.model, request.max_tokens)
         model, max_tokens = request.model, request.max_tokens
@@ -176,12 +175,32 @@ class Degrade:
         if _may_be_cut(request) and (max_tokens is None or max_tokens > self.limits.short_tokens):
             max_tokens = self.limits.short_tokens
             done.append(SHORT_OUTPUT)
-        taker = small if self.step is Step.SMALL else None
+        taker = small if self.step >= Step.SMALL else None
         if taker is not None and taker.id != model and unserved(taker, request, prompt_tokens) is None:
             model = taker.id
             done.append(SMALL_MODEL)
         self.touched.update(done)
         return Degraded(model, max_tokens, tuple(done))
+
+    def refused(self) -> Mapping[str, str]:
+        """The headers of a refusal by the full queue, which is counted; none in the steps before."""
+        if self.step is not Step.REFUSE:
+            return {}
+        self.touched[REFUSED] += 1
+        return {"x-degraded": REFUSED}
+
+
+def degrade_of(settings: Settings) -> Degrade | None:
+    """The mode as the settings have it; None where it is off."""
+    if settings.degrade == "off":
+        return None
+    return Degrade(
+        Limits(
+            rise_s=settings.degrade_rise_s,
+            fall_s=settings.degrade_fall_s,
+            short_tokens=settings.degrade_short_tokens,
+        )
+    )
 
 
 def _may_be_cut(request: ChatRequest) -> bool:

@@ -108,6 +108,7 @@ class Door:
 
     def overdue(self, ticket: Ticket, now_s: float) -> ServingError:
         """The refusal of one that has waited for its whole deadline."""
+        ticket.lane.refused_at_s = now_s
         retry_s, sure = self._appoint(ticket, now_s)
         return self._counted(
             ticket,
@@ -132,6 +133,17 @@ class Door:
         """How long a key's next request may wait by expectation."""
         usable_s = USABLE * self._deadline_s[lane.rank]
         return usable_s if lane.tier == "batch" else min(usable_s, self._bounds.soon_s)
+
+    def wait_s(self, lane: Lane, now_s: float) -> float:
+        """How long a key's next request would wait by expectation, if it is as its others are."""
+        coming = self.shows.part
+        own = lane.waiting_tokens + coming * lane.appointments.due_tokens(now_s)
+        line = own + lane.mean_tokens
+        before = sum(
+            _before(lane, line, o, o.waiting_tokens + coming * o.appointments.due_tokens(now_s))
+            for o in self._in_line_with(lane)
+        )
+        return (own + before) / self._rate(lane)
 
     def rate(self, lane: Lane) -> float:
         """Tokens per second that a key's line moves on by, as things stand."""
@@ -188,6 +200,7 @@ class Door:
         return self._throughput.tokens_per_s * part
 
     def _refusal(self, ticket: Ticket, now_s: float) -> ServingError:
+        ticket.lane.refused_at_s = now_s
         retry_s, sure = self._appoint(ticket, now_s)
         when = f"Try again in {retry_s} s." if sure else "It is not sure to find room within two minutes."
         again = None if sure else False

@@ -13,6 +13,7 @@ Of one key: in the order they came.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -57,6 +58,8 @@ class Lane:
         self.num_in_flight = 0
         self.in_flight_tokens = 0
         self.used_at_s = 0.0
+        self.refused_at_s = -math.inf
+        """When a request was last sent away for want of room."""
         self.lengths = Lengths()
         self.cached_part = 0.0
         """Of a prompt's tokens that no other in flight has: which part the engine had cached, lately."""
@@ -79,6 +82,13 @@ class Lane:
         lane.keyed, lane.lengths, lane.cached_part = self.keyed, self.lengths, self.cached_part
         lane.appointments = self.appointments
         return lane
+
+    @property
+    def mean_tokens(self) -> float:
+        """What its requests are expected to take, of those that wait, or else of those in flight."""
+        if self.waiting:
+            return self.waiting_tokens / len(self.waiting)
+        return self.in_flight_tokens / self.num_in_flight if self.num_in_flight else 0.0
 
     @property
     def active(self) -> bool:

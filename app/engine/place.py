@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from app.core import ChatRequest, Engine, Health
@@ -27,6 +27,13 @@ class Place:
 
     engine: Engine
     admission: Admission
+    name: str = ""
+    """The model's, where that is known before the engine has started."""
+
+    @property
+    def id(self) -> str:
+        """What requests call the model. Raises EngineNotReady while that is not known."""
+        return self.name or self.engine.model.id
 
     @property
     def ready(self) -> bool:
@@ -50,8 +57,10 @@ class Places:
         return iter((self.large,) if self.small is None else (self.large, self.small))
 
     def of(self, model: str) -> Place:
-        """Where a model is served; the large one's place for any other name."""
+        """Where a model is served, also while it is away; the large one's place for any other name."""
         small = self.small
-        if small is not None and small.ready and small.engine.model.id == model:
-            return small
-        return self.large
+        return small if small is not None and small.id == model else self.large
+
+    def allowed(self, models: Collection[str] | None) -> list[Place]:
+        """Those that a key may use which may use `models`; None for all."""
+        return [place for place in self if models is None or place.id in models]

@@ -107,6 +107,13 @@ class RemoteEngine:
             self._child.is_up()
         self._pool.watch(facts)
 
+    def child_ended(self) -> None:
+        """The child has died: what is open on it is over, and nothing new goes there before a probe."""
+        now_s = asyncio.get_running_loop().time()
+        for server in self._pool.servers:
+            server.breaker.trip(now_s)
+            server.cut()
+
     async def aclose(self) -> None:
         """End generations, connections and the child; a second call does nothing."""
         self._health = Health.DEAD

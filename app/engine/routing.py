@@ -1,8 +1,9 @@
 """`model: "auto"`: which of two models answers, by rules that docs/routing.md lists with their points.
 
 The decision reads the request alone, bounded, asks no model, and tells its reason. It is in this order:
-what the caller asks for, what the key may use, what a model can serve at all, which model has answered
-the conversation so far, and then points: from `LARGE_FROM` on the large model, below it the small one.
+what the caller asks for, what the key may use, which model is there, what a model can serve at all, which
+one has answered the conversation so far, and then points: from `LARGE_FROM` on the large model, below it
+the small one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.core import ChatRequest, ModelCard
+from app.engine.place import Place
 from app.engine.routing_words import (
     CODE_SIGNS,
     CODE_WORDS,
@@ -23,6 +25,7 @@ from app.engine.routing_words import (
     MATH_WORDS,
     TASK_WORDS,
 )
+from app.store.conversations import SoFar
 
 Size = Literal["small", "large"]
 AUTO = "auto"
@@ -60,6 +63,9 @@ _SIGNS = 2
 _OTHERS: Sequence[tuple[Size, Size]] = (("small", "large"), ("large", "small"))
 
 
+NOTHING_BEFORE = SoFar()
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """Which model answers, and why; `reason` is one word, for the metric."""
@@ -79,8 +85,8 @@ class Route:
 class Router:
     """Chooses between a small model and a large one, and counts what it chose."""
 
-    def __init__(self, small: ModelCard, large: ModelCard) -> None:
-        self._cards: Mapping[Size, ModelCard] = {"small": small, "large": large}
+    def __init__(self, small: Place, large: Place) -> None:
+        self._places: Mapping[Size, Place] = {"small": small, "large": large}
         self.routed: dict[str, Counter[str]] = defaultdict(Counter)
         """Requests by model and reason."""
 
@@ -91,14 +97,14 @@ class Router:
         *,
         asked: Size | None = None,
         allowed: Collection[str] | None = None,
-        before: str | None = None,
+        before: SoFar = NOTHING_BEFORE,
     ) -> Route:
-        """The model for a request of about so many prompt tokens.
+        """The model for a request whose own messages have about so many tokens.
 
-        `asked` is the caller's own choice (`x-route`), `allowed` the models of the key, `before` the model
-        that has answered the conversation so far. Where neither model can serve it, the large one refuses.
+        `asked` is the caller's own choice (`x-route`), `allowed` the models of the key. Where neither model
+        can serve it, the large one refuses.
         """
-        route = self._decide(request, prompt_tokens, asked, allowed, before)
+        route = self._decide(request, prompt_tokens + before.tokens, asked, allowed, before)
         self.routed[route.model][route.reason] += 1
         return route
 
@@ -108,20 +114,23 @@ class Router:
         prompt_tokens: int,
         asked: Size | None,
         allowed: Collection[str] | None,
-        before: str | None,
+        before: SoFar,
     ) -> Route:
-        usable = [s for s, card in self._cards.items() if allowed is None or card.id in allowed]
-        if asked is not None and asked in usable:
+        usable = [s for s, place in self._places.items() if allowed is None or place.id in allowed]
+        there = [size for size in usable if self._places[size].ready]
+        if asked is not None and asked in there:
             return self._to(asked, "asked")
         if len(usable) == 1:
             return self._to(usable[0], "key")
+        if len(there) < len(usable):
+            return self._to(there[0] if there else "large", "alone")
         for size, other in _OTHERS:
-            lacking = unserved(self._cards[size], request, prompt_tokens)
+            lacking = unserved(self._places[size].engine.model, request, prompt_tokens)
             if lacking is not None:
                 return self._to(other, lacking)
-        if before == self._cards["large"].id:
+        if before.model == self._places["large"].id:
             return self._to("large", "conversation")
-        return self._by_points(points_of(request, prompt_tokens))
+        return self._by_points(points_of(request, prompt_tokens, before.turns))
 
     def _by_points(self, points: Mapping[str, int]) -> Route:
         if sum(points.values()) >= LARGE_FROM:
@@ -129,7 +138,7 @@ class Router:
         return self._to("small", "simple", points)
 
     def _to(self, size: Size, reason: str, points: Mapping[str, int] | None = None) -> Route:
-        return Route(self._cards[size].id, size, reason, points or {})
+        return Route(self._places[size].id, size, reason, points or {})
 
 
 def unserved(card: ModelCard, request: ChatRequest, prompt_tokens: int) -> str | None:
@@ -149,7 +158,7 @@ def unserved(card: ModelCard, request: ChatRequest, prompt_tokens: int) -> str |
     return "context" if prompt_tokens > room else None
 
 
-def points_of(request: ChatRequest, prompt_tokens: int) -> dict[str, int]:
+def points_of(request: ChatRequest, prompt_tokens: int, turns_before: int = 0) -> dict[str, int]:
     """The points for the large model, by what they are for; easy words are below zero."""
     body = request.body
     messages: Sequence[Mapping[str, Any]] = body["messages"]
@@ -166,7 +175,7 @@ def points_of(request: ChatRequest, prompt_tokens: int) -> dict[str, int]:
         "tools": TOOLS if _has_tools(body) else 0,
         "images": IMAGES if _has_images(messages) else 0,
         "length": _step(LENGTHS, prompt_tokens),
-        "depth": _step(DEPTHS, len(said)),
+        "depth": _step(DEPTHS, len(said) + turns_before),
         "words": _of(HARD_WORDS, words),
         "task": min(_of(TASK_WORDS, words), _MOST_OF_TASKS),
         "detail": _step(DETAILS, len(listed)) + (len(_NUMBER.findall(last)) >= _NUMBERS),

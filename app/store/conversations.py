@@ -14,7 +14,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
@@ -188,11 +188,7 @@ def branch(connection: sqlite3.Connection, owner: str, conversation_id: str, par
     conversation_seq = find(connection, owner, conversation_id)
     if parent_id == ROOT:
         return Branch(conversation_seq, None, None, [], [])
-    if parent_id is None:
-        leaf_seq = _newest_answer(connection, conversation_seq) or _newest(connection, conversation_seq)
-    else:
-        leaf_seq = _message(connection, conversation_seq, parent_id)
-    path = _path(connection, leaf_seq)
+    path = _path(connection, _leaf(connection, conversation_seq, parent_id))
     heard = _heard(path)
     if parent_id is None:
         path = heard
@@ -204,6 +200,32 @@ def branch(connection: sqlite3.Connection, owner: str, conversation_id: str, par
         runs=_runs(heard),
         strikes=_strikes(connection, conversation_seq),
     )
+
+
+class SoFar(NamedTuple):
+    """What a branch has been: which model answered last, how many tokens it has, the user's turns."""
+
+    model: str | None = None
+    tokens: int = 0
+    turns: int = 0
+
+
+def so_far(connection: sqlite3.Connection, owner: str, conversation_id: str, parent_id: str | None) -> SoFar:
+    """The same branch in numbers, as its last answer was billed. Raises NotFound."""
+    conversation_seq = find(connection, owner, conversation_id)
+    if parent_id == ROOT:
+        return SoFar()
+    rows = connection.execute(
+        "WITH RECURSIVE path (seq, parent_seq) AS ("
+        " SELECT seq, parent_seq FROM messages WHERE seq = ? UNION ALL"
+        " SELECT m.seq, m.parent_seq FROM path JOIN messages AS m ON m.seq = path.parent_seq)"
+        " SELECT m.role, r.model, r.prompt_tokens + r.completion_tokens"
+        " FROM path JOIN messages AS m ON m.seq = path.seq LEFT JOIN requests AS r ON r.seq = m.request_seq"
+        " ORDER BY m.seq DESC",
+        (_leaf(connection, conversation_seq, parent_id),),
+    ).fetchall()
+    model, tokens = next((row[1:] for row in rows if row[1] is not None), (None, 0))
+    return SoFar(model, tokens, sum(role == "user" for role, *_ in rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +245,13 @@ class _Row:
     @property
     def left_out(self) -> bool:
         return self.status == "blocked" or (self.status != "complete" and not self.text)
+
+
+def _leaf(connection: sqlite3.Connection, conversation_seq: int, parent_id: str | None) -> int | None:
+    """The message that a branch ends in. Raises NotFound."""
+    if parent_id is not None:
+        return _message(connection, conversation_seq, parent_id)
+    return _newest_answer(connection, conversation_seq) or _newest(connection, conversation_seq)
 
 
 def _newest_answer(connection: sqlite3.Connection, conversation_seq: int) -> int | None:

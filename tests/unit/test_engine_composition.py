@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.engine.remote_engine import RemoteEngine, parse_urls
+from app.engine.scripted import ScriptedEngine
 from app.engines import build_engine, build_guard_engine, build_small_engine
 from app.settings import Settings, SettingsError
 
@@ -37,11 +38,34 @@ def test_a_guard_beside_a_model_of_this_process_is_a_child() -> None:
 
 def test_the_small_model_is_a_child_where_there_is_one() -> None:
     """The default has none."""
-    assert build_small_engine(Settings(), died) is None
-    assert isinstance(build_small_engine(Settings(small_model="x/y"), died), RemoteEngine)
+    assert build_small_engine(Settings()) is None
+    small = build_small_engine(Settings(small_model="x/y"))
+    assert small is not None
+    assert small.name == "y"
+    assert isinstance(small._make(died), RemoteEngine)
 
 
-def test_a_small_model_that_nothing_would_be_sent_to_is_refused():
-    """A setting is in force or an error."""
-    with pytest.raises(SettingsError, match="not in force"):
-        build_engine(Settings(small_model="x/y"), died)
+@pytest.mark.parametrize("engine", ["sglang", "remote", "scripted"])
+def test_a_scripted_small_model_stands_beside_any_engine(engine: str) -> None:
+    """Shaped as `--scripted` is, after a colon."""
+    small = build_small_engine(Settings(engine=engine, small_model="scripted:tokens=5,context=64"))
+    assert small is not None
+    made = small._make(died)
+    assert isinstance(made, ScriptedEngine)
+    assert (made.model.id, made.model.context_length) == ("scripted-small", 64)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "a/same", "small_model": "b/same"},
+        {"engine": "scripted", "small_model": "scripted", "small_served_model_name": "scripted"},
+        {"engine": "remote", "served_model_name": "x", "small_model": "b/x"},
+        {"small_model": "b/x", "small_served_model_name": "auto"},
+        {"small_model": "b/x", "served_model_name": "auto"},
+    ],
+)
+def test_two_models_need_two_names(settings: dict[str, str]) -> None:
+    """And neither may have the name of the choice between them."""
+    with pytest.raises(SettingsError, match="small_served_model_name"):
+        build_small_engine(Settings(**settings))

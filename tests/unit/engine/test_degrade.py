@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core import ChatRequest, ModelCard
-from app.engine.degrade import Bounds, Degrade, Limits, Pressure, Step
+from app.engine.degrade import Bounds, Degrade, Limits, Pressure, Step, degrade_of
+from app.settings import Settings
 
 SMALL = ModelCard("small-1b", 8192, 100_000, 8000, frozenset({"tools"}))
 
@@ -75,6 +76,7 @@ def test_the_queue_s_bounds_are_pressure_too() -> None:
     assert Pressure(0.0, 2.0, queued_share=0.75).value == 0.75
 
 
+@settings(deadline=None)
 @given(
     values=st.lists(st.tuples(st.floats(0, 3), st.floats(0.01, 5)), min_size=1, max_size=200),
     rise_s=st.floats(0.5, 5),
@@ -101,6 +103,7 @@ def test_it_never_jumps_and_never_swings(
     assert mode.changes.total() <= now_s / min(rise_s, fall_s) + 1
 
 
+@settings(deadline=None)
 @given(start=st.sampled_from(Step), value=st.floats(0, 2), more=st.floats(0, 1))
 def test_where_a_steady_pressure_leads(start: Step, value: float, more: float) -> None:
     """It settles within three changes, and more pressure never settles lower."""
@@ -117,6 +120,7 @@ def test_where_a_steady_pressure_leads(start: Step, value: float, more: float) -
         assert settled[1] is Step.NORMAL
 
 
+@settings(deadline=None)
 @given(st.floats(0.3, 0.49), st.floats(0.3, 0.49))
 def test_between_its_bounds_a_step_stays(one: float, other: float) -> None:
     """Hysteresis: pressure anywhere between leave and enter changes nothing, from either side."""
@@ -147,7 +151,7 @@ def test_bounds_that_would_swing_are_refused(wrong: dict[str, Any]) -> None:
 def test_normally_nothing_is_done(world: World) -> None:
     """And nothing is told."""
     done = world.mode.apply(asked(4000), 100, small=SMALL)
-    assert (done.model, done.max_tokens, done.headers, done.refused) == ("large-70b", 4000, {}, False)
+    assert (done.model, done.max_tokens, done.headers) == ("large-70b", 4000, {})
 
 
 def test_short_answers(world: World) -> None:
@@ -176,9 +180,10 @@ def test_answers_that_are_no_use_when_cut_keep_their_length(world: World, body: 
     assert world.mode.apply(asked(4000, **body), 100).max_tokens == 4000
 
 
-def test_the_small_model_takes_what_it_can(world: World) -> None:
+@pytest.mark.parametrize("step", [Step.SMALL, Step.REFUSE])
+def test_the_small_model_takes_what_it_can(world: World, step: Step) -> None:
     """With short answers too; what it cannot serve stays with the large one."""
-    world.mode.step = Step.SMALL
+    world.mode.step = step
     done = world.mode.apply(asked(), 100, small=SMALL)
     assert done.headers == {"x-degraded": "short-output, small-model", "x-served-model": "small-1b"}
     assert world.mode.apply(asked(), 9000, small=SMALL).model == "large-70b"
@@ -188,13 +193,27 @@ def test_the_small_model_takes_what_it_can(world: World) -> None:
 
 
 def test_who_insists_is_served_in_full_or_refused(world: World) -> None:
-    """`x-no-degrade`: no shorter answer, no other model; a refusal says what it is."""
-    for step in (Step.SHORT, Step.SMALL):
+    """`x-no-degrade`: no shorter answer, no other model."""
+    for step in Step:
         world.mode.step = step
         done = world.mode.apply(asked(4000), 100, small=SMALL, insists=True)
         assert (done.model, done.max_tokens, done.headers) == ("large-70b", 4000, {})
+
+
+def test_a_refusal_by_the_full_queue_says_so(world: World) -> None:
+    """And is counted; one in the steps before was for another reason."""
+    for step in (Step.NORMAL, Step.SHORT, Step.SMALL):
+        world.mode.step = step
+        assert world.mode.refused() == {}
     world.mode.step = Step.REFUSE
-    for insists in (False, True):
-        done = world.mode.apply(asked(), 100, small=SMALL, insists=insists)
-        assert (done.refused, done.headers) == (True, {"x-degraded": "refused"})
+    assert world.mode.refused() == {"x-degraded": "refused"}
+    assert world.mode.touched["refused"] == 1
     assert Step.REFUSE.told == "refuse"
+
+
+def test_the_settings_say_when_and_how_much() -> None:
+    """Or that there is no such mode."""
+    mode = degrade_of(Settings(degrade_rise_s=1.0, degrade_fall_s=3.0, degrade_short_tokens=99))
+    assert mode is not None
+    assert (mode.limits.rise_s, mode.limits.fall_s, mode.limits.short_tokens) == (1.0, 3.0, 99)
+    assert degrade_of(Settings(degrade="off")) is None

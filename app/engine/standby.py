@@ -1,0 +1,145 @@
+"""An engine beside the main one: started while that serves, and again where its start failed.
+
+Nobody waits for it: `start` returns at once, and until the model is there, or while it is away, `health` is
+STARTING. Its end ends nothing else; the next one is made after 1, 2, 4 … 60 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from app.core import ChatRequest, Delta, Engine, EngineLoad, Health, ModelCard, Prompt
+from app.errors import EngineNotReady, ServingError
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+
+MakeEngine = Callable[[Callable[[str], None]], Engine]
+"""Makes the engine, which calls back with the reason when its model has gone, for a while or for good."""
+
+
+class Standby:
+    """See the module; an `Engine` itself. `name` is known before its model is."""
+
+    def __init__(self, name: str, make: MakeEngine, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
+        self.name = name
+        self.failure: str | None = None
+        """Why it was last away."""
+        self.num_failures = 0
+        self._make = make
+        self._first_pause_s = first_pause_s
+        self._engine: Engine | None = None
+        self._closed = False
+        self._gone = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> str:
+        """What it is doing, in words."""
+        if self.health() is Health.READY:
+            return "ready"
+        return "starting" if self.failure is None else f"down: {self.failure}"
+
+    @property
+    def model(self) -> ModelCard:
+        """The model, once it has been there. Raises EngineNotReady before."""
+        return self._present().model
+
+    async def start(self) -> None:
+        """Begin to start it; returns at once, and raises nothing."""
+        self._running = asyncio.create_task(self._run(), name=f"standby {self.name}")
+
+    async def aclose(self) -> None:
+        """Stop it; a second call does nothing."""
+        self._closed = True
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+        if self._engine is not None:
+            await self._engine.aclose()
+
+    def tokenizer_json(self) -> str | None:
+        """See Engine.tokenizer_json."""
+        return self._present().tokenizer_json()
+
+    async def render(self, request: ChatRequest) -> Prompt:
+        """See Engine.render."""
+        return await self._present().render(request)
+
+    def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
+        """See Engine.generate."""
+        return self._present().generate(rid, prompt)
+
+    def abort(self, rid: str) -> None:
+        """See Engine.abort."""
+        if self._engine is not None:
+            self._engine.abort(rid)
+
+    def handed_over(self, rid: str) -> int:
+        """See Engine.handed_over."""
+        return 0 if self._engine is None else self._engine.handed_over(rid)
+
+    def load(self) -> EngineLoad:
+        """See Engine.load. Raises EngineNotReady before its model has been there."""
+        return self._present().load()
+
+    def health(self) -> Health:
+        """See Engine.health; DEAD only once it is closed."""
+        if self._closed:
+            return Health.DEAD
+        ready = self._engine is not None and self._engine.health() is Health.READY
+        return Health.READY if ready else Health.STARTING
+
+    # --- inside
+
+    def _present(self) -> Engine:
+        if self._engine is None:
+            raise EngineNotReady(f"The model {self.name!r} is {self.state}.", retry_after_s=5)
+        return self._engine
+
+    async def _run(self) -> None:
+        """Have one running, for ever: the old one is there, dead, until the next has started."""
+        pause_s = self._first_pause_s
+        while True:
+            if await self._started():
+                pause_s = self._first_pause_s
+                await self._lost()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _started(self) -> bool:
+        """Start another one; whether that succeeded."""
+
+        def went(reason: str) -> None:
+            if self._engine is engine:  # not while it starts: then it is `start` that fails
+                self._fail(reason)
+                self._gone.set()
+
+        engine = self._make(went)
+        try:
+            await engine.start()
+        except Exception as exc:  # noqa: BLE001  # whatever it is, the next one may do better
+            self._fail(exc.message if isinstance(exc, ServingError) else type(exc).__name__)
+            await engine.aclose()
+            return False
+        except BaseException:
+            await engine.aclose()
+            raise
+        before, self._engine = self._engine, engine
+        if before is not None:
+            await before.aclose()
+        return True
+
+    async def _lost(self) -> None:
+        """Wait until the engine has ended for good; one that comes back by itself has not."""
+        while self._engine is not None and self._engine.health() is not Health.DEAD:
+            self._gone.clear()
+            await self._gone.wait()
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        self.num_failures += 1
