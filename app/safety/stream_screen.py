@@ -3,11 +3,11 @@
     engine ──▶ feed ──▶ [held: newest tokens of each choice] ──▶ released, per choice in order
                  └─ hard-listed span, or two hits in a row ──▶ halted: what is held is dropped
 
-The hold-back is elastic, in tokens. The first words wait for nothing; then some tokens are kept, in one
-short pause: spread over many, it would lengthen many gaps. The more the model is in doubt, the more
-are held; they are let go again two for each that comes. Where the prompt is watched many are held from
-the first on. The beginning of what may become a hard-listed span is held until it is ruled out, however
-long that takes. Everything is read: answer, reasoning, tool names and arguments, logprobs.
+The hold-back is elastic, in tokens: none while the model is in no doubt, for to build it up would take
+gaps that every reader sees. The more it is in doubt, the more are held; they are let go again two for each
+that comes. Where the prompt is watched many are held from the first on. The beginning of what may
+become a hard-listed span is held until it is ruled out, however long that takes. Everything is
+read before it goes out: answer, reasoning, tool names and arguments, logprobs.
 
 Synchronous and incremental: a token costs its own characters, whatever came before.
 """
@@ -34,7 +34,7 @@ HITS = 2
 AT_ONCE = 4
 """Tokens that a model in no doubt reads at once, where twice as many at least are held back anyway."""
 _ALL = 1 << 62
-GREY_PART = 0.5
+GREY_PART = 0.55
 """Of the lowest threshold: from here on the model is in doubt."""
 
 
@@ -154,7 +154,6 @@ class _Choice:
     """One choice: its lanes, its place in the hard list, and what is held of it."""
 
     __slots__ = (
-        "_begun",
         "_channel",
         "_held",
         "_hits",
@@ -189,7 +188,6 @@ class _Choice:
         self._tokens = 0
         self._sampled_tokens = -1
         self._sampled_s = 0.0
-        self._begun = terms.watched
         self._limit = self._target = terms.clean
         self._unread = ""
         self._read_tokens = 0
@@ -228,7 +226,6 @@ class _Choice:
             self._in_no_doubt
             and tokens - self._read_tokens < AT_ONCE
             and delta.finish_reason is None
-            and self._begun
             and self._limit >= 2 * AT_ONCE
         ):
             return None
@@ -302,8 +299,7 @@ class _Choice:
         terms, tokens = self._terms, delta.counts.completion_tokens
         self._limit = max(self._target, self._limit - (tokens - self._tokens))
         self._tokens = tokens
-        old = tokens if not self._begun and self._in_no_doubt else tokens - self._limit
-        self._begun = self._begun or bool(delta.text) or delta.tool is not None
+        old = tokens - self._limit
         self._hold(delta)
         if terms.hard_list is None:
             return self._release(old, 0, 0)

@@ -16,10 +16,10 @@ class HoldBack(NamedTuple):
     The same of watched prompts.
     """
 
-    clean: int = 8
-    grey: int = 48
+    clean: int = 0
+    grey: int = 80
     watched: int = 80
-    watched_grey: int = 128
+    watched_grey: int = 160
 
 
 class Listener(Protocol):
