@@ -4,7 +4,8 @@ Both are up at once and take turns, as in `bench serve`; nothing differs but `--
 built-in one, with its real actions. Prompts are the benches' own, less those that this policy would refuse or
 watch: what is watched is meant to wait. A stream that is halted on the way is left out on both
 sides, and counted. Answers are short where TTFT is measured, and 200 tokens or more where the
-flow is. Last, the stream screen alone is fed the answers of 64 of these streams, in turns, and its CPU read.
+flow is. Last, the stream screen alone is fed the answers of 64 of these streams, in turns, and its CPU read;
+and the prompt screen's part that comes before the engine is timed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,7 +26,13 @@ from scripts.benchmarks.load import LoadPlan
 from scripts.benchmarks.machine import describe_machine
 from scripts.benchmarks.processes import ServerProcess, free_port
 from scripts.benchmarks.prompts import Work, chat_work
-from scripts.benchmarks.screen_cpu import CpuFigure, PromptJudge, measure_cpu
+from scripts.benchmarks.screen_cpu import (
+    CpuFigure,
+    GlanceFigure,
+    PromptJudge,
+    measure_cpu,
+    measure_glance,
+)
 from scripts.benchmarks.serve import take_turn
 
 ON, OFF = "on", "off"
@@ -96,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print a table for each load, write what was asked for."""
     machine, judge = describe_machine(), PromptJudge()
     measured = [Measured(load, [], []) for load in _loads(arguments)]
-    cpu: list[CpuFigure] = []
+    alone: list[CpuFigure | GlanceFigure] = []
     with tempfile.TemporaryDirectory() as folder, _both(arguments, Path(folder)) as (on, off, model):
         try:
             for each in measured:
@@ -104,9 +111,9 @@ def run(arguments: argparse.Namespace) -> int:
             if not arguments.no_cpu:
                 work = _ordinary(judge, model, measured[-1].load, seed=9_000_000, requests=64)
                 on.thaw()
-                cpu = measure_cpu(judge, on.port, work)
+                alone = [*measure_cpu(judge, on.port, work), measure_glance(judge)]
         finally:  # cut short, a run still tells what it has
-            _tell(arguments, machine, [each for each in measured if each.pairs], cpu, judge)
+            _tell(arguments, machine, [each for each in measured if each.pairs], alone, judge)
     return 0
 
 
@@ -210,7 +217,7 @@ def _tell(
     arguments: argparse.Namespace,
     machine: dict[str, object],
     measured: list[Measured],
-    cpu: list[CpuFigure],
+    cpu: Sequence[CpuFigure | GlanceFigure],
     judge: PromptJudge,
 ) -> None:
     for each in measured:
@@ -218,7 +225,7 @@ def _tell(
         print(report.markdown_table(each.compared(), OFF, ours=ON))
         print(_footnote(each))
     if cpu:
-        print("\nthe stream screen alone, 64 answers in turns:\n")
+        print("\nthe screens alone:\n")
         print("\n".join(figure.line() for figure in cpu))
     print(f"\n{judge.refused} of {judge.asked} prompts were left out: the policy would refuse or watch them")
     if arguments.json:
@@ -258,7 +265,7 @@ def _write_json(
     arguments: argparse.Namespace,
     machine: dict[str, object],
     measured: list[Measured],
-    cpu: list[CpuFigure],
+    cpu: Sequence[CpuFigure | GlanceFigure],
 ) -> None:
     options = ("pairs", "ttft_streams", "streams", "requests", "path")
     settings: dict[str, object] = {

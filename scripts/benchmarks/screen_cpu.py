@@ -20,11 +20,15 @@ from app.safety.policy import Policies
 from app.safety.prompt_screen import PromptScreen
 from app.safety.stream_screen import Screening, StreamScreen
 from app.safety.verdict import Scores
-from scripts.benchmarks.prompts import Work
+from scripts.benchmarks.prompts import Work, chat_work
+from scripts.benchmarks.stats import percentile
 
 ROUNDS = 7
 AT_ONCE = 16
 MAX_CPU_US = 15.0
+GLANCES = 500
+GLANCE_CHARS = 2_000
+MAX_GLANCE_MS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,8 @@ class CpuFigure:
     def line(self) -> str:
         """The figure as a line of text."""
         return (
-            f"{self.about}: {self.us_per_token:.2f} us of CPU per token over {self.streams} streams, "
-            f"{self.tokens} tokens (must < {MAX_CPU_US:g})"
+            f"the stream screen, {self.about}: {self.us_per_token:.2f} us of CPU per token over {self.streams} "
+            f"streams, {self.tokens} tokens (must < {MAX_CPU_US:g})"
         )
 
 
@@ -62,9 +66,43 @@ class PromptJudge:
         self.refused += verdict.action is not None
         return verdict.action is None
 
+    def glance_s(self, messages: Sequence[dict[str, Any]]) -> float:
+        """How long a glance takes."""
+        began_s = time.perf_counter()
+        self._screen.glance(messages, self.policy)
+        return time.perf_counter() - began_s
+
     def scores(self, messages: Sequence[dict[str, Any]]) -> Scores:
         """The scores of a prompt."""
         return asyncio.run(self._screen.both(messages, self.policy)).scores
+
+
+@dataclass(frozen=True, slots=True)
+class GlanceFigure:
+    """How long the loop is kept by what the prompt screen does before the engine gets a prompt."""
+
+    prompts: int
+    chars: int
+    p50_ms: float
+    p99_ms: float
+
+    def line(self) -> str:
+        """The figure as a line of text."""
+        return (
+            f"the prompt screen before the engine: {self.prompts} prompts of {self.chars} characters, "
+            f"p50 {self.p50_ms:.2f} ms, p99 {self.p99_ms:.2f} ms (must < {MAX_GLANCE_MS:g})"
+        )
+
+
+def measure_glance(judge: PromptJudge) -> GlanceFigure:
+    """Judge prompts at a glance, none of them twice, after some that are not measured."""
+    work = chat_work("", GLANCES + 10, mean_tokens=1, prompt_words=GLANCE_CHARS // 3, seed=GLANCE_CHARS)
+    taken = []
+    for body in work.bodies:
+        [message] = json.loads(body)["messages"]
+        message["content"] = message["content"][:GLANCE_CHARS]
+        taken.append(judge.glance_s([message]) * 1e3)
+    return GlanceFigure(GLANCES, GLANCE_CHARS, percentile(taken[10:], 50), percentile(taken[10:], 99))
 
 
 def measure_cpu(judge: PromptJudge, port: int, work: Work) -> list[CpuFigure]:
