@@ -103,7 +103,9 @@ def check_shape(answer: Response, status: int, code: str, type_: str) -> None:
     assert 1 <= retry_after_s(answer) <= 120
 
 
-@pytest.mark.parametrize("bounds", [{"max_queued_requests": 4, "queue_standard_s": 300.0}])
+@pytest.mark.parametrize(
+    "bounds", [{"max_queued_requests": 4, "queue_standard_s": 300.0, "ttft_target_s": 300.0}]
+)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_key_with_more_than_its_share_is_429(crowd: Crowd, stream: bool):
     """`key_overloaded`, before the first byte, also to who asks for a stream; another key may still wait."""
