@@ -44,8 +44,8 @@ class CpuFigure:
     def line(self) -> str:
         """The figure as a line of text."""
         return (
-            f"the stream screen, {self.about}: {self.us_per_token:.2f} us of CPU per token over {self.streams} "
-            f"streams, {self.tokens} tokens (must < {MAX_CPU_US:g})"
+            f"the stream screen, {self.about}: {self.us_per_token:.2f} us of CPU per token over "
+            f"{self.streams} streams, {self.tokens} tokens (must < {MAX_CPU_US:g})"
         )
 
 
