@@ -57,7 +57,14 @@ class Script:
     prefill_rate: float = 0.0
     step_s: float = 0.0
     step_per_request_s: float = 0.0
-    """With any of these three requests share one pace and pool (app.engine.scripted_service), not `rate`."""
+    """With any of these three requests share one pace and pool (app.engine.scripted_service), not `rate`.
+
+    Answers with `ignore_eos` have all of their `max_tokens` then."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether requests share one service."""
+        return bool(self.prefill_rate or self.step_s or self.step_per_request_s)
 
     @classmethod
     def parse(cls, text: str) -> Script:
@@ -290,7 +297,7 @@ class ScriptedEngine:
 
 def _service(script: Script) -> Service | None:
     """What the requests of a script share; None where each goes by itself."""
-    if not (script.prefill_rate or script.step_s or script.step_per_request_s):
+    if not script.shared:
         return None
     pool = script.pool or script.context * 64
     return Service(Pace(pool, script.prefill_rate, script.step_s, script.step_per_request_s))
@@ -326,7 +333,8 @@ def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:
 def _choice(answer: _Answer, choice: int) -> Iterator[Delta]:
     """All deltas of one choice, the last with a finish reason."""
     script, body = answer.script, answer.request.body
-    pieces = scripted_text(body.get("seed", script.seed), choice, script.tokens)
+    length = answer.max_tokens if script.shared and body.get("ignore_eos") else script.tokens
+    pieces = scripted_text(body.get("seed", script.seed), choice, length)
     budget = min(len(pieces), answer.max_tokens)
     cut = _Stop(body.get("stop") or ())
     miscounted = script.fault_after if script.fault == "miscount" and choice == 0 else budget

@@ -15,7 +15,7 @@ from scripts.benchmarks.processes import ServerProcess, free_port
 
 POOL_TOKENS = 16_384
 RETRACTIONS = "tokenring_engine_retractions_total"
-SCRIPT = "tokens=100000,seed=1,pool={pool},prefill_rate=8000,step_s=0.02,step_per_request_s=0.0005"
+SCRIPT = "tokens=30,seed=1,pool={pool},prefill_rate=8000,step_s=0.02,step_per_request_s=0.0005"
 """The scripted engine as a small GPU would do: 1,200 tokens/s at 40 requests."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from admissions import run_virtually
 
@@ -20,9 +21,9 @@ class Timed:
         self.engine = ScriptedEngine(script)
         self.at_s: dict[str, list[float]] = {}
 
-    async def ask(self, rid: str, tokens: int, words: int = WORDS) -> None:
+    async def ask(self, rid: str, tokens: int, words: int = WORDS, **body: Any) -> None:
         text = " ".join(f"{rid}{number}" for number in range(words))
-        body = {"messages": [{"role": "user", "content": text}]}
+        body = {"messages": [{"role": "user", "content": text}], **body}
         request = ChatRequest(rid, "local", "scripted", body, 0, max_tokens=tokens)
         prompt = await self.engine.render(request)
         loop = asyncio.get_running_loop()
@@ -72,6 +73,18 @@ def test_a_full_pool_sets_the_last_one_aside() -> None:
     assert [len(times) for times in seen.at_s.values()] == [100, 100]
     assert seen.engine.load().num_retractions == 1
     assert max(seen.at_s["r0"]) < max(seen.at_s["r1"])
+
+
+def test_an_answer_may_be_told_not_to_end() -> None:
+    """Ten tokens by itself, thirty where `ignore_eos` asks for all of them."""
+
+    async def main() -> None:
+        one = Timed(Script(tokens=10, step_s=0.01))
+        await one.engine.start()
+        await asyncio.gather(one.ask("a", 30), one.ask("b", 30, ignore_eos=True))
+        assert [len(one.at_s[rid]) for rid in "ab"] == [10, 30]
+
+    run_virtually(main)
 
 
 def test_an_aborted_request_gives_its_room_back() -> None:
