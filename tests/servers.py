@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+import uvicorn
 from sse_client import Response, Stream, fetch, open_stream, until
 
 from app.api.app import build_app
@@ -37,6 +39,32 @@ def chat(content: str = "hello", **parameters: Any) -> dict[str, Any]:
     return body | parameters
 
 
+class PromptServer(Server):
+    """Ends as soon as it can: uvicorn takes a tenth of a second to look up, and one to wait for clients."""
+
+    LEAVE_S = 0.1
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.told = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Serve until told."""
+        await self.on_tick(0)
+        await self.told.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening; connections and requests have a moment to end."""
+        for listening in (*self.servers, *(sockets or ())):
+            listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.LEAVE_S):
+                while self.server_state.connections or self.server_state.tasks:
+                    await asyncio.sleep(0.001)
+
+
 @dataclass
 class Served:
     """A server in the test's loop: its port, and everything behind it."""
@@ -45,7 +73,7 @@ class Served:
     runtime: Runtime
     engine: ScriptedEngine
     log: list[dict[str, Any]]
-    server: Server = field(repr=False)
+    server: PromptServer = field(repr=False)
     serving: asyncio.Task[None] = field(repr=False)
     _opened: list[Stream] = field(default_factory=list, repr=False)
 
@@ -92,8 +120,7 @@ class Served:
         for stream in self._opened:  # those that a failed test left behind
             stream.connection.close()
         await self.runtime.streams.drain(0)
-        self.server.should_exit = True
-        self.server.force_exit = True
+        self.server.told.set()
         await self.serving
         for connection in list(self.connections):  # a failed test may leave clients that do not read
             connection.transport.abort()
@@ -124,7 +151,7 @@ async def serve_here(
         # Accepted connections inherit it.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     port = sock.getsockname()[1]
-    server = http_server(build_app(runtime))
+    server = PromptServer(http_server(build_app(runtime)).config)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     await runtime.start()
     await until(lambda: server.started)
