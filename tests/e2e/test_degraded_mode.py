@@ -132,6 +132,10 @@ async def test_short_then_small_then_refused_and_back(pressed: Pressed) -> None:
     assert refused.refusal()[:2] == (503, "overloaded")
     assert (refused.headers["x-degraded"], "x-served-model" in refused.headers) == ("refused", False)
     assert int(refused.headers["retry-after"]) >= 1
+    metrics = (await served.call("GET", "/metrics")).body.decode().splitlines()
+    assert "tokenring_degraded_step 3.0" in metrics
+    assert 'tokenring_degraded_requests_total{done="small-model"} 2.0' in metrics
+    assert 'tokenring_degraded_requests_total{done="refused"} 1.0' in metrics
 
     await pressed.end()
     await pressed.step(Step.NORMAL)

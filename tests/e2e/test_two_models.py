@@ -90,6 +90,26 @@ async def test_auto_goes_to_either_and_says_why(two: Served) -> None:
     assert {row["model"]: row["requests"] for row in usage["groups"]} == {SMALL: 1, LARGE: 2}
 
 
+async def test_both_are_measured(two: Served) -> None:
+    """Each under its name; what was chosen by its reason; whether it is there."""
+    for content in (EASY, HARD, EASY):
+        await two.post(ask(content))
+    text = (await two.call("GET", "/metrics")).body.decode()
+    for line in (
+        f'tokenring_routed_total{{model="{SMALL}",reason="simple"}} 2.0',
+        f'tokenring_routed_total{{model="{LARGE}",reason="math"}} 1.0',
+        f'tokenring_requests_total{{model="{SMALL}",outcome="stop"}} 2.0',
+        f'tokenring_model_ready{{model="{SMALL}"}} 1.0',
+        f'tokenring_engine_running_requests{{model="{SMALL}"}} 0.0',
+        "tokenring_degraded_step 0.0",
+    ):
+        assert line in text.splitlines()
+    small_engine(two).die("killed")
+    text = (await two.call("GET", "/metrics")).body.decode()
+    assert f'tokenring_model_ready{{model="{SMALL}"}} 0.0' in text.splitlines()
+    assert f'tokenring_model_ready{{model="{LARGE}"}} 1.0' in text.splitlines()
+
+
 async def test_the_caller_may_choose_the_size(two: Served) -> None:
     """`x-route`, and nothing else than what it can be."""
     assert (await two.post(ask(HARD), x_route="small")).headers["x-route-reason"] == "small; asked"
