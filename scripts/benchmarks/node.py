@@ -7,11 +7,13 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.processes import ServerProcess, free_port
+from scripts.benchmarks.processes import CpuUse, ServerProcess, free_port, machine_busy_s
 
 POOL_TOKENS = 16_384
 RETRACTIONS = "tokenring_engine_retractions_total"
@@ -120,6 +122,45 @@ class Node:
             name, _, value = setting.partition("=")
             options += [f"--{name.replace('_', '-')}", value]
         return [sys.executable, "-m", "app", "serve", *options]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A node's counters at one moment."""
+
+    at_s: float
+    metrics: dict[str, float]
+    cpu: CpuUse
+    machine_busy_s: float
+
+    @classmethod
+    def of(cls, node: Node) -> Reading:
+        """Read now."""
+        return cls(time.monotonic(), node.metrics(), node.server.cpu(), machine_busy_s())
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What happened between two readings."""
+
+    before: Reading
+    after: Reading
+
+    def risen(self, name: str) -> float | None:
+        """By how much a counter has risen; None where the server does not have it."""
+        before, after = self.before.metrics, self.after.metrics
+        return after[name] - before[name] if name in after and name in before else None
+
+    def mean(self, histogram: str) -> float:
+        """The mean of what a histogram was told; 0 of nothing."""
+        total, count = self.risen(f"{histogram}_sum"), self.risen(f"{histogram}_count")
+        return total / count if total and count else 0.0
+
+    def cpus(self) -> str:
+        """CPUs that server, engine and the whole machine were busy with."""
+        span_s = self.after.at_s - self.before.at_s
+        cpu, busy_s = self.after.cpu - self.before.cpu, self.after.machine_busy_s - self.before.machine_busy_s
+        return ", ".join(f"{used_s / span_s:.2f}" for used_s in (cpu.serving_s, cpu.engine_s, busy_s))
 
 
 def _config(arguments: argparse.Namespace, folder: Path) -> Path:

@@ -3,7 +3,7 @@
 First the throughput without overload: clients in a closed loop, more and more of them, until no more requests
 a second have their first token within the target and end within their deadline. Then new clients come at
 `--factor` times that rate whatever they meet (open loop), of many keys of equal weight. A part of them obeys
-`Retry-After` exactly, the others give up when refused.
+`Retry-After` exactly, the others give up when refused. Then the closed loop once more: machines have moods.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from scripts.benchmarks.chats import Chats, Shape
 from scripts.benchmarks.crowd import Crowd, Wish, attempts
 from scripts.benchmarks.findings import Finding, retractions, statuses
 from scripts.benchmarks.machine import describe_machine
-from scripts.benchmarks.node import RETRACTIONS, Node, add_node_arguments
-from scripts.benchmarks.processes import machine_busy_s
+from scripts.benchmarks.node import RETRACTIONS, Node, Reading, Used, add_node_arguments
 from scripts.benchmarks.stats import bootstrap_ratio, percentile, share
 
 BIN_S = 5.0
@@ -96,29 +95,25 @@ class Overload:
         """Search, measure alone, measure overloaded."""
         arguments = self._arguments
         try:
-            alone = await self._alone()
-            rate = arguments.factor * alone.per_s
-            _tell(
-                f"alone {alone.per_s:.2f} good answers/s; now {rate:.1f} clients/s for {arguments.seconds} s"
-            )
-            before, busy_s, cpu = self._node.metrics(), machine_busy_s(), self._node.server.cpu()
-            over = await self._overloaded(rate)
-            used, busy_s = self._node.server.cpu() - cpu, machine_busy_s() - busy_s
-            retracted = _risen(before, self._node.metrics(), RETRACTIONS)
+            clients = await self._most_clients()
+            alone = [await self._closed(clients, arguments.alone)]
+            rate = arguments.factor * alone[0].per_s
+            _tell(f"alone {alone[0].per_s:.2f} good answers/s; now {rate:.1f} clients/s")
+            over, used = await self._overloaded(rate)
+            alone.append(await self._closed(clients, arguments.alone))
         finally:
             self._asker.close()
-        shares = (used.serving_s / over.seconds, used.engine_s / over.seconds, busy_s / over.seconds)
         return [
             *statuses(attempts(over.wishes)),
-            retractions(retracted),
+            retractions(used.risen(RETRACTIONS)),
             *_throughput(alone, over, rate, arguments),
             *_retries(over.wishes),
-            findings.said(
-                "server, engine, whole machine busy, CPUs", "{:.2f}, {:.2f}, {:.2f}".format(*shares)
-            ),
+            findings.said("waited for room, mean, s", f"{used.mean('tokenring_queue_seconds'):.2f}"),
+            findings.said("server, engine, whole machine busy, CPUs", used.cpus()),
         ]
 
-    async def _alone(self) -> Phase:
+    async def _most_clients(self) -> int:
+        """In how large a closed loop most are served in time."""
         best, clients = None, 0
         for number in map(int, self._arguments.clients.split(",")):
             phase = await self._closed(number, self._arguments.search)
@@ -127,7 +122,7 @@ class Overload:
                 break
             if best is None or phase.per_s > best.per_s:
                 best, clients = phase, number
-        return await self._closed(clients, self._arguments.alone)
+        return clients
 
     async def _closed(self, clients: int, seconds: float) -> Phase:
         """So many clients, each with one request after the other; measured from when all have begun."""
@@ -137,11 +132,13 @@ class Overload:
         await asyncio.sleep(min(BIN_S, seconds / 4))
         return await self._measured(crowd, seconds)
 
-    async def _overloaded(self, rate: float) -> Phase:
+    async def _overloaded(self, rate: float) -> tuple[Phase, Used]:
         crowd, ramp_s, seconds = self._crowd(), 2 * BIN_S, self._arguments.seconds
         crowd.spawn(crowd.come(rate, ramp_s + seconds, self._arguments.obeying))
         await asyncio.sleep(ramp_s)
-        return await self._measured(crowd, seconds)
+        before = Reading.of(self._node)
+        phase = await self._measured(crowd, seconds)
+        return phase, Used(before, Reading.of(self._node))
 
     async def _measured(self, crowd: Crowd, seconds: float) -> Phase:
         started_at_s = time.monotonic()
@@ -180,23 +177,27 @@ def run(arguments: argparse.Namespace) -> int:
     return int(findings.missed(found))
 
 
-def _throughput(alone: Phase, over: Phase, rate: float, arguments: argparse.Namespace) -> list[Finding]:
+def _throughput(
+    alone: Sequence[Phase], over: Phase, rate: float, arguments: argparse.Namespace
+) -> list[Finding]:
     ttfts = [asked.ttft_s for asked in attempts(over.wishes) if asked.first_at_s is not None]
     late = [asked for asked in attempts(over.wishes) if asked.whole and asked.ttft_s > arguments.ttft]
     name = "completion_tokens"
     return [
+        findings.said("clients/s that came", f"{rate:.1f}"),
         findings.said(
-            "clients/s that came, good answers/s without overload", f"{rate:.1f}, {alone.per_s:.2f}"
+            "good answers/s: alone before, overloaded, alone after",
+            f"{alone[0].per_s:.2f}, {over.per_s:.2f}, {alone[1].per_s:.2f}",
         ),
         findings.judged(
             "good answers/s, over those without overload",
-            bootstrap_ratio(over.bins(), alone.bins()),
+            bootstrap_ratio(over.bins(), _bins(alone)),
             "higher",
             GOODPUT,
         ),
         findings.said(
             "their tokens/s, over those without overload",
-            findings.shown(bootstrap_ratio(over.bins(name), alone.bins(name))),
+            findings.shown(bootstrap_ratio(over.bins(name), _bins(alone, name))),
         ),
         findings.said("answers whose first token came late", len(late)),
         findings.said("TTFT p50, p99, s", f"{percentile(ttfts, 50):.2f}, {percentile(ttfts, 99):.2f}"),
@@ -217,8 +218,8 @@ def _retries(wishes: Sequence[Wish]) -> list[Finding]:
     ]
 
 
-def _risen(before: dict[str, float], after: dict[str, float], name: str) -> float | None:
-    return after[name] - before[name] if name in after and name in before else None
+def _bins(phases: Sequence[Phase], weight: str = "") -> list[float]:
+    return [one for phase in phases for one in phase.bins(weight)]
 
 
 def _tell(text: str) -> None:
