@@ -111,6 +111,11 @@ def _add_terms(verb: argparse.ArgumentParser) -> None:
         choices=keys.SAFETY_LEVELS,
         help="strict: blocks what the policy only watches or records (a new key's: standard)",
     )
+    verb.add_argument(
+        "--degrade",
+        choices=keys.DEGRADING,
+        help="off: its answers are never shortened, nor the small model's, when the server is full",
+    )
 
 
 def _count(text: str) -> int | str:
@@ -220,6 +225,8 @@ def _row(key: Mapping[str, Any]) -> Sequence[str]:
         limits.append(f"weight {key['weight']:g}")
     if key["safety"] == "strict":
         limits.append("strict safety")
+    if key["degrade"] == "off":
+        limits.append("never degraded")
     return (
         key["id"],
         key["name"],

@@ -28,19 +28,26 @@ class Wishes:
     """What the caller says of it: which of the two models, and whether nothing may be done less."""
 
     route: Size | None = None
-    in_full: bool = False
+    in_full: bool | None = None
+    """None where the caller does not say: then the key's terms do."""
 
     @classmethod
     def of(cls, request: Request) -> Wishes:
         """From `x-route` and `x-no-degrade`. Raises BadRequest."""
         named = request.headers.get("x-route")
-        insists = request.headers.get("x-no-degrade", _NO[0]).lower()
+        insists = request.headers.get("x-no-degrade")
         if named not in (None, *get_args(Size)):
             raise BadRequest(f"x-route must be small or large, got {named!r}.", param="x-route")
-        if insists not in (*_YES, *_NO):
+        if insists not in (None, *_YES, *_NO):
             raise BadRequest(f"x-no-degrade must be 1 or 0, got {insists!r}.", param="x-no-degrade")
         route = next((size for size in get_args(Size) if size == named), None)
-        return cls(route, insists in _YES)
+        return cls(route, None if insists is None else insists in _YES)
+
+    def insists(self, caller: Caller) -> bool:
+        """Whether the request is to be served as it was asked for, or refused."""
+        if self.in_full is not None:
+            return self.in_full
+        return caller.key is not None and caller.key.terms.degrade == "off"
 
 
 class Choice:
@@ -74,7 +81,7 @@ class Choice:
     def _degraded(
         self, degrade: Degrade, chat: ChatRequest, tokens: int, caller: Caller, wishes: Wishes
     ) -> ChatRequest:
-        done = degrade.apply(chat, tokens, small=self._taker(caller), insists=wishes.in_full)
+        done = degrade.apply(chat, tokens, small=self._taker(caller), insists=wishes.insists(caller))
         cut = done.max_tokens != chat.max_tokens
         served = _served_by(chat, done.model)
         return replace(served, max_tokens=done.max_tokens, cut=cut, told={**chat.told, **done.headers})

@@ -9,7 +9,17 @@ from typing import Any
 
 from app.api.parameters import check_kind
 from app.errors import BadRequest
-from app.store.keys import MAX_WEIGHT, MIN_WEIGHT, SAFETY_LEVELS, SCOPES, TIERS, Issued, Key, Terms
+from app.store.keys import (
+    DEGRADING,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    SAFETY_LEVELS,
+    SCOPES,
+    TIERS,
+    Issued,
+    Key,
+    Terms,
+)
 
 DEFAULT_OVERLAP_S = 86_400
 MAX_OVERLAP_S = 366 * 86_400
@@ -85,6 +95,7 @@ def as_json(key: Key, at_us: int) -> dict[str, Any]:
         "budget_usd": as_usd(terms.budget_micro_usd),
         "models": terms.models,
         "safety": terms.safety,
+        "degrade": terms.degrade,
         "created_at": key.created_at_us // _MICRO,
         "expires_at": _unix_s(terms.expires_at_us),
         "revoked_at": _unix_s(key.revoked_at_us),
@@ -200,6 +211,7 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "models": ("models", _models),
     "expires_at": ("expires_at_us", time_us),
     "safety": ("safety", _choice(SAFETY_LEVELS)),
+    "degrade": ("degrade", _choice(DEGRADING)),
 }
 TERMS = tuple(_READERS)
 """What JSON calls them."""

@@ -23,10 +23,13 @@ from app.errors import Conflict, NotFound
 Scope = Literal["chat", "admin"]
 Tier = Literal["interactive", "standard", "batch"]
 SafetyLevel = Literal["standard", "strict"]
+Degrading = Literal["on", "off"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 TIERS: tuple[Tier, ...] = get_args(Tier)
 SAFETY_LEVELS: tuple[SafetyLevel, ...] = get_args(SafetyLevel)
 """The policy as it is, or tightened; a key cannot loosen it."""
+DEGRADING: tuple[Degrading, ...] = get_args(Degrading)
+"""Whether less may be done for its requests while the server is too full, where they do not say."""
 
 LOCAL_OWNER = "local"
 """The owner of what is done without a stored key: in open mode, or with the setting `api_key`."""
@@ -50,6 +53,7 @@ class Terms:
     models: tuple[str, ...] | None = None
     expires_at_us: int | None = None
     safety: SafetyLevel = "standard"
+    degrade: Degrading = "on"
 
 
 class Secret(NamedTuple):

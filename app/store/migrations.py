@@ -284,12 +284,19 @@ def _m005_weight(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE keys ADD COLUMN weight REAL NOT NULL DEFAULT 1 CHECK (weight > 0)")
 
 
+def _m006_degrade(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "ALTER TABLE keys ADD COLUMN degrade TEXT NOT NULL DEFAULT 'on' CHECK (degrade IN ('on', 'off'))"
+    )
+
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("001_first", _m001_first),
     Migration("002_keys", _m002_keys),
     Migration("003_safety", _m003_safety),
     Migration("004_search_later", _m004_search_later),
     Migration("005_weight", _m005_weight),
+    Migration("006_degrade", _m006_degrade),
 )
 
 

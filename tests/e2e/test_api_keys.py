@@ -289,6 +289,7 @@ async def test_an_unknown_key_is_404(serve: Serve, method: str, path: str):
         ({"name": "a", "weight": 101}, "invalid_value", "weight"),
         ({"name": "a", "weight": "2"}, "invalid_type", "weight"),
         ({"name": "a", "weight": None}, "invalid_type", "weight"),
+        ({"name": "a", "degrade": "never"}, "invalid_value", "degrade"),
         ({"name": "a", "rpm": 0}, "invalid_value", "rpm"),
         ({"name": "a", "tpm": 1.5}, "invalid_type", "tpm"),
         ({"name": "a", "max_streams": True}, "invalid_type", "max_streams"),

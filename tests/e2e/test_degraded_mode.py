@@ -13,6 +13,9 @@ from sse_client import Connection, Stream, until
 from app.core import ChatRequest
 from app.engine.degrade import Step
 from app.engine.scripted import Script, ScriptedEngine
+from app.store import keys
+from app.store.key_table import now_us
+from app.store.keys import Terms
 
 SMALL = "scripted-small"
 POOL = 1000
@@ -156,6 +159,17 @@ async def test_what_the_mode_leaves_alone(pressed: Pressed) -> None:
     cut = await pressed.ask()
     assert (cut.headers["x-degraded"], cut.headers["x-served-model"]) == ("short-output", "scripted")
     assert cut.json()["usage"]["completion_tokens"] == 50
+
+
+async def test_a_key_may_insist_for_all_its_requests(pressed: Pressed) -> None:
+    """`degrade` off; one request may still say otherwise."""
+    runtime = pressed.served.runtime
+    issued = await runtime.database.write(lambda c: keys.create(c, Terms("k", degrade="off"), now_us()))
+    await runtime.keys.load()
+    runtime.degrade.step = Step.SHORT  # type: ignore[union-attr]
+    bearer = {"authorization": f"Bearer {issued.text}"}
+    assert "x-degraded" not in (await pressed.ask(**bearer)).headers
+    assert "x-degraded" in (await pressed.ask(**bearer, x_no_degrade="0")).headers
 
 
 async def test_what_is_routed_to_the_large_model_is_degraded_too(pressed: Pressed) -> None:

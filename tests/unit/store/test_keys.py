@@ -35,6 +35,7 @@ ALL = Terms(
     budget_micro_usd=2_500_000,
     models=("a", "b"),
     expires_at_us=NOW_US + HOUR_US,
+    degrade="off",
 )
 
 
