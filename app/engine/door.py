@@ -10,7 +10,7 @@ moved on so far (app.engine.appointments); no second is given away more than onc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from app.engine.admission_counts import AdmissionCounts
@@ -134,26 +134,26 @@ class Door:
         usable_s = USABLE * self._deadline_s[lane.rank]
         return usable_s if lane.tier == "batch" else min(usable_s, self._bounds.soon_s)
 
-    def wait_s(self, lane: Lane, now_s: float) -> float:
-        """How long a key's next request would wait by expectation, if it is as its others are."""
+    def waits_s(self, lanes: Iterable[Lane], now_s: float) -> list[float]:
+        """How long each key's next request would wait by expectation, if it is as its others are."""
         coming = self.shows.part
-        own = lane.waiting_tokens + coming * lane.appointments.due_tokens(now_s)
-        line = own + lane.mean_tokens
-        before = sum(
-            _before(lane, line, o, o.waiting_tokens + coming * o.appointments.due_tokens(now_s))
-            for o in self._in_line_with(lane)
-        )
-        return (own + before) / self._rate(lane)
-
-    def rate(self, lane: Lane) -> float:
-        """Tokens per second that a key's line moves on by, as things stand."""
-        weight = self._queue.weight_before(lane) + sum(
-            other.weight
+        lines = [
+            (other, other.waiting_tokens + coming * other.appointments.due_within(now_s, (0,))[0])
             for other in self._lanes
-            if other.appointments.num and not other.waiting and other.rank == lane.rank and other is not lane
-        )
-        part = AGED_SHARE if self._queue.waits_above(lane) else 1.0
-        return self._throughput.tokens_per_s * part * lane.weight / weight
+            if other.waiting or other.appointments.num
+        ]
+        own = dict(lines)
+        waits_s = []
+        for lane in lanes:
+            line = own.get(lane, 0.0)
+            end = line + lane.mean_tokens
+            before = sum(
+                _before(lane, end, other, others_line)
+                for other, others_line in lines
+                if other is not lane and other.rank <= lane.rank
+            )
+            waits_s.append((line + before) / self._rate(lane))
+        return waits_s
 
     def _may_wait(self, ticket: Ticket, now_s: float) -> bool:
         lane, queue = ticket.lane, self._queue

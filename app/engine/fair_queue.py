@@ -188,11 +188,6 @@ class FairQueue:
             for lane in sorted(self._levels[rank].lanes, key=_served):
                 yield from islice(lane.waiting, DEPTH)
 
-    def weight_before(self, lane: Lane) -> float:
-        """The weights of the keys of its tier that wait, with its own."""
-        lanes = self._levels[lane.rank].lanes
-        return sum(other.weight for other in lanes) + (0.0 if lane in lanes else lane.weight)
-
     def waits_above(self, lane: Lane) -> bool:
         """Whether a higher tier waits."""
         return any(level.waiting for level in self._levels[: lane.rank])

@@ -73,9 +73,9 @@ class Ticket(Queued):
 
     @property
     def fingerprint(self) -> int:
-        """What the request is known by when it comes again."""
+        """What the request is known by when it comes again; its answer may be shortened by then."""
         ids = self.claim.ids
-        return hash((len(ids), tuple(ids[:64]), tuple(ids[-128:]), self.max_tokens, len(self.lengths)))
+        return hash((len(ids), tuple(ids[:64]), tuple(ids[-128:]), len(self.lengths)))
 
     def saw(self, delta: Delta) -> None:
         """Take note of a delta, with the engine's own counts. Costs nothing for most of them."""

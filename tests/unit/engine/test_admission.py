@@ -42,6 +42,11 @@ class World:
         prompt = Prompt([self.number, *range(-8, 0)], tokens, None)
         return await self.admission.admit(request, prompt, key or key_of(name))
 
+    @staticmethod
+    def request(rid: str) -> ChatRequest:
+        """A request of that id."""
+        return ChatRequest(rid, "a", "m", {"messages": [], "ignore_eos": True}, 0, max_tokens=500)
+
     def later(self, tokens: int, name: str = "a", rid: str | None = None) -> asyncio.Task[Ticket]:
         """The same beside the test."""
         return asyncio.get_running_loop().create_task(self.admit(tokens, name, rid))
@@ -226,6 +231,26 @@ async def test_an_appointment_is_kept_where_nobody_waits_any_more(comes_back: bo
     world.now_s += 60.0
     world.admission.poll()
     assert world.admission.counts.appointments == {"kept": int(comes_back), "missed": int(not comes_back)}
+
+
+async def test_who_comes_back_for_a_shorter_answer_is_known_again() -> None:
+    """Degraded mode may have cut `max_tokens` meanwhile: the appointment is kept all the same."""
+    world = World(max_queued_requests=2, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+    first = await world.admit(900)
+    waiting = world.later(500)
+    await settled(waiting)
+    prompt = [7] * 300
+    with pytest.raises(Overloaded) as refused:
+        await world.admission.admit(world.request("one"), Prompt(prompt, 500, None), key_of("a"))
+    world.now_s = (refused.value.retry_after_s or 0) + 0.0
+    back = asyncio.get_running_loop().create_task(
+        world.admission.admit(world.request("two"), Prompt(prompt, 100, None), key_of("a"))
+    )
+    await settled(back)
+    assert len(world.admission.queue) == 2
+    world.admission.refuse_waiting(lambda: Draining("The server is stopping."))
+    await asyncio.gather(waiting, back, return_exceptions=True)
+    first.release()
 
 
 async def test_streams_nobody_reads_end_first() -> None:
