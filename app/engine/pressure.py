@@ -8,6 +8,8 @@ are there to wait.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from app.engine.admission import Admission
 from app.engine.degrade import Pressure
 from app.engine.door import POOLS, Bounds, Door
@@ -17,6 +19,8 @@ from app.store.keys import TIERS
 LATELY_S = 60.0
 REFUSED_S = 2.0
 """For how long a refusal counts."""
+KEYS = 16
+"""Of many keys so many are looked at: each is compared with all that wait."""
 _BATCH = TIERS.index("batch")
 
 
@@ -30,15 +34,18 @@ def pressure_of(admission: Admission, bounds: Bounds, now_s: float) -> Pressure:
     ]
     if not lanes:
         return Pressure(0.0, 1.0, share)
-    waits = sorted((_wait(lane, admission.door, now_s) for lane in lanes), key=lambda wait: wait[0] / wait[1])
+    some = lanes[:: -(-len(lanes) // KEYS)]
+    waits = sorted(_waits(some, admission.door, now_s), key=lambda wait: wait[0] / wait[1])
     wait_s, most_s = waits[(len(waits) - 1) // 2]
     return Pressure(wait_s, most_s, share)
 
 
-def _wait(lane: Lane, door: Door, now_s: float) -> tuple[float, float]:
-    """How long a key's next request would wait, and how long it may."""
-    wait_s, most_s = door.wait_s(lane, now_s), door.most_wait_s(lane)
-    return (max(wait_s, most_s) if now_s - lane.refused_at_s < REFUSED_S else wait_s), most_s
+def _waits(lanes: Sequence[Lane], door: Door, now_s: float) -> Iterator[tuple[float, float]]:
+    """For each key, how long its next request would wait, and how long it may."""
+    for lane, wait_s in zip(lanes, door.waits_s(lanes, now_s), strict=True):
+        most_s = door.most_wait_s(lane)
+        refused = now_s - lane.refused_at_s < REFUSED_S
+        yield (max(wait_s, most_s) if refused else wait_s), most_s
 
 
 def _share(admission: Admission, bounds: Bounds) -> float:

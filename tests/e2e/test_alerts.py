@@ -51,6 +51,8 @@ def test_alerts_say_what_to_do():
         "LedgerDiffers",
         "HighTTFT",
         "Refusing",
+        "Degraded",
+        "ModelAway",
     }
     for rule in rules:
         assert re.fullmatch(r"\d+[ms]", rule["for"])
