@@ -6,7 +6,7 @@ usage: python -m scripts.generated_docs [--check]; with --check it changes nothi
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from app import errors, settings
@@ -26,19 +26,30 @@ OF_ADMISSION = (
 )
 
 
-def settings_of_admission() -> str:
+OF_TWO_MODELS = (
+    "small_model",
+    "small_served_model_name",
+    "degrade",
+    "degrade_short_tokens",
+    "degrade_rise_s",
+    "degrade_fall_s",
+)
+
+
+def settings_of(names: Collection[str]) -> str:
     """Their rows of the README's table."""
     head, line, *rows = settings.markdown().splitlines()
-    chosen = [row for row in rows if row.split("`")[1] in OF_ADMISSION]
-    assert len(chosen) == len(OF_ADMISSION)
+    chosen = [row for row in rows if row.split("`")[1] in names]
+    assert len(chosen) == len(names)
     return "\n".join((head, line, *chosen)) + "\n"
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "docs/admission.md": settings_of_admission,
+    "docs/admission.md": lambda: settings_of(OF_ADMISSION),
     "docs/errors.md": errors.markdown,
     "docs/metrics.md": metric_tables.markdown,
     "docs/parameters.md": parameters.markdown,
+    "docs/routing.md": lambda: settings_of(OF_TWO_MODELS),
 }
 
 
