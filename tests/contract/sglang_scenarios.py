@@ -1,12 +1,14 @@
-"""Engines of their own, each in a process of its own, because SGLang keeps one configuration per process.
+"""Engines of other configurations and fates than the tests share, because SGLang keeps one per process.
 
-`python sglang_scenarios.py NAME [ARGUMENT]` runs one and prints what happened as JSON.
+`python sglang_scenarios.py` reads `NAME [ARGUMENT]` from each line of its input, runs that, one engine after
+another, and prints what happened as JSON. What fails ends the process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import json
 import os
@@ -14,7 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +25,14 @@ import uvloop
 from engines import ask, chat, next_turn
 
 from app.core import ChatRequest, Prompt
-from app.engine.child import ChildCommand, ChildServer
-from app.engine.remote_engine import RemoteEngine, RemoteOptions
-from app.engine.sglang_args import BUILTIN_MODEL, SGLangOptions, bare_server_command
+from app.engine.sglang_args import BUILTIN_MODEL, SGLangOptions
 from app.engine.sglang_engine import SGLangEngine
 from app.engine.sglang_platform import prepare_process
-from app.engine.sglang_remote import RemoteModelOptions, load_remote_model
-from app.engines import GUARD_ARGS, build_guard_engine
+from app.engines import GUARD_ARGS
 from app.errors import BadRequest, ServingError
 from app.safety.guard import Guard
 from app.safety.guard_templates import FORMATS
-from app.settings import Settings
 
-CUMULATIVE = {"incremental_streaming_output": False}
 LONG = {"max_tokens": 4000, "ignore_eos": True}
 
 
@@ -58,10 +55,25 @@ def children_left() -> int:
     return sum("sglang" in p.name() for p in psutil.Process().children(recursive=True))
 
 
-async def death_of(name: str) -> dict[str, Any]:
+async def lives(_: str) -> dict[str, Any]:
+    """Three engines, one after another: closed, and killed by the one child and by the other."""
+    descriptors, threads, texts, deaths = [], [], [], {}
+    for killed in ("", "scheduler", "detokenizer"):
+        reasons: list[str] = []
+        engine = await started(reasons.append, server_args={"random_seed": 1})
+        texts.append((await ask(engine, chat(temperature=0, max_tokens=20, ignore_eos=True))).text())
+        if killed:
+            deaths[killed] = await _death_of(engine, killed)
+        await engine.aclose()
+        if killed:
+            deaths[killed] |= {"deaths": reasons, "children_left": children_left()}
+        descriptors.append(psutil.Process().num_fds())
+        threads.append(psutil.Process().num_threads())
+    return {"descriptors": descriptors, "threads": threads, "texts": texts, "deaths": deaths}
+
+
+async def _death_of(engine: SGLangEngine, name: str) -> dict[str, Any]:
     """Kill a child in the middle of a generation."""
-    deaths: list[str] = []
-    engine = await started(deaths.append)
     request = chat(n=2, **LONG)
     prompt = await engine.render(request)
     received, error, killed_at, noticed_s = 0, None, 0.0, 0.0
@@ -78,29 +90,13 @@ async def death_of(name: str) -> dict[str, Any]:
         await engine.render(chat())
     except ServingError as exc:
         render_error = type(exc).__name__
-    health = engine.health().value
-    await engine.aclose()
     return {
         "received": received,
         "error": error,
         "noticed_s": noticed_s,
-        "deaths": deaths,
-        "health": health,
+        "health": engine.health().value,
         "render_error": render_error,
-        "children_left": children_left(),
     }
-
-
-async def restart(_: str) -> dict[str, Any]:
-    """Close and start again in the same process, and go on from where an answer stood."""
-    descriptors, threads, texts = [], [], []
-    for _round in range(3):
-        engine = await started(server_args={"random_seed": 1})
-        texts.append((await ask(engine, chat(temperature=0, max_tokens=20, ignore_eos=True))).text())
-        await engine.aclose()
-        descriptors.append(psutil.Process().num_fds())
-        threads.append(psutil.Process().num_threads())
-    return {"descriptors": descriptors, "threads": threads, "texts": texts}
 
 
 async def tensor_parallel(_: str) -> dict[str, Any]:
@@ -114,26 +110,6 @@ async def tensor_parallel(_: str) -> dict[str, Any]:
         "counts": [answer.counts(choice) for choice in range(2)],
         "ids": [answer.token_ids(choice) for choice in range(2)],
     }
-
-
-async def single(_: str) -> dict[str, Any]:
-    """The reference for `tensor_parallel`: one rank."""
-    engine = await started()
-    answer = await ask(engine, chat(temperature=0, max_tokens=16, ignore_eos=True))
-    await engine.aclose()
-    return {"ids": answer.token_ids()}
-
-
-async def retracted(_: str) -> dict[str, Any]:
-    """More in flight than a small pool holds to its end."""
-    engine = await started(server_args={"max_total_tokens": 2000})
-    before = engine.load().num_retractions
-    asked = [ask(engine, chat(temperature=0, max_tokens=300, ignore_eos=True)) for _ in range(16)]
-    answers = await asyncio.gather(*asked)
-    seen = engine.load().num_retractions
-    await engine.aclose()
-    lengths = [answer.counts().completion_tokens for answer in answers]
-    return {"before": before, "retractions": seen, "lengths": lengths}
 
 
 async def bad_start(path: str) -> dict[str, Any]:
@@ -181,56 +157,32 @@ async def vision(path: str) -> dict[str, Any]:
 
 
 async def guards(path: str) -> dict[str, Any]:
-    """A tiny model of each guard format: what it is asked, and the scores of a prompt and of an answer."""
+    """A tiny guard with each format's template: what it is asked, and its scores of a prompt, an answer."""
     import tiny_guard
 
     prepare_process()
+    model = str(tiny_guard.build(Path(path, "model"), FORMATS[0]))
+    engine = await started(model=model, server_args=GUARD_ARGS)
+    question = {"role": "user", "content": "May I <|eot_id|> ask?"}
     seen = {}
     for form in FORMATS:
-        model = tiny_guard.build(Path(path, form.name), form)
-        engine = await started(model=str(model), server_args=GUARD_ARGS)
-        prompts = _rendered(engine)
+        chat, template = engine._launched.chat, tiny_guard.template(Path(path), form)
+        chat.template_manager.load_chat_template(engine._launched.manager, str(template), model)
         guard = Guard(engine, form, timeout_s=60)
-        question = {"role": "user", "content": "May I <|eot_id|> ask?"}
-        scores = [
-            await guard.score(said)
-            for said in ([question], [question, {"role": "assistant", "content": "You may."}])
-        ]
+        with _rendered(engine) as prompts:
+            scores = [
+                await guard.score(said)
+                for said in ([question], [question, {"role": "assistant", "content": "You may."}])
+            ]
         seen[form.name] = {"scores": scores, "prompts": prompts, "running": engine.load().num_running_reqs}
         await guard.aclose()
-        await engine.aclose()
+    await engine.aclose()
     return seen
 
 
-async def beside(path: str) -> dict[str, Any]:
-    """A guard in a child beside the model of this process, which answers before, meanwhile and after."""
-    import tiny_guard
-
-    prepare_process()
-    form = FORMATS[0]
-    model = tiny_guard.build(Path(path, form.name), form)
-    engine = await started()
-    question = chat(temperature=0, max_tokens=12, ignore_eos=True)
-    texts = [(await ask(engine, question)).text()]
-    settings = Settings(data_dir=Path(path), safety_guard_model=str(model))
-    guarding = build_guard_engine(settings, print)
-    assert guarding is not None
-    await guarding.start()
-    guard = Guard(guarding, form, timeout_s=60)
-    asked = [{"role": "user", "content": "May I ask?"}]
-    scores, answer = await asyncio.gather(
-        guard.score(asked), ask(engine, chat(**question.body, max_tokens=12))
-    )
-    texts.append(answer.text())
-    await guard.aclose()
-    await guarding.aclose()
-    texts.append((await ask(engine, chat(**question.body, max_tokens=12))).text())
-    await engine.aclose()
-    return {"scores": scores, "texts": texts, "children_left": children_left()}
-
-
-def _rendered(engine: SGLangEngine) -> list[str]:
-    """The prompts that the engine renders from now on, as text."""
+@contextlib.contextmanager
+def _rendered(engine: SGLangEngine) -> Iterator[list[str]]:
+    """The prompts that the engine is asked to generate from meanwhile, as text."""
     prompts: list[str] = []
     render = engine.render
 
@@ -240,62 +192,8 @@ def _rendered(engine: SGLangEngine) -> list[str]:
         return prompt
 
     engine.render = listened
-    return prompts
-
-
-async def _answer_if_back(engine: RemoteEngine) -> Any:
-    """Its answer; None while its server is away, which it may find out by asking."""
-    try:
-        return await ask(engine, chat(temperature=0, max_tokens=20, ignore_eos=True))
-    except ServingError:
-        return None
-
-
-async def remote(_: str) -> dict[str, Any]:
-    """SGLang's bare server, sending everything so far with each event; killed in mid-answer; back again."""
-
-    def command(port: int) -> ChildCommand:
-        *argv, arguments = bare_server_command(SGLangOptions(), port)
-        return ChildCommand([*argv, json.dumps(json.loads(arguments) | CUMULATIVE)])
-
-    prepare_process()
-    child = ChildServer(command)
-    engine = RemoteEngine(
-        RemoteOptions(start_s=200), lambda facts: load_remote_model(facts, RemoteModelOptions()), child
-    )
-    await engine.start()
-    plain = await ask(engine, chat(temperature=0, max_tokens=20, ignore_eos=True))
-    scored = await ask(
-        engine, chat(temperature=0, max_tokens=6, logprobs=True, top_logprobs=2, ignore_eos=True)
-    )
-    formed = await ask(engine, chat(regex="[0-9]{3}-[a-f]{4}", max_tokens=32))
-    tool = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
-    called = await ask(engine, chat(tools=[tool], tool_choice="required", max_tokens=200, temperature=0))
-    error, received = None, 0
-    request = chat(**LONG)
-    try:
-        async for delta in engine.generate(request.request_id, await engine.render(request)):
-            received += len(delta.token_ids)
-            if received and child.num_starts == 1 and child.pid:
-                os.killpg(child.pid, signal.SIGKILL)
-    except ServingError as exc:
-        error = type(exc).__name__
-    async with asyncio.timeout(200):
-        while (again := await _answer_if_back(engine)) is None or child.num_starts < 2:
-            await asyncio.sleep(0.1)
-    await engine.aclose()
-    return {
-        "texts": [plain.text(), again.text()],
-        "ids": [plain.token_ids(), scored.token_ids()],
-        "completion": [plain.counts().completion_tokens, scored.counts().completion_tokens],
-        "logprobs": scored.logprobs(),
-        "formed": formed.text(),
-        "called": [delta.tool.name for delta in called.of() if delta.tool and delta.tool.name],
-        "called_finish": called.finish_reason(),
-        "lost": [error, received, engine.handed_over(request.request_id)],
-        "starts": child.num_starts,
-        "children_left": children_left(),
-    }
+    yield prompts
+    engine.render = render
 
 
 async def _past(engine: SGLangEngine, content: Any) -> list[Any]:
@@ -322,21 +220,17 @@ def _png(width: int, height: int) -> str:
 
 
 SCENARIOS: dict[str, Callable[[str], Awaitable[dict[str, Any]]]] = {
-    f.__name__: f
-    for f in (
-        death_of,
-        restart,
-        tensor_parallel,
-        single,
-        retracted,
-        bad_start,
-        vision,
-        guards,
-        remote,
-        beside,
-    )
+    f.__name__: f for f in (lives, tensor_parallel, bad_start, vision, guards)
 }
 
+
+async def main() -> None:
+    """Run what is asked for, until nothing more is."""
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        name, _, argument = line.strip().partition(" ")
+        print("RESULT " + json.dumps(await SCENARIOS[name](argument)), flush=True)
+
+
 if __name__ == "__main__":
-    result = uvloop.run(SCENARIOS[sys.argv[1]](sys.argv[2] if len(sys.argv) > 2 else ""))
-    print("RESULT " + json.dumps(result))
+    uvloop.run(main())

@@ -1,40 +1,89 @@
-"""SGLang's start, death and configurations: each in a process of its own (`sglang_scenarios.py`)."""
+"""SGLang's start, death and configurations, in a process apart from the tests' (`sglang_scenarios.py`)."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import ask, chat
 
+from app.core import Engine
 from app.safety.categories import CATEGORIES
 
 HERE = Path(__file__).parent
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.timeout(400),
+    pytest.mark.filterwarnings("default"),
+]
 
 
-def run(scenario: str, argument: str = "") -> dict[str, Any]:
-    """What one scenario printed; its log when it failed."""
-    command = [sys.executable, str(HERE / "sglang_scenarios.py"), scenario, argument]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=HERE.parents[1], timeout=380, check=False
-    )
-    results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert results, done.stderr[-4000:]
-    result: dict[str, Any] = json.loads(results[-1].removeprefix("RESULT "))
-    return result
+class Apart:
+    """The process in which scenarios run one after another; after a failure the next has a new one.
+
+    One for all, as importing SGLang takes longer than most of them.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, scenario: str, argument: object = "") -> dict[str, Any]:
+        """What a scenario saw; its log when it failed."""
+        if self._process is None:
+            self._process = self._start()
+        result = None
+        try:
+            self._process.stdin.write(f"{scenario} {argument}\n")
+            self._process.stdin.flush()
+            lines = (line.partition("RESULT ") for line in self._process.stdout)
+            result = next((json.loads(told) for _, marked, told in lines if marked), None)
+        finally:
+            if result is None:
+                self.close()
+        assert result is not None, self._log.read_text()[-4000:]
+        return result
+
+    def close(self) -> None:
+        """End it, and with it whatever it has started."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, str(HERE / "sglang_scenarios.py")]
+        pipe = subprocess.PIPE
+        with self._log.open("w") as log:
+            return subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=log, text=True, cwd=HERE.parents[1]
+            )
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
+    """The process of this module."""
+    process = Apart(tmp_path_factory.mktemp("apart") / "log")
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def lives(apart: Apart) -> dict[str, Any]:
+    """What three engines in one process saw: one was closed, the others lost a child."""
+    return apart.run("lives")
 
 
 @pytest.mark.parametrize("process", ["scheduler", "detokenizer"])
-def test_a_killed_child_ends_streams_and_not_the_server(process: str) -> None:
+def test_a_killed_child_ends_streams_and_not_the_server(lives: dict[str, Any], process: str) -> None:
     """kill -9 of a child in mid-generation: told within 2 s, once; streams raise; nothing is left running."""
-    seen = run("death_of", process)
+    seen = lives["deaths"][process]
     assert seen["error"] == "EngineFailed"
     assert seen["noticed_s"] < 2
     assert seen["received"] >= 10
@@ -46,34 +95,26 @@ def test_a_killed_child_ends_streams_and_not_the_server(process: str) -> None:
     assert seen["children_left"] == 0
 
 
-def test_an_engine_can_be_started_again_in_the_same_process() -> None:
-    """Three lives leave no descriptor or thread behind, and each gives the same greedy answer."""
-    seen = run("restart")
-    assert seen["descriptors"][-1] <= seen["descriptors"][0]
-    assert seen["threads"][-1] <= max(seen["threads"][:2])  # one may be made at the first need
-    assert len(set(seen["texts"])) == 1
+def test_an_engine_can_be_started_again_in_the_same_process(lives: dict[str, Any]) -> None:
+    """However a life ended, it leaves no descriptor or thread behind; each gives the same greedy answer."""
+    assert max(lives["descriptors"][1:]) <= lives["descriptors"][0]
+    assert lives["threads"][-1] <= max(lives["threads"][:2])  # one may be made at the first need
+    assert len(set(lives["texts"])) == 1
 
 
-def test_tensor_parallel_over_two_processes() -> None:
+async def test_tensor_parallel_over_two_processes(apart: Apart, sglang_engine: Engine) -> None:
     """With tp=2 two schedulers share the model over gloo; counts are exact, the answer that of one."""
-    seen = run("tensor_parallel")
+    seen = apart.run("tensor_parallel")
     assert seen["schedulers"] == 2
     assert [counts[1] for counts in seen["counts"]] == [16, 16]
     assert seen["ids"][0] == seen["ids"][1]
-    assert seen["ids"][0] == run("single")["ids"]
+    single = await ask(sglang_engine, chat(temperature=0, max_tokens=16, ignore_eos=True))
+    assert seen["ids"][0] == single.token_ids()
 
 
-def test_requests_set_aside_for_lack_of_memory_are_counted() -> None:
-    """Sixteen long answers in a pool for six: the load says how many were retracted; all come whole."""
-    seen = run("retracted")
-    assert seen["before"] == 0
-    assert seen["retractions"] > 0
-    assert seen["lengths"] == [300] * 16
-
-
-def test_a_failed_start_says_why_and_leaves_the_process_alive(tmp_path: Path) -> None:
+def test_a_failed_start_says_why_and_leaves_the_process_alive(apart: Apart, tmp_path: Path) -> None:
     """A missing model, torn weights and an unknown argument are exceptions with the reason."""
-    seen = run("bad_start", str(tmp_path))
+    seen = apart.run("bad_start", tmp_path)
     (missing, missing_why), (torn, torn_why), (unknown, unknown_why) = seen["outcomes"]
     assert (missing, torn, unknown) == ("EngineFailed", "EngineFailed", "SettingsError")
     assert "nothing-here" in missing_why
@@ -82,9 +123,9 @@ def test_a_failed_start_says_why_and_leaves_the_process_alive(tmp_path: Path) ->
     assert seen["children_left"] == 0
 
 
-def test_images_are_counted_and_bad_ones_refused(tmp_path: Path) -> None:
+def test_images_are_counted_and_bad_ones_refused(apart: Apart, tmp_path: Path) -> None:
     """Image tokens are part of prompt_tokens, repeats hit the cache, and only sent bytes are ever read."""
-    seen = run("vision", str(tmp_path))
+    seen = apart.run("vision", tmp_path)
     assert "vision" in seen["capabilities"]
     prompt = {name: counts[0] for name, counts in seen["counts"].items()}
     # 28 x 28 pixels are one token, and two more frame each image.
@@ -103,9 +144,9 @@ def test_images_are_counted_and_bad_ones_refused(tmp_path: Path) -> None:
         assert seen["refused"][url][0] == "messages[0].content"
 
 
-def test_guards_of_every_format_are_asked_and_read(tmp_path: Path) -> None:
-    """Tiny models with the guards' templates: the words arrive, a probability comes back, nothing runs on."""
-    seen = run("guards", str(tmp_path))
+def test_guards_of_every_format_are_asked_and_read(apart: Apart, tmp_path: Path) -> None:
+    """A tiny model with each guard's template: the words arrive, a probability comes back, none runs on."""
+    seen = apart.run("guards", tmp_path)
     assert set(seen) == {"llama-guard-3", "qwen3guard-gen", "shieldgemma", "granite-guardian"}
     for name, guard in seen.items():
         for scores in guard["scores"]:
@@ -122,31 +163,3 @@ def test_guards_of_every_format_are_asked_and_read(tmp_path: Path) -> None:
     assert {"No Hate Speech", "No Harassment"} <= {title for p in shield for title in p.split('"')}
     assert len(granite) == 6 + 5
     assert all("\nAssistant Message: You may.\n" in prompt for prompt in granite[6:])
-
-
-def test_a_remote_server_is_read_lost_and_found_again() -> None:
-    """A bare SGLang that streams its default way is read to the token; killed, it is an error, then back."""
-    seen = run("remote")
-    assert seen["texts"][0] == seen["texts"][1] != ""
-    assert [len(ids) for ids in seen["ids"]] == seen["completion"] == [20, 6]
-    assert seen["ids"][1] == seen["ids"][0][:6]
-    assert len(seen["logprobs"]) == 6
-    assert all(entry["top_logprobs"][0]["token"] == entry["token"] for entry in seen["logprobs"])
-    assert re.fullmatch("[0-9]{3}-[a-f]{4}", seen["formed"])
-    assert seen["called"][:1] == ["clock"]
-    assert seen["called_finish"] == "tool_calls"
-    error, received, handed_over = seen["lost"]
-    assert error == "EngineFailed"
-    assert received == handed_over > 0
-    assert seen["starts"] == 2
-    assert seen["children_left"] == 0
-
-
-def test_a_guard_in_a_child_beside_the_model_of_this_process(tmp_path: Path) -> None:
-    """Both are rendered for in one process, and neither changes what the other says."""
-    seen = run("beside", str(tmp_path))
-    assert set(seen["scores"]) <= set(CATEGORIES)
-    assert all(0 < p < 1 for p in seen["scores"].values())
-    assert len(set(seen["texts"])) == 1
-    assert seen["texts"][0]
-    assert seen["children_left"] == 0

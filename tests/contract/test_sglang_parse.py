@@ -188,13 +188,13 @@ def test_output_that_cannot_be_parsed_is_counted_before_it_fails(sglang_engine: 
 def test_ids_of_a_batch_are_counted_unless_they_are_refused(
     sglang_engine: Any, finish: dict[str, Any] | None, handed_over: int
 ) -> None:
-    """The tally takes the ids of a row from the batch itself, not from its counts."""
+    """The tally takes the ids of a row from the batch itself; retractions are counted at the end."""
     from app.engine.sglang_handover import HandoverTokenizerManager
     from app.engine.tally import Tally
 
     tally, taken = Tally(), []
     sink = SimpleNamespace(take=lambda *row: taken.append(row))
-    manager = SimpleNamespace(_sinks={"ours": (sink, tally)})
+    manager = SimpleNamespace(_sinks={"ours": (sink, tally)}, num_retractions=0)
     batch = SimpleNamespace(
         rids=["other", "ours"],
         output_strs=["", "ab"],
@@ -204,7 +204,9 @@ def test_ids_of_a_batch_are_counted_unless_they_are_refused(
         completion_tokens=[1, 77],
         cached_tokens=[0, 0],
         reasoning_tokens=[0, 0],
+        retraction_counts=[1, 2],
     )
     assert HandoverTokenizerManager._hand_over(manager, batch) == [0]
+    assert manager.num_retractions == (0 if finish is None else 2)
     assert tally.token_ids == handed_over
     assert taken == [("ab", [5, 6], finish, Counts(9, 77), batch, 1)]

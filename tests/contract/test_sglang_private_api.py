@@ -119,6 +119,7 @@ def test_a_batch_has_the_columns_that_are_handed_over() -> None:
         "completion_tokens",
         "cached_tokens",
         "reasoning_tokens",
+        "retraction_counts",
         "output_token_logprobs_val",
         "output_token_logprobs_idx",
         "output_top_logprobs_val",

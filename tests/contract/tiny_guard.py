@@ -1,11 +1,11 @@
-"""Guard models of 0.1 M random parameters that SGLang serves: of each family's template, of no judgement."""
+"""Guard models of 0.1 M random parameters that SGLang serves: of any family's template, of no judgement."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from app.safety.guard_templates import GuardFormat
+from app.safety.guard_templates import FORMATS, GuardFormat
 
 SPECIAL_TOKENS = (
     "<|begin_of_text|>",
@@ -49,6 +49,13 @@ def build(folder: Path, form: GuardFormat) -> Path:
     return folder
 
 
+def template(folder: Path, form: GuardFormat) -> Path:
+    """Write the format's template as a guard's server gets it."""
+    path = folder / f"{form.name}.jinja"
+    path.write_text(form.template)
+    return path
+
+
 def _tokenizer(form: GuardFormat) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -61,7 +68,7 @@ def _tokenizer(form: GuardFormat) -> Any:
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    raw.train_from_iterator([WORDS, form.template] * 20, trainer)
+    raw.train_from_iterator([WORDS, *(known.template for known in FORMATS)] * 20, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         eos_token="<|end_of_text|>",
