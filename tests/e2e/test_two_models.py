@@ -50,10 +50,10 @@ async def there(served: Served) -> None:
     await until(lambda: standby(served).state == "ready")
 
 
-async def bearer(served: Served, *models: str) -> dict[str, str]:
+async def bearer(served: Served, *models: str, **terms: Any) -> dict[str, str]:
     """The header of a new key that may use these models."""
     issued = await served.runtime.database.write(
-        lambda c: keys.create(c, Terms("k", models=models or None), key_table.now_us())
+        lambda c: keys.create(c, Terms("k", models=models or None, **terms), key_table.now_us())
     )
     await served.runtime.keys.load()
     return {"authorization": f"Bearer {issued.text}"}
@@ -176,6 +176,15 @@ async def test_a_key_has_its_own_models_only(two: Served, mine: str) -> None:
     assert [m["id"] for m in listed] == [mine]
     neither = await bearer(two, "else")
     assert (await two.post(ask(), **neither)).refusal() == (404, "model_not_found", "model")
+
+
+async def test_a_refusal_says_who_would_have_answered(two: Served) -> None:
+    """Whatever it is refused for, once that is decided."""
+    headers = await bearer(two, rpm=1)
+    assert (await two.post(ask(), **headers)).status == 200
+    refused = await two.post(ask(), **headers)
+    assert refused.refusal()[:2] == (429, "rate_limit_exceeded")
+    assert (refused.headers["x-served-model"], refused.headers["x-route-reason"]) == (SMALL, "small; simple")
 
 
 async def test_without_a_small_model_there_is_no_auto(serve: Serve) -> None:

@@ -17,8 +17,8 @@ TEXT = "Be kind to all"
 class Engine(ScriptedEngine):
     """Keeps what it rendered; refuses system messages where its template has none."""
 
-    def __init__(self, *, system: bool = True) -> None:
-        super().__init__(Script())
+    def __init__(self, *, system: bool = True, name: str = "scripted") -> None:
+        super().__init__(Script(), name=name)
         self.rendered: list[list[dict[str, Any]]] = []
         self._system = system
 
@@ -76,6 +76,13 @@ async def test_they_are_counted_once():
     assert len(engine.rendered) == 2 + 3
     await aligned.render(engine, asked(("system", "mine"), ("user", "hello")), TEXT)
     assert len(engine.rendered) == 2 + 3 + 2 + 1
+
+
+async def test_each_model_is_measured():
+    """Their templates differ: one may have no place for system messages."""
+    aligned, engines = Aligned(), (Engine(), Engine(system=False, name="other"))
+    first, other = [await aligned.render(engine, asked(("user", "hello")), TEXT) for engine in engines]
+    assert (first.unbilled_tokens, other.unbilled_tokens) == (5, 3)
 
 
 async def test_a_template_without_system_messages_has_it_in_the_users():
