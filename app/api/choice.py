@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
+from urllib.parse import quote
 
 from starlette.requests import Request
 
@@ -84,7 +85,8 @@ class Choice:
         done = degrade.apply(chat, tokens, small=self._taker(caller), insists=wishes.insists(caller))
         cut = done.max_tokens != chat.max_tokens
         served = _served_by(chat, done.model)
-        return replace(served, max_tokens=done.max_tokens, cut=cut, told={**chat.told, **done.headers})
+        told = {**chat.told, **_as_headers(done.headers)}
+        return replace(served, max_tokens=done.max_tokens, cut=cut, told=told)
 
     def _taker(self, caller: Caller) -> ModelCard | None:
         """The small model, where it is there, has room, and the caller may use it."""
@@ -110,8 +112,13 @@ def _routed(
     router: Router, chat: ChatRequest, tokens: int, caller: Caller, wishes: Wishes, before: SoFar
 ) -> ChatRequest:
     route = router.route(chat, tokens, asked=wishes.route, allowed=caller.models, before=before)
-    told = {"x-route-reason": route.header, "x-served-model": route.model}
+    told = _as_headers({"x-route-reason": route.header, "x-served-model": route.model})
     return replace(_served_by(chat, route.model), told=told)
+
+
+def _as_headers(told: Mapping[str, str]) -> Mapping[str, str]:
+    """The same in ASCII: a model's name may be in any language, and is percent-encoded then."""
+    return {name: text if text.isascii() else quote(text, safe=" /:;,=+") for name, text in told.items()}
 
 
 def _served_by(chat: ChatRequest, model: str) -> ChatRequest:

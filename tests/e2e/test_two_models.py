@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from servers import Serve, Served, chat
@@ -176,6 +177,14 @@ async def test_a_key_has_its_own_models_only(two: Served, mine: str) -> None:
     assert [m["id"] for m in listed] == [mine]
     neither = await bearer(two, "else")
     assert (await two.post(ask(), **neither)).refusal() == (404, "model_not_found", "model")
+
+
+async def test_a_name_may_be_in_any_language(serve: Serve) -> None:
+    """In headers it is percent-encoded, in bodies as it is."""
+    served = await serve(small_model="scripted", small_served_model_name="klein/ß-小")
+    await there(served)
+    answer = await served.post(ask())
+    assert answer.json()["model"] == unquote(answer.headers["x-served-model"]) == "klein/ß-小"
 
 
 async def test_a_refusal_says_who_would_have_answered(two: Served) -> None:
