@@ -117,6 +117,17 @@ def check_names(large: str, small: str) -> None:
         )
 
 
+def check_small_args(settings: Settings) -> None:
+    """Raise SettingsError for what is wrong in `[engine.small]`. Imports SGLang where anything is in it."""
+    args = settings.engine_args.get("small")
+    if args:
+        from app.engine.sglang_args import check
+        from app.engine.sglang_platform import prepare_process
+
+        prepare_process()
+        check(args, "[engine.small]")
+
+
 def child_engine(options: SGLangOptions, on_exit: OnDeath) -> Engine:
     """A model beside this process's own, in a server that is started, watched and stopped here."""
     from app.engine.child import ChildServer

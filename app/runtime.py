@@ -15,6 +15,8 @@ from app.core import Engine, Health
 from app.engine.admission import Admission
 from app.engine.degrade import degrade_of
 from app.engine.door import Bounds
+from app.engine.pace import FILE as PACE_FILE
+from app.engine.pace import Pace
 from app.engine.place import Place, Places
 from app.engine.prefix_report import PrefixReport
 from app.engine.pressure import pressure_of
@@ -26,6 +28,7 @@ from app.engines import (
     build_guard_engine,
     build_small_engine,
     check_names,
+    check_small_args,
 )
 from app.errors import Draining, EngineNotReady, UnknownModel
 from app.history import History
@@ -136,6 +139,7 @@ class Runtime:
             Bounds.of(settings),
             ttft_target_s=settings.ttft_target_s,
             max_prefill_tokens=settings.max_prefill_tokens,
+            pace=Pace(settings.data_dir / PACE_FILE),
         )
         admission.abort_unread = lambda: streams.abort_unread(engine.model.id)
         return Place(engine, admission, name)
@@ -192,6 +196,7 @@ class Runtime:
         await self.engine.start()
         if self.small_engine is not None:
             check_names(self.engine.model.id, self.small_engine.name)
+            await asyncio.to_thread(check_small_args, self.settings)
             await self.small_engine.start()
         if self.guard_engine is not None:
             await self.guard_engine.start()

@@ -191,3 +191,14 @@ def test_a_wrong_server_argument_is_refused_by_name(given: dict[str, Any], messa
     with pytest.raises(SettingsError, match=r"^\[engine.sglang\]") as refused:
         check(given)
     assert message in str(refused.value)
+
+
+def test_the_small_model_s_arguments_are_refused_by_name_too() -> None:
+    """At the start of this process, not over and over in the child's."""
+    from app.engines import check_small_args
+    from app.settings import Settings, SettingsError
+
+    check_small_args(Settings())
+    check_small_args(Settings(engine_args={"small": {"max_total_tokens": 1}}))
+    with pytest.raises(SettingsError, match=r"^\[engine.small\] nonsense: SGLang has no such"):
+        check_small_args(Settings(engine_args={"small": {"nonsense": 1}}))
