@@ -66,8 +66,10 @@ class Choice:
             degrade = None
         if router is None and degrade is None:
             return chat
-        before = await self._before(chat)
-        tokens = prompt_estimate(chat, self._runtime.limiter.count_text)
+        before, tokens = NOTHING_BEFORE, 0
+        if self._places.small is not None:  # else there is nothing to choose
+            before = await self._before(chat)
+            tokens = prompt_estimate(chat, self._runtime.limiter.count_text)
         if router is not None:
             chat = _routed(router, chat, tokens, caller, wishes, before)
         if degrade is not None and chat.model == self._places.large.id:
