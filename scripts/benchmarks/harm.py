@@ -152,7 +152,7 @@ def _model(
     port = free_port()
     command = [sys.executable, "-m", "app", "serve", "--port", str(port), "--data-dir", str(folder / "model")]
     server = ServerProcess("model", command, port, folder / "model.log")
-    return _asked(server, cases, arguments.at_once, rng, {"max_tokens": MODEL_TOKENS})
+    return _asked(server, cases, arguments.at_once, rng, {"max_tokens": MODEL_TOKENS, "temperature": 0})
 
 
 def _replayed(
@@ -183,8 +183,9 @@ def _asked(
         model = served_model(server.port)
 
         def one(place: tuple[int, Case]) -> Outcome:
-            seed, case = place
-            fate = ask(server.port, {"model": model, "seed": seed, **options}, case.prompt.text)
+            number, case = place
+            told = {} if case.reply is None else {"seed": number}
+            fate = ask(server.port, {"model": model, **told, **options}, case.prompt.text)
             if case.reply is not None:
                 fate = fate.against(case.reply.text)
             return Outcome(case, fate)
