@@ -210,7 +210,9 @@ class Streams:
         """Stop the model's stream that nobody has read for longest, and tell its id, if there is one."""
         for request_id in self._grace:
             stream = self._streams.get(request_id)
-            if stream is not None and stream.request.model == model and stream.cancelled is None:
+            if stream is None or stream.readers or stream.cancelled is not None:
+                continue  # somebody has come back to it, or it ends already
+            if stream.request.model == model:
                 self._log.info("unread_aborted", request_id=request_id)
                 stream.cancel("disconnect")
                 return request_id

@@ -190,6 +190,20 @@ async def test_grace_of_the_last_reader():
     assert not registry.streams._grace
 
 
+async def test_for_room_the_longest_unread_ends_first():
+    """Not one that somebody has come back to, though its grace period is not over."""
+    registry = Registry(resume_grace_s=30)
+    streams = [registry.create() for _ in range(3)]
+    for stream in streams:
+        await stream.opened()
+        registry.streams.leave(stream.attach())
+    streams[0].attach()
+    told = [registry.streams.abort_unread("scripted") for _ in range(3)]
+    assert told == [streams[1].request_id, streams[2].request_id, None]
+    assert [stream.cancelled for stream in streams] == [None, "disconnect", "disconnect"]
+    await registry.end(streams[0])
+
+
 async def test_leaving_again_starts_the_grace_period_again():
     """Each absence has the whole grace period."""
     registry = Registry(resume_grace_s=30)
