@@ -29,6 +29,7 @@ from app.engine.door import Bounds, Door
 from app.engine.fair_queue import FairQueue, Lane
 from app.engine.gate import Gate
 from app.engine.growth import Growth, Lengths, expected, expected_at_first
+from app.engine.pace import Pace
 from app.engine.pool import Pool
 from app.engine.ticket import Ticket
 from app.errors import Cancelled, ServingError
@@ -47,8 +48,6 @@ SCANNED = 48
 POLL_S = 0.25
 FORGOTTEN_S = 600.0
 """After how long without a request a key's counters are dropped."""
-_GUESS_S = 8.0
-"""How long a pool full of requests is taken to run before any has ended."""
 _WEIGHT = 0.2
 
 
@@ -64,8 +63,10 @@ class Admission:
         max_prefill_tokens: int = 16_384,
         clock_s: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
+        pace: Pace | None = None,
     ) -> None:
         self._engine = engine
+        self._pace = pace or Pace()
         self._bounds = bounds
         self._clock_s = clock_s
         self._chance = chance
@@ -95,13 +96,18 @@ class Admission:
         """Begin with an engine that has just started, or started again: the gate is narrow."""
         now_s = self._clock_s()
         self._was_ready = self._engine.health() is Health.READY
+        guess = 0.0
         if self._was_ready:
+            model = self._engine.model
+            guess = self._pace.guess(model.id, model.kv_capacity_tokens)
+            if not self._model_lengths.total:
+                self._model_lengths = self._pace.lengths(model.id)
             self.pool.capacity_tokens = self._engine.model.kv_capacity_tokens
             self.max_running_reqs = self._engine.load().max_running_reqs
         self.pool.forget_drift()
         self.gate.reset()
         capacity = self.pool.capacity_tokens
-        self.throughput = Throughput(capacity / _GUESS_S, now_s)
+        self.throughput = Throughput(guess, now_s)
         self.door = Door(
             self._bounds,
             self.queue,
@@ -151,6 +157,8 @@ class Admission:
         self._dispatch()
         self._reclaim()
         self._forget_idle(now_s)
+        if ready:
+            self._pace.saw(self._engine.model.id, self.throughput, self._model_lengths, now_s)
 
     def refuse_waiting(self, error: Callable[[], ServingError]) -> None:
         """Send away all that wait: the engine is lost, or the server stops."""

@@ -6,6 +6,8 @@ import math
 
 MEMORY_S = 15.0
 """Time constant of the measurement, in seconds of waiting."""
+MEASURED_S = 10.0
+"""After how much waiting the measurement is one to remember."""
 _GUESS_S = 1.0
 """Seconds of measuring that the guess is worth."""
 
@@ -16,12 +18,17 @@ class Throughput:
     def __init__(self, guess_tokens_per_s: float, now_s: float) -> None:
         self._tokens = guess_tokens_per_s * _GUESS_S
         self._seconds = _GUESS_S
-        self._at_s = now_s
+        self.begun_s = self._at_s = now_s
 
     @property
     def tokens_per_s(self) -> float:
         """As measured lately; before anything was, a guess."""
         return max(self._tokens / self._seconds, 1.0)
+
+    @property
+    def measured(self) -> bool:
+        """Whether requests have waited long enough for it to be more than a guess."""
+        return self._seconds >= MEASURED_S
 
     def advance(self, now_s: float, *, waiting: bool) -> None:
         """Bring the measurement up to now; `waiting` is how it was since the last call."""

@@ -30,6 +30,9 @@ WAIT = 0.4
 """Part of the TTFT target that waiting may take by expectation, in the tiers where somebody waits for it."""
 RETURN_AT = 0.2
 """How full of what it may have a key's line is to be when those come back who were sent away."""
+WARM_UP = 0.4
+WARM_UP_S = 5.0
+"""After a start nobody is told to come before such a part of what a full pool takes, or that long."""
 PROMISED = 0.75
 """Part of the throughput that is given away in advance; what comes unannounced fills up the rest."""
 AHEAD_S = (0, 1, 2, 4, 8)
@@ -242,12 +245,18 @@ class Door:
             _before(lane, line, other, other.waiting_tokens + coming * other.appointments.tokens)
             for other in self._in_line_with(lane)
         )
-        wait_s = max((ahead - RETURN_AT * most) / (PROMISED * rate), 0.0) * (1 + JITTER * self._chance())
+        wait_s = max((ahead - RETURN_AT * most) / (PROMISED * rate), self._warms_up_s(now_s))
+        wait_s *= 1 + JITTER * self._chance()
         retry_s = self._free_s(lane, now_s, max(math.ceil(wait_s), 1))
         if retry_s > MAX_RETRY_S:
             return math.ceil(MAX_RETRY_S * (1 - JITTER * self._chance())), False
         lane.appointments.make(ticket.fingerprint, now_s + retry_s, ticket.tokens)
         return retry_s, True
+
+    def _warms_up_s(self, now_s: float) -> float:
+        """How long it will still take until requests end as they come: after a start none has run long."""
+        takes_s = min(WARM_UP * self._pool_tokens / self._throughput.tokens_per_s, WARM_UP_S)
+        return max(takes_s - (now_s - self._throughput.begun_s), 0.0)
 
     def _free_s(self, lane: Lane, now_s: float, retry_s: int) -> int:
         """The first such time that is not given away yet; over `MAX_RETRY_S` where there is none.

@@ -45,6 +45,22 @@ class Lengths:
         self.first: dict[int, tuple[int, Growth]] = {}
         """What answers with a limit are expected to be, and how many the model had had when that was said."""
 
+    @classmethod
+    def of(cls, classes: Sequence[Sequence[float]]) -> Lengths:
+        """As `classes` was. Raises ValueError where it is none of these."""
+        lengths = cls()
+        for index, (weight, total) in enumerate(classes):
+            if index >= CLASSES or not (0 <= weight <= 2 * REMEMBERED and 0 <= total <= weight * 2**index):
+                raise ValueError(f"class {index} cannot be")
+            lengths._weights[index], lengths._sums[index] = float(weight), float(total)
+        lengths.total = sum(lengths._weights)
+        return lengths
+
+    @property
+    def classes(self) -> list[tuple[float, float]]:
+        """By class, how many there were, and their tokens: enough to begin with again."""
+        return list(zip(self._weights, self._sums, strict=True))
+
     def add(self, tokens: int) -> None:
         """An answer of that length has ended by itself, or at its limit."""
         if self.total >= REMEMBERED:

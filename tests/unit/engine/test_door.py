@@ -33,12 +33,13 @@ class World:
 
     soon_s: float = 1.0
     now_s: float = 1000.0
+    begun_s: float = 1000.0
     lanes: dict[str, Lane] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.queue = FairQueue()
         bounds = Bounds(max_queued_tokens=10**6, soon_s=self.soon_s)
-        throughput = Throughput(RATE, self.now_s)
+        throughput = Throughput(RATE, self.begun_s)
         lanes: Any = self.lanes.values()
         counts = AdmissionCounts()
         self.door = Door(bounds, self.queue, lanes, throughput, 10_000, lambda: 0.0, counts)
@@ -93,7 +94,15 @@ def test_seconds_are_given_away_once() -> None:
     seconds = Counter(at for at in told if at)
     assert max(seconds.values()) <= 8
     assert sum(seconds.values()) > 300
-    assert max(seconds) - min(seconds) == pytest.approx(len([at for at in told if at]) / 7.5, abs=2)
+    assert max(seconds) == pytest.approx(5 + sum(seconds.values()) / 7.5, abs=3)
+
+
+def test_nobody_is_told_to_come_while_the_first_ones_run() -> None:
+    """After a start nothing ends for a while; a minute later room comes free at once."""
+    world = World()
+    assert min(at for at in (world.come("a") for _ in range(30)) if at) == 5
+    later = World(begun_s=940.0)
+    assert min(at for at in (later.come("a") for _ in range(30)) if at) < 5
 
 
 def test_what_is_too_far_away_is_not_promised() -> None:
