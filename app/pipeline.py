@@ -20,7 +20,7 @@ from app.engine.place import Place, Places
 from app.engine.prefix_report import PrefixReport
 from app.engine.ticket import Ticket
 from app.entry import Entry
-from app.errors import ContextOverflow, Draining, InternalError, ServingError, Unavailable
+from app.errors import Cancelled, ContextOverflow, Draining, InternalError, ServingError, Unavailable
 from app.history import History
 from app.journal import Journal
 from app.log import where
@@ -127,7 +127,11 @@ class Pipeline:
         admission = place.admission
         stream.on_cancel(partial(admission.withdraw, request.request_id))
         stream.check_wanted()
-        ticket = await admission.admit(request, prompt, key, space=prompt.space)
+        try:
+            ticket = await admission.admit(request, prompt, key, space=prompt.space)
+        except Cancelled:
+            stream.check_not_cut()
+            raise
         stream.on_cancel(lambda: None)
         check.read()
         return ticket

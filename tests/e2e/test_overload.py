@@ -133,6 +133,15 @@ async def test_a_full_server_is_503(crowd: Crowd):
     assert f"Try again in {retry_after_s(refused)} s." in refused.error()["message"]
 
 
+@pytest.mark.parametrize("bounds", [{"queue_standard_s": 300.0}])
+async def test_who_still_waits_when_the_server_ends_is_told_so(crowd: Crowd):
+    """`draining`, and to send it again: nobody has cancelled anything. It began to wait after the signal."""
+    await crowd.hold(900)
+    waiting = await crowd.wait(500)
+    await crowd.served.runtime.streams.drain(0)
+    assert (await waiting.response()).refusal() == (503, "draining", None)
+
+
 @pytest.mark.parametrize("bounds", [{"max_queued_requests": 1, "queue_standard_s": 300.0}])
 async def test_who_had_better_not_try_again_is_told_so(crowd: Crowd):
     """Once the next two minutes are promised to others: `x-should-retry: false`, and about two minutes."""
