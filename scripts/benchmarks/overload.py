@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ttft", type=float, default=2.0, metavar="S", help="TTFT target (default: 2)")
     parser.add_argument(
-        "--deadline", type=float, default=30.0, metavar="S", help="for a whole answer (default: 30)"
+        "--deadline", type=float, default=60.0, metavar="S", help="for a whole answer (default: 60)"
     )
     parser.add_argument("--seed", type=int, default=1)
     add_node_arguments(parser)
