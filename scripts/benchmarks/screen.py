@@ -40,6 +40,8 @@ MAX_LEFT_OUT = 0.25
 """Of a run's streams; with more it would measure something else."""
 MIN_TOKENS, MAX_TOKENS = 200, 400
 TTFT_TOKENS = 16
+PATIENCE_S = 60
+"""TTFT that admission aims at: 64 requests at once wait here rather than being refused, on both sides."""
 PROMPT_WORDS = 40
 TTFT_FIGURES = (
     report.Figure("TTFT p50, ms", "ttft_p50_ms", "lower", 1.02),
@@ -209,7 +211,7 @@ def _command(arguments: argparse.Namespace, port: int, safety: str, folder: Path
     if arguments.command:
         return shlex.split(arguments.command.replace("{port}", str(port)).replace("{safety}", safety))
     command = [sys.executable, "-m", "app", "serve", "--port", str(port), "--safety", safety]
-    command += ["--data-dir", str(folder / safety)]
+    command += ["--data-dir", str(folder / safety), "--ttft-target-s", str(PATIENCE_S)]
     return [*command, "--model", arguments.model] if arguments.model else command
 
 
