@@ -1,0 +1,59 @@
+"""The whole test suite in two processes at once: the tests that start real SGLang, and all others.
+
+Starting SGLang takes a core for a quarter of a minute, again and again, while the others often wait. These
+are shown as they run; what the first half says is kept until they are through, so that both can be read.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Half(NamedTuple):
+    """Tests that run one after another, and how they are called."""
+
+    name: str
+    command: Sequence[str]
+
+
+PYTEST = (sys.executable, "-m", "pytest")
+# The other half keeps the failures for --lf: two would overwrite each other's.
+SGLANG = Half("with real SGLang", (*PYTEST, "-m", "sglang", "-p", "no:cacheprovider"))
+OTHERS = Half("without SGLang", (*PYTEST, "-m", "not sglang"))
+
+
+def run(kept: Half, shown: Half) -> int:
+    """Run both; 0 when both passed. What `kept` says comes when `shown` has ended."""
+    running: list[subprocess.Popen[bytes]] = []
+    _leave_stopping_to(running)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        running += [
+            subprocess.Popen(kept.command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
+        ]
+        running += [subprocess.Popen(shown.command, stdin=subprocess.DEVNULL)]
+        failed = [process.wait() != 0 for process in running[::-1]]
+        said.seek(0)
+        print(f"\n==== the tests {kept.name} ====", said.read(), sep="\n")
+    for half, has_failed in zip((shown, kept), failed, strict=True):
+        print(f"the tests {half.name}: {'failed' if has_failed else 'passed'}", flush=True)
+    return int(any(failed))
+
+
+def _leave_stopping_to(halves: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Let them tell their end: a terminal's Ctrl-C reaches them by itself, SIGTERM becomes one."""
+
+    def interrupt(_signum: int, _frame: object) -> None:
+        for half in halves:
+            half.send_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGINT, lambda _signum, _frame: None)
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+if __name__ == "__main__":
+    sys.exit(run(SGLANG, OTHERS))

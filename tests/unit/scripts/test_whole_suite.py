@@ -1,0 +1,67 @@
+"""Both halves of the suite are run, told apart, and neither's failure is lost."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+RUN = """
+import sys
+from scripts.whole_suite import Half, run
+halves = [Half(name, [sys.executable, "-c", code]) for name, code in zip(("one", "two"), sys.argv[1:])]
+sys.exit(run(*halves))
+"""
+
+
+def start(kept: str, shown: str) -> subprocess.Popen[str]:
+    """Run these two as the halves."""
+    command = [sys.executable, "-c", RUN, kept, shown]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(("kept", "shown"), [(0, 0), (1, 0), (0, 1), (2, 2)])
+def test_the_suite_passes_when_both_halves_do(kept: int, shown: int):
+    """The status is 0 for two passes and 1 for anything else, and the last lines say which half it was."""
+    with start(f"raise SystemExit({kept})", f"raise SystemExit({shown})") as process:
+        said, _ = process.communicate(timeout=40)
+    assert process.returncode == (1 if kept or shown else 0)
+    words = ["passed", "failed"]
+    told = [f"the tests two: {words[shown > 0]}", f"the tests one: {words[kept > 0]}"]
+    assert said.splitlines()[-2:] == told
+
+
+def test_what_one_half_says_comes_whole_after_the_other():
+    """Output and errors of the half that is kept follow the other's, under its name."""
+    kept = "import sys; print('k1', flush=True); print('k2', file=sys.stderr, flush=True)"
+    with start(kept, "print('s1')") as process:
+        said, _ = process.communicate(timeout=40)
+    lines = [line for line in said.splitlines() if line]
+    assert lines[:4] == ["s1", "==== the tests one ====", "k1", "k2"]
+
+
+ENDLESS = """
+import pathlib, time
+try:
+    pathlib.Path({mine!r}).touch()
+    while not pathlib.Path({other!r}).exists():
+        time.sleep(0.01)
+    print("begun", flush=True)
+    while True:
+        time.sleep(0.01)
+except KeyboardInterrupt:
+    print("stopped", flush=True)
+    raise SystemExit(2)
+"""
+
+
+def test_sigterm_lets_both_halves_tell_their_end(tmp_path: Path):
+    """Stopped from outside, both are interrupted as by Ctrl-C and say so."""
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    with start(ENDLESS.format(mine=one, other=two), ENDLESS.format(mine=two, other=one)) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.terminate()
+        said, _ = process.communicate(timeout=40)
+    assert process.returncode == 1
+    assert said.count("stopped") == 2
