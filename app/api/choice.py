@@ -73,7 +73,7 @@ class Choice:
         if router is not None:
             chat = _routed(router, chat, tokens, caller, wishes, before)
         if degrade is not None and chat.model == self._places.large.id:
-            chat = self._degraded(degrade, chat, tokens + before.tokens, caller, wishes)
+            chat = self._degraded(degrade, chat, tokens, caller, wishes, before)
         return chat
 
     def refused(self) -> Mapping[str, str]:
@@ -82,9 +82,10 @@ class Choice:
         return {} if degrade is None else degrade.refused()
 
     def _degraded(
-        self, degrade: Degrade, chat: ChatRequest, tokens: int, caller: Caller, wishes: Wishes
+        self, degrade: Degrade, chat: ChatRequest, tokens: int, caller: Caller, wishes: Wishes, before: SoFar
     ) -> ChatRequest:
-        done = degrade.apply(chat, tokens, small=self._taker(caller), insists=wishes.insists(caller))
+        small, insists = self._taker(caller), wishes.insists(caller)
+        done = degrade.apply(chat, tokens + before.tokens, small=small, before=before, insists=insists)
         cut = done.max_tokens != chat.max_tokens
         served = _served_by(chat, done.model)
         told = {**chat.told, **_as_headers(done.headers)}

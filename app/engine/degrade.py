@@ -12,6 +12,7 @@ a bound does not swing the mode. What is done is told in `x-degraded` and `x-ser
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from app.core import ChatRequest, ModelCard
-from app.engine.routing import unserved
+from app.engine.routing import NOTHING_BEFORE, unserved
 from app.settings import Settings
+from app.store.conversations import SoFar
 
 SHORT_OUTPUT = "short-output"
 SMALL_MODEL = "small-model"
@@ -76,6 +78,8 @@ class Limits:
     rise_s: float = 2.0
     fall_s: float = 10.0
     short_tokens: int = 512
+    default_tokens: float = math.inf
+    """How long an answer may become where its request does not say."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for bounds that would let the mode swing."""
@@ -160,23 +164,29 @@ class Degrade:
         prompt_tokens: int,
         *,
         small: ModelCard | None = None,
+        before: SoFar = NOTHING_BEFORE,
         insists: bool = False,
     ) -> Degraded:
         """What becomes of a request of about so many prompt tokens, as the mode is now.
 
-        `small` is the small model where it has room. `insists` (`x-no-degrade`) has the request served as
-        asked for, or refused, and nothing in between. An answer that is no use cut short keeps its length:
-        with tools, a format, `min_tokens` or `ignore_eos`.
+        `small` is the small model where it has room, `before` the conversation so far. `insists`
+        (`x-no-degrade`) has the request served as asked for, or refused, and nothing in between. An
+        answer that is no use cut short keeps its length: with tools, a format, `min_tokens` or `ignore_eos`.
         """
         if insists or self.step is Step.NORMAL:
             return Degraded(request.model, request.max_tokens)
         model, max_tokens = request.model, request.max_tokens
         done = []
-        if _may_be_cut(request) and (max_tokens is None or max_tokens > self.limits.short_tokens):
+        longest = self.limits.default_tokens if max_tokens is None else max_tokens
+        if _may_be_cut(request) and longest > self.limits.short_tokens:
             max_tokens = self.limits.short_tokens
             done.append(SHORT_OUTPUT)
         taker = small if self.step >= Step.SMALL else None
-        if taker is not None and taker.id != model and unserved(taker, request, prompt_tokens) is None:
+        if (
+            taker is not None
+            and taker.id != model
+            and unserved(taker, request, prompt_tokens, before) is None
+        ):
             model = taker.id
             done.append(SMALL_MODEL)
         self.touched.update(done)
@@ -199,6 +209,7 @@ def degrade_of(settings: Settings) -> Degrade | None:
             rise_s=settings.degrade_rise_s,
             fall_s=settings.degrade_fall_s,
             short_tokens=settings.degrade_short_tokens,
+            default_tokens=settings.default_max_tokens or math.inf,
         )
     )
 

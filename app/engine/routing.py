@@ -125,7 +125,7 @@ class Router:
         if len(there) < len(usable):
             return self._to(there[0] if there else "large", "alone")
         for size, other in _OTHERS:
-            lacking = unserved(self._places[size].engine.model, request, prompt_tokens)
+            lacking = unserved(self._places[size].engine.model, request, prompt_tokens, before)
             if lacking is not None:
                 return self._to(other, lacking)
         if before.model == self._places["large"].id:
@@ -141,11 +141,13 @@ class Router:
         return Route(self._places[size].id, size, reason, points or {})
 
 
-def unserved(card: ModelCard, request: ChatRequest, prompt_tokens: int) -> str | None:
-    """What a request needs that a model does not have; None where it can serve it."""
+def unserved(
+    card: ModelCard, request: ChatRequest, prompt_tokens: int, before: SoFar = NOTHING_BEFORE
+) -> str | None:
+    """What a request needs, or the conversation it continues, that a model does not have; or None."""
     body = request.body
     needs = {
-        "vision": _has_images(body["messages"]),
+        "vision": before.images or _has_images(body["messages"]),
         "tools": _has_tools(body),
         "json_schema": _kind_of_format(body) == "json_schema",
         "reasoning": body.get("reasoning_effort") not in (None, "none"),

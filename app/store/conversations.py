@@ -24,6 +24,8 @@ Status = Literal["complete", "in_progress", "cancelled", "interrupted", "failed"
 
 ROOT = "root"
 """As `parent_id`: begin again above the first message."""
+_IMAGE = '"type":"image_url"'
+"""In a stored message; where a text says so its quotes are escaped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +205,12 @@ def branch(connection: sqlite3.Connection, owner: str, conversation_id: str, par
 
 
 class SoFar(NamedTuple):
-    """What a branch has been: which model answered last, how many tokens it has, the user's turns."""
+    """What a branch has been: which model answered last, its tokens, the user's turns, and images."""
 
     model: str | None = None
     tokens: int = 0
     turns: int = 0
+    images: bool = False
 
 
 def so_far(connection: sqlite3.Connection, owner: str, conversation_id: str, parent_id: str | None) -> SoFar:
@@ -219,13 +222,13 @@ def so_far(connection: sqlite3.Connection, owner: str, conversation_id: str, par
         "WITH RECURSIVE path (seq, parent_seq) AS ("
         " SELECT seq, parent_seq FROM messages WHERE seq = ? UNION ALL"
         " SELECT m.seq, m.parent_seq FROM path JOIN messages AS m ON m.seq = path.parent_seq)"
-        " SELECT m.role, r.model, r.prompt_tokens + r.completion_tokens"
+        " SELECT m.role, coalesce(instr(m.body, ?), 0) > 0, r.model, r.prompt_tokens + r.completion_tokens"
         " FROM path JOIN messages AS m ON m.seq = path.seq LEFT JOIN requests AS r ON r.seq = m.request_seq"
         " ORDER BY m.seq DESC",
-        (_leaf(connection, conversation_seq, parent_id),),
+        (_leaf(connection, conversation_seq, parent_id), _IMAGE),
     ).fetchall()
-    model, tokens = next((row[1:] for row in rows if row[1] is not None), (None, 0))
-    return SoFar(model, tokens, sum(role == "user" for role, *_ in rows))
+    model, tokens = next((row[2:] for row in rows if row[2] is not None), (None, 0))
+    return SoFar(model, tokens, sum(row[0] == "user" for row in rows), any(row[1] for row in rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from app.core import ChatRequest, ModelCard
 from app.engine.degrade import Bounds, Degrade, Limits, Pressure, Step, degrade_of
 from app.settings import Settings
+from app.store.conversations import SoFar
 
 SMALL = ModelCard("small-1b", 8192, 100_000, 8000, frozenset({"tools"}))
 
@@ -165,6 +166,16 @@ def test_short_answers(world: World) -> None:
     assert (untouched.max_tokens, untouched.headers) == (100, {})
 
 
+def test_answers_that_are_short_by_default_are_not_made_longer() -> None:
+    """By `default_max_tokens`, where a request does not say how long; one that says more is cut."""
+    mode = degrade_of(Settings(default_max_tokens=256))
+    assert mode is not None
+    mode.step = Step.SHORT
+    done = mode.apply(asked(), 100)
+    assert (done.max_tokens, done.headers) == (None, {})
+    assert mode.apply(asked(4000), 100).max_tokens == 512
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -190,6 +201,13 @@ def test_the_small_model_takes_what_it_can(world: World, step: Step) -> None:
     assert world.mode.apply(asked(reasoning_effort="high"), 100, small=SMALL).model == "large-70b"
     assert world.mode.apply(asked(), 100, small=None).model == "large-70b"
     assert world.mode.touched == {"short-output": 4, "small-model": 1, "refused": 0}
+
+
+def test_the_small_model_takes_no_conversation_with_images_that_it_cannot_read(world: World) -> None:
+    """They are in its history, not in the request."""
+    world.mode.step = Step.SMALL
+    assert world.mode.apply(asked(), 100, small=SMALL, before=SoFar(images=True)).model == "large-70b"
+    assert world.mode.apply(asked(), 100, small=SMALL, before=SoFar("large-70b", 9, 1)).model == "small-1b"
 
 
 def test_who_insists_is_served_in_full_or_refused(world: World) -> None:

@@ -166,6 +166,11 @@ def test_what_a_conversation_has_been_counts(router: Router) -> None:
     assert router.route(asked("and?"), 30, before=SoFar("small-1b", 8200, 1)).reason == "context"
 
 
+def test_images_of_a_conversation_need_a_model_that_sees(router: Router) -> None:
+    """Though the request itself has none."""
+    assert router.route(asked("and?"), 30, before=SoFar(turns=1, images=True)).header == "large; vision"
+
+
 @pytest.mark.parametrize("away", ["small", "large"])
 def test_where_one_is_away_the_other_answers(away: str) -> None:
     """Whatever is asked, and by whom; a key that may use no other waits for its own."""

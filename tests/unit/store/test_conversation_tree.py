@@ -318,6 +318,18 @@ def test_what_a_branch_has_been():
     assert so_far(chats.c, "local", "conv_1", chats.parent_of(first)) == SoFar(turns=1)
 
 
+def test_whether_a_branch_has_images():
+    """On it, not beside it; what a text says of them is none."""
+    chats = Chats()
+    named = [{"type": "text", "text": '{"type":"image_url"}'}]
+    shown = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+    bodies = [orjson.dumps({"role": "user", "content": parts}) for parts in (named, shown)]
+    first = chats.turn(asked=NewMessage("msg_1", "user", "", bodies[0]))
+    chats.turn(asked=NewMessage("msg_2", "user", "", bodies[1]))
+    assert not so_far(chats.c, "local", "conv_1", first).images
+    assert so_far(chats.c, "local", "conv_1", None).images
+
+
 def test_a_branch_of_another_is_not_found():
     """Nor one that there is not."""
     chats = Chats()
