@@ -64,14 +64,14 @@ class ChatRoutes:
             chat = await self._choice.made(chat, caller, wishes)
             request.scope[TOLD] = chat.told
             stream = await self._begin(caller, chat, streaming=bool(body.get("stream")))
-        request.scope[STREAM_ID] = stream.request_id
+        request.scope[STREAM_ID], request.scope[TOLD] = stream.request_id, stream.request.told
         patient = key is not None
         try:
             if body.get("stream"):
                 return await self._follow(after, client, stream, patient=patient)
             return await self._answer(client, stream, patient=patient)
         except Overloaded:
-            request.scope[TOLD] = {**stream.request.told, **self._choice.refused()}
+            request.scope[TOLD] = {**stream.request.told, **self._choice.refused(stream.request.model)}
             raise
 
     async def _made_before(self, owner: str, key: IdempotencyKey, after: int) -> TokenStream | None:

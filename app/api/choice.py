@@ -76,10 +76,10 @@ class Choice:
             chat = self._degraded(degrade, chat, tokens, caller, wishes, before)
         return chat
 
-    def refused(self) -> Mapping[str, str]:
-        """What is told of a refusal by the full queue."""
+    def refused(self, model: str) -> Mapping[str, str]:
+        """What is told of a refusal by a model's full queue; the small one's is none of the mode."""
         degrade = self._runtime.degrade
-        return {} if degrade is None else degrade.refused()
+        return {} if degrade is None or model != self._places.large.id else degrade.refused()
 
     def _degraded(
         self, degrade: Degrade, chat: ChatRequest, tokens: int, caller: Caller, wishes: Wishes, before: SoFar

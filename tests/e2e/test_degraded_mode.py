@@ -13,6 +13,7 @@ from sse_client import Connection, Stream, until
 from app.core import ChatRequest
 from app.engine.degrade import Step
 from app.engine.scripted import Script, ScriptedEngine
+from app.errors import Overloaded
 from app.store import keys
 from app.store.key_table import now_us
 from app.store.keys import Terms
@@ -207,3 +208,22 @@ async def test_the_mode_can_be_off(serve: Serve) -> None:
     assert served.runtime.degrade is None
     assert "degraded" not in (await served.call("GET", "/readyz")).json()
     assert not (await served.call("GET", "/api/models")).json()["data"][0]["degraded"]
+
+
+async def test_a_refusal_by_the_small_model_is_none_of_this_mode(
+    pressed: Pressed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its queue is its own, and so is what it is asked for."""
+
+    async def full(*_args: Any, **_options: Any) -> None:
+        raise Overloaded("full")
+
+    await pressed.begin()
+    await pressed.step(Step.REFUSE)
+    small = pressed.served.runtime.places.small
+    assert small is not None
+    monkeypatch.setattr(small.admission, "admit", full)
+    refused = await pressed.ask(model=SMALL)
+    assert refused.refusal()[:2] == (503, "overloaded")
+    assert "x-degraded" not in refused.headers
+    await pressed.end()

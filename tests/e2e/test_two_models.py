@@ -91,6 +91,15 @@ async def test_auto_goes_to_either_and_says_why(two: Served) -> None:
     assert {row["model"]: row["requests"] for row in usage["groups"]} == {SMALL: 1, LARGE: 2}
 
 
+async def test_who_comes_back_and_is_refused_is_told_too(two: Served) -> None:
+    """As whoever attaches: which model the answer is of, and why."""
+    headers, body = {"idempotency_key": "k"}, chat(EASY, model="auto")
+    first = await two.post(body, **headers)
+    refused = await two.post(body, last_event_id="999", **headers)
+    assert (first.status, refused.status) == (200, 400)
+    assert refused.headers["x-route-reason"] == first.headers["x-route-reason"] == "small; simple"
+
+
 async def test_both_are_measured(two: Served) -> None:
     """Each under its name; what was chosen by its reason; whether it is there."""
     for content in (EASY, HARD, EASY):
