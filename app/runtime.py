@@ -82,6 +82,7 @@ class Runtime:
         self.settings = settings
         self.log = log
         self.phase = "starting: the engine loads the model"
+        self._started = False
         self.engine_ended: asyncio.Event = asyncio.Event()
         self.engine = (make_engine or build_engine)(settings, self._engine_died)
         self.small_engine = build_small_engine(settings)
@@ -209,7 +210,7 @@ class Runtime:
         )
         for place in self.places:
             place.admission.open()
-        self.phase = "ready"
+        self.phase, self._started = "ready", True
         took_s = asyncio.get_running_loop().time() - started_s
         card = self.engine.model
         self.log.info(
@@ -271,7 +272,8 @@ class Runtime:
 
     def check_ready(self) -> None:
         """Raise EngineNotReady unless requests can be served now, by any model."""
-        if not any(place.ready for place in self.places):
+        # What starts after the engine, as the guard, must be there too: nothing goes unscreened meanwhile.
+        if not self._started or not any(place.ready for place in self.places):
             raise EngineNotReady(
                 f"The server cannot take requests yet ({self.state}); try again.",
                 retry_after_s=_START_RETRY_S,

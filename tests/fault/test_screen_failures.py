@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from policies import WordClassifier, write_models
 from screens import WordModel, speaking
 from servers import Serve, Served, chat
 from sse_client import until
 
-from app.engine.scripted import Script
+from app.core import Health
+from app.engine.scripted import Script, ScriptedEngine
+from app.errors import EngineNotReady
 from app.runtime import Runtime
 from app.safety.shipped import Models
 from app.safety.verdict import Scores
@@ -178,6 +181,20 @@ def test_a_server_without_its_models_does_not_start(tmp_path: Path, files: str |
     settings = Settings(data_dir=tmp_path, engine="scripted", safety="on")
     with pytest.raises(SettingsError, match=r"calibration\.json"):
         Runtime(settings, Any, load_models=lambda: models)
+
+
+async def test_nothing_is_answered_before_the_guard_is_there(tmp_path: Path):
+    """Its model may load for minutes longer than the large one."""
+    settings = Settings(data_dir=tmp_path, engine="scripted", safety="off")
+    runtime = Runtime(settings, structlog.get_logger())
+    guard = ScriptedEngine(Script(start_s=300))
+    runtime.guard_engine = guard
+    starting = asyncio.create_task(runtime.start())
+    await until(lambda: runtime.engine.health() is Health.READY)
+    with pytest.raises(EngineNotReady):
+        runtime.check_ready()
+    starting.cancel()
+    await runtime.aclose()
 
 
 async def test_a_lost_event_does_not_lose_the_answer(serve: Serve, tmp_path: Path):
