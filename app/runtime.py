@@ -249,16 +249,19 @@ class Runtime:
 
     async def _watch_strain(self) -> None:
         """Move degraded mode by the large model's queue, and tell how the small model fares; for ever."""
-        state = "starting"
+        small, state, failures = self.small_engine, "starting", 0
         while True:
             await asyncio.sleep(min(STRAIN_S, self.settings.degrade_rise_s / 2))
             try:
                 self._look_at_strain()
             except Exception as exc:  # noqa: BLE001  # the next look may be better
                 self.log.error("strain_broke", error=where(exc))
-            if self.small_engine is not None and self.small_engine.state != state:
-                state = self.small_engine.state
-                self.log.info("small_model", model=self.small_engine.name, state=state)
+            if small is not None and small.num_failures != failures:
+                failures = small.num_failures
+                self.prefixes.restarted(small.name)  # long before another one answers
+            if small is not None and small.state != state:
+                state = small.state
+                self.log.info("small_model", model=small.name, state=state)
 
     def _look_at_strain(self) -> None:
         mode = self.degrade

@@ -62,16 +62,17 @@ class PrefixReport:
         self._page = page_tokens
         self._max_bytes = max_bytes
         self._secret = secrets.token_bytes(16)
-        self._epoch = 0
+        self._epochs: Counter[str] = Counter()
+        """By model: how often its engine began anew."""
         self._lines: OrderedDict[tuple[Place, Stable], tuple[Line, Family]] = OrderedDict()
         self._families: OrderedDict[Place, list[Family]] = OrderedDict()
         self.breaks: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
         """By cause, since the start."""
         self.size_bytes = 0
 
-    def restarted(self) -> None:
-        """The engine began anew, with an empty cache."""
-        self._epoch += 1
+    def restarted(self, model: str) -> None:
+        """A model's engine began anew, with an empty cache."""
+        self._epochs[model] += 1
 
     def saw(
         self,
@@ -103,8 +104,10 @@ class PrefixReport:
         asked_s: float | None,
     ) -> None:
         stable = _bounded(stable_of(request.body))
-        now_s = self._clock_s()
-        seen = _Seen(request, prompt, counts.cached_tokens, salt, now_s if asked_s is None else asked_s)
+        now_s, epoch = self._clock_s(), self._epochs[place.model]
+        seen = _Seen(
+            request, prompt, counts.cached_tokens, salt, epoch, now_s if asked_s is None else asked_s
+        )
         known = self._lines.get((place, stable))
         if known is None:
             self._meet(seen, place, stable, now_s)
@@ -119,7 +122,7 @@ class PrefixReport:
             expected = line.boundary - prompt.unbilled_tokens
             missing = expected - seen.cached
             if missing <= 0 or (not line.slack and missing < self._page):
-                line.salt, line.epoch = salt, self._epoch
+                line.salt, line.epoch = salt, epoch
                 self._count(family, expected, seen.cached)
             else:
                 self._explain(seen, line, family, now_s)
@@ -133,7 +136,7 @@ class PrefixReport:
             passing = self._edited(seen, family, stable)
         family.requests += 1
         estimate = estimate_of(seen.request, seen.prompt, stable)
-        line = Line(stable, seen.salt, self._epoch, now_s, estimate, seen.prompt.unbilled_tokens)
+        line = Line(stable, seen.salt, seen.epoch, now_s, estimate, seen.prompt.unbilled_tokens)
         line.render(seen.request, seen.prompt)
         line.seen_s = now_s
         if passing is not None:
@@ -190,7 +193,7 @@ class PrefixReport:
 
     def _known_cause(self, seen: _Seen, line: Line) -> Cause | None:
         """A cause that explains the whole loss, whatever else is different."""
-        if line.epoch != self._epoch:
+        if line.epoch != seen.epoch:
             return "restarted"
         return "salt" if line.salt != seen.salt else None
 
@@ -219,7 +222,7 @@ class PrefixReport:
             self._count(family, expected, seen.cached)
         else:
             self._broke(seen, family, expected, self._known_cause(seen, line) or "evicted")
-        line.salt, line.epoch = seen.salt, self._epoch
+        line.salt, line.epoch = seen.salt, seen.epoch
 
     def _rendered_anew(self, seen: _Seen, line: Line, family: Family, at: int, now_s: float) -> None:
         """The same text and tools are other tokens from `at` on; from here on these are expected."""
@@ -231,7 +234,7 @@ class PrefixReport:
         else:
             self._count(family, expected, seen.cached)
         line.render(seen.request, seen.prompt)
-        line.salt, line.epoch, line.since_s = seen.salt, self._epoch, now_s
+        line.salt, line.epoch, line.since_s = seen.salt, seen.epoch, now_s
         self._resize(line)
 
     def _broke(
@@ -343,6 +346,7 @@ class _Seen(NamedTuple):
     prompt: Prompt
     cached: int
     salt: str
+    epoch: int
     asked_s: float
 
 

@@ -238,6 +238,23 @@ async def test_the_small_one_s_death_leaves_the_large_serving(two: Served) -> No
     await until(lambda: two.logged("small_model"))
 
 
+async def test_the_small_one_s_new_start_is_why_its_cache_is_empty(two: Served) -> None:
+    """The prefix report says so, and not that there was no room."""
+    system = " ".join(f"rule{i}" for i in range(100))
+
+    async def asked(number: int) -> None:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": f"{number} is what?"}]
+        assert (await two.post(ask(model=SMALL, messages=messages))).status == 200
+
+    for number in range(3):
+        await asked(number)
+    small_engine(two).die("killed")
+    await until(lambda: two.logged("small_model"))
+    await there(two)
+    await asked(4)
+    assert +two.runtime.prefixes.breaks == {"restarted": 1}
+
+
 async def test_the_small_one_serves_while_the_large_is_away(two: Served) -> None:
     """`auto` and its own name; the large one's is refused."""
     two.engine._health = type(two.engine.health())("starting")

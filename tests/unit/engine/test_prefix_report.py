@@ -220,15 +220,23 @@ def test_break_11_another_salt(node: Node) -> None:
 
 def test_break_12_a_restart(node: Node) -> None:
     """The engine began anew with an empty cache, and that explains an edited prompt's loss too."""
-    node.report.restarted()
+    node.report.restarted("m")
     node.keep(0)
     node.ask()
     assert where(node.broken) == ("restarted", "", "token", 0)
-    node.report.restarted()
+    node.report.restarted("m")
     node.keep(0)
     node.ask(SYSTEM + " Be quick.")
     assert node.report.breaks["restarted"] == 2
     assert node.report.breaks.total() == 2
+
+
+def test_another_model_s_restart_explains_nothing(node: Node) -> None:
+    """Each has a cache of its own."""
+    node.report.restarted("another")
+    node.keep(0)
+    node.ask()
+    assert node.broken.cause == "evicted"
 
 
 def test_what_is_expected_is_what_requests_share() -> None:
