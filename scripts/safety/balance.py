@@ -13,7 +13,7 @@ from scripts.safety.rows import Row
 QUOTAS: Mapping[str, float] = {
     "aart": 1100,
     "advbench": 650,
-    "asked": 700,
+    "asked": 2000,
     "benign_arena_v01": 1100,
     "benign_banking77": 250,
     "benign_clinc": 700,

@@ -19,12 +19,14 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from app.safety.categories import CATEGORIES
+from app.safety.encoder import WINDOW
 from scripts.safety import balance
 from scripts.safety.minilm import MiniLM, pretrained
 from scripts.safety.rows import Row
 from scripts.safety.tokens import Wordpieces, batches, disguised, padded, part
 
 _IGNORED = -100
+_BURIED, _BEHIND = 0.15, 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ def train(rows: Sequence[Row], weights: Path, recipe: Recipe, start: Path | None
             part(wordpieces.ids(disguised(row.text[:6000], rng)), rng, harmful=bool(row.harmful))
             for row in block
         ]
+        pieces = _buried(pieces, [i for i, row in enumerate(block) if not row.harmful], rng)
         lengths = np.array([len(piece) for piece in pieces])
         for places in batches(lengths, recipe.batch, rng):
             loss = _loss(model, [pieces[i] for i in places], [block[i] for i in places], recipe)
@@ -81,6 +84,22 @@ def train(rows: Sequence[Row], weights: Path, recipe: Recipe, start: Path | None
             flush=True,
         )
     return model.eval()
+
+
+def _buried(pieces: list[list[int]], benign: list[int], rng: random.Random) -> list[list[int]]:
+    """Some of the pieces behind or before benign ones, up to a window: what is asked may be a small part."""
+    if not benign:
+        return pieces
+    found = []
+    for piece in pieces:
+        if rng.random() < _BURIED:
+            room = WINDOW - 2 - len(piece)
+            other = [token for i in rng.choices(benign, k=3) for token in pieces[i]][
+                : rng.randrange(room + 1)
+            ]
+            piece = other + piece if rng.random() < _BEHIND else piece + other  # noqa: PLW2901
+        found.append(piece)
+    return found
 
 
 def _pace(done: float, warm_up: float) -> float:

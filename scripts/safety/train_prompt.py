@@ -127,6 +127,7 @@ def _models(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace)
     recipe = train_encoder.Recipe(args.examples)
     if args.start:
         recipe = replace(recipe, rate=recipe.rate / 2, head_rate=recipe.head_rate / 4, seed=1)
+    print("the shipped encoder", flush=True)
     model = train_encoder.train(seen, args.weights, recipe, args.start)
     torch.save(model.state_dict(), args.work / "encoder.pt")
     export.write(model, args.models / "encoder.onnx")
