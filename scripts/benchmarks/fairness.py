@@ -32,8 +32,11 @@ from scripts.benchmarks.node import Node, add_node_arguments
 from scripts.benchmarks.stats import bootstrap_ratio, percentile
 
 LIGHT, HEAVY, SHORT, LONG = range(4)
-LIGHT_CHATS = Shape(words=(20, 40), tokens=(16, 16), exact=1.0)
-HEAVY_CHATS = Shape(words=(300, 600), tokens=(200, 600), exact=0.5, most=1000)
+LIGHT_CHATS = Shape(words=(60, 120), tokens=(16, 16), exact=1.0)
+FLOODS = {
+    "answers": Shape(words=(40, 120), tokens=(500, 1500), exact=0.8, most=2000),
+    "prompts": Shape(words=(300, 600), tokens=(200, 600), exact=0.8, most=1000),
+}
 SHORT_CHATS = Shape(words=(20, 60), tokens=(20, 60), exact=1.0)
 LONG_CHATS = Shape(words=(200, 600), tokens=(100, 400), exact=1.0)
 MOST_SLOWER = 1.5
@@ -56,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backlog", type=int, default=40, help="clients of each backlogged key (default: 40)"
     )
+    parser.add_argument(
+        "--of", choices=tuple(FLOODS), default="answers", help="what is long about them (default: answers)"
+    )
     parser.add_argument("--seed", type=int, default=1)
     add_node_arguments(parser)
 
@@ -70,7 +76,7 @@ class Fairness:
         self._rng = random.Random(arguments.seed)  # noqa: S311  # reproducible, not secret
         self._chats = {
             key: Chats(node.model, shape, arguments.seed + key)
-            for key, shape in enumerate((LIGHT_CHATS, HEAVY_CHATS, SHORT_CHATS, LONG_CHATS))
+            for key, shape in enumerate((LIGHT_CHATS, FLOODS[arguments.of], SHORT_CHATS, LONG_CHATS))
         }
         self._served: Counter[int] = Counter()
 
