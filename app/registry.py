@@ -210,8 +210,8 @@ class Streams:
         """Stop the model's stream that nobody has read for longest, and tell its id, if there is one."""
         for request_id in self._grace:
             stream = self._streams.get(request_id)
-            if stream is None or stream.readers or stream.cancelled is not None:
-                continue  # somebody has come back to it, or it ends already
+            if stream is None or stream.readers or stream.done or stream.cancelled is not None:
+                continue  # somebody has come back to it, or it has ended, or will
             if stream.request.model == model:
                 self._log.info("unread_aborted", request_id=request_id)
                 stream.cancel("disconnect")

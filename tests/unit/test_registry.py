@@ -204,6 +204,17 @@ async def test_for_room_the_longest_unread_ends_first():
     await registry.end(streams[0])
 
 
+async def test_what_has_just_ended_is_not_stopped_for_room():
+    """Its task may have yet to end: it makes no room, and to be named again and again would be for ever."""
+    registry = Registry(resume_grace_s=30)
+    stream = registry.create()
+    await stream.opened()
+    registry.streams.leave(stream.attach())
+    stream.close()
+    assert stream.request_id in registry.streams._grace
+    assert registry.streams.abort_unread("scripted") is None
+
+
 async def test_leaving_again_starts_the_grace_period_again():
     """Each absence has the whole grace period."""
     registry = Registry(resume_grace_s=30)
