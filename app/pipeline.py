@@ -72,7 +72,7 @@ class Pipeline:
         entry: Entry | None = None
         try:
             with self._history.claim(request):
-                place.check_ready()
+                place.knock(request, key)
                 asked = await self._history.load(request)
                 check.look(asked, in_short=place.admission.busy)
                 prompt = await _render(check, place, asked.request)

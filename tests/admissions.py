@@ -226,7 +226,7 @@ class Node:
         prompt_ids = [number + (1 << 20), *range(ids - 1)] if isinstance(ids, int) else list(ids)
         seen = Seen(key.id, self.loop.time())
         self.seen.append(seen)
-        body: dict[str, Any] = {"messages": [], "ignore_eos": exact}
+        body: dict[str, Any] = {"messages": [{"content": f"question {number}"}], "ignore_eos": exact}
         max_tokens = tokens if exact else max_tokens
         for _ in range(retries + 1):
             seen.at_s = self.loop.time()
@@ -234,6 +234,7 @@ class Node:
             request = ChatRequest(rid, key.owner, "m", body, 0, max_tokens=max_tokens)
             prompt = Prompt(prompt_ids, max_tokens, None)
             try:
+                self.admission.knock(request, key)
                 ticket = await self.admission.admit(request, prompt, key)
             except ServingError as error:
                 seen.refused.append(error)

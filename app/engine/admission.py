@@ -29,9 +29,10 @@ from app.engine.door import Bounds, Door
 from app.engine.fair_queue import FairQueue, Lane
 from app.engine.gate import Gate
 from app.engine.growth import Growth, Lengths, expected, expected_at_first
+from app.engine.in_flight import InFlight
 from app.engine.pace import Pace
 from app.engine.pool import Pool
-from app.engine.ticket import Ticket
+from app.engine.ticket import Knock, Ticket
 from app.errors import Cancelled, ServingError
 from app.store.keys import Key, Tier
 
@@ -79,13 +80,10 @@ class Admission:
         self._lanes: dict[str, Lane] = {}
         self._model_lengths = Lengths()
         self._waiting: dict[str, Ticket] = {}
-        self._in_flight: dict[str, Ticket] = {}
+        self._waiting_uncached = 0
+        """Prompt tokens of those that wait."""
+        self._in_flight = InFlight()
         self._active_weight = 0.0
-        self._num_running = 0
-        """Choices in flight."""
-        self.max_running_reqs = 0
-        """How many the engine runs at once; 0 where it does not say."""
-        self._reclaimed_tokens = 0
         self._blocked: Ticket | None = None
         self._was_ready = False
         self.open()
@@ -103,7 +101,7 @@ class Admission:
             if not self._model_lengths.total:
                 self._model_lengths = self._pace.lengths(model.id)
             self.pool.capacity_tokens = self._engine.model.kv_capacity_tokens
-            self.max_running_reqs = self._engine.load().max_running_reqs
+            self._in_flight.most_choices = self._engine.load().max_running_reqs
         self.pool.forget_drift()
         self.gate.reset()
         capacity = self.pool.capacity_tokens
@@ -116,6 +114,8 @@ class Admission:
             capacity,
             self._chance,
             self.counts,
+            free_tokens=self._free_tokens,
+            ends_after_s=lambda now_s: self._in_flight.ends_after_s(now_s, self.throughput.tokens_per_s),
         )
 
     @property
@@ -149,7 +149,7 @@ class Admission:
         if self.pool.num_claims and ready:
             load = self._engine.load()
             self.pool.observe(load.used_tokens)
-            self.max_running_reqs = load.max_running_reqs
+            self._in_flight.most_choices = load.max_running_reqs
         for queued in self.queue.overdue(now_s):
             assert isinstance(queued, Ticket)
             self._refuse(queued, self.door.overdue(queued, now_s))
@@ -166,6 +166,19 @@ class Admission:
             self._refuse(ticket, error())
 
     # A request
+
+    def knock(self, request: ChatRequest, key: Key | None = None) -> None:
+        """Refuse a request before it is read and rendered, where it would have to be refused after.
+
+        Raises KeyOverloaded, Overloaded.
+        """
+        if not self.queue:
+            return
+        now_s = self._clock_s()
+        lane = self._lane(request, key)
+        lane.used_at_s = now_s
+        tokens = lane.mean_tokens or self.queue.tokens / len(self.queue)
+        self.door.knock(Knock(lane, request, int(tokens), now_s), now_s)
 
     async def admit(
         self,
@@ -226,10 +239,7 @@ class Admission:
         if not ticket.started:
             self.gate.leave(ticket.uncached_tokens)
         self.pool.give_back(ticket.claim)
-        self._num_running -= ticket.claim.n
-        del self._in_flight[ticket.rid]
-        if ticket.reclaimed:
-            self._reclaimed_tokens -= ticket.tokens
+        self._in_flight.remove(ticket)
         lane.num_in_flight -= 1
         lane.in_flight_tokens -= ticket.tokens
         if not lane.active:
@@ -296,6 +306,7 @@ class Admission:
             self._active_weight += lane.weight
         self.queue.enter(ticket)
         self._waiting[ticket.rid] = ticket
+        self._waiting_uncached += ticket.uncached_tokens
         self._dispatch()
         if ticket.let_in_s is None:
             self._reclaim()
@@ -317,6 +328,7 @@ class Admission:
     def _leave(self, ticket: Ticket) -> None:
         self.queue.remove(ticket)
         del self._waiting[ticket.rid]
+        self._waiting_uncached -= ticket.uncached_tokens
         if not ticket.lane.active:
             self._active_weight -= ticket.lane.weight
 
@@ -329,7 +341,7 @@ class Admission:
         """Let in all whose turn it is and who fit."""
         now_s = self._clock_s()
         while self.queue:
-            if not self._has_place(1, 0.0):
+            if not self._in_flight.has_place(1, 0.0):
                 self._blocked = cast("Ticket", next(self.queue.in_turn(now_s)))
                 return
             ticket = self._next(now_s)
@@ -363,14 +375,18 @@ class Admission:
         """Whether the engine has a place and the pool has room, without what is kept for others."""
         alone = len(self._lanes) == 1 and not ticket.lane.keyed
         spare = 0.0 if alone or self._entitled(ticket) else SPARE
-        if not self._has_place(ticket.claim.n, spare):
+        if not self._in_flight.has_place(ticket.claim.n, spare):
             return False
         return self.pool.fits(ticket.claim, int(spare * self.pool.capacity_tokens))
 
-    def _has_place(self, n: int, spare: float) -> bool:
-        """Whether so many choices more would run at once; one request always may."""
-        most = self.max_running_reqs
-        return not (most and self._num_running) or self._num_running + n <= most - int(spare * most)
+    def _free_tokens(self) -> int:
+        """Memory that nothing is kept for; none without a place in the engine, or before a long prefill."""
+        if not self._in_flight.has_place(len(self.queue) + 1, SPARE):
+            return 0
+        if self._waiting_uncached > self.gate.soon_tokens():
+            return 0
+        pool = self.pool
+        return pool.limit_tokens - int(SPARE * pool.capacity_tokens) - pool.committed_tokens
 
     def _entitled(self, ticket: Ticket) -> bool:
         """Whether its key has nothing in flight, or stays within its share, were one more key to come."""
@@ -404,10 +420,8 @@ class Admission:
         lane.num_in_flight += 1
         lane.in_flight_tokens += ticket.tokens
         self.pool.take(ticket.claim)
-        self._num_running += ticket.claim.n
         ticket.behind = self.gate.enter(ticket.uncached_tokens)
-        ticket.let_in_s = now_s
-        self._in_flight[ticket.rid] = ticket
+        self._in_flight.add(ticket, now_s)
         self.counts.let_in[lane.tier] += 1
         self._charge(ticket, ticket.uncached_tokens + ticket.claim.mean)
 
@@ -416,16 +430,13 @@ class Admission:
     def _reclaim(self) -> None:
         """While somebody waits for memory: streams that nobody reads end first, as many as it takes."""
         while self._blocked is not None and self._blocked.rid in self._waiting:
-            if self._reclaimed_tokens >= self._blocked.tokens:
+            if self._in_flight.reclaimed_tokens >= self._blocked.tokens:
                 return
             rid = self.abort_unread()
             if rid is None:
                 return
             self.counts.unread_aborted += 1
-            ticket = self._in_flight.get(rid)
-            if ticket is not None and not ticket.reclaimed:
-                ticket.reclaimed = True
-                self._reclaimed_tokens += ticket.tokens
+            self._in_flight.reclaim(rid)
 
     def _forget_idle(self, now_s: float) -> None:
         idle = [

@@ -65,6 +65,11 @@ class Appointments:
         self.num += 1
         self.tokens += tokens
 
+    def has(self, fingerprint: int, now_s: float) -> bool:
+        """Whether a request may keep one now."""
+        seconds = self._by_fingerprint.get(fingerprint)
+        return bool(seconds and min(seconds) <= now_s)
+
     def keep(self, fingerprint: int, now_s: float) -> bool:
         """Whether a request comes to an appointment, which it then no longer has; not if it comes early."""
         seconds = self._by_fingerprint.get(fingerprint)

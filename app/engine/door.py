@@ -17,7 +17,7 @@ from app.engine.admission_counts import AdmissionCounts
 from app.engine.appointments import Shows
 from app.engine.backlog import Throughput
 from app.engine.fair_queue import AGED_SHARE, FairQueue, Lane
-from app.engine.ticket import Ticket
+from app.engine.ticket import Knock, Ticket
 from app.errors import KeyOverloaded, Overloaded, ServingError
 from app.settings import Settings
 from app.store.keys import TIERS, Tier
@@ -33,7 +33,9 @@ RETURN_AT = 0.2
 WARM_UP = 0.4
 WARM_UP_S = 5.0
 """After a start nobody is told to come before such a part of what a full pool takes, or that long."""
-PROMISED = 0.75
+LATE = 2.5
+"""How many times as long as others those may wait who come when told."""
+PROMISED = 0.65
 """Part of the throughput that is given away in advance; what comes unannounced fills up the rest."""
 AHEAD_S = (0, 1, 2, 4, 8)
 """For when the room is kept that was promised, in seconds from now."""
@@ -82,7 +84,11 @@ class Door:
         pool_tokens: int,
         chance: Callable[[], float],
         counts: AdmissionCounts,
+        *,
+        free_tokens: Callable[[], int] = lambda: 0,
+        ends_after_s: Callable[[float], float] = lambda _now_s: 0.0,
     ) -> None:
+        """`free_tokens` of memory are there now; `ends_after_s` is until requests end as they come."""
         self._bounds = bounds
         self._deadline_s = tuple(bounds.deadline_s[tier] for tier in TIERS)
         self._most_tokens = bounds.max_queued_tokens or POOLS * pool_tokens
@@ -93,13 +99,22 @@ class Door:
         self._chance = chance
         self.shows = Shows()
         self._counts = counts
+        self._free_tokens = free_tokens
+        self._ends_after_s = ends_after_s
 
     def enter(self, ticket: Ticket, now_s: float) -> None:
         """Give a request its deadline, and let it wait. Raises KeyOverloaded, Overloaded."""
         lane = ticket.lane
-        if not self._may_wait(ticket, now_s):
+        if not self._may_wait(ticket, now_s, appointed=self.came(ticket, now_s)):
             raise self._refusal(ticket, now_s)
         ticket.deadline_s = now_s + self._deadline_s[lane.rank]
+
+    def knock(self, knock: Knock, now_s: float) -> None:
+        """Refuse what would have to be refused once it is rendered. Raises KeyOverloaded, Overloaded."""
+        if knock.lane.appointments.has(knock.fingerprint, now_s):
+            return
+        if not self._may_wait(knock, now_s, appointed=False):
+            raise self._refusal(knock, now_s)
 
     def came(self, ticket: Ticket, now_s: float) -> bool:
         """Whether a request comes to an appointment, which it has kept then."""
@@ -158,22 +173,23 @@ class Door:
             waits_s.append((line + before) / self._rate(lane))
         return waits_s
 
-    def _may_wait(self, ticket: Ticket, now_s: float) -> bool:
+    def _may_wait(self, ticket: Ticket | Knock, now_s: float, *, appointed: bool) -> bool:
         lane, queue = ticket.lane, self._queue
         room, places = self._most_tokens - queue.tokens, self._bounds.max_queued_requests - len(queue)
-        appointed = self.came(ticket, now_s)
         if places < 1 or (ticket.tokens > room and queue.tokens):
             return False
-        if appointed or not queue:
-            return True
+        if not queue or queue.tokens + ticket.tokens <= self._free_tokens():
+            return True  # in the last case it waits for the prefill of others alone
+        if appointed:
+            return queue.tokens <= LATE * self.most_wait_s(lane) * self._rate(lane)
         if lane.waiting and len(lane.waiting) + 1 > places:
             return False
         return self._soon(ticket, room, now_s)
 
-    def _soon(self, ticket: Ticket, room: int, now_s: float) -> bool:
+    def _soon(self, ticket: Ticket | Knock, room: int, now_s: float) -> bool:
         """Whether it has its turn in time, and those who are to come in the next seconds have theirs."""
         lane, coming, rate = ticket.lane, self.shows.part, self._rate(ticket.lane)
-        most = min(room, self.most_wait_s(lane) * rate)
+        most = min(room, max(self.most_wait_s(lane) - self._ends_after_s(now_s), 0.0) * rate)
         if lane.waiting_tokens > most:
             return False
         others = [
@@ -202,7 +218,7 @@ class Door:
         part = AGED_SHARE if self._queue.waits_above(lane) else 1.0
         return self._throughput.tokens_per_s * part
 
-    def _refusal(self, ticket: Ticket, now_s: float) -> ServingError:
+    def _refusal(self, ticket: Ticket | Knock, now_s: float) -> ServingError:
         ticket.lane.refused_at_s = now_s
         retry_s, sure = self._appoint(ticket, now_s)
         when = f"Try again in {retry_s} s." if sure else "It is not sure to find room within two minutes."
@@ -223,7 +239,7 @@ class Door:
             )
         return self._counted(ticket, error)
 
-    def _counted(self, ticket: Ticket, error: ServingError) -> ServingError:
+    def _counted(self, ticket: Ticket | Knock, error: ServingError) -> ServingError:
         self._counts.refused[ticket.lane.tier][error.code] += 1
         return error
 
@@ -235,7 +251,7 @@ class Door:
         own = lane.in_flight_tokens + lane.waiting_tokens
         return len(active) > 1 and lane.active and own > tokens * lane.weight / weight
 
-    def _appoint(self, ticket: Ticket, now_s: float) -> tuple[int, bool]:
+    def _appoint(self, ticket: Ticket | Knock, now_s: float) -> tuple[int, bool]:
         """Seconds until its key's line has moved on so far, and whether it is expected then."""
         lane, coming, rate = ticket.lane, self.shows.part, self._rate(ticket.lane)
         room = max(self._most_tokens - self._queue.tokens, 0)
@@ -245,7 +261,8 @@ class Door:
             _before(lane, line, other, other.waiting_tokens + coming * other.appointments.tokens)
             for other in self._in_line_with(lane)
         )
-        wait_s = max((ahead - RETURN_AT * most) / (PROMISED * rate), self._warms_up_s(now_s))
+        wait_s = (ahead - RETURN_AT * most) / (PROMISED * rate)
+        wait_s = max(wait_s, self._warms_up_s(now_s), self._ends_after_s(now_s))
         wait_s *= 1 + JITTER * self._chance()
         retry_s = self._free_s(lane, now_s, max(math.ceil(wait_s), 1))
         if retry_s > MAX_RETRY_S:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 
+from app.engine.backlog import Throughput
+
 STEP_TOKENS = 2048
 """The window after a start, its least, and what it grows by."""
 LEAST_TOKENS = 64
@@ -25,6 +27,7 @@ class Gate:
         self._widest = max(widest_tokens, STEP_TOKENS)
         self.waiting_tokens = 0
         """Let in, and without a first token."""
+        self._prefill = Throughput(self._widest / target_s, 0.0)
         self.reset()
 
     def reset(self) -> None:
@@ -39,6 +42,10 @@ class Gate:
         open_ = not self.waiting_tokens or self.waiting_tokens + self.size(tokens) <= self.window_tokens
         self._limiting = self._limiting or not open_
         return open_
+
+    def soon_tokens(self) -> int:
+        """What may wait for the prefill alone: half of the target's worth at the pace of late."""
+        return int(self._prefill.tokens_per_s * self._target_s / 2) - self.waiting_tokens
 
     @staticmethod
     def size(tokens: int) -> int:
@@ -58,6 +65,8 @@ class Gate:
     def started(self, tokens: int, let_in_s: float, now_s: float, *, behind: bool) -> None:
         """A prompt has its first token. Late ones count where they had others before them."""
         size = self.size(tokens)
+        self._prefill.advance(now_s, waiting=self._limiting)  # a gate that holds nobody back measures nothing
+        self._prefill.freed(size if self._limiting else 0)
         wide = self._limiting or 2 * self.waiting_tokens >= self.window_tokens
         self.waiting_tokens -= size
         if now_s - let_in_s > self._target_s:

@@ -45,6 +45,11 @@ class Place:
         if not self.ready:
             raise EngineNotReady(f"The engine is {self.engine.health().value}; see /readyz.", retry_after_s=5)
 
+    def knock(self, request: ChatRequest, key: Key | None) -> None:
+        """Refuse at once what would be refused later. Raises EngineNotReady, KeyOverloaded, Overloaded."""
+        self.check_ready()
+        self.admission.knock(request, key)
+
 
 class Places:
     """The models that this process serves: the large one, and a small one beside it where there is one."""

@@ -14,6 +14,28 @@ STEP_TOKENS = 32
 """After how many tokens of a choice a reservation is looked at again; later at an eighth of its length."""
 
 
+def fingerprint_of(request: ChatRequest) -> int:
+    """What a key's request is known by when it comes again: its last message, before it is rendered too.
+
+    Its answer may have been shortened by then, and its conversation not be read yet.
+    """
+    messages = request.body.get("messages")
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, list):
+        content = tuple(part.get("text") for part in content)
+    return hash((content, request.n))
+
+
+class Knock(Queued):
+    """A request that has not been rendered: all the door needs to know of it."""
+
+    __slots__ = ("fingerprint",)
+
+    def __init__(self, lane: Lane, request: ChatRequest, tokens: int, now_s: float) -> None:
+        super().__init__(lane, tokens, now_s)
+        self.fingerprint = fingerprint_of(request)
+
+
 class Desk(Protocol):
     """Who hands out tickets (app.engine.admission)."""
 
@@ -36,6 +58,7 @@ class Ticket(Queued):
         "charged_tokens",
         "claim",
         "exact",
+        "fingerprint",
         "future",
         "lengths",
         "let_in_s",
@@ -54,6 +77,7 @@ class Ticket(Queued):
         super().__init__(lane, 0, now_s)
         self._desk = desk
         self.rid = request.request_id
+        self.fingerprint = fingerprint_of(request)
         self.max_tokens = prompt.max_tokens
         self.exact = bool(request.body.get("ignore_eos"))
         self.claim = Claim(prompt.token_ids, None, request.n, prompt.max_tokens, growth)
@@ -70,12 +94,6 @@ class Ticket(Queued):
         self.lengths = [0] * request.n
         self._due = [1] * request.n
         self.future: asyncio.Future[None] | None = None
-
-    @property
-    def fingerprint(self) -> int:
-        """What the request is known by when it comes again; its answer may be shortened by then."""
-        ids = self.claim.ids
-        return hash((len(ids), tuple(ids[:64]), tuple(ids[-128:]), len(self.lengths)))
 
     def saw(self, delta: Delta) -> None:
         """Take note of a delta, with the engine's own counts. Costs nothing for most of them."""

@@ -37,7 +37,7 @@ class World:
     ) -> Ticket:
         """Ask for a prompt of nine tokens of its own and an answer of exactly that many."""
         self.number += 1
-        body = {"messages": [], "ignore_eos": True}
+        body = {"messages": [{"content": f"question {self.number}"}], "ignore_eos": True}
         request = ChatRequest(rid or f"r{self.number}", name, "m", body, 0, max_tokens=tokens)
         prompt = Prompt([self.number, *range(-8, 0)], tokens, None)
         return await self.admission.admit(request, prompt, key or key_of(name))
@@ -192,7 +192,7 @@ async def test_who_comes_back_when_told_has_its_place() -> None:
     first = await world.admit(900)
     tasks = [world.later(500) for _ in range(2)]
     await settled(*tasks)
-    body = {"messages": [], "ignore_eos": True}
+    body = {"messages": [{"content": "the same"}], "ignore_eos": True}
     request = ChatRequest("back", "a", "m", body, 0, max_tokens=500)
     prompt = Prompt([7] * 300, 500, None)
     with pytest.raises(Overloaded) as refused:
@@ -219,7 +219,7 @@ async def test_an_appointment_is_kept_where_nobody_waits_any_more(comes_back: bo
     waiting = world.later(500)
     await settled(waiting)
     prompt = Prompt([7] * 9, 500, None)
-    request = ChatRequest("back", "a", "m", {"messages": []}, 0, max_tokens=500)
+    request = ChatRequest("back", "a", "m", {"messages": [{"content": "the same"}]}, 0, max_tokens=500)
     with pytest.raises(Overloaded) as refused:
         await world.admission.admit(request, prompt, key_of("a"))
     flying.pop().release()
@@ -253,6 +253,26 @@ async def test_who_comes_back_for_a_shorter_answer_is_known_again() -> None:
     first.release()
 
 
+async def test_what_would_be_refused_is_refused_at_the_first_knock() -> None:
+    """Before it is rendered; who comes when told is let pass, and with nobody waiting so is everyone."""
+    world = World(max_queued_requests=1, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+    body = {"messages": [{"content": "knocking"}]}
+    request = ChatRequest("knock", "a", "m", body, 0, max_tokens=500)
+    world.admission.knock(request, key_of("a"))
+    first = await world.admit(900)
+    waiting = world.later(500)
+    await settled(waiting)
+    with pytest.raises(Overloaded) as refused:
+        world.admission.knock(request, key_of("a"))
+    assert refused.value.retry_after_s is not None
+    world.now_s = float(refused.value.retry_after_s)
+    world.admission.knock(request, key_of("a"))
+    assert world.admission.counts.appointments == {"kept": 0, "missed": 0}
+    world.admission.refuse_waiting(lambda: Draining("The server is stopping."))
+    await asyncio.gather(waiting, return_exceptions=True)
+    first.release()
+
+
 async def test_streams_nobody_reads_end_first() -> None:
     """While one waits for memory, as many are aborted as it needs, and none without need."""
     world = World()
@@ -275,7 +295,7 @@ async def test_streams_nobody_reads_end_first() -> None:
     (await waiting).release()
     for rid in ("u2", "u3"):
         unread[rid].release()
-    assert world.admission._reclaimed_tokens == 0
+    assert world.admission._in_flight.reclaimed_tokens == 0
 
 
 async def test_a_shared_prompt_is_reserved_once() -> None:
