@@ -70,6 +70,10 @@ class Appointments:
         seconds = self._by_fingerprint.get(fingerprint)
         return bool(seconds and min(seconds) <= now_s)
 
+    def later(self, fingerprint: int, now_s: float) -> int | None:
+        """For when a request is expected that has come too early."""
+        return min((at for at in self._by_fingerprint.get(fingerprint, ()) if at > now_s), default=None)
+
     def keep(self, fingerprint: int, now_s: float) -> bool:
         """Whether a request comes to an appointment, which it then no longer has; not if it comes early."""
         seconds = self._by_fingerprint.get(fingerprint)

@@ -252,7 +252,13 @@ class Door:
         return len(active) > 1 and lane.active and own > tokens * lane.weight / weight
 
     def _appoint(self, ticket: Ticket | Knock, now_s: float) -> tuple[int, bool]:
-        """Seconds until its key's line has moved on so far, and whether it is expected then."""
+        """Seconds until its key's line has moved on so far, and whether it is expected then.
+
+        Who comes before its time is told the same time again: one place is kept for it, not several.
+        """
+        expected_s = ticket.lane.appointments.later(ticket.fingerprint, now_s)
+        if expected_s is not None:
+            return math.ceil(expected_s - now_s), True
         lane, coming, rate = ticket.lane, self.shows.part, self._rate(ticket.lane)
         room = max(self._most_tokens - self._queue.tokens, 0)
         most = min(room + lane.waiting_tokens, self.most_wait_s(lane) * rate)

@@ -35,6 +35,7 @@ class World:
     now_s: float = 1000.0
     begun_s: float = 1000.0
     lanes: dict[str, Lane] = field(default_factory=dict)
+    number: int = 0
     free_tokens: int = 0
     ends_after_s: float = 0.0
 
@@ -59,7 +60,9 @@ class World:
     def come(self, name: str, tokens: int = 10, tier: Tier = "standard", weight: float = 1.0) -> int:
         """One more request; 0 if it may wait, or when it is told to come back."""
         lane = self.lanes.setdefault(name, Lane(name, tier, weight))
-        ticket: Any = Ticket(lane, tokens, tokens)
+        self.number += 1
+        fingerprint = tokens if tokens == 11 else -self.number  # those of eleven tokens are one client's
+        ticket: Any = Ticket(lane, tokens, fingerprint)
         try:
             self.door.enter(ticket, self.now_s)
         except Overloaded as error:
@@ -97,6 +100,18 @@ def test_batch_waits_as_long_as_its_deadline_bears() -> None:
     world = World()
     assert [world.come("a", 100, "batch") for _ in range(80)].index(0) == 0
     assert world.lanes["a"].waiting_tokens == 7600
+
+
+def test_who_comes_too_early_is_told_the_same_time_and_expected_once() -> None:
+    """A client that insists takes no more of the time to come than one that obeys."""
+    world = World()
+    while not world.come("a"):
+        pass
+    told = world.come("a", 11)
+    expected = world.lanes["a"].appointments.num
+    world.now_s += 1.0
+    assert [world.come("a", 11) for _ in range(5)] == [told - 1] * 5
+    assert world.lanes["a"].appointments.num == expected
 
 
 def test_seconds_are_given_away_once() -> None:
