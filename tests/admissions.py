@@ -226,7 +226,8 @@ class Node:
         prompt_ids = [number + (1 << 20), *range(ids - 1)] if isinstance(ids, int) else list(ids)
         seen = Seen(key.id, self.loop.time())
         self.seen.append(seen)
-        body: dict[str, Any] = {"messages": [{"content": f"question {number}"}], "ignore_eos": exact}
+        content = f"question {number}".ljust(4 * len(prompt_ids))
+        body: dict[str, Any] = {"messages": [{"content": content}], "ignore_eos": exact}
         max_tokens = tokens if exact else max_tokens
         for _ in range(retries + 1):
             seen.at_s = self.loop.time()

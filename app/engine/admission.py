@@ -32,7 +32,7 @@ from app.engine.growth import Growth, Lengths, expected, expected_at_first
 from app.engine.in_flight import InFlight
 from app.engine.pace import Pace
 from app.engine.pool import Pool
-from app.engine.ticket import Knock, Ticket
+from app.engine.ticket import Knock, Ticket, prompt_guess
 from app.errors import Cancelled, ServingError
 from app.store.keys import Key, Tier
 
@@ -177,8 +177,11 @@ class Admission:
         now_s = self._clock_s()
         lane = self._lane(request, key)
         lane.used_at_s = now_s
-        tokens = lane.mean_tokens or self.queue.tokens / len(self.queue)
-        self.door.knock(Knock(lane, request, int(tokens), now_s), now_s)
+        most = request.max_tokens or self._engine.model.context_length
+        growth = expected_at_first(lane.lengths, self._model_lengths, request.body, most)
+        tokens = prompt_guess(request) + request.n * growth.mean
+        self.queue.lift(lane)
+        self.door.knock(Knock(lane, request, tokens, now_s), now_s)
 
     async def admit(
         self,

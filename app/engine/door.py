@@ -35,7 +35,7 @@ WARM_UP_S = 5.0
 """After a start nobody is told to come before such a part of what a full pool takes, or that long."""
 LATE = 2.5
 """How many times as long as others those may wait who come when told."""
-PROMISED = 0.65
+PROMISED = 0.75
 """Part of the throughput that is given away in advance; what comes unannounced fills up the rest."""
 AHEAD_S = (0, 1, 2, 4, 8)
 """For when the room is kept that was promised, in seconds from now."""
@@ -181,10 +181,17 @@ class Door:
         if not queue or queue.tokens + ticket.tokens <= self._free_tokens():
             return True  # in the last case it waits for the prefill of others alone
         if appointed:
-            return queue.tokens <= LATE * self.most_wait_s(lane) * self._rate(lane)
+            return self._in_line(ticket) <= LATE * self.most_wait_s(lane) * self._rate(lane)
         if lane.waiting and len(lane.waiting) + 1 > places:
             return False
         return self._soon(ticket, room, now_s)
+
+    def _in_line(self, ticket: Ticket | Knock) -> float:
+        """Tokens of those that wait that are served until it has its turn, and its own."""
+        lane, line = ticket.lane, ticket.lane.waiting_tokens + ticket.tokens
+        return line + sum(
+            _before(lane, line, other, other.waiting_tokens) for other in self._in_line_with(lane)
+        )
 
     def _soon(self, ticket: Ticket | Knock, room: int, now_s: float) -> bool:
         """Whether it has its turn in time, and those who are to come in the next seconds have theirs."""
@@ -300,7 +307,11 @@ class Door:
 
 
 def _before(lane: Lane, line: float, other: Lane, others_line: float) -> float:
-    """Tokens of another key's line that are served before the end of a key's own, both in tokens."""
+    """Tokens of another key's line that are served before the end of a key's own, both in tokens.
+
+    Of a key that was served less, so much more; but nobody counts on going first.
+    """
     if other.rank < lane.rank:
         return others_line
-    return min(others_line, line * other.weight / lane.weight)
+    ahead = max(lane.served - other.served, 0.0) if other.rank == lane.rank else 0.0
+    return min(others_line, (ahead + line / lane.weight) * other.weight)

@@ -10,6 +10,8 @@ from app.engine.fair_queue import Lane, Queued
 from app.engine.growth import Growth
 from app.engine.pool import Claim
 
+_LETTERS = 4
+"""Of a token, about."""
 STEP_TOKENS = 32
 """After how many tokens of a choice a reservation is looked at again; later at an eighth of its length."""
 
@@ -24,6 +26,12 @@ def fingerprint_of(request: ChatRequest) -> int:
     if isinstance(content, list):
         content = tuple(part.get("text") for part in content)
     return hash((content, request.n))
+
+
+def prompt_guess(request: ChatRequest) -> int:
+    """About how many tokens a prompt has, by its letters; its history is not read yet."""
+    contents = [message.get("content") for message in request.body.get("messages", ())]
+    return sum(len(content) for content in contents if isinstance(content, str)) // _LETTERS
 
 
 class Knock(Queued):
