@@ -115,6 +115,7 @@ class Admission:
             self._chance,
             self.counts,
             free_tokens=self._free_tokens,
+            has_room=self._has_room,
             ends_after_s=lambda now_s: self._in_flight.ends_after_s(now_s, self.throughput.tokens_per_s),
         )
 
@@ -377,7 +378,7 @@ class Admission:
     def _fits(self, ticket: Ticket) -> bool:
         """Whether the engine has a place and the pool has room, without what is kept for others."""
         alone = len(self._lanes) == 1 and not ticket.lane.keyed
-        spare = 0.0 if alone or self._entitled(ticket) else SPARE
+        spare = 0.0 if alone or self._entitled(ticket.lane, ticket.tokens) else SPARE
         if not self._in_flight.has_place(ticket.claim.n, spare):
             return False
         return self.pool.fits(ticket.claim, int(spare * self.pool.capacity_tokens))
@@ -391,13 +392,30 @@ class Admission:
         pool = self.pool
         return pool.limit_tokens - int(SPARE * pool.capacity_tokens) - pool.committed_tokens
 
-    def _entitled(self, ticket: Ticket) -> bool:
-        """Whether its key has nothing in flight, or stays within its share, were one more key to come."""
-        lane = ticket.lane
+    def _has_room(self, lane: Lane, tokens: int) -> bool:
+        """Whether so many tokens of a key that stays within its share fit now, into what is kept for such.
+
+        Beside those that wait, but for the key whose request does not fit: who was served less passes it.
+        """
+        blocked = self._blocked
+        if blocked is None or blocked.rid not in self._waiting or blocked.lane is lane:
+            return False
+        theirs = blocked.lane.served + blocked.tokens / blocked.lane.weight
+        if lane.served + tokens / lane.weight > theirs:
+            return False
+        if not self._in_flight.has_place(len(lane.waiting) + 1, 0.0) or not self._entitled(lane, tokens):
+            return False
+        if self._waiting_uncached - blocked.lane.waiting_tokens > self.gate.soon_tokens():
+            return False
+        beside = self.queue.tokens - blocked.lane.waiting_tokens - lane.waiting_tokens
+        return beside + tokens <= self.pool.limit_tokens - self.pool.committed_tokens
+
+    def _entitled(self, lane: Lane, tokens: int) -> bool:
+        """Whether a key has nothing in flight, or stays within its share, were one more key to come."""
         if not lane.num_in_flight:
             return True
         weight = self._active_weight + 1 + (0 if lane.active else lane.weight)
-        own = lane.in_flight_tokens + ticket.tokens
+        own = lane.in_flight_tokens + tokens
         return own * weight <= lane.weight * self.pool.capacity_tokens
 
     def _may_pass(self, ticket: Ticket, blocked: Ticket) -> bool:

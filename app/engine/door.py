@@ -86,9 +86,13 @@ class Door:
         counts: AdmissionCounts,
         *,
         free_tokens: Callable[[], int] = lambda: 0,
+        has_room: Callable[[Lane, int], bool] = lambda _lane, _tokens: False,
         ends_after_s: Callable[[float], float] = lambda _now_s: 0.0,
     ) -> None:
-        """`free_tokens` of memory are there now; `ends_after_s` is until requests end as they come."""
+        """`free_tokens` of memory are there now; `ends_after_s` is until requests end as they come.
+
+        `has_room` is whether there is memory for a key within its share, of what is kept for such.
+        """
         self._bounds = bounds
         self._deadline_s = tuple(bounds.deadline_s[tier] for tier in TIERS)
         self._most_tokens = bounds.max_queued_tokens or POOLS * pool_tokens
@@ -100,6 +104,7 @@ class Door:
         self.shows = Shows()
         self._counts = counts
         self._free_tokens = free_tokens
+        self._has_room = has_room
         self._ends_after_s = ends_after_s
 
     def enter(self, ticket: Ticket, now_s: float) -> None:
@@ -180,6 +185,8 @@ class Door:
             return False
         if not queue or queue.tokens + ticket.tokens <= self._free_tokens():
             return True  # in the last case it waits for the prefill of others alone
+        if self._has_room(lane, lane.waiting_tokens + ticket.tokens):
+            return True
         if appointed:
             return self._in_line(ticket) <= LATE * self.most_wait_s(lane) * self._rate(lane)
         if lane.waiting and len(lane.waiting) + 1 > places:

@@ -273,6 +273,23 @@ async def test_what_would_be_refused_is_refused_at_the_first_knock() -> None:
     first.release()
 
 
+async def test_a_light_key_finds_room_beside_one_that_fills_the_node() -> None:
+    """An eighth of the memory is kept for it; those who wait do not stand in its way."""
+    world = World(capacity=10_000)
+    flood = [world.later(1000, "heavy") for _ in range(30)]
+    await settled(*flood)
+    assert world.admission.busy
+    for _ in range(3):
+        world.admission.knock(world.request("light"), key_of("light"))
+        ticket = await world.admit(100, "light")
+        world.now_s += 0.1
+        ticket.release()
+    world.admission.refuse_waiting(lambda: Draining("The server is stopping."))
+    for result in await asyncio.gather(*flood, return_exceptions=True):
+        if isinstance(result, Ticket):
+            result.release()
+
+
 async def test_streams_nobody_reads_end_first() -> None:
     """While one waits for memory, as many are aborted as it needs, and none without need."""
     world = World()
