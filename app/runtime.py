@@ -190,7 +190,10 @@ class Runtime:
         self.journal.start()
         self._timekeepers = [
             asyncio.create_task(self.purge.run(), name="purge"),
-            *(asyncio.create_task(place.admission.run(), name="admission") for place in self.places),
+            *(
+                asyncio.create_task(self._keep_time(place.admission), name="admission")
+                for place in self.places
+            ),
             asyncio.create_task(self._watch_strain(), name="strain"),
         ]
         started_s = asyncio.get_running_loop().time()
@@ -319,6 +322,14 @@ class Runtime:
                 lambda: Draining("The server is stopping; send the request again.", retry_after_s=5)
             )
         await self.streams.drain(self.settings.drain_timeout_s)
+
+    async def _keep_time(self, admission: Admission) -> None:
+        """Have what is due in admission done, whatever breaks: without it nobody's wait would end."""
+        while True:
+            try:
+                await admission.run()
+            except Exception as exc:  # noqa: BLE001  # deadlines must go on
+                self.log.error("admission_broke", error=where(exc))
 
     async def aclose(self) -> None:
         """Close everything, the last opened first."""

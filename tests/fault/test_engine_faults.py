@@ -145,3 +145,20 @@ async def test_live_streams_are_limited(serve: Serve):
         await until(lambda: len(served.live()) == 1)
         async with await served.open(chat()) as third:
             await third.read_events(2)
+
+
+async def test_admission_keeps_time_after_it_broke(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    """What is wrong is logged, and the next quarter of a second has its turn."""
+    served = await serve()
+    admission = served.runtime.places.large.admission
+    polls: list[float] = []
+
+    def broken() -> None:
+        polls.append(0.0)
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(admission, "poll", broken)
+    await until(lambda: len(polls) > 1)
+    assert len(served.logged("admission_broke")) >= 1
+    monkeypatch.undo()
+    assert (await served.post(chat())).status == 200
