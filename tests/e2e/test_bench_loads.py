@@ -53,9 +53,7 @@ def test_fairness_is_measured_both_ways(tmp_path: Path) -> None:
     assert found["light key: requests alone, beside the flood"]["value"] == "4, 4"
     assert found["of them not answered"]["verdict"] == "met"
     assert "TTFT p99, beside/alone" in table
-    assert float(found["served tokens apart"]["value"]) < 1, (
-        "neither is left out; how fair it is, takes minutes"
-    )
+    assert float(found["served tokens apart"]["value"]) < 0.5, "how fair it is, takes minutes"
 
 
 @pytest.mark.timeout(120)
