@@ -401,9 +401,12 @@ async def test_a_screened_request_leaves_no_cycles(start: Start, asked: str, sai
     gc.collect()
     gc.disable()
     try:
-        for _ in range(20):
-            await served.post(chat(asked))
-        await until(lambda: not served.runtime.streams._finished)
-        assert gc.collect() < 20
+        for _ in range(3):  # what earlier tests left may end meanwhile, but not each time
+            for _ in range(20):
+                await served.post(chat(asked))
+            await until(lambda: not served.runtime.streams._finished)
+            if (found := gc.collect()) < 20:
+                break
+        assert found < 20
     finally:
         gc.enable()

@@ -114,9 +114,12 @@ async def test_a_request_leaves_no_cycles(serve: Serve, stream: bool):
     gc.collect()
     gc.disable()
     try:
-        for _ in range(20):
-            await served.post(chat(stream=stream))
-        await until(lambda: not served.runtime.streams._finished)
-        assert gc.collect() < 20
+        for _ in range(3):  # what earlier tests left may end meanwhile, but not each time
+            for _ in range(20):
+                await served.post(chat(stream=stream))
+            await until(lambda: not served.runtime.streams._finished)
+            if (found := gc.collect()) < 20:
+                break
+        assert found < 20
     finally:
         gc.enable()

@@ -59,9 +59,10 @@ async def _forever(admit: object) -> None:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    """With the engine full."""
+    """With the engine full of what has run for a while."""
     made = World()
     await made.ask(970)
+    made.now_s += 60.0
     yield made
     for task in made.tasks:
         task.cancel()
@@ -99,7 +100,7 @@ async def test_one_heavy_key_among_others_is_none(world: World) -> None:
     for _ in range(4):
         await world.ask(99)
     assert world.pressure == pytest.approx(0.1)  # of the queue, by all of them
-    world.now_s = 61.0
+    world.now_s += 61.0
     assert world.pressure == pytest.approx(0.8)
 
 
@@ -114,8 +115,8 @@ async def test_who_was_told_to_come_now_counts(world: World) -> None:
     """As if it waited; one that is to come later does not yet."""
     await world.ask(99)
     lane = next(lane for lane in world.admission.lanes if lane.name == "a")
-    lane.appointments.make(1, 0.0, 100)
-    lane.appointments.make(2, 60.0, 1000)
+    lane.appointments.make(1, world.now_s, 100)
+    lane.appointments.make(2, world.now_s + 60.0, 1000)
     assert world.pressure == pytest.approx(0.4)
 
 
