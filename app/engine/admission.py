@@ -377,8 +377,7 @@ class Admission:
 
     def _fits(self, ticket: Ticket) -> bool:
         """Whether the engine has a place and the pool has room, without what is kept for others."""
-        alone = len(self._lanes) == 1 and not ticket.lane.keyed
-        spare = 0.0 if alone or self._entitled(ticket.lane, ticket.tokens) else SPARE
+        spare = self._spare(ticket.lane, ticket.tokens)
         if not self._in_flight.has_place(ticket.claim.n, spare):
             return False
         return self.pool.fits(ticket.claim, int(spare * self.pool.capacity_tokens))
@@ -393,22 +392,34 @@ class Admission:
         return pool.limit_tokens - int(SPARE * pool.capacity_tokens) - pool.committed_tokens
 
     def _has_room(self, lane: Lane, tokens: int) -> bool:
-        """Whether so many tokens of a key that stays within its share fit now, into what is kept for such.
+        """Whether a request of so many tokens fits now, past the one that does not and for which all wait.
 
-        Beside those that wait, but for the key whose request does not fit: who was served less passes it.
+        A key within its share has what is kept for such, and passes another that was served no less.
         """
         blocked = self._blocked
-        if blocked is None or blocked.rid not in self._waiting or blocked.lane is lane:
+        if blocked is None or blocked.rid not in self._waiting:
             return False
-        theirs = blocked.lane.served + blocked.tokens / blocked.lane.weight
-        if lane.served + tokens / lane.weight > theirs:
+        if blocked.lane is lane:
+            passed = blocked.tokens
+            if blocked.bypassed_tokens >= BYPASS * blocked.tokens:
+                return False
+        else:
+            passed = blocked.lane.waiting_tokens
+            theirs = blocked.lane.served + blocked.tokens / blocked.lane.weight
+            if lane.served + (lane.waiting_tokens + tokens) / lane.weight > theirs:
+                return False
+        spare = self._spare(lane, lane.waiting_tokens + tokens)
+        if not self._in_flight.has_place(len(lane.waiting) + 1, spare):
             return False
-        if not self._in_flight.has_place(len(lane.waiting) + 1, 0.0) or not self._entitled(lane, tokens):
+        if self._waiting_uncached - passed > self.gate.soon_tokens():
             return False
-        if self._waiting_uncached - blocked.lane.waiting_tokens > self.gate.soon_tokens():
-            return False
-        beside = self.queue.tokens - blocked.lane.waiting_tokens - lane.waiting_tokens
-        return beside + tokens <= self.pool.limit_tokens - self.pool.committed_tokens
+        room = self.pool.limit_tokens - int(spare * self.pool.capacity_tokens) - self.pool.committed_tokens
+        return self.queue.tokens - passed + tokens <= room
+
+    def _spare(self, lane: Lane, tokens: int) -> float:
+        """What part of everything is kept from a key that would have so many tokens more."""
+        alone = len(self._lanes) == 1 and not lane.keyed
+        return 0.0 if alone or self._entitled(lane, tokens) else SPARE
 
     def _entitled(self, lane: Lane, tokens: int) -> bool:
         """Whether a key has nothing in flight, or stays within its share, were one more key to come."""

@@ -91,7 +91,7 @@ class Door:
     ) -> None:
         """`free_tokens` of memory are there now; `ends_after_s` is until requests end as they come.
 
-        `has_room` is whether there is memory for a key within its share, of what is kept for such.
+        `has_room` is whether a request may have its turn at once, past one that does not fit.
         """
         self._bounds = bounds
         self._deadline_s = tuple(bounds.deadline_s[tier] for tier in TIERS)
@@ -185,7 +185,7 @@ class Door:
             return False
         if not queue or queue.tokens + ticket.tokens <= self._free_tokens():
             return True  # in the last case it waits for the prefill of others alone
-        if self._has_room(lane, lane.waiting_tokens + ticket.tokens):
+        if self._has_room(lane, ticket.tokens):
             return True
         if appointed:
             return self._in_line(ticket) <= LATE * self.most_wait_s(lane) * self._rate(lane)
