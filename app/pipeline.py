@@ -128,7 +128,7 @@ class Pipeline:
         stream.on_cancel(partial(admission.withdraw, request.request_id))
         stream.check_wanted()
         try:
-            ticket = await admission.admit(request, prompt, key, space=prompt.space)
+            ticket = await admission.admit(request, prompt, key)
         except Cancelled:
             stream.check_not_cut()
             raise

@@ -189,21 +189,16 @@ class Admission:
         request: ChatRequest,
         prompt: Prompt,
         key: Key | None = None,
-        *,
-        space: str | None = "",
     ) -> Ticket:
         """Wait for room and for its turn; the ticket must be released.
 
-        Prompts of the same `space` share their prefixes in the engine's cache; with None it shares none,
-        as where token ids do not tell all that is in it (images). Raises KeyOverloaded, Overloaded,
-        Cancelled, and what `refuse_waiting` is given.
+        Raises KeyOverloaded, Overloaded, Cancelled, and what `refuse_waiting` is given.
         """
         now_s = self._clock_s()
         lane = self._lane(request, key)
         lane.used_at_s = now_s
         growth = expected_at_first(lane.lengths, self._model_lengths, request.body, prompt.max_tokens)
         ticket = Ticket(self, lane, request, prompt, growth, now_s)
-        ticket.claim.space = space
         self._size(ticket)
         self.queue.lift(lane)
         if not self.queue and self._fits(ticket) and self.gate.has_room(ticket.uncached_tokens):
@@ -220,6 +215,7 @@ class Admission:
         ticket = self._waiting.get(rid)
         if ticket is not None:
             self._refuse(ticket, Cancelled("The request was cancelled while it waited."))
+            self._dispatch()
 
     def progressed(self, ticket: Ticket, delta: Delta) -> None:
         """Called by a ticket that has seen something new."""
@@ -452,7 +448,7 @@ class Admission:
         lane.num_in_flight += 1
         lane.in_flight_tokens += ticket.tokens
         self.pool.take(ticket.claim)
-        ticket.behind = self.gate.enter(ticket.uncached_tokens)
+        ticket.behind = self.gate.enter(ticket.uncached_tokens, now_s)
         self._in_flight.add(ticket, now_s)
         self.counts.let_in[lane.tier] += 1
         self._charge(ticket, ticket.uncached_tokens + ticket.claim.mean)

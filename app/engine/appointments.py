@@ -95,16 +95,12 @@ class Appointments:
         over = [second for second in self._came if second + GRACE_S < now_s]
         return sum(self._came.pop(second) for second in over), len(missed)
 
-    def due_tokens(self, until_s: float) -> int:
-        """Tokens of those expected by then."""
-        return sum(tokens for second, tokens in self._due_tokens.items() if second <= until_s)
-
     def due_at(self, second: int) -> int:
         """Tokens of those told that second."""
         return self._due_tokens.get(second, 0)
 
     def due_within(self, now_s: float, ahead_s: Sequence[int]) -> list[int]:
-        """The same for some times from now, in their order, without looking at all that are later."""
+        """Tokens of those expected by some times from now, in their order."""
         if not self.num:
             return [0] * len(ahead_s)
         found, tokens, second = [], 0, math.floor(now_s) - GRACE_S - 1

@@ -52,9 +52,13 @@ class Gate:
         """What a prompt counts."""
         return max(tokens, LEAST_TOKENS)
 
-    def enter(self, tokens: int) -> bool:
+    def enter(self, tokens: int, now_s: float) -> bool:
         """Let a prompt in; whether it has others before it."""
         before = self.waiting_tokens > 0
+        if not before:
+            self._prefill.advance(
+                now_s, waiting=False
+            )  # from here on it is measured, not since the last burst
         self.waiting_tokens += self.size(tokens)
         return before
 

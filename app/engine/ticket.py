@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 from app.core import ChatRequest, Delta, Prompt
 from app.engine.fair_queue import Lane, Queued
@@ -21,17 +22,22 @@ def fingerprint_of(request: ChatRequest) -> int:
 
     Its answer may have been shortened by then, and its conversation not be read yet.
     """
-    messages = request.body.get("messages")
-    content = messages[-1].get("content") if messages else None
-    if isinstance(content, list):
-        content = tuple(part.get("text") for part in content)
-    return hash((content, request.n))
+    return hash((*_texts(request.body["messages"][-1:]), request.n))
 
 
 def prompt_guess(request: ChatRequest) -> int:
     """About how many tokens a prompt has, by its letters; its history is not read yet."""
-    contents = [message.get("content") for message in request.body.get("messages", ())]
-    return sum(len(content) for content in contents if isinstance(content, str)) // _LETTERS
+    return sum(map(len, _texts(request.body["messages"]))) // _LETTERS
+
+
+def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What checked messages say, as the caller sent them."""
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+        else:
+            yield from (part["text"] for part in content or () if part["type"] == "text")
 
 
 class Knock(Queued):
@@ -88,7 +94,7 @@ class Ticket(Queued):
         self.fingerprint = fingerprint_of(request)
         self.max_tokens = prompt.max_tokens
         self.exact = bool(request.body.get("ignore_eos"))
-        self.claim = Claim(prompt.token_ids, None, request.n, prompt.max_tokens, growth)
+        self.claim = Claim(prompt.token_ids, prompt.space, request.n, prompt.max_tokens, growth)
         self.own_tokens = 0
         """Of its prompt, those that no other in flight had when it was let in."""
         self.uncached_tokens = 0

@@ -12,7 +12,7 @@ from app.core import ChatRequest, Counts, Delta, Prompt
 from app.engine.admission import Admission
 from app.engine.door import Bounds
 from app.engine.gate import STEP_TOKENS, Gate
-from app.engine.ticket import Ticket
+from app.engine.ticket import Ticket, fingerprint_of, prompt_guess
 from app.errors import Cancelled, Draining, KeyOverloaded, Overloaded
 from app.settings import Settings
 from app.store.keys import Key
@@ -253,6 +253,22 @@ async def test_who_comes_back_for_a_shorter_answer_is_known_again() -> None:
     first.release()
 
 
+def test_a_request_is_known_by_what_it_says_last_whatever_else_it_holds() -> None:
+    """Parts that are no text are not looked at: nothing has checked them yet."""
+    strange = {"type": "video_url", "text": [{}], "video_url": {}}
+    content = [{"type": "text", "text": "look"}, strange]
+
+    def asked(*messages: Any, n: int = 1) -> ChatRequest:
+        return ChatRequest(
+            "r", "a", "m", {"messages": [{"content": content} for content in messages]}, 0, n=n
+        )
+
+    assert fingerprint_of(asked("before", content)) == fingerprint_of(asked("look"))
+    assert fingerprint_of(asked("look")) != fingerprint_of(asked("look", n=2))
+    assert prompt_guess(asked(content, "x" * 396)) == 100
+    assert prompt_guess(asked(None)) == 0
+
+
 async def test_what_would_be_refused_is_refused_at_the_first_knock() -> None:
     """Before it is rendered; who comes when told is let pass, and with nobody waiting so is everyone."""
     world = World(max_queued_requests=1, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
@@ -322,10 +338,8 @@ async def test_a_shared_prompt_is_reserved_once() -> None:
 
     def ask(rid: str, space: str | None) -> asyncio.Task[Ticket]:
         request = ChatRequest(rid, "a", "m", body, 0, max_tokens=50)
-        prompt = Prompt(list(range(300)), 50, None)
-        return asyncio.get_running_loop().create_task(
-            world.admission.admit(request, prompt, key_of("a"), space=space)
-        )
+        prompt = Prompt(list(range(300)), 50, None, space=space)
+        return asyncio.get_running_loop().create_task(world.admission.admit(request, prompt, key_of("a")))
 
     shared = [ask(f"s{i}", "") for i in range(4)]
     await settled(*shared)
@@ -357,11 +371,11 @@ def test_the_window_opens_while_first_tokens_come_in_time() -> None:
     for _ in range(2):
         let_in = []
         while gate.has_room(512):
-            let_in.append(gate.enter(512))
+            let_in.append(gate.enter(512, 0.0))
         for behind in let_in:
             gate.started(512, 0.0, 0.5, behind=behind)
     assert gate.window_tokens == 4 * STEP_TOKENS
-    behind = [gate.enter(512) for _ in range(8)]
+    behind = [gate.enter(512, 1.0) for _ in range(8)]
     for one in behind:
         gate.started(512, 1.0, 5.0, behind=one)
     assert gate.window_tokens == pytest.approx(0.7 * 4 * STEP_TOKENS)
@@ -369,11 +383,26 @@ def test_the_window_opens_while_first_tokens_come_in_time() -> None:
     assert gate.window_tokens == STEP_TOKENS
 
 
+def test_the_pace_of_prefill_is_that_of_bursts() -> None:
+    """Whatever lies before and between them: 2,048 tokens in half a second, after a day and after an hour."""
+    gate = Gate(2.0, 16_384)
+    assert gate.soon_tokens() == 8192
+    for burst_s in (86_400.0, 90_000.0):
+        for now_s in (burst_s + number / 2 for number in range(20)):
+            let_in = []
+            while gate.has_room(512):
+                let_in.append(gate.enter(512, now_s))
+            for behind in let_in:
+                gate.started(512, now_s, now_s + 0.5, behind=behind)
+            gate.reset()
+        assert gate.soon_tokens() == pytest.approx(4096, rel=0.25)
+
+
 def test_a_long_prompt_goes_alone() -> None:
     """One that is larger than the window is let in when nothing is before it."""
     gate = Gate(1.0, 4096)
     assert gate.has_room(50_000)
-    gate.enter(50_000)
+    gate.enter(50_000, 0.0)
     assert not gate.has_room(1)
     gate.leave(50_000)
     assert gate.has_room(1)

@@ -34,7 +34,6 @@ def test_those_expected_are_counted_by_when_they_come() -> None:
     for at_s, tokens in ((15.0, 1), (20.5, 10), (21.2, 100), (28.9, 1000), (29.0, 10_000)):
         appointments.make(tokens, at_s, tokens)
     assert appointments.due_within(20.7, (0, 1, 2, 8)) == [11, 111, 111, 1111]
-    assert [appointments.due_tokens(20.7 + ahead) for ahead in (0, 1, 2, 8)] == [11, 111, 111, 1111]
     assert appointments.due_at(29) == 10_000
     assert Appointments().due_within(20.7, (0, 1)) == [0, 0]
 

@@ -16,7 +16,7 @@ from app.engine.ticket import Ticket
 def ticket(rid: str, n: int = 1, tokens: int = 100) -> Ticket:
     """One of so many choices and tokens."""
     key = key_of("a")
-    request = ChatRequest(rid, "a", "m", {}, 0, n=n)
+    request = ChatRequest(rid, "a", "m", {"messages": []}, 0, n=n)
     desk: Any = None
     made = Ticket(desk, Lane(key.id, "standard", 1.0), request, Prompt([1], 10, None), Growth(10, 0), 0.0)
     made.tokens = tokens
