@@ -14,6 +14,7 @@ from app.core import ChatRequest
 from app.engine.degrade import Step
 from app.engine.scripted import Script, ScriptedEngine
 from app.errors import Overloaded
+from app.runtime import Runtime
 from app.store import keys
 from app.store.key_table import now_us
 from app.store.keys import Terms
@@ -108,6 +109,12 @@ async def pressed(serve: Serve) -> AsyncIterator[Pressed]:
         connection.close()
 
 
+def go_to(runtime: Runtime, step: Step) -> None:
+    """Have degraded mode gone so far."""
+    assert runtime.degrade is not None
+    runtime.degrade.step = step
+
+
 async def test_short_then_small_then_refused_and_back(pressed: Pressed) -> None:
     """Each step is told in headers, lists and `/readyz`; none is jumped over, up or down."""
     served = pressed.served
@@ -151,7 +158,7 @@ async def test_short_then_small_then_refused_and_back(pressed: Pressed) -> None:
 
 async def test_what_the_mode_leaves_alone(pressed: Pressed) -> None:
     """Requests to the small model, and answers short enough by themselves."""
-    pressed.served.runtime.degrade.step = Step.SHORT  # type: ignore[union-attr]
+    go_to(pressed.served.runtime, Step.SHORT)
     answer = await pressed.ask(model=SMALL)
     assert ("x-degraded" in answer.headers, answer.json()["usage"]["completion_tokens"]) == (False, 900)
     assert "x-degraded" not in (await pressed.ask(max_tokens=50)).headers
@@ -167,7 +174,7 @@ async def test_a_key_may_insist_for_all_its_requests(pressed: Pressed) -> None:
     runtime = pressed.served.runtime
     issued = await runtime.database.write(lambda c: keys.create(c, Terms("k", degrade="off"), now_us()))
     await runtime.keys.load()
-    runtime.degrade.step = Step.SHORT  # type: ignore[union-attr]
+    go_to(runtime, Step.SHORT)
     bearer = {"authorization": f"Bearer {issued.text}"}
     assert "x-degraded" not in (await pressed.ask(**bearer)).headers
     assert "x-degraded" in (await pressed.ask(**bearer, x_no_degrade="0")).headers
@@ -175,7 +182,7 @@ async def test_a_key_may_insist_for_all_its_requests(pressed: Pressed) -> None:
 
 async def test_what_is_routed_to_the_large_model_is_degraded_too(pressed: Pressed) -> None:
     """Both are told: why it was to be the large one, and what was done then."""
-    pressed.served.runtime.degrade.step = Step.SMALL  # type: ignore[union-attr]
+    go_to(pressed.served.runtime, Step.SMALL)
     answer = await pressed.ask(model="auto", x_route="large")
     assert answer.headers["x-route-reason"] == "large; asked"
     assert answer.headers["x-degraded"] == "short-output, small-model"
@@ -184,7 +191,7 @@ async def test_what_is_routed_to_the_large_model_is_degraded_too(pressed: Presse
 
 async def test_a_small_model_that_is_away_or_full_takes_nothing(pressed: Pressed) -> None:
     """Then the large one answers, shorter."""
-    pressed.served.runtime.degrade.step = Step.SMALL  # type: ignore[union-attr]
+    go_to(pressed.served.runtime, Step.SMALL)
     assert pressed.served.runtime.small_engine is not None
     await pressed.served.runtime.small_engine.aclose()
     answer = await pressed.ask()
@@ -195,7 +202,7 @@ async def test_a_shortened_answer_takes_the_room_there_is(serve: Serve) -> None:
     """Without `max_tokens` no request is too long that was not before."""
     served = await serve(Script(tokens=100, context=64), degrade_short_tokens=40)
     assert served.runtime.degrade is not None
-    served.runtime.degrade.step = Step.SHORT
+    go_to(served.runtime, Step.SHORT)
     answer = await served.post(chat("word " * 50, stream=False))
     assert answer.headers["x-degraded"] == "short-output"
     assert 0 < answer.json()["usage"]["completion_tokens"] < 40
