@@ -170,6 +170,7 @@ class Seen:
     admitted_s: float | None = None
     first_s: float | None = None
     ended_s: float | None = None
+    prompt_tokens: int = 0
     tokens: int = 0
 
     @property
@@ -224,7 +225,7 @@ class Node:
         self._number = number = self._number + 1
         # Bodies differ at their end, as chat prompts do.
         prompt_ids = [number + (1 << 20), *range(ids - 1)] if isinstance(ids, int) else list(ids)
-        seen = Seen(key.id, self.loop.time())
+        seen = Seen(key.id, self.loop.time(), prompt_tokens=len(prompt_ids))
         self.seen.append(seen)
         content = f"question {number}".ljust(4 * len(prompt_ids))
         body: dict[str, Any] = {"messages": [{"content": content}], "ignore_eos": exact}

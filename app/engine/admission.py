@@ -44,6 +44,10 @@ HARD_BYPASS = 16.0
 """The same for all others; from then on everything waits until it fits."""
 FEW = 2
 """Requests that wait of a key that is not taken to have a backlog."""
+CREDIT = 1.0
+"""Pools of tokens that a key may be served less than others, and make up for, while it is sent away."""
+WANTED_S = 5.0
+"""For how long after a refusal a key is taken to want more, where it has no appointment."""
 SCANNED = 48
 """Requests looked at for one that fits."""
 POLL_S = 0.25
@@ -181,7 +185,7 @@ class Admission:
         most = request.max_tokens or self._engine.model.context_length
         growth = expected_at_first(lane.lengths, self._model_lengths, request.body, most)
         tokens = prompt_guess(request) + request.n * growth.mean
-        self.queue.lift(lane)
+        self.queue.lift(lane, self._credit_tokens(lane, now_s))
         self.door.knock(Knock(lane, request, tokens, now_s), now_s)
 
     async def admit(
@@ -200,7 +204,7 @@ class Admission:
         growth = expected_at_first(lane.lengths, self._model_lengths, request.body, prompt.max_tokens)
         ticket = Ticket(self, lane, request, prompt, growth, now_s)
         self._size(ticket)
-        self.queue.lift(lane)
+        self.queue.lift(lane, self._credit_tokens(lane, now_s))
         if not self.queue and self._fits(ticket) and self.gate.has_room(ticket.uncached_tokens):
             self.door.came(ticket, now_s)
             self._let_in(ticket, now_s)
@@ -265,6 +269,11 @@ class Admission:
                 self._active_weight += weight - lane.weight
             lane = self._lanes[name] = lane.with_terms(tier, weight)
         return lane
+
+    def _credit_tokens(self, lane: Lane, now_s: float) -> float:
+        """How much less than others a key may have been served and keep: who was sent away was not idle."""
+        wanted = bool(lane.appointments.num) or now_s - lane.refused_at_s < WANTED_S
+        return CREDIT * self.pool.capacity_tokens if wanted else 0.0
 
     def _growth(self, lane: Lane, ticket: Ticket, so_far: int) -> Growth:
         if ticket.exact:

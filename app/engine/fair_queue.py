@@ -6,7 +6,8 @@ has its turn too, until it has had a set share of what the tiers above it get me
 Within a tier: the key that was served least. Each has a counter of served tokens over its weight,
 the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
 2024): charged as tokens are served, and in advance for what those in flight are expected to bring. A key that
-comes back from idleness is lifted to the least of those waiting: it has saved nothing.
+comes back from idleness is lifted to the least of those waiting: it has saved nothing. One that was sent
+away was not idle: the paper's queue has no end, ours has, and what it turns away wants its turn as well.
 
 Of one key: in the order they came.
 """
@@ -142,13 +143,16 @@ class FairQueue:
         oldest = next(iter(self._levels[rank].waiting), None)
         return 0.0 if oldest is None else now_s - oldest.entered_s
 
-    def lift(self, lane: Lane) -> None:
-        """Let go of what a key that has nothing waiting has not used: to be called when it comes."""
+    def lift(self, lane: Lane, credit_tokens: float = 0.0) -> None:
+        """Let go of what a key that has nothing waiting has not used: to be called when it comes.
+
+        All but `credit_tokens`: of what it would have used, had it not been sent away.
+        """
         if lane.waiting:
             return
         level = self._levels[lane.rank]
         floor = min((other.served for other in level.lanes), default=level.last_served)
-        lane.served = max(lane.served, floor)
+        lane.served = max(lane.served, floor - credit_tokens / lane.weight)
 
     def enter(self, one: Queued) -> None:
         """Take a place."""

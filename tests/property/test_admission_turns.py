@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import Sequence
 
+import pytest
 from admissions import Node, Seen, Service, key_of, percentile, run_virtually
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +17,7 @@ from app.store.keys import Tier
 
 ENDLESS = Bounds(10_000, 1 << 40, dict.fromkeys(("interactive", "standard", "batch"), 1e6))
 SMALL = Service(capacity_tokens=6_000)
+LIKE_TWO_CORES = Service(16_384, prefill_tokens_per_s=6000, step_s=0.02, step_per_request_s=0.0007, quantum=2)
 TIERS = st.sampled_from(["interactive", "standard", "batch"])
 REQUESTS = st.lists(
     st.tuples(st.sampled_from("abc"), st.integers(1, 5_000), st.integers(1, 800)), min_size=1, max_size=60
@@ -108,6 +112,48 @@ def test_ten_minutes_of_two_backlogged_keys() -> None:
         assert node.engine.overflows == 0
 
     run_virtually(main)
+
+
+@pytest.mark.parametrize("insists", [False, True])
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+def test_backlogged_keys_that_are_sent_away(insists: bool, weight: float) -> None:
+    """With a queue as short as the settings have it, refusals by the hundred: within 5% in five minutes.
+
+    Clients obey, or come back every second with something else, which leaves appointments that nobody keeps.
+    """
+    sizes = {"short": ((40, 120), (20, 60)), "long": ((400, 1200), (100, 400))}
+
+    async def main() -> None:
+        node = Node(LIKE_TWO_CORES, Bounds(soon_s=0.8))
+
+        async def client(name: str, weight: float) -> None:
+            prompt, tokens = (_between(node.rng, ends) for ends in sizes[name])
+            while True:
+                seen = await node.ask(key_of(name, weight=weight), prompt, tokens, retries=0, exact=True)
+                if seen.ended_s is None:
+                    told_s = seen.refused[-1].retry_after_s or 1
+                    await asyncio.sleep(1 if insists else told_s)
+                prompt, tokens = (_between(node.rng, ends) for ends in sizes[name])
+
+        for _ in range(40):
+            node.spawn(client("short", 1.0))
+            node.spawn(client("long", weight))
+        await asyncio.sleep(320)
+        served = Counter[str]()
+        for seen in node.seen:
+            if seen.ended_s is not None and seen.ended_s > 20:
+                served[seen.key] += seen.tokens + seen.prompt_tokens
+        refused = {seen.key for seen in node.seen if seen.refused}
+        node.stop()
+        assert refused == {"short", "long"}
+        assert abs(served["long"] / weight - served["short"]) < 0.05 * served["short"], served
+
+    run_virtually(main)
+
+
+def _between(rng: random.Random, ends: tuple[int, int]) -> int:
+    low, high = ends
+    return round(low * (high / low) ** rng.random())
 
 
 def test_a_key_of_weight_two_is_served_twice_the_tokens() -> None:
