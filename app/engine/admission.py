@@ -8,7 +8,7 @@
                  ▼
            429 or 503, with an appointment
 
-Room is KV memory (app.engine.pool), one of the engine's places, and one before its prefill (app.engine.gate);
+Who fits is app.engine.room's to say, of KV memory, the engine's places and the window before its prefill;
 turns are app.engine.fair_queue's, refusals app.engine.door's. Only waiting is asynchronous: with
 nothing in the queue, `admit` gives way to no other task.
 """
@@ -19,8 +19,6 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Collection
-from itertools import islice
-from typing import cast
 
 from app.core import ChatRequest, Delta, Engine, Health, Prompt
 from app.engine.admission_counts import AdmissionCounts
@@ -29,27 +27,17 @@ from app.engine.door import Bounds, Door
 from app.engine.fair_queue import FairQueue, Lane
 from app.engine.gate import Gate
 from app.engine.growth import Growth, Lengths, expected, expected_at_first
-from app.engine.in_flight import InFlight
 from app.engine.pace import Pace
 from app.engine.pool import Pool
+from app.engine.room import Room
 from app.engine.ticket import Knock, Ticket, prompt_guess
 from app.errors import Cancelled, ServingError
 from app.store.keys import Key, Tier
 
-SPARE = 0.125
-"""Part of the pool kept for keys that use less than their share of it: they need not wait for room."""
-BYPASS = 1.0
-"""What others of its key, or of lower tiers, may take past a request that does not fit, in its own tokens."""
-HARD_BYPASS = 16.0
-"""The same for all others; from then on everything waits until it fits."""
-FEW = 2
-"""Requests that wait of a key that is not taken to have a backlog."""
 CREDIT = 1.0
 """Pools of tokens that a key may be served less than others, and make up for, while it is sent away."""
 WANTED_S = 5.0
 """For how long after a refusal a key is taken to want more, where it has no appointment."""
-SCANNED = 48
-"""Requests looked at for one that fits."""
 POLL_S = 0.25
 FORGOTTEN_S = 600.0
 """After how long without a request a key's counters are dropped."""
@@ -76,19 +64,13 @@ class Admission:
         self._clock_s = clock_s
         self._chance = chance
         self.queue = FairQueue()
-        self.gate = Gate(ttft_target_s, max_prefill_tokens)
-        self.pool = Pool(0)
         self.counts = AdmissionCounts()
         self.abort_unread: Callable[[], str | None] = lambda: None
         """Aborts the stream that has been without a reader longest, and tells its id, if there is one."""
         self._lanes: dict[str, Lane] = {}
+        self.room = Room(self.queue, Gate(ttft_target_s, max_prefill_tokens), self._lanes.values())
         self._model_lengths = Lengths()
         self._waiting: dict[str, Ticket] = {}
-        self._waiting_uncached = 0
-        """Prompt tokens of those that wait."""
-        self._in_flight = InFlight()
-        self._active_weight = 0.0
-        self._blocked: Ticket | None = None
         self._was_ready = False
         self.open()
 
@@ -105,7 +87,7 @@ class Admission:
             if not self._model_lengths.total:
                 self._model_lengths = self._pace.lengths(model.id)
             self.pool.capacity_tokens = self._engine.model.kv_capacity_tokens
-            self._in_flight.most_choices = self._engine.load().max_running_reqs
+            self.room.in_flight.most_choices = self._engine.load().max_running_reqs
         self.pool.forget_drift()
         self.gate.reset()
         capacity = self.pool.capacity_tokens
@@ -118,10 +100,20 @@ class Admission:
             capacity,
             self._chance,
             self.counts,
-            free_tokens=self._free_tokens,
-            has_room=self._has_room,
-            ends_after_s=lambda now_s: self._in_flight.ends_after_s(now_s, self.throughput.tokens_per_s),
+            free_tokens=self.room.free_tokens,
+            has_room=self.room.has_room,
+            ends_after_s=lambda now_s: self.room.in_flight.ends_after_s(now_s, self.throughput.tokens_per_s),
         )
+
+    @property
+    def pool(self) -> Pool:
+        """The KV memory and who holds it."""
+        return self.room.pool
+
+    @property
+    def gate(self) -> Gate:
+        """The window before the engine's prefill."""
+        return self.room.gate
 
     @property
     def busy(self) -> bool:
@@ -154,7 +146,7 @@ class Admission:
         if self.pool.num_claims and ready:
             load = self._engine.load()
             self.pool.observe(load.used_tokens)
-            self._in_flight.most_choices = load.max_running_reqs
+            self.room.in_flight.most_choices = load.max_running_reqs
         for queued in self.queue.overdue(now_s):
             assert isinstance(queued, Ticket)
             self._refuse(queued, self.door.overdue(queued, now_s))
@@ -205,7 +197,7 @@ class Admission:
         ticket = Ticket(self, lane, request, prompt, growth, now_s)
         self._size(ticket)
         self.queue.lift(lane, self._credit_tokens(lane, now_s))
-        if not self.queue and self._fits(ticket) and self.gate.has_room(ticket.uncached_tokens):
+        if not self.queue and self.room.fits(ticket) and self.gate.has_room(ticket.uncached_tokens):
             self.door.came(ticket, now_s)
             self._let_in(ticket, now_s)
             return ticket
@@ -243,11 +235,11 @@ class Admission:
         if not ticket.started:
             self.gate.leave(ticket.uncached_tokens)
         self.pool.give_back(ticket.claim)
-        self._in_flight.remove(ticket)
+        self.room.in_flight.remove(ticket)
         lane.num_in_flight -= 1
         lane.in_flight_tokens -= ticket.tokens
         if not lane.active:
-            self._active_weight -= lane.weight
+            self.room.active_weight -= lane.weight
         self._charge(ticket, (ticket.uncached_tokens if ticket.started else 0) + sum(ticket.lengths))
         if self.queue:
             self.throughput.advance(now_s, waiting=True)
@@ -266,7 +258,7 @@ class Admission:
             lane.keyed = key is not None
         elif (lane.tier, lane.weight) != (tier, weight):  # the key's terms were changed
             if lane.active:
-                self._active_weight += weight - lane.weight
+                self.room.active_weight += weight - lane.weight
             lane = self._lanes[name] = lane.with_terms(tier, weight)
         return lane
 
@@ -312,10 +304,10 @@ class Admission:
         self.throughput.advance(now_s, waiting=bool(self.queue))
         self.door.enter(ticket, now_s)
         if not lane.active:
-            self._active_weight += lane.weight
+            self.room.active_weight += lane.weight
         self.queue.enter(ticket)
         self._waiting[ticket.rid] = ticket
-        self._waiting_uncached += ticket.uncached_tokens
+        self.room.waiting_uncached_tokens += ticket.uncached_tokens
         self._dispatch()
         if ticket.let_in_s is None:
             self._reclaim()
@@ -337,9 +329,9 @@ class Admission:
     def _leave(self, ticket: Ticket) -> None:
         self.queue.remove(ticket)
         del self._waiting[ticket.rid]
-        self._waiting_uncached -= ticket.uncached_tokens
+        self.room.waiting_uncached_tokens -= ticket.uncached_tokens
         if not ticket.lane.active:
-            self._active_weight -= ticket.lane.weight
+            self.room.active_weight -= ticket.lane.weight
 
     def _refuse(self, ticket: Ticket, error: ServingError) -> None:
         self._leave(ticket)
@@ -350,10 +342,7 @@ class Admission:
         """Let in all whose turn it is and who fit."""
         now_s = self._clock_s()
         while self.queue:
-            if not self._in_flight.has_place(1, 0.0):
-                self._blocked = cast("Ticket", next(self.queue.in_turn(now_s)))
-                return
-            ticket = self._next(now_s)
+            ticket = self.room.next(now_s)
             if ticket is None:
                 return
             self._leave(ticket)
@@ -362,103 +351,16 @@ class Admission:
             if ticket.future is not None and not ticket.future.done():
                 ticket.future.set_result(None)
 
-    def _next(self, now_s: float) -> Ticket | None:
-        """The first in turn that fits. One that does not is passed by others for a while only."""
-        blocked: list[Ticket] = []
-        for ticket in islice(self.queue.in_turn(now_s), SCANNED):
-            assert isinstance(ticket, Ticket)
-            if all(self._may_pass(ticket, other) for other in blocked) and self._fits(ticket):
-                self._blocked = blocked[0] if blocked else None
-                if not self.gate.has_room(ticket.uncached_tokens):
-                    return None
-                for passed in blocked:
-                    passed.bypassed_tokens += ticket.tokens
-                return ticket
-            blocked.append(ticket)
-            if ticket.bypassed_tokens >= HARD_BYPASS * ticket.tokens:
-                break
-        self._blocked = blocked[0] if blocked else None
-        return None
-
-    def _fits(self, ticket: Ticket) -> bool:
-        """Whether the engine has a place and the pool has room, without what is kept for others."""
-        spare = self._spare(ticket.lane, ticket.tokens)
-        if not self._in_flight.has_place(ticket.claim.n, spare):
-            return False
-        return self.pool.fits(ticket.claim, int(spare * self.pool.capacity_tokens))
-
-    def _free_tokens(self) -> int:
-        """Memory that nothing is kept for; none without a place in the engine, or before a long prefill."""
-        if not self._in_flight.has_place(len(self.queue) + 1, SPARE):
-            return 0
-        if self._waiting_uncached > self.gate.soon_tokens():
-            return 0
-        pool = self.pool
-        return pool.limit_tokens - int(SPARE * pool.capacity_tokens) - pool.committed_tokens
-
-    def _has_room(self, lane: Lane, tokens: int) -> bool:
-        """Whether a request of so many tokens fits now, past the one that does not and for which all wait.
-
-        A key within its share has what is kept for such, and passes another that was served no less.
-        """
-        blocked = self._blocked
-        if blocked is None or blocked.rid not in self._waiting:
-            return False
-        if blocked.lane is lane:
-            passed = blocked.tokens
-            if blocked.bypassed_tokens >= BYPASS * blocked.tokens:
-                return False
-        else:
-            passed = blocked.lane.waiting_tokens
-            theirs = blocked.lane.served + blocked.tokens / blocked.lane.weight
-            if lane.served + (lane.waiting_tokens + tokens) / lane.weight > theirs:
-                return False
-        spare = self._spare(lane, lane.waiting_tokens + tokens)
-        if not self._in_flight.has_place(len(lane.waiting) + 1, spare):
-            return False
-        if self._waiting_uncached - passed > self.gate.soon_tokens():
-            return False
-        room = self.pool.limit_tokens - int(spare * self.pool.capacity_tokens) - self.pool.committed_tokens
-        return self.queue.tokens - passed + tokens <= room
-
-    def _spare(self, lane: Lane, tokens: int) -> float:
-        """What part of everything is kept from a key that would have so many tokens more."""
-        alone = len(self._lanes) == 1 and not lane.keyed
-        return 0.0 if alone or self._entitled(lane, tokens) else SPARE
-
-    def _entitled(self, lane: Lane, tokens: int) -> bool:
-        """Whether a key has nothing in flight, or stays within its share, were one more key to come."""
-        if not lane.num_in_flight:
-            return True
-        weight = self._active_weight + 1 + (0 if lane.active else lane.weight)
-        own = lane.in_flight_tokens + tokens
-        return own * weight <= lane.weight * self.pool.capacity_tokens
-
-    def _may_pass(self, ticket: Ticket, blocked: Ticket) -> bool:
-        """Whether a request may go before one whose turn it is, and that does not fit.
-
-        Of the same key, or a lower tier: for a while. Of another key: as long as that is not served more
-        by it than one such request, or takes next to nothing and has no backlog.
-        """
-        lane, other = ticket.lane, blocked.lane
-        if lane is other or lane.rank > other.rank:
-            return blocked.bypassed_tokens < BYPASS * blocked.tokens
-        own, theirs = ticket.tokens / lane.weight, blocked.tokens / other.weight
-        if lane.rank < other.rank or lane.served + own <= other.served + theirs:
-            return True
-        little = SPARE / 2 * self.pool.capacity_tokens
-        return len(lane.waiting) <= FEW and lane.in_flight_tokens + ticket.tokens <= little
-
     def _let_in(self, ticket: Ticket, now_s: float) -> None:
         lane = ticket.lane
         if not lane.active:
-            self._active_weight += lane.weight
+            self.room.active_weight += lane.weight
         self.queue.served(ticket, now_s)
         lane.num_in_flight += 1
         lane.in_flight_tokens += ticket.tokens
         self.pool.take(ticket.claim)
         ticket.behind = self.gate.enter(ticket.uncached_tokens, now_s)
-        self._in_flight.add(ticket, now_s)
+        self.room.in_flight.add(ticket, now_s)
         self.counts.let_in[lane.tier] += 1
         self._charge(ticket, ticket.uncached_tokens + ticket.claim.mean)
 
@@ -466,14 +368,14 @@ class Admission:
 
     def _reclaim(self) -> None:
         """While somebody waits for memory: streams that nobody reads end first, as many as it takes."""
-        while self._blocked is not None and self._blocked.rid in self._waiting:
-            if self._in_flight.reclaimed_tokens >= self._blocked.tokens:
+        while (blocked := self.room.blocked) is not None:
+            if self.room.in_flight.reclaimed_tokens >= blocked.tokens:
                 return
             rid = self.abort_unread()
             if rid is None:
                 return
             self.counts.unread_aborted += 1
-            self._in_flight.reclaim(rid)
+            self.room.in_flight.reclaim(rid)
 
     def _forget_idle(self, now_s: float) -> None:
         idle = [

@@ -51,7 +51,7 @@ def test_everyone_has_a_turn(requests: list[tuple[str, int, int]], tiers: dict[s
     assert not admission.queue
     assert admission.queue.tokens == 0
     assert all(not lane.active and not lane.in_flight_tokens for lane in admission._lanes.values())
-    assert abs(admission._active_weight) < 1e-9
+    assert abs(admission.room.active_weight) < 1e-9
 
 
 @given(
@@ -78,7 +78,7 @@ def test_two_backlogged_keys_are_served_alike(
                 node.spawn(node.ask(key_of(name, weight=weights[name]), prompt, tokens, exact=True))
         await asyncio.sleep(30)
         lanes = node.admission._lanes
-        node.admission._next = lambda _now_s: None  # type: ignore[method-assign]
+        node.admission.room.next = lambda _now_s: None  # type: ignore[method-assign]
         await asyncio.sleep(120)
         if all(len(lane.waiting) > 5 for lane in lanes.values()):
             ends.append((lanes["one"].served, lanes["other"].served))

@@ -127,7 +127,7 @@ async def test_a_waiting_request_can_be_withdrawn() -> None:
         await second
     first.release()
     assert not world.admission.queue
-    assert world.admission._active_weight == 0
+    assert world.admission.room.active_weight == 0
 
 
 @pytest.mark.parametrize("let_in", [False, True])
@@ -328,7 +328,7 @@ async def test_streams_nobody_reads_end_first() -> None:
     (await waiting).release()
     for rid in ("u2", "u3"):
         unread[rid].release()
-    assert world.admission._in_flight.reclaimed_tokens == 0
+    assert world.admission.room.in_flight.reclaimed_tokens == 0
 
 
 async def test_a_shared_prompt_is_reserved_once() -> None:
@@ -425,11 +425,11 @@ async def test_a_key_s_new_weight_holds_at_once() -> None:
     third = await world.admit(50, key=key_of("a", weight=4.0))
     lane = world.admission._lanes["a"]
     assert lane.served == before + 59 / 4
-    assert world.admission._active_weight == lane.weight == 4
+    assert world.admission.room.active_weight == lane.weight == 4
     for ticket in (first, third):
         ticket.release()
     (await second).release()
-    assert world.admission._active_weight == 0
+    assert world.admission.room.active_weight == 0
 
 
 async def test_a_key_goes_to_another_tier_while_it_waits() -> None:
@@ -447,4 +447,4 @@ async def test_a_key_goes_to_another_tier_while_it_waits() -> None:
     for task in (waiting, moved):
         (await task).release()
     assert not queue
-    assert world.admission._active_weight == 0
+    assert world.admission.room.active_weight == 0

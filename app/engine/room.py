@@ -1,0 +1,132 @@
+"""Who fits: KV memory, the engine's places and the window before its prefill, and who may pass whom."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import islice
+
+from app.engine.fair_queue import FairQueue, Lane
+from app.engine.gate import Gate
+from app.engine.in_flight import InFlight
+from app.engine.pool import Pool
+from app.engine.ticket import Ticket
+
+SPARE = 0.125
+"""Part of the pool kept for keys that use less than their share of it: they need not wait for room."""
+BYPASS = 1.0
+"""What others of its key, or of lower tiers, may take past a request that does not fit, in its own tokens."""
+HARD_BYPASS = 16.0
+"""The same for all others; from then on everything waits until it fits."""
+FEW = 2
+"""Requests that wait of a key that is not taken to have a backlog."""
+SCANNED = 48
+"""Requests looked at for one that fits."""
+
+
+class Room:
+    """What there is room for, of what waits and of what comes."""
+
+    def __init__(self, queue: FairQueue, gate: Gate, lanes: Collection[Lane]) -> None:
+        self.gate = gate
+        self.pool = Pool(0)
+        self.in_flight = InFlight()
+        self.active_weight = 0.0
+        """Of the keys of which anything waits or runs."""
+        self.waiting_uncached_tokens = 0
+        """Prompt tokens of those that wait."""
+        self._queue = queue
+        self._lanes = lanes
+        self._blocked: Ticket | None = None
+
+    @property
+    def blocked(self) -> Ticket | None:
+        """Whose turn it was when there was no room for it, while it waits."""
+        blocked = self._blocked
+        return blocked if blocked is not None and blocked in blocked.lane.waiting else None
+
+    def next(self, now_s: float) -> Ticket | None:
+        """The first in turn that fits. One that does not is passed by others for a while only."""
+        blocked: list[Ticket] = []
+        for ticket in islice(self._queue.in_turn(now_s), SCANNED if self.in_flight.has_place(1, 0.0) else 1):
+            assert isinstance(ticket, Ticket)
+            if all(self._may_pass(ticket, other) for other in blocked) and self.fits(ticket):
+                self._blocked = blocked[0] if blocked else None
+                if not self.gate.has_room(ticket.uncached_tokens):
+                    return None
+                for passed in blocked:
+                    passed.bypassed_tokens += ticket.tokens
+                return ticket
+            blocked.append(ticket)
+            if ticket.bypassed_tokens >= HARD_BYPASS * ticket.tokens:
+                break
+        self._blocked = blocked[0] if blocked else None
+        return None
+
+    def fits(self, ticket: Ticket) -> bool:
+        """Whether the engine has a place and the pool has room, without what is kept for others."""
+        spare = self._spare(ticket.lane, ticket.tokens)
+        if not self.in_flight.has_place(ticket.claim.n, spare):
+            return False
+        return self.pool.fits(ticket.claim, int(spare * self.pool.capacity_tokens))
+
+    def free_tokens(self) -> int:
+        """Memory that nothing is kept for; none without a place in the engine, or before a long prefill."""
+        if not self.in_flight.has_place(len(self._queue) + 1, SPARE):
+            return 0
+        if self.waiting_uncached_tokens > self.gate.soon_tokens():
+            return 0
+        pool = self.pool
+        return pool.limit_tokens - int(SPARE * pool.capacity_tokens) - pool.committed_tokens
+
+    def has_room(self, lane: Lane, tokens: int) -> bool:
+        """Whether a request of so many tokens fits now, past the one that does not and for which all wait.
+
+        A key within its share has what is kept for such, and passes another that was served no less.
+        """
+        blocked = self.blocked
+        if blocked is None:
+            return False
+        if blocked.lane is lane:
+            passed = blocked.tokens
+            if blocked.bypassed_tokens >= BYPASS * blocked.tokens:
+                return False
+        else:
+            passed = blocked.lane.waiting_tokens
+            theirs = blocked.lane.served + blocked.tokens / blocked.lane.weight
+            if lane.served + (lane.waiting_tokens + tokens) / lane.weight > theirs:
+                return False
+        spare = self._spare(lane, lane.waiting_tokens + tokens)
+        if not self.in_flight.has_place(len(lane.waiting) + 1, spare):
+            return False
+        if self.waiting_uncached_tokens - passed > self.gate.soon_tokens():
+            return False
+        room = self.pool.limit_tokens - int(spare * self.pool.capacity_tokens) - self.pool.committed_tokens
+        return self._queue.tokens - passed + tokens <= room
+
+    def _spare(self, lane: Lane, tokens: int) -> float:
+        """What part of everything is kept from a key that would have so many tokens more."""
+        alone = len(self._lanes) == 1 and not lane.keyed
+        return 0.0 if alone or self._entitled(lane, tokens) else SPARE
+
+    def _entitled(self, lane: Lane, tokens: int) -> bool:
+        """Whether a key has nothing in flight, or stays within its share, were one more key to come."""
+        if not lane.num_in_flight:
+            return True
+        weight = self.active_weight + 1 + (0 if lane.active else lane.weight)
+        own = lane.in_flight_tokens + tokens
+        return own * weight <= lane.weight * self.pool.capacity_tokens
+
+    def _may_pass(self, ticket: Ticket, blocked: Ticket) -> bool:
+        """Whether a request may go before one whose turn it is, and that does not fit.
+
+        Of the same key, or a lower tier: for a while. Of another key: as long as that is not served more
+        by it than one such request, or takes next to nothing and has no backlog.
+        """
+        lane, other = ticket.lane, blocked.lane
+        if lane is other or lane.rank > other.rank:
+            return blocked.bypassed_tokens < BYPASS * blocked.tokens
+        own, theirs = ticket.tokens / lane.weight, blocked.tokens / other.weight
+        if lane.rank < other.rank or lane.served + own <= other.served + theirs:
+            return True
+        little = SPARE / 2 * self.pool.capacity_tokens
+        return len(lane.waiting) <= FEW and lane.in_flight_tokens + ticket.tokens <= little
