@@ -103,6 +103,8 @@ class ChatRequest:
     """Requests of one salt share what the engine has cached; the server's, never the caller's."""
     priority: int = 10
     """Whom the engine serves first, and whom it sets aside; from the key's tier."""
+    unread_s: float = 0.0
+    """How long it had been on this machine when it was read: more than nothing where there is much to do."""
     told: Mapping[str, str] = field(default_factory=dict)
     """Headers of its answer: which model was chosen for it and why, and what was done less than asked."""
     cut: bool = False

@@ -14,7 +14,7 @@ from app.api.choice import Choice, Wishes
 from app.api.client import Client
 from app.api.completion import completion
 from app.api.refusal import STREAM_ID, TOLD
-from app.api.sse import ChunkWire, EventStream
+from app.api.sse import CONNECTION, ChunkWire, EventStream
 from app.api.wire import parse_body, parse_chat_request
 from app.core import ChatRequest, IdempotencyKey
 from app.engine.place import sorted_in
@@ -49,12 +49,15 @@ class ChatRoutes:
             request.headers.get("content-length"),
             self._settings.body_timeout_s,
         )
+        unread_s = request.scope["extensions"][CONNECTION].unread_s()
         wishes = Wishes.of(request)
         body = parse_body(raw)
         key = _idempotency_key(request, raw)
         # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
         store = request.url.path.startswith("/api/")
-        chat = parse_chat_request(body, new_request_id(), owner, store=store, idempotency=key)
+        chat = parse_chat_request(
+            body, new_request_id(), owner, store=store, idempotency=key, unread_s=unread_s
+        )
         self._runtime.check_model(chat.model, caller.models)
         chat = sorted_in(chat, caller.key, isolated=self._settings.isolation == "owner")
         after = _last_event_id(request)

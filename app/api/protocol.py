@@ -6,6 +6,8 @@ uvicorn answers what is not HTTP in plain text and takes headers of any size.
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from typing import Any
 
 import orjson
@@ -22,6 +24,9 @@ HEAD_TIMEOUT_S = 30.0
 """How long a request's head may take to arrive, and a fresh connection to begin one."""
 
 _LINGER_S = 2.0
+_TELLS_TIMES = sys.platform == "linux"
+_LAST_DATA_RECV = slice(52, 56)
+"""`tcpi_last_data_recv` of Linux's `struct tcp_info`, in milliseconds."""
 
 
 class Connection:
@@ -49,6 +54,20 @@ class Connection:
     async def drained(self) -> None:
         """See app.stream.Outlet."""
         await self._flow.drain()
+
+    def unread_s(self) -> float:
+        """For how long the client's last bytes have been here; 0 where the system does not say.
+
+        While the event loop is busy with others a request waits in its socket, where only the kernel sees it.
+        """
+        sock = self._transport.get_extra_info("socket")
+        if sock is None or not _TELLS_TIMES:
+            return 0.0
+        try:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECV.stop)
+        except OSError:  # closed, or not TCP
+            return 0.0
+        return int.from_bytes(info[_LAST_DATA_RECV], sys.byteorder) / 1000
 
     def abort(self) -> None:
         """Cut the connection; closing the usual way waits for a client that does not read."""

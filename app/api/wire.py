@@ -67,6 +67,7 @@ def parse_chat_request(
     *,
     store: bool = False,
     idempotency: IdempotencyKey | None = None,
+    unread_s: float = 0.0,
 ) -> ChatRequest:
     """A checked request, to be stored if it does not say so itself. Null means absent, as in OpenAI's API.
 
@@ -98,6 +99,7 @@ def parse_chat_request(
         logprobs=given.get("logprobs", False),
         idempotency=idempotency,
         moderated="moderation" in given,
+        unread_s=unread_s,
         **place,
     )
 

@@ -41,7 +41,11 @@ WANTED_S = 5.0
 POLL_S = 0.25
 FORGOTTEN_S = 600.0
 """After how long without a request a key's counters are dropped."""
+AT_ONCE_S = 0.1
+"""A request that was not read for longer is looked at by the door though nobody waits."""
+MOST_PART = 4.0
 _WEIGHT = 0.2
+_GUESS_WEIGHT = 0.05
 
 
 class Admission:
@@ -70,6 +74,7 @@ class Admission:
         self._lanes: dict[str, Lane] = {}
         self.room = Room(self.queue, Gate(ttft_target_s, max_prefill_tokens), self._lanes.values())
         self._model_lengths = Lengths()
+        self._guess_part = 1.0
         self._waiting: dict[str, Ticket] = {}
         self._was_ready = False
         self.open()
@@ -100,9 +105,7 @@ class Admission:
             capacity,
             self._chance,
             self.counts,
-            free_tokens=self.room.free_tokens,
-            has_room=self.room.has_room,
-            ends_after_s=lambda now_s: self.room.in_flight.ends_after_s(now_s, self.throughput.tokens_per_s),
+            self.room,
         )
 
     @property
@@ -169,14 +172,14 @@ class Admission:
 
         Raises KeyOverloaded, Overloaded.
         """
-        if not self.queue:
-            return
         now_s = self._clock_s()
+        if not self.queue and request.unread_s < AT_ONCE_S:
+            return
         lane = self._lane(request, key)
         lane.used_at_s = now_s
         most = request.max_tokens or self._engine.model.context_length
         growth = expected_at_first(lane.lengths, self._model_lengths, request.body, most)
-        tokens = prompt_guess(request) + request.n * growth.mean
+        tokens = int(self._guess_part * prompt_guess(request)) + request.n * growth.mean
         self.queue.lift(lane, self._credit_tokens(lane, now_s))
         self.door.knock(Knock(lane, request, tokens, now_s), now_s)
 
@@ -196,8 +199,14 @@ class Admission:
         growth = expected_at_first(lane.lengths, self._model_lengths, request.body, prompt.max_tokens)
         ticket = Ticket(self, lane, request, prompt, growth, now_s)
         self._size(ticket)
+        self._learn_guess(request, ticket)
         self.queue.lift(lane, self._credit_tokens(lane, now_s))
-        if not self.queue and self.room.fits(ticket) and self.gate.has_room(ticket.uncached_tokens):
+        if (
+            not self.queue
+            and self.room.fits(ticket)
+            and self.gate.has_room(ticket.uncached_tokens)
+            and not self.door.too_old(ticket)
+        ):
             self.door.came(ticket, now_s)
             self._let_in(ticket, now_s)
             return ticket
@@ -277,6 +286,12 @@ class Admission:
         own = ticket.own_tokens = len(ticket.claim.ids) - self.pool.shared_tokens(ticket.claim)
         ticket.tokens = max(min(own + ticket.claim.mean, self.pool.capacity_tokens), 1)
         ticket.uncached_tokens = int(own * (1 - ticket.lane.cached_part))
+
+    def _learn_guess(self, request: ChatRequest, ticket: Ticket) -> None:
+        """How many tokens of the pool a prompt takes by its letters: tokenizers and shared prompts differ."""
+        if guess := prompt_guess(request):
+            part = min(ticket.own_tokens / guess, MOST_PART)
+            self._guess_part += _GUESS_WEIGHT * (part - self._guess_part)
 
     def _started(self, ticket: Ticket, prompt_tokens: int, cached_tokens: int) -> None:
         """The first token: how long it took, and what the engine had cached."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from app.engine.admission_counts import AdmissionCounts
 from app.engine.appointments import Shows
@@ -72,6 +73,27 @@ class Bounds:
         )
 
 
+class Inside(Protocol):
+    """What the door asks about the room behind it (app.engine.room)."""
+
+    @property
+    def half_full(self) -> bool:
+        """Whether the engine has enough to do without those that come late."""
+        ...
+
+    def free_tokens(self, age_s: float) -> int:
+        """Memory that is there now, for a request that has waited so long already."""
+        ...
+
+    def has_room(self, lane: Lane, tokens: int, age_s: float) -> bool:
+        """Whether a request may have its turn at once, past one that does not fit."""
+        ...
+
+    def ends_after_s(self, now_s: float, tokens_per_s: float) -> float:
+        """Until requests end as they come."""
+        ...
+
+
 class Door:
     """The bounds of the queue, and the refusals."""
 
@@ -84,15 +106,8 @@ class Door:
         pool_tokens: int,
         chance: Callable[[], float],
         counts: AdmissionCounts,
-        *,
-        free_tokens: Callable[[], int] = lambda: 0,
-        has_room: Callable[[Lane, int], bool] = lambda _lane, _tokens: False,
-        ends_after_s: Callable[[float], float] = lambda _now_s: 0.0,
+        room: Inside,
     ) -> None:
-        """`free_tokens` of memory are there now; `ends_after_s` is until requests end as they come.
-
-        `has_room` is whether a request may have its turn at once, past one that does not fit.
-        """
         self._bounds = bounds
         self._deadline_s = tuple(bounds.deadline_s[tier] for tier in TIERS)
         self._most_tokens = bounds.max_queued_tokens or POOLS * pool_tokens
@@ -103,9 +118,7 @@ class Door:
         self._chance = chance
         self.shows = Shows()
         self._counts = counts
-        self._free_tokens = free_tokens
-        self._has_room = has_room
-        self._ends_after_s = ends_after_s
+        self._room = room
 
     def enter(self, ticket: Ticket, now_s: float) -> None:
         """Give a request its deadline, and let it wait. Raises KeyOverloaded, Overloaded."""
@@ -178,14 +191,24 @@ class Door:
             waits_s.append((line + before) / self._rate(lane))
         return waits_s
 
+    def too_old(self, ticket: Ticket | Knock, *, appointed: bool = False) -> bool:
+        """Whether a request has waited before it was read for as long as it may wait at all.
+
+        Who sent it waits in vain then, and it would keep others waiting. It is let in all the same
+        where the engine has little to do: a server that is always late is still one.
+        """
+        most_s = self.most_wait_s(ticket.lane) * (LATE if appointed else 1)
+        return ticket.age_s > most_s and self._room.half_full
+
     def _may_wait(self, ticket: Ticket | Knock, now_s: float, *, appointed: bool) -> bool:
         lane, queue = ticket.lane, self._queue
         room, places = self._most_tokens - queue.tokens, self._bounds.max_queued_requests - len(queue)
-        if places < 1 or (ticket.tokens > room and queue.tokens):
+        full = places < 1 or (ticket.tokens > room and queue.tokens)
+        if full or self.too_old(ticket, appointed=appointed):
             return False
-        if not queue or queue.tokens + ticket.tokens <= self._free_tokens():
+        if not queue or queue.tokens + ticket.tokens <= self._room.free_tokens(ticket.age_s):
             return True  # in the last case it waits for the prefill of others alone
-        if self._has_room(lane, ticket.tokens):
+        if self._room.has_room(lane, ticket.tokens, ticket.age_s):
             return True
         if appointed:
             return self._in_line(ticket) <= LATE * self.most_wait_s(lane) * self._rate(lane)
@@ -203,7 +226,8 @@ class Door:
     def _soon(self, ticket: Ticket | Knock, room: int, now_s: float) -> bool:
         """Whether it has its turn in time, and those who are to come in the next seconds have theirs."""
         lane, coming, rate = ticket.lane, self.shows.part, self._rate(ticket.lane)
-        most = min(room, max(self.most_wait_s(lane) - self._ends_after_s(now_s), 0.0) * rate)
+        left_s = self.most_wait_s(lane) - ticket.age_s - self._room.ends_after_s(now_s, rate)
+        most = min(room, max(left_s, 0.0) * rate)
         if lane.waiting_tokens > most:
             return False
         others = [
@@ -282,9 +306,9 @@ class Door:
             for other in self._in_line_with(lane)
         )
         wait_s = (ahead - RETURN_AT * most) / (PROMISED * rate)
-        wait_s = max(wait_s, self._warms_up_s(now_s), self._ends_after_s(now_s))
-        wait_s *= 1 + JITTER * self._chance()
-        retry_s = self._free_s(lane, now_s, max(math.ceil(wait_s), 1))
+        wait_s *= 1 - JITTER * self._chance()  # no second is given away twice: who is told less fills one up
+        wait_s = max(wait_s, self._warms_up_s(now_s), self._room.ends_after_s(now_s, rate))
+        retry_s = self._free_s(ticket, now_s, max(math.ceil(wait_s), 1))
         if retry_s > MAX_RETRY_S:
             return math.ceil(MAX_RETRY_S * (1 - JITTER * self._chance())), False
         lane.appointments.make(ticket.fingerprint, now_s + retry_s, ticket.tokens)
@@ -295,17 +319,23 @@ class Door:
         takes_s = min(WARM_UP * self._pool_tokens / self._throughput.tokens_per_s, WARM_UP_S)
         return max(takes_s - (now_s - self._throughput.begun_s), 0.0)
 
-    def _free_s(self, lane: Lane, now_s: float, retry_s: int) -> int:
+    def _free_s(self, ticket: Ticket | Knock, now_s: float, retry_s: int) -> int:
         """The first such time that is not given away yet; over `MAX_RETRY_S` where there is none.
 
-        A key may always take its share of a second, though others were there before it.
+        A key may always have its share, though others were there before it: of a second, or of as many as it
+        takes for the share to be one request.
         """
+        lane, tokens = ticket.lane, ticket.tokens
         told = [other for other in self._lanes if other.appointments.num]
         most = PROMISED * self._throughput.tokens_per_s / self.shows.part
         share = most * lane.weight / (sum(o.weight for o in told if o is not lane) + lane.weight)
+        span = min(math.ceil(tokens / share), MAX_RETRY_S)
+        second = math.floor(now_s + retry_s)
+        due = sum(map(lane.appointments.due_at, range(second - span, second)))
         while retry_s <= MAX_RETRY_S:
             second = math.floor(now_s + retry_s)
-            if lane.appointments.due_at(second) < share:
+            due += lane.appointments.due_at(second) - lane.appointments.due_at(second - span)
+            if not due or due + tokens <= share * span:
                 return retry_s
             if sum(other.appointments.due_at(second) for other in told) < most:
                 return retry_s

@@ -33,12 +33,14 @@ DEPTH = 16
 class Queued:
     """A request that may wait. `tokens` is what it is expected to take of the pool."""
 
-    __slots__ = ("bypassed_tokens", "deadline_s", "entered_s", "lane", "tokens")
+    __slots__ = ("age_s", "bypassed_tokens", "deadline_s", "entered_s", "lane", "tokens")
 
-    def __init__(self, lane: Lane, tokens: int, entered_s: float) -> None:
+    def __init__(self, lane: Lane, tokens: int, entered_s: float, age_s: float = 0.0) -> None:
         self.lane = lane
         self.tokens = tokens
         self.entered_s = entered_s
+        self.age_s = age_s
+        """How long it had waited before, to be read."""
         self.deadline_s = 0.0
         self.bypassed_tokens = 0
 

@@ -43,9 +43,10 @@ class Gate:
         self._limiting = self._limiting or not open_
         return open_
 
-    def soon_tokens(self) -> int:
-        """What may wait for the prefill alone: half of the target's worth at the pace of late."""
-        return int(self._prefill.tokens_per_s * self._target_s / 2) - self.waiting_tokens
+    def soon_tokens(self, age_s: float) -> int:
+        """What may wait for the prefill alone, at the pace of late: for half of the target, less its age."""
+        left_s = max(self._target_s / 2 - age_s, 0.0)
+        return int(self._prefill.tokens_per_s * left_s) - self.waiting_tokens
 
     @staticmethod
     def size(tokens: int) -> int:

@@ -45,6 +45,11 @@ class InFlight:
             ticket.reclaimed = True
             self.reclaimed_tokens += ticket.tokens
 
+    @property
+    def half_full(self) -> bool:
+        """Whether half of the engine's places are taken, where it says how many it has."""
+        return 0 < self.most_choices <= 2 * self._num_choices
+
     def has_place(self, n: int, spare: float) -> bool:
         """Whether so many choices more would run at once, a part of the places kept; one request may."""
         most = self.most_choices

@@ -69,16 +69,25 @@ class Room:
             return False
         return self.pool.fits(ticket.claim, int(spare * self.pool.capacity_tokens))
 
-    def free_tokens(self) -> int:
+    @property
+    def half_full(self) -> bool:
+        """Whether half of the memory or of the places is taken."""
+        return 2 * self.pool.committed_tokens >= self.pool.limit_tokens or self.in_flight.half_full
+
+    def ends_after_s(self, now_s: float, tokens_per_s: float) -> float:
+        """Until requests end as fast as they come, at that throughput."""
+        return self.in_flight.ends_after_s(now_s, tokens_per_s)
+
+    def free_tokens(self, age_s: float) -> int:
         """Memory that nothing is kept for; none without a place in the engine, or before a long prefill."""
         if not self.in_flight.has_place(len(self._queue) + 1, SPARE):
             return 0
-        if self.waiting_uncached_tokens > self.gate.soon_tokens():
+        if self.waiting_uncached_tokens > self.gate.soon_tokens(age_s):
             return 0
         pool = self.pool
         return pool.limit_tokens - int(SPARE * pool.capacity_tokens) - pool.committed_tokens
 
-    def has_room(self, lane: Lane, tokens: int) -> bool:
+    def has_room(self, lane: Lane, tokens: int, age_s: float) -> bool:
         """Whether a request of so many tokens fits now, past the one that does not and for which all wait.
 
         A key within its share has what is kept for such, and passes another that was served no less.
@@ -98,7 +107,7 @@ class Room:
         spare = self._spare(lane, lane.waiting_tokens + tokens)
         if not self.in_flight.has_place(len(lane.waiting) + 1, spare):
             return False
-        if self.waiting_uncached_tokens - passed > self.gate.soon_tokens():
+        if self.waiting_uncached_tokens - passed > self.gate.soon_tokens(age_s):
             return False
         room = self.pool.limit_tokens - int(spare * self.pool.capacity_tokens) - self.pool.committed_tokens
         return self._queue.tokens - passed + tokens <= room

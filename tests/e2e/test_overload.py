@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import socket
+import sys
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from servers import Serve, Served, chat
-from sse_client import Connection, Response, until
+from sse_client import Connection, Response, request_bytes, until
 
 from app.core import ChatRequest
 from app.engine.scripted import Script, ScriptedEngine
@@ -266,3 +270,17 @@ async def test_streams_that_nobody_reads_make_room(crowd: Crowd):
     assert (await crowd.served.post(ask("hello", 500, stream=False))).status == 200
     assert stream.cancelled == "disconnect"
     assert (await admission_samples(crowd.served))["unread_aborted_total",] == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other kernel is asked since when a request is here")
+@pytest.mark.parametrize("bounds", [{"ttft_target_s": 1.0}])
+@pytest.mark.parametrize(("busy_s", "status"), [(0.0, 200), (0.6, 503)])
+async def test_a_request_that_lay_unread_is_as_old_as_it_is(crowd: Crowd, busy_s: float, status: int):
+    """While the event loop is busy its socket has it; read too late, on a full server, it is refused."""
+    await crowd.hold(700)
+    with socket.create_connection(("127.0.0.1", crowd.served.port)) as sock:
+        sock.sendall(request_bytes("POST", "/api/chat/completions", ask("hello", 10, stream=False)))
+        time.sleep(busy_s)  # noqa: ASYNC251  # the server's event loop is this one
+        sock.setblocking(False)
+        answer = await asyncio.get_running_loop().sock_recv(sock, 100)
+    assert answer.startswith(b"HTTP/1.1 %d" % status)

@@ -386,7 +386,7 @@ def test_the_window_opens_while_first_tokens_come_in_time() -> None:
 def test_the_pace_of_prefill_is_that_of_bursts() -> None:
     """Whatever lies before and between them: 2,048 tokens in half a second, after a day and after an hour."""
     gate = Gate(2.0, 16_384)
-    assert gate.soon_tokens() == 8192
+    assert gate.soon_tokens(0.0) == 8192
     for burst_s in (86_400.0, 90_000.0):
         for now_s in (burst_s + number / 2 for number in range(20)):
             let_in = []
@@ -395,7 +395,7 @@ def test_the_pace_of_prefill_is_that_of_bursts() -> None:
             for behind in let_in:
                 gate.started(512, now_s, now_s + 0.5, behind=behind)
             gate.reset()
-        assert gate.soon_tokens() == pytest.approx(4096, rel=0.25)
+        assert gate.soon_tokens(0.0) == pytest.approx(4096, rel=0.25)
 
 
 def test_a_long_prompt_goes_alone() -> None:

@@ -22,9 +22,27 @@ RATE = 100.0
 class Ticket(Queued):
     """As much of a ticket as the door sees."""
 
-    def __init__(self, lane: Lane, tokens: int, fingerprint: int) -> None:
-        super().__init__(lane, tokens, 0.0)
+    def __init__(self, lane: Lane, tokens: int, fingerprint: int, age_s: float) -> None:
+        super().__init__(lane, tokens, 0.0, age_s)
         self.fingerprint = fingerprint
+
+
+@dataclass
+class Room:
+    """What there is behind the door."""
+
+    free: int = 0
+    ends_s: float = 0.0
+    half_full: bool = True
+
+    def free_tokens(self, age_s: float) -> int:
+        return self.free if age_s < 1 else 0
+
+    def has_room(self, _lane: Lane, _tokens: int, _age_s: float) -> bool:
+        return False
+
+    def ends_after_s(self, _now_s: float, _tokens_per_s: float) -> float:
+        return self.ends_s
 
 
 @dataclass
@@ -36,8 +54,7 @@ class World:
     begun_s: float = 1000.0
     lanes: dict[str, Lane] = field(default_factory=dict)
     number: int = 0
-    free_tokens: int = 0
-    ends_after_s: float = 0.0
+    room: Room = field(default_factory=Room)
 
     def __post_init__(self) -> None:
         self.queue = FairQueue()
@@ -53,16 +70,23 @@ class World:
             10_000,
             lambda: 0.0,
             counts,
-            free_tokens=lambda: self.free_tokens,
-            ends_after_s=lambda _now_s: self.ends_after_s,
+            self.room,
         )
 
-    def come(self, name: str, tokens: int = 10, tier: Tier = "standard", weight: float = 1.0) -> int:
+    def come(
+        self,
+        name: str,
+        tokens: int = 10,
+        tier: Tier = "standard",
+        weight: float = 1.0,
+        *,
+        age_s: float = 0.0,
+    ) -> int:
         """One more request; 0 if it may wait, or when it is told to come back."""
         lane = self.lanes.setdefault(name, Lane(name, tier, weight))
         self.number += 1
         fingerprint = tokens if tokens == 11 else -self.number  # those of eleven tokens are one client's
-        ticket: Any = Ticket(lane, tokens, fingerprint)
+        ticket: Any = Ticket(lane, tokens, fingerprint, age_s)
         try:
             self.door.enter(ticket, self.now_s)
         except Overloaded as error:
@@ -134,15 +158,40 @@ def test_nobody_is_told_to_come_while_the_first_ones_run() -> None:
 
 def test_who_has_room_waits_for_the_prefill_alone() -> None:
     """A burst that the free memory holds is let wait, however slowly requests end."""
-    world = World(free_tokens=500)
+    world = World(room=Room(free=500))
     told = [world.come("a") for _ in range(60)]
     assert told[:50] == [0] * 50
     assert any(told[50:])
 
 
+def test_what_was_not_read_for_long_is_not_let_wait() -> None:
+    """Its client has waited for all that it may, and would have its first token late."""
+    assert World().come("a", age_s=1.1) > 0
+    assert World().come("a", age_s=0.9) == 0
+    assert World(room=Room(half_full=False)).come("a", age_s=9.0) == 0, "the engine has little to do"
+
+
+def test_the_time_before_it_was_read_counts_as_waiting() -> None:
+    """100 tokens a second and one second, half of it gone: five requests of ten before it."""
+    world = World()
+    told = [world.come("a", age_s=0.5) for _ in range(8)]
+    assert told[:6] == [0] * 6
+    assert all(told[6:])
+
+
+def test_many_keys_that_come_at_once_are_not_promised_more_than_there_is() -> None:
+    """A key's share of a second may be less than a request: then it is one of several seconds."""
+    world = World()
+    told = [world.come(f"key {number % 20}", 60) for number in range(600)]
+    seconds = Counter(at for at in told if 0 < at < 999)
+    late = [60 * sum(seconds[at] for at in range(start, start + 20)) for start in range(20, 100, 20)]
+    assert max(late) <= 1.1 * 20 * RATE
+    assert sum(seconds.values()) * 60 > 0.6 * 115 * RATE
+
+
 def test_nobody_waits_for_room_while_all_that_run_are_young() -> None:
     """After a burst none ends for a while: who came then would have its first token late."""
-    world = World(ends_after_s=3.0)
+    world = World(room=Room(ends_s=3.0))
     told = [world.come("a") for _ in range(12)]
     assert told[0] == 0  # the first in line may always wait
     assert min(told[1:]) >= 3
