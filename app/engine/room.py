@@ -90,7 +90,8 @@ class Room:
     def has_room(self, lane: Lane, tokens: int, age_s: float) -> bool:
         """Whether a request of so many tokens fits now, past the one that does not and for which all wait.
 
-        A key within its share has what is kept for such, and passes another that was served no less.
+        A key within its share has what is kept for such. It passes another that was served no less, or asks
+        for little.
         """
         blocked = self.blocked
         if blocked is None:
@@ -102,7 +103,8 @@ class Room:
         else:
             passed = blocked.lane.waiting_tokens
             theirs = blocked.lane.served + blocked.tokens / blocked.lane.weight
-            if lane.served + (lane.waiting_tokens + tokens) / lane.weight > theirs:
+            more = lane.served + (lane.waiting_tokens + tokens) / lane.weight > theirs
+            if more and not self._asks_little(lane, lane.waiting_tokens + tokens, len(lane.waiting) + 1):
                 return False
         spare = self._spare(lane, lane.waiting_tokens + tokens)
         if not self.in_flight.has_place(len(lane.waiting) + 1, spare):
@@ -137,5 +139,9 @@ class Room:
         own, theirs = ticket.tokens / lane.weight, blocked.tokens / other.weight
         if lane.rank < other.rank or lane.served + own <= other.served + theirs:
             return True
+        return self._asks_little(lane, ticket.tokens, len(lane.waiting))
+
+    def _asks_little(self, lane: Lane, tokens: int, waiting: int) -> bool:
+        """Whether so many tokens more are next to nothing, and so many that wait are no backlog."""
         little = SPARE / 2 * self.pool.capacity_tokens
-        return len(lane.waiting) <= FEW and lane.in_flight_tokens + ticket.tokens <= little
+        return waiting <= FEW and lane.in_flight_tokens + tokens <= little

@@ -289,14 +289,19 @@ async def test_what_would_be_refused_is_refused_at_the_first_knock() -> None:
     first.release()
 
 
-async def test_a_light_key_finds_room_beside_one_that_fills_the_node() -> None:
-    """An eighth of the memory is kept for it; those who wait do not stand in its way."""
+@pytest.mark.parametrize("served_more", [0.0, 5000.0])
+async def test_a_light_key_finds_room_beside_one_that_fills_the_node(served_more: float) -> None:
+    """An eighth of the memory is kept for it; those who wait do not stand in its way, though served less.
+
+    A key's counter goes back where its answers become shorter than was charged in advance.
+    """
     world = World(capacity=10_000)
     flood = [world.later(1000, "heavy") for _ in range(30)]
     await settled(*flood)
     assert world.admission.busy
     for _ in range(3):
         world.admission.knock(world.request("light"), key_of("light"))
+        world.admission._lanes["light"].served += served_more
         ticket = await world.admit(100, "light")
         world.now_s += 0.1
         ticket.release()
