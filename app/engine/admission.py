@@ -96,7 +96,7 @@ class Admission:
         self.pool.forget_drift()
         self.gate.reset()
         capacity = self.pool.capacity_tokens
-        self.throughput = Throughput(guess, now_s)
+        self.throughput = Throughput(guess, now_s, self._pace.worth_s)
         self.door = Door(
             self._bounds,
             self.queue,

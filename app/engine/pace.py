@@ -12,7 +12,8 @@ import json
 import math
 from pathlib import Path
 
-from app.engine.backlog import Throughput
+from app.engine.backlog import GUESS_S as GUESS_WORTH_S
+from app.engine.backlog import MEMORY_S, Throughput
 from app.engine.growth import Lengths
 
 FILE = "pace.json"
@@ -39,6 +40,14 @@ class Pace:
             if isinstance(pace, int | float) and math.isfinite(pace) and pace > 0:
                 self._tokens_per_s = float(pace)
         return self._tokens_per_s or min(capacity_tokens / GUESS_S, GUESS_TOKENS_PER_S)
+
+    @property
+    def worth_s(self) -> float:
+        """How many seconds of measuring what `guess` said is worth: what was measured outlasts a start.
+
+        None ends in the first seconds of a full node, which is no measure of its pace.
+        """
+        return GUESS_WORTH_S if self._tokens_per_s is None else MEMORY_S
 
     def lengths(self, model: str) -> Lengths:
         """How long the model's answers were when it was last full; none where that is not known."""

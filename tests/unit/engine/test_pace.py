@@ -39,6 +39,16 @@ def test_a_restarted_process_begins_with_what_was_measured(tmp_path: Path) -> No
     assert 18_000 < Pace(file).guess("m", 8000) < 22_000
 
 
+def test_what_was_measured_outlasts_a_start(tmp_path: Path) -> None:
+    """Nothing ends in the first seconds of a full node: five of them make it a third slower, not six times."""
+    file = tmp_path / "pace.json"
+    Pace(file).saw("m", measured(1000), LENGTHS, 120.0)
+    for pace, least in ((Pace(file), 600), (Pace(), 100)):
+        throughput = Throughput(pace.guess("m", 8000), 0.0, pace.worth_s)
+        throughput.advance(5.0, waiting=True)
+        assert least < throughput.tokens_per_s < least + 100
+
+
 def test_it_is_written_once_a_minute(tmp_path: Path) -> None:
     """Not at every look; and this process goes by what it saw last."""
     file = tmp_path / "pace.json"
