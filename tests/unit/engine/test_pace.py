@@ -40,7 +40,7 @@ def test_a_restarted_process_begins_with_what_was_measured(tmp_path: Path) -> No
 
 
 def test_what_was_measured_outlasts_a_start(tmp_path: Path) -> None:
-    """Nothing ends in the first seconds of a full node: five of them make it a third slower, not six times."""
+    """Nothing ends in the first seconds of a full node: five of them make it a third less, not a sixth."""
     file = tmp_path / "pace.json"
     Pace(file).saw("m", measured(1000), LENGTHS, 120.0)
     for pace, least in ((Pace(file), 600), (Pace(), 100)):
