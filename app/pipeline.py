@@ -74,11 +74,11 @@ class Pipeline:
             with self._history.claim(request):
                 place.knock(request, key)
                 asked = await self._history.load(request)
-                check.look(asked, in_short=place.admission.busy)
+                check.look(asked)
                 prompt = await _render(check, place, asked.request)
                 trace.rendered(prompt)
                 lease.correct(prompt)
-                with await self._turn(place, check, asked.request, prompt, stream, key) as ticket:
+                with await self._turn(place, asked.request, prompt, stream, key) as ticket:
                     trace.admitted()
                     stream.check_wanted()
                     entry = await self._journal.reserve(asked, prompt, stream, trace.counts)
@@ -117,7 +117,6 @@ class Pipeline:
     async def _turn(
         self,
         place: Place,
-        check: Check,
         request: ChatRequest,
         prompt: Prompt,
         stream: TokenStream,
@@ -133,7 +132,6 @@ class Pipeline:
             stream.check_not_cut()
             raise
         stream.on_cancel(lambda: None)
-        check.read()
         return ticket
 
     def _cached(self, request: ChatRequest, key: Key | None) -> OnCached:

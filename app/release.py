@@ -60,6 +60,7 @@ class Release:
         Raises what the engine and the screens raise; what was generated is accounted for then too.
         """
         check, engine, rid = self._check, self._engine, self._check.rid
+        check.read()  # which it does when this waits for the engine
         if check.undecided:
             self._admission = asyncio.create_task(self._admit(), name=f"admission-{rid}")
             self._admission.add_done_callback(lambda task: task.cancelled() or task.exception())

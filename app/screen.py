@@ -1,8 +1,9 @@
 """Safety along one request's way: a verdict on its prompt, a screen over its answer, an event of both.
 
-    check.look ──▶ the fast verdict, at once; the full one begins, in a thread
-    check.read ──▶ where the engine is busy it begins here, when the request's turn has come
+    check.look ──▶ the fast verdict, at once
     check.render ──▶ the prompt, with the operator's words in front where the policy has some
+    check.read ──▶ the full verdict begins, in a thread, beside the prefill: rendering has a thread too,
+                   and of two only one runs Python at a time
     check.verdict ──▶ waits for the full one: nothing is told or released before it
     check.way_out ──▶ what every delta goes through; see `WayOut`
 
@@ -59,14 +60,11 @@ class Check:
         """Whether `verdict` has to be waited for."""
         return False
 
-    def look(self, asked: Asked, *, in_short: bool = False) -> None:
-        """Judge the prompt at a glance, and begin to read it, unless `in_short`.
-
-        Raises ContentFiltered, ScreenFailed.
-        """
+    def look(self, asked: Asked) -> None:
+        """Judge the prompt at a glance. Raises ContentFiltered, ScreenFailed."""
 
     def read(self) -> None:
-        """Begin to read the prompt where that was left for later."""
+        """Begin to read the prompt, unless the glance was enough; a second call does nothing."""
 
     async def render(self, engine: Engine, request: ChatRequest) -> Prompt:
         """The prompt as the model is to read it. Raises what `Engine.render` does."""
@@ -210,7 +208,7 @@ class ScreenedCheck(Check):
         self._rendered_with: str | None = None
         self._text = ""
 
-    def look(self, asked: Asked, *, in_short: bool = False) -> None:
+    def look(self, asked: Asked) -> None:
         """See Check."""
         messages = messages_of(asked.request.body)
         self._policy = policy = self._policy.after(asked.strikes)
@@ -223,8 +221,6 @@ class ScreenedCheck(Check):
             return
         self._verdict = verdict
         self._unread = (messages, verdict)
-        if not in_short:
-            self.read()
 
     def read(self) -> None:
         """See Check."""
