@@ -67,10 +67,10 @@ class Node:
         self.server.wait_ready()
         self.model = self._model()
 
-    def add_keys(self, count: int) -> None:
-        """Make keys of the standard tier and without limits, beside those there are."""
+    def add_keys(self, count: int, **terms: object) -> None:
+        """Make keys of the standard tier, without limits but those in `terms`, beside those there are."""
         for number in range(count):
-            body = json.dumps({"name": f"load {number}"}).encode()
+            body = json.dumps({"name": f"load {number}", **terms}).encode()
             self.keys.append(json.load(self._call("/api/admin/keys", body))["key"])
 
     def metrics(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""`scripts/bench overload`, `fairness` and `herd` as a whole, short, with the scripted engine."""
+"""`scripts/bench overload`, `fairness`, `limits` and `herd` as a whole, short, with the scripted engine."""
 
 from __future__ import annotations
 
@@ -54,6 +54,18 @@ def test_fairness_is_measured_both_ways(tmp_path: Path) -> None:
     assert found["of them not answered"]["verdict"] == "met"
     assert "TTFT p99, beside/alone" in table
     assert float(found["served tokens apart"]["value"]) < 0.5, "how fair it is, takes minutes"
+
+
+@pytest.mark.timeout(120)
+def test_a_key_s_tokens_of_a_minute_are_added_up(tmp_path: Path) -> None:
+    """Of sixty at once some are served; what they took together is within the limit."""
+    times = ["--clients", "60", "--tpm", "2000", "--seconds", "3"]
+    _, found = bench(tmp_path, "limits", *times)
+    assert [found[label]["verdict"] for label in (WRONG_STATUS, NO_TIME)] == ["met"] * 2
+    most = found["most tokens of requests that came within a minute"]
+    assert most["verdict"] == "met"
+    assert 1000 < int(most["value"]) <= 2000
+    assert int(found["answers 429 rate_limit_exceeded"]["value"]) > 20
 
 
 @pytest.mark.timeout(120)

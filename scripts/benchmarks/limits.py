@@ -1,0 +1,105 @@
+"""`bench limits`: 500 clients at once, all of one key that may have 10,000 tokens a minute.
+
+Each wants one answer, and comes back when `Retry-After` says. Of the ledger's usage of those that were
+served none may add up to more than the limit in any minute: what is reserved is what an answer may become,
+so what it became is no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from scripts.benchmarks import findings
+from scripts.benchmarks.asking import Asked, Asker
+from scripts.benchmarks.chats import Chats, Shape
+from scripts.benchmarks.crowd import Crowd, attempts
+from scripts.benchmarks.findings import Finding, statuses
+from scripts.benchmarks.machine import describe_machine
+from scripts.benchmarks.node import Node, Reading, Used, add_node_arguments
+from scripts.benchmarks.stats import share
+
+WINDOW_S = 60.0
+SKEW_S = 1.0
+"""How much later than it was sent the server may have charged for a request: 500 come at once."""
+CHATS = Shape(words=(20, 60), tokens=(60, 90), exact=0.5, most=90)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench limits`."""
+    parser.add_argument("--clients", type=int, default=500, help="at once (default: 500)")
+    parser.add_argument("--tpm", type=int, default=10_000, help="of their key (default: 10,000)")
+    parser.add_argument("--seconds", type=int, default=200, help="how long (default: 200)")
+    parser.add_argument("--seed", type=int, default=1)
+    add_node_arguments(parser, pool=0)
+
+
+async def _crowd(arguments: argparse.Namespace, node: Node) -> Sequence[Asked]:
+    """All clients for so long; every attempt that ended."""
+    asker = Asker(node.port, node.keys)
+    chats = Chats(node.model, CHATS, arguments.seed)
+    crowd = Crowd(asker, chats.next, random.Random(arguments.seed))  # noqa: S311  # reproducible, not secret
+    try:
+        for _ in range(arguments.clients):
+            crowd.spawn(crowd.want(0, obeys=True))
+        await asyncio.sleep(arguments.seconds)
+        await crowd.leave()
+    finally:
+        asker.close()
+    return attempts(crowd.wishes)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the table; exit status 1 where something was missed."""
+    machine = describe_machine()
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node(arguments, Path(folder))
+        try:
+            node.start()
+            node.add_keys(1, tpm=arguments.tpm)
+            before = Reading.of(node)
+            seen = uvloop.run(_crowd(arguments, node))
+            used = Used(before, Reading.of(node))
+        finally:
+            node.server.stop()
+    found = _findings(seen, used, arguments)
+    print(findings.markdown(found))
+    if arguments.json:
+        settings = {"benchmark": "limits", "machine": machine, "options": vars(arguments)}
+        findings.write(arguments.json, settings, found)
+    return int(findings.missed(found))
+
+
+def _findings(seen: Sequence[Asked], used: Used, arguments: argparse.Namespace) -> list[Finding]:
+    served = sorted((one for one in seen if one.whole), key=lambda one: one.sent_at_s)
+    most = most_within([(one.sent_at_s, one.prompt_tokens + one.completion_tokens) for one in served])
+    begun_s = min(one.sent_at_s for one in seen)
+    again = [one for one in seen if one.sent_at_s > begun_s + WINDOW_S / 2]
+    return [
+        *statuses(seen),
+        findings.within("most tokens of requests that came within a minute", most, arguments.tpm, "{:.0f}"),
+        findings.said("tokens served", sum(one.prompt_tokens + one.completion_tokens for one in served)),
+        findings.said(
+            "of those who came back when told: let in",
+            findings.shown(share(sum(one.status == 200 for one in again), len(again))),
+        ),
+        findings.said("server, engine, whole machine busy, CPUs", used.cpus()),
+    ]
+
+
+def most_within(charges: Sequence[tuple[float, int]]) -> int:
+    """The most tokens in any window, of charges in the order of their times."""
+    most = total = first = 0
+    for at_s, tokens in charges:
+        total += tokens
+        while charges[first][0] <= at_s - (WINDOW_S - SKEW_S):
+            total -= charges[first][1]
+            first += 1
+        most = max(most, total)
+    return most
