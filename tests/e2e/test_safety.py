@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cycles import few_cycles
 from screens import (
     BLOCKED,
     HARM,
@@ -395,37 +394,11 @@ async def test_an_engine_that_fails_releases_what_was_held(start: Start):
 @pytest.mark.parametrize("said", [LONG, HARMFUL])
 @pytest.mark.parametrize("asked", ["hello", f"{WATCHED_LATE} words"])
 async def test_a_screened_request_leaves_no_cycles(start: Start, asked: str, said: str):
-    """What it took is freed without the garbage collector, however it ended.
-
-    Of what the collector finds only what is ours counts: other tests' servers and clients end meanwhile.
-    """
+    """What it took is freed without the garbage collector, however it ended."""
     served = await start(said, retention_s=0)
     for _ in range(5):
         await served.post(chat(asked))
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(3):  # what earlier tests left may end meanwhile, but not each time
-            for _ in range(20):
-                await served.post(chat(asked))
-            await until(lambda: not served.runtime.streams._finished)
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            gc.collect()
-            gc.set_debug(0)
-            found = Counter(filter(None, map(_of_ours, gc.garbage)))
-            gc.garbage.clear()
-            if found.total() < 20:
-                break
-        assert found.total() < 20, found.most_common(20)
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-
-
-def _of_ours(found: object) -> str:
-    """The name of an object of the product's own types, or of a function or coroutine of its code."""
-    code = getattr(found, "__code__", None) or getattr(found, "cr_code", None)
-    if code is not None:
-        return code.co_qualname if "/app/" in code.co_filename else ""
-    return type(found).__qualname__ if type(found).__module__.startswith("app.") else ""
+    with few_cycles():
+        for _ in range(20):
+            await served.post(chat(asked))
+        await until(lambda: not served.runtime.streams._finished)
