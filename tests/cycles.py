@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def few_cycles(most: int = 20) -> Iterator[None]:
-    """What runs within leaves fewer objects than that to the collector; those there are before do not count."""
+    """What runs within leaves the collector fewer than `most` objects; those before it do not count."""
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
