@@ -11,24 +11,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
-import uvloop
 
 from scripts.benchmarks import findings
 from scripts.benchmarks.asking import Asked, Asker
 from scripts.benchmarks.chats import Chats, Shape
 from scripts.benchmarks.crowd import Crowd, attempts
 from scripts.benchmarks.findings import Finding
-from scripts.benchmarks.machine import describe_machine
-from scripts.benchmarks.node import Node, add_node_arguments
+from scripts.benchmarks.node import Node, add_node_arguments, measure_node
 from scripts.benchmarks.stats import bootstrap_ratio, percentile
 
 LIGHT, HEAVY, SHORT, LONG = range(4)
@@ -107,7 +102,7 @@ class Fairness:
             flooding += attempts(flood.wishes)
             await self._node.idle()
             both = f"{_p99_ms(alone):.0f} ms alone, {_p99_ms(beside):.0f} beside the flood"
-            _tell(f"turn {turn + 1}: TTFT p99 {both}")
+            findings.tell(f"turn {turn + 1}: TTFT p99 {both}")
         return _light_findings(alone, beside, flooding)
 
     async def _one_a_second(self) -> list[Asked]:
@@ -146,20 +141,7 @@ class Fairness:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print the table; exit status 1 where something was missed."""
-    machine = describe_machine()
-    with tempfile.TemporaryDirectory() as folder:
-        node = Node(arguments, Path(folder))
-        try:
-            node.start()
-            node.add_keys(4)
-            found = uvloop.run(Fairness(arguments, node).run())
-        finally:
-            node.server.stop()
-    print(findings.markdown(found))
-    if arguments.json:
-        settings = {"benchmark": "fairness", "machine": machine, "options": vars(arguments)}
-        findings.write(arguments.json, settings, found)
-    return int(findings.missed(found))
+    return measure_node(arguments, lambda node: Fairness(arguments, node).run(), keys=4)
 
 
 def _light_findings(alone: list[Asked], beside: list[Asked], flooding: list[Asked]) -> list[Finding]:
@@ -214,7 +196,3 @@ def _ms(values_s: Sequence[float], percent: float) -> float:
 
 def _p99_ms(seen: Sequence[Asked]) -> float:
     return _ms([one.ttft_s for one in seen if one.whole], 99)
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -70,6 +71,11 @@ def markdown(findings: Sequence[Finding]) -> str:
     lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     lines.insert(1, " | ".join("-" * width for width in widths))
     return "\n".join(f"| {line} |" for line in lines)
+
+
+def tell(text: str) -> None:
+    """How far a run has come, beside the table."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def missed(findings: Sequence[Finding]) -> bool:

@@ -12,21 +12,15 @@ import argparse
 import asyncio
 import random
 import socket
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
-
-import uvloop
 
 from scripts.benchmarks import findings
 from scripts.benchmarks.asking import Asked, Asker
 from scripts.benchmarks.chats import Chats, Shape
 from scripts.benchmarks.crowd import Crowd, Wish, attempts
 from scripts.benchmarks.findings import Finding, retractions, statuses
-from scripts.benchmarks.machine import describe_machine
-from scripts.benchmarks.node import RETRACTIONS, Node, add_node_arguments
+from scripts.benchmarks.node import RETRACTIONS, Node, add_node_arguments, measure_node
 from scripts.benchmarks.stats import percentile
 
 WINDOW_S = 3.0
@@ -69,7 +63,7 @@ class Herd:
         arguments = self._arguments
         try:
             steady = await self._full()
-            _tell(f"a full node: {steady:.0f} tokens/s")
+            findings.tell(f"a full node: {steady:.0f} tokens/s")
             down_s, answered_s = await asyncio.to_thread(self._restart)
             series, wishes, ready_s = await self._come()
             end = self._node.metrics()
@@ -137,20 +131,7 @@ class Herd:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print the table; exit status 1 where something was missed."""
-    machine = describe_machine()
-    with tempfile.TemporaryDirectory() as folder:
-        node = Node(arguments, Path(folder))
-        try:
-            node.start()
-            node.add_keys(arguments.keys)
-            found = uvloop.run(Herd(arguments, node).run())
-        finally:
-            node.server.stop()
-    print(findings.markdown(found))
-    if arguments.json:
-        settings = {"benchmark": "herd", "machine": machine, "options": vars(arguments)}
-        findings.write(arguments.json, settings, found)
-    return int(findings.missed(found))
+    return measure_node(arguments, lambda node: Herd(arguments, node).run(), keys=arguments.keys)
 
 
 def _rates(marks: Sequence[tuple[float, int]]) -> list[tuple[float, float]]:
@@ -187,7 +168,3 @@ def _wait_for_port(port: int) -> None:
             time.sleep(0.02)
         else:
             return
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

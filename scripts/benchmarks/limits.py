@@ -10,19 +10,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-
-import uvloop
 
 from scripts.benchmarks import findings
 from scripts.benchmarks.asking import Asked, Asker
 from scripts.benchmarks.chats import Chats, Shape
 from scripts.benchmarks.crowd import Crowd, attempts
 from scripts.benchmarks.findings import Finding, statuses
-from scripts.benchmarks.machine import describe_machine
-from scripts.benchmarks.node import Node, Reading, Used, add_node_arguments
+from scripts.benchmarks.node import Node, Reading, Used, add_node_arguments, measure_node
 from scripts.benchmarks.stats import share
 
 WINDOW_S = 60.0
@@ -38,6 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=int, default=200, help="how long (default: 200)")
     parser.add_argument("--seed", type=int, default=1)
     add_node_arguments(parser, pool=0)
+
+
+async def _measure(arguments: argparse.Namespace, node: Node) -> list[Finding]:
+    before = Reading.of(node)
+    seen = await _crowd(arguments, node)
+    return _findings(seen, Used(before, Reading.of(node)), arguments)
 
 
 async def _crowd(arguments: argparse.Namespace, node: Node) -> Sequence[Asked]:
@@ -57,23 +58,7 @@ async def _crowd(arguments: argparse.Namespace, node: Node) -> Sequence[Asked]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print the table; exit status 1 where something was missed."""
-    machine = describe_machine()
-    with tempfile.TemporaryDirectory() as folder:
-        node = Node(arguments, Path(folder))
-        try:
-            node.start()
-            node.add_keys(1, tpm=arguments.tpm)
-            before = Reading.of(node)
-            seen = uvloop.run(_crowd(arguments, node))
-            used = Used(before, Reading.of(node))
-        finally:
-            node.server.stop()
-    found = _findings(seen, used, arguments)
-    print(findings.markdown(found))
-    if arguments.json:
-        settings = {"benchmark": "limits", "machine": machine, "options": vars(arguments)}
-        findings.write(arguments.json, settings, found)
-    return int(findings.missed(found))
+    return measure_node(arguments, lambda node: _measure(arguments, node), keys=1, tpm=arguments.tpm)
 
 
 def _findings(seen: Sequence[Asked], used: Used, arguments: argparse.Namespace) -> list[Finding]:

@@ -7,12 +7,19 @@ import asyncio
 import json
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
+from scripts.benchmarks import findings
+from scripts.benchmarks.findings import Finding
+from scripts.benchmarks.machine import describe_machine
 from scripts.benchmarks.processes import CpuUse, ServerProcess, free_port, machine_busy_s
 
 POOL_TOKENS = 16_384
@@ -43,6 +50,32 @@ def add_node_arguments(parser: argparse.ArgumentParser, *, pool: int = POOL_TOKE
         help="one more setting of the server, as ttft_target_s=1",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, options and results")
+
+
+def measure_node(
+    arguments: argparse.Namespace,
+    measure: Callable[[Node], Coroutine[Any, Any, list[Finding]]],
+    keys: int,
+    **terms: object,
+) -> int:
+    """Start a node with so many keys of those terms, measure it, print the table, write what was asked for.
+
+    Returns the exit status: 1 where something was missed.
+    """
+    machine = describe_machine()
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node(arguments, Path(folder))
+        try:
+            node.start()
+            node.add_keys(keys, **terms)
+            found = uvloop.run(measure(node))
+        finally:
+            node.server.stop()
+    print(findings.markdown(found))
+    if arguments.json:
+        settings = {"benchmark": arguments.benchmark, "machine": machine, "options": vars(arguments)}
+        findings.write(arguments.json, settings, found)
+    return int(findings.missed(found))
 
 
 class Node:

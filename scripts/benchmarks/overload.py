@@ -11,22 +11,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import uvloop
 
 from scripts.benchmarks import findings
 from scripts.benchmarks.asking import Asked, Asker
 from scripts.benchmarks.chats import Chats, Shape
 from scripts.benchmarks.crowd import Crowd, Wish, attempts
 from scripts.benchmarks.findings import Finding, retractions, statuses
-from scripts.benchmarks.machine import describe_machine
-from scripts.benchmarks.node import RETRACTIONS, Node, Reading, Used, add_node_arguments
+from scripts.benchmarks.node import RETRACTIONS, Node, Reading, Used, add_node_arguments, measure_node
 from scripts.benchmarks.stats import bootstrap_ratio, percentile, share
 
 BIN_S = 5.0
@@ -98,7 +92,7 @@ class Overload:
             clients = await self._most_clients()
             alone = [await self._closed(clients, arguments.alone)]
             rate = arguments.factor * alone[0].per_s
-            _tell(f"alone {alone[0].per_s:.2f} good answers/s; now {rate:.1f} clients/s")
+            findings.tell(f"alone {alone[0].per_s:.2f} good answers/s; now {rate:.1f} clients/s")
             over, used = await self._overloaded(rate)
             alone.append(await self._closed(clients, arguments.alone))
         finally:
@@ -117,7 +111,9 @@ class Overload:
         best, clients = None, 0
         for number in map(int, self._arguments.clients.split(",")):
             phase = await self._closed(number, self._arguments.search)
-            _tell(f"{number} clients: {phase.per_s:.2f} good answers/s of {len(phase.wishes)} requests")
+            findings.tell(
+                f"{number} clients: {phase.per_s:.2f} good answers/s of {len(phase.wishes)} requests"
+            )
             if best is not None and phase.per_s < 0.8 * best.per_s:
                 break
             if best is None or phase.per_s > best.per_s:
@@ -161,20 +157,7 @@ class Overload:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print the table; exit status 1 where something was missed."""
-    machine = describe_machine()
-    with tempfile.TemporaryDirectory() as folder:
-        node = Node(arguments, Path(folder))
-        try:
-            node.start()
-            node.add_keys(arguments.keys)
-            found = uvloop.run(Overload(arguments, node).run())
-        finally:
-            node.server.stop()
-    print(findings.markdown(found))
-    if arguments.json:
-        settings = {"benchmark": "overload", "machine": machine, "options": vars(arguments)}
-        findings.write(arguments.json, settings, found)
-    return int(findings.missed(found))
+    return measure_node(arguments, lambda node: Overload(arguments, node).run(), keys=arguments.keys)
 
 
 def _throughput(
@@ -220,7 +203,3 @@ def _retries(wishes: Sequence[Wish]) -> list[Finding]:
 
 def _bins(phases: Sequence[Phase], weight: str = "") -> list[float]:
     return [one for phase in phases for one in phase.bins(weight)]
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
