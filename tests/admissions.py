@@ -15,6 +15,7 @@ from typing import Any
 from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, ModelCard, Prompt
 from app.engine.admission import Admission
 from app.engine.door import Bounds
+from app.engine.fair_queue import Lane
 from app.engine.prefixes import PrefixTree
 from app.engine.ticket import Ticket
 from app.errors import ServingError
@@ -266,6 +267,11 @@ class Node:
 def key_of(name: str, tier: Tier = "standard", weight: float = 1.0) -> Key:
     """A key without limits."""
     return Key(name, name, Terms(name, tier=tier, weight=weight), 0)
+
+
+def lane_of(admission: Admission, name: str) -> Lane:
+    """A key's lane, which has come lately."""
+    return next(lane for lane in admission.lanes if lane.name == name)
 
 
 def percentile(values: Sequence[float], part: float) -> float:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from app.core import ChatRequest, Delta, Engine, Health, Prompt
 from app.engine.admission_counts import AdmissionCounts
@@ -27,23 +27,19 @@ from app.engine.door import Bounds, Door
 from app.engine.fair_queue import FairQueue, Lane
 from app.engine.gate import Gate
 from app.engine.growth import Growth, Lengths, expected, expected_at_first
+from app.engine.lanes import Lanes
 from app.engine.pace import Pace
 from app.engine.pool import Pool
 from app.engine.room import Room
 from app.engine.ticket import Knock, Ticket, prompt_guess
 from app.errors import Cancelled, ServingError
-from app.store.keys import Key, Tier
+from app.store.keys import Key
 
-CREDIT = 1.0
-"""Pools of tokens that a key may be served less than others, and make up for, while it is sent away."""
-WANTED_S = 5.0
-"""For how long after a refusal a key is taken to want more, where it has no appointment."""
 POLL_S = 0.25
-FORGOTTEN_S = 600.0
-"""After how long without a request a key's counters are dropped."""
 AT_ONCE_S = 0.1
 """A request that was not read for longer is looked at by the door though nobody waits."""
 MOST_PART = 4.0
+"""Tokens of the pool for each guessed one that a single prompt is believed."""
 _WEIGHT = 0.2
 _GUESS_WEIGHT = 0.05
 
@@ -71,8 +67,8 @@ class Admission:
         self.counts = AdmissionCounts()
         self.abort_unread: Callable[[], str | None] = lambda: None
         """Aborts the stream that has been without a reader longest, and tells its id, if there is one."""
-        self._lanes: dict[str, Lane] = {}
-        self.room = Room(self.queue, Gate(ttft_target_s, max_prefill_tokens), self._lanes.values())
+        self.lanes = Lanes(self.queue)
+        self.room = Room(self.queue, Gate(ttft_target_s, max_prefill_tokens), self.lanes)
         self._model_lengths = Lengths()
         self._guess_part = 1.0
         self._waiting: dict[str, Ticket] = {}
@@ -100,7 +96,7 @@ class Admission:
         self.door = Door(
             self._bounds,
             self.queue,
-            self._lanes.values(),
+            self.lanes,
             self.throughput,
             capacity,
             self._chance,
@@ -127,11 +123,6 @@ class Admission:
         """How long the oldest request of a tier has waited; 0 when there is none."""
         return self.queue.waited_s(rank, self._clock_s())
 
-    @property
-    def lanes(self) -> Collection[Lane]:
-        """The keys that have come lately."""
-        return self._lanes.values()
-
     async def run(self) -> None:
         """Keep time, until cancelled."""
         while True:
@@ -156,7 +147,7 @@ class Admission:
         self.door.look(now_s)
         self._dispatch()
         self._reclaim()
-        self._forget_idle(now_s)
+        self.lanes.forget_idle(now_s)
         if ready:
             self._pace.saw(self._engine.model.id, self.throughput, self._model_lengths, now_s)
 
@@ -175,12 +166,10 @@ class Admission:
         now_s = self._clock_s()
         if not self.queue and request.unread_s < AT_ONCE_S:
             return
-        lane = self._lane(request, key)
-        lane.used_at_s = now_s
+        lane = self.lanes.come(request, key, now_s, self.pool.capacity_tokens)
         most = request.max_tokens or self._engine.model.context_length
         growth = expected_at_first(lane.lengths, self._model_lengths, request.body, most)
         tokens = int(self._guess_part * prompt_guess(request)) + request.n * growth.mean
-        self.queue.lift(lane, self._credit_tokens(lane, now_s))
         self.door.knock(Knock(lane, request, tokens, now_s), now_s)
 
     async def admit(
@@ -194,13 +183,11 @@ class Admission:
         Raises KeyOverloaded, Overloaded, Cancelled, and what `refuse_waiting` is given.
         """
         now_s = self._clock_s()
-        lane = self._lane(request, key)
-        lane.used_at_s = now_s
+        lane = self.lanes.come(request, key, now_s, self.pool.capacity_tokens)
         growth = expected_at_first(lane.lengths, self._model_lengths, request.body, prompt.max_tokens)
         ticket = Ticket(self, lane, request, prompt, growth, now_s)
         self._size(ticket)
         self._learn_guess(request, ticket)
-        self.queue.lift(lane, self._credit_tokens(lane, now_s))
         if (
             not self.queue
             and self.room.fits(ticket)
@@ -247,8 +234,7 @@ class Admission:
         self.room.in_flight.remove(ticket)
         lane.num_in_flight -= 1
         lane.in_flight_tokens -= ticket.tokens
-        if not lane.active:
-            self.room.active_weight -= lane.weight
+        self.lanes.idler(lane)
         self._charge(ticket, (ticket.uncached_tokens if ticket.started else 0) + sum(ticket.lengths))
         if self.queue:
             self.throughput.advance(now_s, waiting=True)
@@ -256,25 +242,6 @@ class Admission:
             self._dispatch()
 
     # What a request takes
-
-    def _lane(self, request: ChatRequest, key: Key | None) -> Lane:
-        name = request.owner if key is None else key.id
-        tier: Tier = "standard" if key is None else key.terms.tier
-        weight = 1.0 if key is None else key.terms.weight
-        lane = self._lanes.get(name)
-        if lane is None:
-            lane = self._lanes[name] = Lane(name, tier, weight)
-            lane.keyed = key is not None
-        elif (lane.tier, lane.weight) != (tier, weight):  # the key's terms were changed
-            if lane.active:
-                self.room.active_weight += weight - lane.weight
-            lane = self._lanes[name] = lane.with_terms(tier, weight)
-        return lane
-
-    def _credit_tokens(self, lane: Lane, now_s: float) -> float:
-        """How much less than others a key may have been served and keep: who was sent away was not idle."""
-        wanted = bool(lane.appointments.num) or now_s - lane.refused_at_s < WANTED_S
-        return CREDIT * self.pool.capacity_tokens if wanted else 0.0
 
     def _growth(self, lane: Lane, ticket: Ticket, so_far: int) -> Growth:
         if ticket.exact:
@@ -318,8 +285,7 @@ class Admission:
         lane = ticket.lane
         self.throughput.advance(now_s, waiting=bool(self.queue))
         self.door.enter(ticket, now_s)
-        if not lane.active:
-            self.room.active_weight += lane.weight
+        self.lanes.busier(lane)
         self.queue.enter(ticket)
         self._waiting[ticket.rid] = ticket
         self.room.waiting_uncached_tokens += ticket.uncached_tokens
@@ -345,8 +311,7 @@ class Admission:
         self.queue.remove(ticket)
         del self._waiting[ticket.rid]
         self.room.waiting_uncached_tokens -= ticket.uncached_tokens
-        if not ticket.lane.active:
-            self.room.active_weight -= ticket.lane.weight
+        self.lanes.idler(ticket.lane)
 
     def _refuse(self, ticket: Ticket, error: ServingError) -> None:
         self._leave(ticket)
@@ -368,8 +333,7 @@ class Admission:
 
     def _let_in(self, ticket: Ticket, now_s: float) -> None:
         lane = ticket.lane
-        if not lane.active:
-            self.room.active_weight += lane.weight
+        self.lanes.busier(lane)
         self.queue.served(ticket, now_s)
         lane.num_in_flight += 1
         lane.in_flight_tokens += ticket.tokens
@@ -391,12 +355,3 @@ class Admission:
                 return
             self.counts.unread_aborted += 1
             self.room.in_flight.reclaim(rid)
-
-    def _forget_idle(self, now_s: float) -> None:
-        idle = [
-            name
-            for name, lane in self._lanes.items()
-            if now_s - lane.used_at_s > FORGOTTEN_S and not lane.active and not lane.appointments.num
-        ]
-        for name in idle:
-            del self._lanes[name]

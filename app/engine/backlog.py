@@ -8,14 +8,14 @@ MEMORY_S = 15.0
 """Time constant of the measurement, in seconds of waiting."""
 MEASURED_S = 10.0
 """After how much waiting the measurement is one to remember."""
-GUESS_S = 1.0
+GUESS_WORTH_S = 1.0
 """Seconds of measuring that a guess is worth."""
 
 
 class Throughput:
     """Tokens of reservations that end per second, while requests wait: idleness is not slowness."""
 
-    def __init__(self, guess_tokens_per_s: float, now_s: float, worth_s: float = GUESS_S) -> None:
+    def __init__(self, guess_tokens_per_s: float, now_s: float, worth_s: float = GUESS_WORTH_S) -> None:
         """`worth_s` is how many seconds of measuring the guess stands for."""
         self._tokens = guess_tokens_per_s * worth_s
         self._seconds = worth_s

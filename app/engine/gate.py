@@ -57,9 +57,8 @@ class Gate:
         """Let a prompt in; whether it has others before it."""
         before = self.waiting_tokens > 0
         if not before:
-            self._prefill.advance(
-                now_s, waiting=False
-            )  # from here on it is measured, not since the last burst
+            # From here on it is measured, not since the last burst.
+            self._prefill.advance(now_s, waiting=False)
         self.waiting_tokens += self.size(tokens)
         return before
 

@@ -12,8 +12,7 @@ import json
 import math
 from pathlib import Path
 
-from app.engine.backlog import GUESS_S as GUESS_WORTH_S
-from app.engine.backlog import MEMORY_S, Throughput
+from app.engine.backlog import GUESS_WORTH_S, MEMORY_S, Throughput
 from app.engine.growth import Lengths
 
 FILE = "pace.json"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from itertools import islice
 
 from app.engine.fair_queue import FairQueue, Lane
 from app.engine.gate import Gate
 from app.engine.in_flight import InFlight
+from app.engine.lanes import Lanes
 from app.engine.pool import Pool
 from app.engine.ticket import Ticket
 
@@ -26,12 +26,10 @@ SCANNED = 48
 class Room:
     """What there is room for, of what waits and of what comes."""
 
-    def __init__(self, queue: FairQueue, gate: Gate, lanes: Collection[Lane]) -> None:
+    def __init__(self, queue: FairQueue, gate: Gate, lanes: Lanes) -> None:
         self.gate = gate
         self.pool = Pool(0)
         self.in_flight = InFlight()
-        self.active_weight = 0.0
-        """Of the keys of which anything waits or runs."""
         self.waiting_uncached_tokens = 0
         """Prompt tokens of those that wait."""
         self._queue = queue
@@ -123,7 +121,7 @@ class Room:
         """Whether a key has nothing in flight, or stays within its share, were one more key to come."""
         if not lane.num_in_flight:
             return True
-        weight = self.active_weight + 1 + (0 if lane.active else lane.weight)
+        weight = self._lanes.active_weight + 1 + (0 if lane.active else lane.weight)
         own = lane.in_flight_tokens + tokens
         return own * weight <= lane.weight * self.pool.capacity_tokens
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from admissions import Node, Seen, Service, key_of, percentile, run_virtually
+from admissions import Node, Seen, Service, key_of, lane_of, percentile, run_virtually
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,8 +50,8 @@ def test_everyone_has_a_turn(requests: list[tuple[str, int, int]], tiers: dict[s
     assert admission.gate.waiting_tokens == 0
     assert not admission.queue
     assert admission.queue.tokens == 0
-    assert all(not lane.active and not lane.in_flight_tokens for lane in admission._lanes.values())
-    assert abs(admission.room.active_weight) < 1e-9
+    assert all(not lane.active and not lane.in_flight_tokens for lane in admission.lanes)
+    assert abs(admission.lanes.active_weight) < 1e-9
 
 
 @given(
@@ -77,11 +77,11 @@ def test_two_backlogged_keys_are_served_alike(
             for _ in range(150):
                 node.spawn(node.ask(key_of(name, weight=weights[name]), prompt, tokens, exact=True))
         await asyncio.sleep(30)
-        lanes = node.admission._lanes
+        lanes = [lane_of(node.admission, name) for name in ("one", "other")]
         node.admission.room.next = lambda _now_s: None  # type: ignore[method-assign]
         await asyncio.sleep(120)
-        if all(len(lane.waiting) > 5 for lane in lanes.values()):
-            ends.append((lanes["one"].served, lanes["other"].served))
+        if all(len(lane.waiting) > 5 for lane in lanes):
+            ends.append((lanes[0].served, lanes[1].served))
         node.stop()
 
     run_virtually(main)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from admissions import Service, ServiceEngine, key_of
+from admissions import Service, ServiceEngine, key_of, lane_of
 
 from app.core import ChatRequest, Counts, Delta, Prompt
 from app.engine.admission import Admission
@@ -127,7 +127,7 @@ async def test_a_waiting_request_can_be_withdrawn() -> None:
         await second
     first.release()
     assert not world.admission.queue
-    assert world.admission.room.active_weight == 0
+    assert world.admission.lanes.active_weight == 0
 
 
 @pytest.mark.parametrize("let_in", [False, True])
@@ -301,7 +301,7 @@ async def test_a_light_key_finds_room_beside_one_that_fills_the_node(served_more
     assert world.admission.busy
     for _ in range(3):
         world.admission.knock(world.request("light"), key_of("light"))
-        world.admission._lanes["light"].served += served_more
+        lane_of(world.admission, "light").served += served_more
         ticket = await world.admit(100, "light")
         world.now_s += 0.1
         ticket.release()
@@ -361,7 +361,7 @@ async def test_what_was_reserved_too_much_is_given_back() -> None:
     """The counter of a key is what it was served in the end: uncached prompt and answer."""
     world = World()
     ticket = await world.admit(500)
-    lane = world.admission._lanes["a"]
+    lane = lane_of(world.admission, "a")
     assert lane.served == 509
     ticket.saw(began(1, cached=5))
     ticket.saw(began(20, cached=5, reason="stop"))
@@ -426,15 +426,15 @@ async def test_a_key_s_new_weight_holds_at_once() -> None:
     first = await world.admit(600)
     second = world.later(500)
     await settled(second)
-    before = world.admission._lanes["a"].served
+    before = lane_of(world.admission, "a").served
     third = await world.admit(50, key=key_of("a", weight=4.0))
-    lane = world.admission._lanes["a"]
+    lane = lane_of(world.admission, "a")
     assert lane.served == before + 59 / 4
-    assert world.admission.room.active_weight == lane.weight == 4
+    assert world.admission.lanes.active_weight == lane.weight == 4
     for ticket in (first, third):
         ticket.release()
     (await second).release()
-    assert world.admission.room.active_weight == 0
+    assert world.admission.lanes.active_weight == 0
 
 
 async def test_a_key_goes_to_another_tier_while_it_waits() -> None:
@@ -447,9 +447,9 @@ async def test_a_key_goes_to_another_tier_while_it_waits() -> None:
     await settled(moved)
     queue = world.admission.queue
     assert [queue.depth(rank) for rank in range(3)] == [0, 1, 1]
-    assert world.admission._lanes["a"].served == 0
+    assert lane_of(world.admission, "a").served == 0
     first.release()
     for task in (waiting, moved):
         (await task).release()
     assert not queue
-    assert world.admission.room.active_weight == 0
+    assert world.admission.lanes.active_weight == 0

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from admissions import Service, ServiceEngine, key_of
+from admissions import Service, ServiceEngine, key_of, lane_of
 
 from app.core import ChatRequest, Prompt
 from app.engine.admission import Admission
@@ -114,7 +114,7 @@ async def test_those_who_may_wait_are_none(world: World) -> None:
 async def test_who_was_told_to_come_now_counts(world: World) -> None:
     """As if it waited; one that is to come later does not yet."""
     await world.ask(99)
-    lane = next(lane for lane in world.admission.lanes if lane.name == "a")
+    lane = lane_of(world.admission, "a")
     lane.appointments.make(1, world.now_s, 100)
     lane.appointments.make(2, world.now_s + 60.0, 1000)
     assert world.pressure == pytest.approx(0.4)
