@@ -15,6 +15,7 @@ import operator
 import string
 import urllib.parse
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 MAX_ENCODED_CHARS = 8192
 """Of one text, how much is decoded."""
@@ -42,12 +43,13 @@ def _classes(kinds: Mapping[str, str]) -> bytes:
 
 
 _SPACES = " \t\n\r\f\v"
-_APART = _classes({"x": string.ascii_letters, ".": _CUTS, " ": _SPACES})
 _CUT = _classes({"x": string.ascii_letters, ".": _CUTS, " ": _SPACES})
 _LEET = _classes({"x": string.ascii_letters, "0": _LEET_DIGITS, "$": _LEET_SIGNS, " ": _SPACES})
 _HEX_CLASSES = _classes({"h": string.hexdigits, " ": _SPACES})
 _PAIRS = b"hh hh hh hh hh"
-_SINGLES = (b"x x x x", b"x.x.x.x", b"x  x  x  x", b"x . x . x", b"x. x. x. x")
+_SINGLES = (b"x.x.x.x", b"x . x . x", b"x. x. x. x")
+_SPACED = ((b"x x x x", b" x x x "), (b"x  x  x  x", b" x  x  x "))
+"""Four letters in a row that spaces part, ends of words among them, and three that are words."""
 _MIXED = (b"x0x", b"x00x", b"x$x", b"x0$x", b"x$$x")
 _UNLEET = str.maketrans("013457@$!|89", "oieastasilbg")
 
@@ -78,29 +80,31 @@ _REVERSED_WORDS = frozenset(
 
 def respelled(shown: str) -> str | None:
     """The text with letters joined that were set apart and digits read as letters, if it has any."""
-    raw = shown.encode("ascii", "replace")
+    classes = f" {shown} ".encode("ascii", "replace").translate(_CUT)
     read = shown
-    if any(run in raw.translate(_APART) for run in _SINGLES):
+    if any(map(classes.__contains__, _SINGLES)) or any(
+        ends in classes and words in classes for ends, words in _SPACED
+    ):
         read = _joined(shown)
-    elif _is_cut(raw):
+    elif classes.count(b"x.x") > max(2, classes.count(b" ") // 3):  # "ex-plo-sives", worth a closer look
         read = _uncut(shown)
     mixed = _mixed(read)
     if mixed:
         every = mixed * 6 >= read.count(" ")
         read = " ".join(_unleet_word(word, numbers=every) for word in read.split())
-    return None if read.split() == shown.split() else read
+    return None if read is shown or read.split() == shown.split() else read
 
 
-def looks_rot13(plain: str) -> bool:
-    """Whether a normalized text names rot13 or has its commonest words in it."""
-    return any(cue in plain for cue in _ROT13_CUES) or len(_ROT13_WORDS.intersection(plain.split())) > 1
+def looks_rot13(plain: str, words: AbstractSet[str]) -> bool:
+    """Whether a normalized text, of these words, names rot13 or has its commonest words in it."""
+    return any(map(plain.__contains__, _ROT13_CUES)) or len(_ROT13_WORDS & words) > 1
 
 
-def looks_reversed(plain: str) -> bool:
-    """Whether a normalized text speaks of reading backwards or has reversed common words."""
-    if any(cue in plain for cue in _BACKWARDS_CUES):
+def looks_reversed(plain: str, words: AbstractSet[str]) -> bool:
+    """Whether a normalized text, of these words, speaks of reading backwards or has reversed common ones."""
+    if any(map(plain.__contains__, _BACKWARDS_CUES)):
         return True
-    return len(_REVERSED_WORDS.intersection(plain.split())) > ("revers" not in plain)
+    return len(_REVERSED_WORDS & words) > ("revers" not in plain)
 
 
 def decoded(shown: str, plain: str) -> str | None:
@@ -108,7 +112,7 @@ def decoded(shown: str, plain: str) -> str | None:
 
     `plain` is its normalized form, where cue words are looked for.
     """
-    cued = any(cue in plain for cue in _ENCODING_CUES)
+    cued = any(map(plain.__contains__, _ENCODING_CUES))
     found = None
     for _ in range(_MAX_NESTED):
         once = _decoded_once(shown, cued=cued)
@@ -116,12 +120,6 @@ def decoded(shown: str, plain: str) -> str | None:
             break
         shown = found = once
     return found
-
-
-def _is_cut(raw: bytes) -> bool:
-    """Whether there are enough signs between letters, "ex-plo-sives", to look closer."""
-    classes = raw.translate(_CUT)
-    return classes.count(b"x.x") > max(2, classes.count(b" ") // 3)
 
 
 def _uncut(shown: str) -> str:

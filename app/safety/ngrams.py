@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,9 @@ class NGrams:
         self.bias = bias
         self.categories = categories
         self.offsets = offsets
+        # As they are read: half floats add up slowly, and one place's rows lie apart.
+        self._harm = harm.astype(np.float32)
+        self._topics = np.ascontiguousarray(categories.T, np.float32)
 
     @classmethod
     def load(cls, path: Path) -> NGrams:
@@ -46,8 +50,8 @@ class NGrams:
     def logits(self, text: str) -> tuple[float, NDArray[np.float32]]:
         """The harm logit and those of the categories, of a normalized text."""
         places = distinct(text, BITS)
-        scale = 1.0 / np.sqrt(len(places)) if len(places) else 0.0
-        harm = float(self.harm[places].sum(dtype=np.float32) * scale) + self.bias
-        above = places >> (BITS - CATEGORY_BITS)
-        topics = self.categories[:, above].sum(axis=1, dtype=np.float32) * np.float32(scale)
+        scale = 1.0 / math.sqrt(max(len(places), 1))
+        harm = float(self._harm.take(places).sum()) * scale + self.bias
+        above = self._topics.take(places >> (BITS - CATEGORY_BITS), axis=0)
+        topics = np.full(len(places), scale, np.float32) @ above
         return harm, topics + self.offsets

@@ -51,9 +51,10 @@ def views(text: str, limit: int = MAX_VIEWS) -> list[str]:
     if clear is not None or read is not None:
         found.append(normalize(read or clear or ""))
     base = plain if clear is None else normalize(clear)
-    if looks_rot13(base):
+    words = set(base.split())
+    if looks_rot13(base, words):
         found.append(codecs.encode(base, "rot13"))
-    if _RIGHT_TO_LEFT in text or looks_reversed(base):
+    if _RIGHT_TO_LEFT in text or looks_reversed(base, words):
         found.append(base[::-1])
     return [view for view in dict.fromkeys(found) if view or view is plain][:limit]
 
