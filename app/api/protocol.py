@@ -80,7 +80,8 @@ class Protocol(HttpToolsProtocol):
     _head_bytes: int | None = 0
     """Bytes of an unfinished head, not counting the read it began in; None outside of one."""
     _refused = False
-    _head_timer: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
+    """When the connection is closed: for want of a head, or because it was refused."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Give the client time for its first request's head; later ones have uvicorn's keep-alive."""
@@ -88,9 +89,10 @@ class Protocol(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clocks: a timer holds the connection, and with it all of its last request."""
         super().connection_lost(exc)
-        self._stop_head_timer()
+        self._unset_keepalive_if_required()  # uvicorn 0.54 leaves it running where the client has reset
+        self._stop_timer()
 
     def data_received(self, data: bytes) -> None:
         """Parse, unless the connection is already being closed."""
@@ -115,23 +117,25 @@ class Protocol(HttpToolsProtocol):
         self.scope["extensions"] = extensions
 
     def on_headers_complete(self) -> None:
-        """Start the application, unless the head is over the limit."""
+        """Start the application, unless the head is over the limit, or one before it was refused."""
+        if self._refused:
+            return
         head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if head_bytes > MAX_HEAD_BYTES:
             self._refuse(_headers_too_large())
             return
         super().on_headers_complete()
         self._head_bytes = None
-        self._stop_head_timer()
+        self._stop_timer()
 
     def _await_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
 
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in our own words."""
@@ -156,7 +160,8 @@ class Protocol(HttpToolsProtocol):
         self.transport.write(_response(error))
         # Closed with unread bytes, the kernel would reset the connection and lose the answer.
         self.transport.write_eof()
-        self.loop.call_later(_LINGER_S, self.transport.close)
+        self._stop_timer()
+        self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
 
 
 def _headers_too_large() -> HeadersTooLarge:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
 from cycles import few_cycles
 from servers import Serve, Served, chat
-from sse_client import Connection, until
+from sse_client import Connection, request_bytes, until
 
 from app.core import ChatRequest
 from app.engine.scripted import Script
@@ -115,3 +117,27 @@ async def test_a_request_leaves_no_cycles(serve: Serve, stream: bool):
         for _ in range(20):
             await served.post(chat(stream=stream))
         await until(lambda: not served.runtime.streams._finished)
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        (b"", False),
+        (b"POST /api/chat/completions HTTP/1.1\r\n", False),
+        (request_bytes("POST", PATH, chat(stream=False)), True),
+        (b"not HTTP\r\n\r\n", True),
+    ],
+    ids=["nothing", "half a head", "a request", "nonsense"],
+)
+async def test_a_connection_that_is_reset_is_let_go_of(serve: Serve, sent: bytes, answered: bool):
+    """No timer holds it, or what was asked last on it, whatever it was waiting for."""
+    served = await serve(Script(tokens=3))
+    async with await Connection.to(served.port) as connection:
+        await connection.send(sent)
+        if answered:
+            await connection.response()
+        await until(lambda: served.connections)
+        [protocol] = map(weakref.ref, served.connections)
+        connection.reset()
+    await until(lambda: not served.connections)
+    await until(lambda: (gc.collect(), protocol() is None)[1], timeout_s=1.0)
