@@ -23,6 +23,12 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
     def get_default_attention_backend(self) -> str:
         return "torch_native"
 
+    def init_backend(self) -> None:
+        """See the base class: called in each process that runs a model."""
+        from app.engine import sglang_attention
+
+        sglang_attention.register()
+
     def is_pin_memory_available(self, device: Any = None) -> bool:
         del device
         return False
