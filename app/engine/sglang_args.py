@@ -78,7 +78,7 @@ CPU_DEFAULTS: Mapping[str, Any] = {
     "max_running_requests": 256,
     # An idle scheduler would poll without rest and take a core from everything else.
     "sleep_on_idle": True,
-    # torch_native pads the query to the whole key length for every chunk: chunks only add cost.
+    # Measured with an attention that padded each chunk's query to the whole key length: they only added cost.
     "chunked_prefill_size": -1,
 }
 
