@@ -18,102 +18,80 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class GroupedAttnBackend(TorchNativeAttnBackend):
-    """Heads that share keys and values are read together, and cached positions have no queries."""
+    """Heads that share keys and values are read together, and cached positions have no queries.
 
-    def _run_sdpa_forward_decode(
-        self,
-        query: torch.Tensor,
-        output: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        req_to_token: torch.Tensor,
-        req_pool_indices: torch.Tensor,
-        seq_lens: torch.Tensor,
-        encoder_lens: torch.Tensor | None = None,
-        scaling: float | None = None,
-        **options: Any,
-    ) -> torch.Tensor:
-        """One query a sequence: `query` and `output` are [sequences, heads, head size]."""
-        if encoder_lens is not None or options.get("sliding_window_size") is not None:
-            return super()._run_sdpa_forward_decode(
-                query,
-                output,
-                k_cache,
-                v_cache,
-                req_to_token,
-                req_pool_indices,
-                seq_lens,
-                encoder_lens,
-                scaling,
-                **options,
-            )
-        groups = query.unflatten(1, (k_cache.shape[1], -1))
-        outputs = output.unflatten(1, (k_cache.shape[1], -1))
-        for row, (request, length) in enumerate(
-            zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)
-        ):
-            tokens = req_to_token[request, :length]
-            key, value = _of(k_cache, tokens, query.dtype), _of(v_cache, tokens, query.dtype)
-            found = scaled_dot_product_attention(groups[row].unsqueeze(0), key, value, scale=scaling)
-            outputs[row] = found.squeeze(0)
-        return output
+    Both methods are given query, output, keys, values, the sequences' places, and last the encoder's lengths.
+    """
 
-    def _run_sdpa_forward_extend(
-        self,
-        query: torch.Tensor,
-        output: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        req_to_token: torch.Tensor,
-        req_pool_indices: torch.Tensor,
-        seq_lens: torch.Tensor,
-        extend_prefix_lens: torch.Tensor,
-        extend_seq_lens: torch.Tensor,
-        encoder_lens: torch.Tensor | None = None,
-        scaling: float | None = None,
-        **options: Any,
-    ) -> torch.Tensor:
-        """The new tokens of each sequence, one after the other: [tokens, heads, head size]."""
-        unknown = encoder_lens is not None or options.get("sliding_window_size") is not None
-        if unknown or not options.get("causal"):
-            return super()._run_sdpa_forward_extend(
-                query,
-                output,
-                k_cache,
-                v_cache,
-                req_to_token,
-                req_pool_indices,
-                seq_lens,
-                extend_prefix_lens,
-                extend_seq_lens,
-                encoder_lens,
-                scaling,
-                **options,
-            )
-        start = 0
-        rows = zip(
-            req_pool_indices.tolist(),
-            seq_lens.tolist(),
-            extend_prefix_lens.tolist(),
-            extend_seq_lens.tolist(),
-            strict=True,
+    def _run_sdpa_forward_decode(self, *given: Any, **options: Any) -> torch.Tensor:
+        *tensors, encoder_lens = given
+        if encoder_lens is not None or options["sliding_window_size"] is not None:
+            return super()._run_sdpa_forward_decode(*given, **options)
+        return _decode(*tensors, scaling=options["scaling"])
+
+    def _run_sdpa_forward_extend(self, *given: Any, **options: Any) -> torch.Tensor:
+        *tensors, encoder_lens = given
+        unknown = encoder_lens is not None or options["sliding_window_size"] is not None
+        if unknown or not options["causal"]:
+            return super()._run_sdpa_forward_extend(*given, **options)
+        return _extend(*tensors, scaling=options["scaling"])
+
+
+def _decode(
+    query: torch.Tensor,
+    output: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scaling: float | None,
+) -> torch.Tensor:
+    """One query a sequence: `query` and `output` are [sequences, heads, head size]."""
+    groups = query.unflatten(1, (k_cache.shape[1], -1))
+    outputs = output.unflatten(1, (k_cache.shape[1], -1))
+    sequences = zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)
+    for row, (request, length) in enumerate(sequences):
+        tokens = req_to_token[request, :length]
+        key, value = _of(k_cache, tokens, query.dtype), _of(v_cache, tokens, query.dtype)
+        found = scaled_dot_product_attention(groups[row].unsqueeze(0), key, value, scale=scaling)
+        outputs[row] = found.squeeze(0)
+    return output
+
+
+def _extend(
+    query: torch.Tensor,
+    output: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    extend_prefix_lens: torch.Tensor,
+    extend_seq_lens: torch.Tensor,
+    *,
+    scaling: float | None,
+) -> torch.Tensor:
+    """The new tokens of each sequence, one sequence after the other: [tokens, heads, head size]."""
+    numbers = (req_pool_indices, seq_lens, extend_prefix_lens, extend_seq_lens)
+    start = 0
+    for request, length, prefix, new in zip(*(each.tolist() for each in numbers), strict=True):
+        tokens = req_to_token[request, :length]
+        key, value = _of(k_cache, tokens, query.dtype), _of(v_cache, tokens, query.dtype)
+        mask = torch.ones(new, length, dtype=torch.bool).tril(prefix) if prefix else None
+        found = scaled_dot_product_attention(
+            query[start : start + new].transpose(0, 1).unsqueeze(0),
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=query.shape[1] != k_cache.shape[1],
         )
-        for request, length, prefix, new in rows:
-            tokens = req_to_token[request, :length]
-            key, value = _of(k_cache, tokens, query.dtype), _of(v_cache, tokens, query.dtype)
-            mask = torch.ones(new, length, dtype=torch.bool).tril(prefix) if prefix else None
-            found = scaled_dot_product_attention(
-                query[start : start + new].transpose(0, 1).unsqueeze(0),
-                key,
-                value,
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=scaling,
-                enable_gqa=query.shape[1] != k_cache.shape[1],
-            )
-            output[start : start + new] = found.squeeze(0).transpose(0, 1)
-            start += new
-        return output
+        output[start : start + new] = found.squeeze(0).transpose(0, 1)
+        start += new
+    return output
 
 
 def _of(cache: torch.Tensor, tokens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

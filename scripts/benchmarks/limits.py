@@ -35,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_node_arguments(parser, pool=0)
 
 
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the table; exit status 1 where something was missed."""
+    return measure_node(arguments, lambda node: _measure(arguments, node), keys=1, tpm=arguments.tpm)
+
+
 async def _measure(arguments: argparse.Namespace, node: Node) -> list[Finding]:
     before = Reading.of(node)
     seen = await _crowd(arguments, node)
@@ -54,11 +59,6 @@ async def _crowd(arguments: argparse.Namespace, node: Node) -> Sequence[Asked]:
     finally:
         asker.close()
     return attempts(crowd.wishes)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, print the table; exit status 1 where something was missed."""
-    return measure_node(arguments, lambda node: _measure(arguments, node), keys=1, tpm=arguments.tpm)
 
 
 def _findings(seen: Sequence[Asked], used: Used, arguments: argparse.Namespace) -> list[Finding]:
