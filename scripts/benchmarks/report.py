@@ -69,13 +69,19 @@ class Loaded(Protocol):
         ...
 
 
-def compare(figures: Iterable[Figure], ours: Sequence[Loaded], peer: Sequence[Loaded]) -> list[Comparison]:
-    """Every figure over the pairs of one load."""
+def compare(
+    figures: Iterable[Figure],
+    ours: Sequence[Loaded],
+    peer: Sequence[Loaded],
+    starts: Sequence[int] | None = None,
+) -> list[Comparison]:
+    """Every figure over the pairs of one load; `starts` as in `paired_ratio`."""
     comparisons = []
     for figure in figures:
         a = [float(getattr(run, figure.attribute)) for run in ours]
         b = [float(getattr(run, figure.attribute)) for run in peer]
-        comparisons.append(Comparison(ours[0].streams, figure, median(a), median(b), paired_ratio(a, b)))
+        ratio = paired_ratio(a, b, starts)
+        comparisons.append(Comparison(ours[0].streams, figure, median(a), median(b), ratio))
     return comparisons
 
 

@@ -1,11 +1,11 @@
 """`bench screen`: what the screens cost: our server with safety on and off, interleaved pairs in one run.
 
-Both are up at once and take turns, as in `bench serve`; nothing differs but `--safety`. The policy is the
-built-in one, with its real actions. Prompts are the benches' own, less those that this policy would refuse or
-watch: what is watched is meant to wait. A stream that is halted on the way is left out on both
-sides, and counted. Answers are short where TTFT is measured, and 200 tokens or more where the
-flow is. Last, the stream screen alone is fed the answers of 64 of these streams, in turns, and its CPU read;
-and the prompt screen's part that comes before the engine is timed.
+Both are up at once, take turns and are started anew as in `bench serve`; nothing differs but `--safety`.
+The policy is the built-in one, with its real actions. Prompts are the benches' own, less those that this
+policy would refuse or watch: what is watched is meant to wait. A stream that is halted on the way is
+left out on both sides, and counted. Answers are short where TTFT is measured, and 200 tokens or more
+where the flow is. Last, the stream screen alone is fed the answers of 64 of these streams, in turns, and
+its CPU read; and the prompt screen's part that comes before the engine is timed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scripts.benchmarks import report
+from scripts.benchmarks import report, starts
 from scripts.benchmarks.driver import RunFailed, RunResult, served_model
 from scripts.benchmarks.load import LoadPlan
 from scripts.benchmarks.machine import describe_machine
@@ -33,7 +33,7 @@ from scripts.benchmarks.screen_cpu import (
     measure_cpu,
     measure_glance,
 )
-from scripts.benchmarks.serve import take_turn
+from scripts.benchmarks.serve import WARM_UP, take_turn
 
 ON, OFF = "on", "off"
 MAX_LEFT_OUT = 0.25
@@ -73,20 +73,22 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The pairs of one load, and how many of their streams were left out."""
+    """The pairs of one load, of which start each is, and how many of their streams were left out."""
 
     load: Load
     pairs: list[tuple[RunResult, RunResult]]
+    starts: list[int]
     left_out: list[int]
 
     def compared(self) -> list[report.Comparison]:
         """Every figure, on against off."""
-        return report.compare(self.load.figures, [on for on, _ in self.pairs], [off for _, off in self.pairs])
+        return report.compare(self.load.figures, *_sides(self), self.starts)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench screen`."""
     parser.add_argument("--pairs", type=int, default=15, help="measured pairs per load (default: 15)")
+    starts.add_argument(parser)
     parser.add_argument(
         "--ttft-streams", default="1,4", help="requests at once where TTFT is measured (default: 1,4)"
     )
@@ -104,18 +106,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print a table for each load, write what was asked for."""
     machine, judge = describe_machine(), PromptJudge()
-    measured = [Measured(load, [], []) for load in _loads(arguments)]
+    measured = [Measured(load, [], [], []) for load in _loads(arguments)]
     alone: list[CpuFigure | GlanceFigure] = []
-    with tempfile.TemporaryDirectory() as folder, _both(arguments, Path(folder)) as (on, off, model):
-        try:
-            for each in measured:
-                _measure(each, on, off, model, judge, arguments)
-            if not arguments.no_cpu:
-                work = _ordinary(judge, model, measured[-1].load, seed=9_000_000, requests=64)
-                on.thaw()
-                alone = [*measure_cpu(judge, on.port, work), measure_glance(judge)]
-        finally:  # cut short, a run still tells what it has
-            _tell(arguments, machine, [each for each in measured if each.pairs], alone, judge)
+    try:
+        for start, numbers in enumerate(starts.spread(arguments.pairs, arguments.starts)):
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                _both(arguments, Path(folder), (ON, OFF) if start % 2 else (OFF, ON)) as (on, off, model),
+            ):
+                for each in measured:
+                    _measure(each, start, numbers, (on, off), model, judge, arguments)
+                if numbers.stop == arguments.pairs and not arguments.no_cpu:
+                    work = _ordinary(judge, model, measured[-1].load, seed=9_000_000, requests=64)
+                    on.thaw()
+                    alone = [*measure_cpu(judge, on.port, work), measure_glance(judge)]
+    finally:  # cut short, a run still tells what it has
+        _tell(arguments, machine, [each for each in measured if each.pairs], alone, judge)
     return 0
 
 
@@ -138,15 +144,16 @@ def _numbers(text: str) -> list[int]:
 
 def _measure(
     measured: Measured,
-    on: ServerProcess,
-    off: ServerProcess,
+    start: int,
+    numbers: Iterable[int],
+    sides: tuple[ServerProcess, ServerProcess],
     model: str,
     judge: PromptJudge,
     arguments: argparse.Namespace,
 ) -> None:
     """Fill in pairs, after one that is not measured; both sides of a pair get the same requests."""
-    load = measured.load
-    for number in range(-1, arguments.pairs):
+    load, (on, off) = measured.load, sides
+    for number in (WARM_UP, *numbers):
         work = _ordinary(judge, model, load, seed=_seed(load, number), requests=load.requests)
         recorded = {}
         for server in (on, off) if number % 2 == 0 else (off, on):
@@ -158,7 +165,8 @@ def _measure(
         left_out = recorded[ON].failed()
         if len(left_out) > MAX_LEFT_OUT * load.requests:
             recorded[ON].check_whole()
-        if number >= 0:
+        if number != WARM_UP:
+            measured.starts.append(start)
             pair = recorded[ON].result(left_out), recorded[OFF].result(left_out)
             measured.pairs.append(pair)
             measured.left_out.append(len(left_out))
@@ -188,11 +196,13 @@ def _ordinary(judge: PromptJudge, model: str, load: Load, *, seed: int, requests
 
 
 @contextlib.contextmanager
-def _both(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[ServerProcess, ServerProcess, str]]:
-    """Both servers, up and frozen, and the id of their model."""
+def _both(
+    arguments: argparse.Namespace, folder: Path, order: Sequence[str]
+) -> Iterator[tuple[ServerProcess, ServerProcess, str]]:
+    """Both servers, started in that order, up and frozen, and the id of their model."""
     with contextlib.ExitStack() as stack:
-        sides, model = [], ""
-        for safety in (ON, OFF):
+        sides, model = {}, ""
+        for safety in order:
             port = free_port()
             server = ServerProcess(
                 safety, _command(arguments, port, safety, folder), port, folder / f"{safety}.log"
@@ -201,10 +211,10 @@ def _both(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[ServerP
             print(f"starting safety {safety}: {shlex.join(server.command)}", file=sys.stderr)
             server.start()
             server.wait_ready()
-            sides.append(server)
+            sides[safety] = server
             model = served_model(port)
             server.freeze()
-        yield sides[0], sides[1], model
+        yield sides[ON], sides[OFF], model
 
 
 def _command(arguments: argparse.Namespace, port: int, safety: str, folder: Path) -> list[str]:
@@ -243,8 +253,9 @@ def _footnote(measured: Measured) -> str:
     others = [run.other_cpus for run in runs]
     merged = [max(run.merged_share for run in side) for side in _sides(measured)]
     return (
-        f"{len(runs) // 2} pairs of {measured.load.requests} requests; {sum(measured.left_out)} halted and "
-        f"left out; in a frame with another: at most {merged[0]:.2%} of tokens {ON}, {merged[1]:.2%} {OFF}; "
+        f"{len(runs) // 2} pairs of {measured.load.requests} requests in {len(set(measured.starts))} starts; "
+        f"{sum(measured.left_out)} halted and left out; "
+        f"in a frame with another: at most {merged[0]:.2%} of tokens {ON}, {merged[1]:.2%} {OFF}; "
         f"other processes used {min(others):.2f} to {max(others):.2f} CPUs"
     )
 
@@ -269,7 +280,7 @@ def _write_json(
     measured: list[Measured],
     cpu: Sequence[CpuFigure | GlanceFigure],
 ) -> None:
-    options = ("pairs", "ttft_streams", "streams", "requests", "path")
+    options = ("pairs", "starts", "ttft_streams", "streams", "requests", "path")
     settings: dict[str, object] = {
         "benchmark": "screen",
         "machine": machine,
@@ -283,9 +294,9 @@ def _write_json(
         "screen_cpu": [asdict(figure) for figure in cpu],
     }
     runs = [
-        {"load": each.load.about, **report.run_record(number, one)}
+        {"load": each.load.about, "start": start, **report.run_record(number, one)}
         for each in measured
-        for number, pair in enumerate(each.pairs)
+        for number, (start, pair) in enumerate(zip(each.starts, each.pairs, strict=True))
         for one in pair
     ]
     report.write_json(arguments.json, settings, runs)

@@ -2,8 +2,8 @@
 
 Both servers are up at once, so that a pair is seconds apart and shares the machine's mood; the one that
 is not loaded is frozen (SIGSTOP), because an idle SGLang scheduler polls without rest and would
-take a core from the other. Who goes first alternates from pair to pair. One unmeasured pair per load
-warms both up.
+take a core from the other. Who goes first alternates from pair to pair. Both are started anew between
+pairs; one unmeasured pair per start and load warms them up.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import contextlib
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks import bare, report
+from scripts.benchmarks import bare, report, starts
 from scripts.benchmarks.driver import (
     Recorded,
     RunResult,
@@ -33,7 +33,7 @@ from scripts.benchmarks.processes import ServerProcess, free_port
 from scripts.benchmarks.prompts import chat_work
 
 PEER = "bare"
-Pairs = list[tuple[RunResult, RunResult]]
+WARM_UP = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,22 @@ class Side:
     model: str
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One turn of each side with the same prompts, in one start of the servers."""
+
+    start: int
+    ours: RunResult
+    peer: RunResult
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench serve`."""
     parser.add_argument(
         "--streams", default="16,64", help="concurrent streams, comma-separated (default: 16,64)"
     )
     parser.add_argument("--pairs", type=int, default=9, help="measured pairs per load (default: 9)")
+    starts.add_argument(parser)
     parser.add_argument(
         "--tokens", type=int, default=128, help="mean output tokens per request (default: 128)"
     )
@@ -73,14 +83,23 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print the table, write what was asked for."""
     loads = [int(streams) for streams in arguments.streams.split(",")]
     machine = describe_machine()
-    with tempfile.TemporaryDirectory() as folder, _both_sides(arguments, Path(folder)) as (ours, peer):
-        commands = {"ours": ours.server.command, PEER: peer.server.command}
-        measured: dict[int, Pairs] = {streams: [] for streams in loads}
-        try:
-            for streams, pairs in measured.items():
-                measure_pairs(pairs, ours, peer, streams, arguments)
-        finally:  # cut short, a run still tells what it has
-            _tell(arguments, machine, commands, {s: pairs for s, pairs in measured.items() if pairs})
+    measured: dict[int, list[Pair]] = {streams: [] for streams in loads}
+    commands: dict[str, list[str]] = {}
+    try:
+        for start, numbers in enumerate(starts.spread(arguments.pairs, arguments.starts)):
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                _both_sides(arguments, Path(folder), (PEER, "ours") if start % 2 else ("ours", PEER)) as (
+                    ours,
+                    peer,
+                ),
+            ):
+                commands = {"ours": ours.server.command, PEER: peer.server.command}
+                for streams, pairs in measured.items():
+                    for pair in measure_pairs(numbers, ours, peer, streams, arguments):
+                        pairs.append(Pair(start, *pair))
+    finally:  # cut short, a run still tells what it has
+        _tell(arguments, machine, commands, {s: pairs for s, pairs in measured.items() if pairs})
     return 0
 
 
@@ -88,7 +107,7 @@ def _tell(
     arguments: argparse.Namespace,
     machine: dict[str, object],
     commands: dict[str, list[str]],
-    measured: dict[int, Pairs],
+    measured: dict[int, list[Pair]],
 ) -> None:
     comparisons = [
         item for pairs in measured.values() for item in report.compare(report.SERVE_FIGURES, *_columns(pairs))
@@ -103,15 +122,17 @@ def _tell(
         report.write_svg(arguments.plot, comparisons, title)
 
 
-def measure_pairs(pairs: Pairs, ours: Side, peer: Side, streams: int, arguments: argparse.Namespace) -> None:
-    """Fill `pairs`, after a warm-up pair; the prompts of a pair are the same on both sides."""
-    for number in range(-1, arguments.pairs):
+def measure_pairs(
+    numbers: Iterable[int], ours: Side, peer: Side, streams: int, arguments: argparse.Namespace
+) -> Iterator[tuple[RunResult, RunResult]]:
+    """The pairs of those numbers, after a warm-up pair; the prompts of a pair are the same on both sides."""
+    for number in (WARM_UP, *numbers):
         first, second = (ours, peer) if number % 2 == 0 else (peer, ours)
         results = {side.server.name: _turn(side, streams, number, arguments) for side in (first, second)}
         pair = results["ours"], results[PEER]
-        if number >= 0:
-            pairs.append(pair)
+        if number != WARM_UP:
             print(_progress(number, *pair), file=sys.stderr)
+            yield pair
 
 
 def _turn(side: Side, streams: int, pair: int, arguments: argparse.Namespace) -> RunResult:
@@ -146,10 +167,13 @@ def _wake_up(plan: LoadPlan) -> LoadPlan:
 
 
 @contextlib.contextmanager
-def _both_sides(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[Side, Side]]:
+def _both_sides(
+    arguments: argparse.Namespace, folder: Path, order: Sequence[str]
+) -> Iterator[tuple[Side, Side]]:
+    """Ours and the peer, started in that order, up and frozen."""
     with contextlib.ExitStack() as stack:
-        sides = []
-        for name in ("ours", PEER):
+        sides = {}
+        for name in order:
             server = _server(name, arguments, folder)
             stack.callback(server.stop)
             print(f"starting {name}: {shlex.join(server.command)}", file=sys.stderr)
@@ -158,9 +182,9 @@ def _both_sides(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[S
             path = arguments.ours_path if name == "ours" else "/v1/chat/completions"
             if server.ready_path == "/health":
                 freeze_gc(server.port)
-            sides.append(Side(server, path, served_model(server.port)))
+            sides[name] = Side(server, path, served_model(server.port))
             server.freeze()
-        yield sides[0], sides[1]
+        yield sides["ours"], sides[PEER]
 
 
 def _server(name: str, arguments: argparse.Namespace, folder: Path) -> ServerProcess:
@@ -190,8 +214,8 @@ def our_command(port: int, data_dir: Path, *, model: str, tp: int) -> list[str]:
     return command if tp == 1 else [*command, "--tp", str(tp)]
 
 
-def _columns(pairs: Pairs) -> tuple[list[RunResult], list[RunResult]]:
-    return [ours for ours, _ in pairs], [peer for _, peer in pairs]
+def _columns(pairs: list[Pair]) -> tuple[list[RunResult], list[RunResult], list[int]]:
+    return [pair.ours for pair in pairs], [pair.peer for pair in pairs], [pair.start for pair in pairs]
 
 
 def _progress(number: int, ours: RunResult, peer: RunResult) -> str:
@@ -204,11 +228,12 @@ def _progress(number: int, ours: RunResult, peer: RunResult) -> str:
     )
 
 
-def _footnote(streams: int, pairs: Pairs) -> str:
-    ours, peer = _columns(pairs)
+def _footnote(streams: int, pairs: list[Pair]) -> str:
+    ours, peer, begun = _columns(pairs)
     others = [run.other_cpus for run in ours + peer]
     return (
-        f"{streams} streams: {len(pairs)} pairs of {ours[0].output_tokens} tokens, every stream whole; "
+        f"{streams} streams: {len(pairs)} pairs of {ours[0].output_tokens} tokens "
+        f"in {len(set(begun))} starts, every stream whole; "
         f"same text {report.same_text_share(ours, peer):.0%}; "
         f"other processes used {min(others):.2f} to {max(others):.2f} CPUs"
     )
@@ -218,10 +243,10 @@ def _write_json(
     arguments: argparse.Namespace,
     machine: dict[str, object],
     commands: dict[str, list[str]],
-    measured: dict[int, Pairs],
+    measured: dict[int, list[Pair]],
     comparisons: list[report.Comparison],
 ) -> None:
-    options = ("streams", "pairs", "tokens", "rounds", "prompt_words", "ours_path")
+    options = ("streams", "pairs", "starts", "tokens", "rounds", "prompt_words", "ours_path")
     settings: dict[str, Any] = {
         "benchmark": "serve",
         "machine": machine,
@@ -230,9 +255,9 @@ def _write_json(
         "comparisons": [report.comparison_record(item) for item in comparisons],
     }
     runs = [
-        report.run_record(number, run)
+        {"start": pair.start, **report.run_record(number, run)}
         for pairs in measured.values()
         for number, pair in enumerate(pairs)
-        for run in pair
+        for run in (pair.ours, pair.peer)
     ]
     report.write_json(arguments.json, settings, runs)

@@ -27,17 +27,22 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent)) if values else float("nan")
 
 
-def paired_ratio(ours: Sequence[float], peer: Sequence[float], *, seed: int = 1) -> Ratio:
+def paired_ratio(
+    ours: Sequence[float], peer: Sequence[float], starts: Sequence[int] | None = None, *, seed: int = 1
+) -> Ratio:
     """Ours/peer as the geometric mean over pairs; the interval resamples pairs, so a slow minute hits both.
 
-    NaN where a value is missing or not positive.
+    `starts` says of which start of the servers each pair is: their means are what is compared and
+    resampled then. NaN where a value is missing or not positive.
     """
-    if len(ours) != len(peer):
+    if len(ours) != len(peer) or (starts is not None and len(starts) != len(ours)):
         raise ValueError(f"{len(ours)} runs of ours and {len(peer)} of the peer are not pairs")
     pairs = np.array([ours, peer], dtype=float)
     if not pairs.size or not np.all(pairs > 0):
         return Ratio(float("nan"), float("nan"), float("nan"))
     log_ratios = np.log(pairs[0]) - np.log(pairs[1])
+    if starts is not None:
+        log_ratios = np.array([log_ratios[np.equal(starts, each)].mean() for each in np.unique(starts)])
     rng = np.random.default_rng(seed)
     picks = rng.integers(0, log_ratios.size, size=(BOOTSTRAP_RESAMPLES, log_ratios.size))
     low, high = np.percentile(log_ratios[picks].mean(axis=1), [2.5, 97.5])

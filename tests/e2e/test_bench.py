@@ -23,7 +23,7 @@ def start(*options):
 
 @pytest.mark.timeout(120)
 def test_a_run_measures_both_sides_and_writes_what_it_printed(tmp_path):
-    """Two pairs at two loads: a table, a plot, and each run in the JSON file, whole and with equal tokens."""
+    """Two starts, two loads: a table, a plot, and each run in the JSON file, whole and with equal tokens."""
     result, plot = tmp_path / "out" / "serve.json", tmp_path / "serve.svg"
     options = [
         "--streams",
@@ -40,12 +40,13 @@ def test_a_run_measures_both_sides_and_writes_what_it_printed(tmp_path):
     with start(*options) as run:
         table, errors = run.communicate(timeout=110)
     assert run.returncode == 0, errors
+    assert errors.count("starting ours") == errors.count("starting bare") == 2
     assert table.count("| CPU per output token, us |") == 2
     assert "circle" in plot.read_text()
     written = json.loads(result.read_text())
     runs = written["runs"]
-    assert [(one["streams"], one["pair"], one["server"]) for one in runs] == [
-        (streams, pair, server) for streams in (2, 4) for pair in (0, 1) for server in ("ours", "bare")
+    assert [(one["streams"], one["start"], one["pair"], one["server"]) for one in runs] == [
+        (streams, pair, pair, server) for streams in (2, 4) for pair in (0, 1) for server in ("ours", "bare")
     ]
     for ours, peer in zip(runs[::2], runs[1::2], strict=True):
         assert ours["output_tokens"] == peer["output_tokens"] > 0

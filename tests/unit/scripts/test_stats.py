@@ -50,6 +50,20 @@ def test_interval_covers_the_truth_as_often_as_it_says():
     assert 0.88 <= covered / 300 <= 0.99
 
 
+def test_pairs_of_one_start_count_as_one():
+    """A start that is 10% slower in each of its pairs widens the interval by as much as one pair would."""
+    ours, starts = [1.0, 1.1, 1.1, 1.1, 1.0, 1.0], [0, 1, 1, 1, 2, 2]
+    ratio = paired_ratio(ours, [1.0] * 6, starts)
+    assert ratio == paired_ratio([1.0, 1.1, 1.0], [1.0] * 3)
+    assert ratio.value == pytest.approx(1.1 ** (1 / 3))
+
+
+def test_a_start_for_each_pair_is_asked_for():
+    """Starts of other pairs than there are would be resampled wrongly."""
+    with pytest.raises(ValueError, match="not pairs"):
+        paired_ratio([1.0, 1.0], [1.0, 2.0], [0])
+
+
 def test_unequal_numbers_of_runs_are_refused():
     """Runs that are not pairs cannot be compared as pairs."""
     with pytest.raises(ValueError, match="not pairs"):
