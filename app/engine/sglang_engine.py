@@ -76,9 +76,10 @@ class SGLangEngine:
         except Exception as exc:
             self._health = Health.DEAD
             raise EngineFailed(f"SGLang did not start: {type(exc).__name__}: {exc}") from exc
-        # A full collection of the 700,000 objects that SGLang's import leaves stops the loop for 0.3 s.
+        # A full collection of the 700,000 objects that SGLang's import leaves stops a process for 0.3 s,
+        # ours and each of its children; SGLang's own HTTP server does the same once it is warm.
         gc.collect()
-        gc.freeze()
+        await self._launched.manager.freeze_gc()
         self._health = Health.READY
 
     async def aclose(self) -> None:

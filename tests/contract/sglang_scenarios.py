@@ -100,8 +100,8 @@ async def _death_of(engine: SGLangEngine, name: str) -> dict[str, Any]:
 
 
 async def tensor_parallel(_: str) -> dict[str, Any]:
-    """Two ranks over gloo."""
-    engine = await started(tp=2)
+    """Two ranks over gloo, which tell what they do."""
+    engine = await started(tp=2, server_args={"log_level": "debug"})
     answer = await ask(engine, chat(temperature=0, max_tokens=16, ignore_eos=True, n=2))
     schedulers = sum("scheduler" in p.name() for p in psutil.Process().children(recursive=True))
     await engine.aclose()

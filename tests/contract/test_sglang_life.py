@@ -31,7 +31,7 @@ class Apart:
     """
 
     def __init__(self, log: Path) -> None:
-        self._log = log
+        self.log = log
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, scenario: str, argument: object = "") -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Apart:
         finally:
             if result is None:
                 self.close()
-        assert result is not None, self._log.read_text()[-4000:]
+        assert result is not None, self.log.read_text()[-4000:]
         return result
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class Apart:
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, str(HERE / "sglang_scenarios.py")]
         pipe = subprocess.PIPE
-        with self._log.open("w") as log:
+        with self.log.open("w") as log:
             return subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=log, text=True, cwd=HERE.parents[1]
             )
@@ -102,14 +102,27 @@ def test_an_engine_can_be_started_again_in_the_same_process(lives: dict[str, Any
     assert len(set(lives["texts"])) == 1
 
 
-async def test_tensor_parallel_over_two_processes(apart: Apart, sglang_engine: Engine) -> None:
+@pytest.fixture(scope="module")
+def two_ranks(apart: Apart) -> dict[str, Any]:
+    """What an engine with tp=2 did, and what it and its processes logged."""
+    return apart.run("tensor_parallel") | {"log": apart.log.read_text()}
+
+
+async def test_tensor_parallel_over_two_processes(two_ranks: dict[str, Any], sglang_engine: Engine) -> None:
     """With tp=2 two schedulers share the model over gloo; counts are exact, the answer that of one."""
-    seen = apart.run("tensor_parallel")
+    seen = two_ranks
     assert seen["schedulers"] == 2
     assert [counts[1] for counts in seen["counts"]] == [16, 16]
     assert seen["ids"][0] == seen["ids"][1]
     single = await ask(sglang_engine, chat(temperature=0, max_tokens=16, ignore_eos=True))
     assert seen["ids"][0] == single.token_ids()
+
+
+def test_what_every_process_has_at_its_start_is_not_collected_again(two_ranks: dict[str, Any]) -> None:
+    """Both ranks and the detokenizer freeze it: to look at it all again would stop everyone for 0.4 s."""
+    log = two_ranks["log"]
+    frozen = [log.count(f"Freezing GC in {name} process") for name in ("Scheduler", "Detokenizer Manager")]
+    assert frozen == [2, 1]
 
 
 def test_a_failed_start_says_why_and_leaves_the_process_alive(apart: Apart, tmp_path: Path) -> None:
