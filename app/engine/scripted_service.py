@@ -2,8 +2,9 @@
 
 As SGLang does it: a prompt waits until the pool has room for it, prompts are taken in before
 running requests go on, one after another; a decode step gives each of those a token and takes the longer
-the more there are. When the pool is full in mid-answer, the request that came last is set aside
-and begins anew with what it had (a retraction).
+the more there are. Either is a pass through the model, which takes `step_s` however little is in it.
+When the pool is full in mid-answer, the request that came last is set aside and begins anew with what it
+had (a retraction).
 """
 
 from __future__ import annotations
@@ -95,8 +96,9 @@ class Service:
     async def _prefill(self, seat: Seat) -> None:
         self._running[seat] = None
         self.used_tokens += seat.held_tokens
-        rate = self._pace.prefill_tokens_per_s
-        await asyncio.sleep(seat.uncached_tokens / rate if rate else 0)
+        pace = self._pace
+        rate = pace.prefill_tokens_per_s
+        await asyncio.sleep(pace.step_s + (seat.uncached_tokens / rate if rate else 0))
         if seat in self._running:  # it may have left meanwhile
             self._asking.pop(seat, None)
             seat.request.wake()

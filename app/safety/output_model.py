@@ -90,7 +90,7 @@ class Grams:
 class Answer:
     """One text as it is heard: the sum of its stretch, and what it was made of."""
 
-    __slots__ = ("_grams", "_known", "_model", "_prior", "_recent", "_sum", "logit", "p")
+    __slots__ = ("_grams", "_known", "_model", "_now", "_prior", "_recent", "_sum", "logit", "p")
 
     def __init__(self, model: OutputModel, prior: float) -> None:
         self._model = model
@@ -99,6 +99,7 @@ class Answer:
         self._known: set[int] = set()
         self._recent: list[int] = []
         self._sum = 0.0
+        self._now = 0.0
         self.logit = -math.inf
         self.p = 0.0
         """The harm score as of now, calibrated."""
@@ -107,7 +108,8 @@ class Answer:
         """The harm score, 0 to 1, now that `text` has come; of several steps the highest of two in a row."""
         data = plain_bytes(text)
         if len(data) <= STEP_BYTES:
-            self.p = _sigmoid(self._step(data))
+            self._step(data)
+            self.p = self._now
             return self.p
         before = highest = self._step(data[:STEP_BYTES])
         for at in range(STEP_BYTES, len(data), STEP_BYTES):
@@ -125,15 +127,10 @@ class Answer:
     def _step(self, data: bytes) -> float:
         """Read a few tokens; the logit then."""
         places = self._grams.read(data)
-        if places:
-            self._sum = max(self._sum, 0.0) + self._said(places)
-            self.logit = self._prior + self._model.logit(self._sum)
-        return self.logit
-
-    def _said(self, places: list[int]) -> float:
-        """What these n-grams add to the sum."""
-        weight, known, recent = self._model.weight, self._known, self._recent
-        total = -self._model.drift * len(places)
+        if not places:  # within a word
+            return self.logit
+        model, known, recent = self._model, self._known, self._recent
+        weight, total = model.weight, max(self._sum, 0.0) - model.drift * len(places)
         for place in places:
             if place in known:
                 total += AGAIN * weight(place)
@@ -145,7 +142,10 @@ class Answer:
         recent += places
         if len(recent) > 2 * _RECENT:
             del recent[:-_RECENT]
-        return total
+        self._sum = total
+        self.logit = self._prior + model.logit(total)
+        self._now = _sigmoid(self.logit)
+        return self.logit
 
 
 class OutputModel:

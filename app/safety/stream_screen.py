@@ -223,10 +223,10 @@ class _Choice:
         self._unread += delta.text
         tokens = delta.counts.completion_tokens
         if (
-            self._in_no_doubt
+            self._limit >= 2 * AT_ONCE
+            and self._in_no_doubt
             and tokens - self._read_tokens < AT_ONCE
             and delta.finish_reason is None
-            and self._limit >= 2 * AT_ONCE
         ):
             return None
         return self._score(tokens)
@@ -297,13 +297,21 @@ class _Choice:
     def pass_on(self, delta: Delta) -> Sequence[Delta]:
         """What is old enough, and begins no hard-listed span; `delta` has been read."""
         terms, tokens = self._terms, delta.counts.completion_tokens
-        self._limit = max(self._target, self._limit - (tokens - self._tokens))
+        self._limit = limit = max(self._target, self._limit - (tokens - self._tokens))
         self._tokens = tokens
-        old = tokens - self._limit
+        hard_list = terms.hard_list
+        if not (limit or self._held or (hard_list is not None and self._begins_span())):
+            self.released = delta.counts  # what most tokens come to, and all that it costs them
+            terms.held_s(0.0)
+            return [delta]
         self._hold(delta)
-        if terms.hard_list is None:
-            return self._release(old, 0, 0)
-        return self._release(old, *self._decided(terms.hard_list))
+        if hard_list is None:
+            return self._release(tokens - limit, 0, 0)
+        return self._release(tokens - limit, *self._decided(hard_list))
+
+    def _begins_span(self) -> bool:
+        """Whether the end of what was said, or spelled, may yet become a span."""
+        return bool(self._lane.state or self._lane.escape or self._spelling.state)
 
     def _hold(self, delta: Delta) -> None:
         said = self._said + 1 if self._lane.escape else self._said

@@ -36,6 +36,8 @@ from scripts.benchmarks.screen_cpu import (
 from scripts.benchmarks.serve import WARM_UP, take_turn
 
 ON, OFF = "on", "off"
+READS = {ON: "always", OFF: "never"}
+"""Of --encoder: which prompts it reads."""
 MAX_LEFT_OUT = 0.25
 """Of a run's streams; with more it would measure something else."""
 MIN_TOKENS, MAX_TOKENS = 200, 400
@@ -98,6 +100,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=64, help="requests per run (default: 64)")
     parser.add_argument("--model", default="", help="path or hub id (default: the built-in model)")
     parser.add_argument("--path", default="/api/chat/completions", help="where chats are sent")
+    parser.add_argument(
+        "--encoder",
+        action="store_true",
+        help="the encoder alone: safety on both sides, `on` reading every prompt with it and `off` none",
+    )
     parser.add_argument("--no-cpu", action="store_true", help="leave out the stream screen alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, machine and every run")
     parser.add_argument("--command", help="start either with this command, {port} and {safety} replaced")
@@ -204,11 +211,10 @@ def _both(
         sides, model = {}, ""
         for safety in order:
             port = free_port()
-            server = ServerProcess(
-                safety, _command(arguments, port, safety, folder), port, folder / f"{safety}.log"
-            )
+            command, log = _command(arguments, port, safety, folder), folder / f"{safety}.log"
+            server = ServerProcess(safety, command, port, log, ready_path="/readyz")
             stack.callback(server.stop)
-            print(f"starting safety {safety}: {shlex.join(server.command)}", file=sys.stderr)
+            print(f"starting {safety}: {shlex.join(server.command)}", file=sys.stderr)
             server.start()
             server.wait_ready()
             sides[safety] = server
@@ -220,7 +226,10 @@ def _both(
 def _command(arguments: argparse.Namespace, port: int, safety: str, folder: Path) -> list[str]:
     if arguments.command:
         return shlex.split(arguments.command.replace("{port}", str(port)).replace("{safety}", safety))
-    command = [sys.executable, "-m", "app", "serve", "--port", str(port), "--safety", safety]
+    program, judged = ["app"], safety
+    if arguments.encoder:
+        program, judged = ["scripts.benchmarks.encoder_set", READS[safety]], ON
+    command = [sys.executable, "-m", *program, "serve", "--port", str(port), "--safety", judged]
     command += ["--data-dir", str(folder / safety), "--ttft-target-s", str(PATIENCE_S)]
     return [*command, "--model", arguments.model] if arguments.model else command
 

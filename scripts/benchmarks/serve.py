@@ -2,8 +2,8 @@
 
 Both servers are up at once, so that a pair is seconds apart and shares the machine's mood; the one that
 is not loaded is frozen (SIGSTOP), because an idle SGLang scheduler polls without rest and would
-take a core from the other. Who goes first alternates from pair to pair. Both are started anew between
-pairs; one unmeasured pair per start and load warms them up.
+take a core from the other. Both are started anew several times; one unmeasured pair per start and load warms
+them up, then who goes first alternates: ours, the peer, the peer, ours.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--streams", default="16,64", help="concurrent streams, comma-separated (default: 16,64)"
     )
-    parser.add_argument("--pairs", type=int, default=9, help="measured pairs per load (default: 9)")
+    parser.add_argument("--pairs", type=int, default=18, help="measured pairs per load (default: 18)")
     starts.add_argument(parser)
     parser.add_argument(
         "--tokens", type=int, default=128, help="mean output tokens per request (default: 128)"

@@ -47,9 +47,9 @@ def timed(script: Script, *tokens: int) -> Timed:
 
 
 def test_a_prompt_takes_its_time_and_prompts_stand_in_line() -> None:
-    """100 tokens at 1,000 a second: the first begins after 0.1 s, the third after 0.3."""
+    """A pass takes 10 ms, and 100 tokens 100 ms: the first begins after 0.11 s, the third after 0.33."""
     seen = timed(Script(prefill_rate=1000, step_s=0.01), 1, 1, 1)
-    assert [round(seen.at_s[f"r{number}"][0], 3) for number in range(3)] == [0.1, 0.2, 0.3]
+    assert [round(seen.at_s[f"r{number}"][0], 3) for number in range(3)] == [0.11, 0.22, 0.33]
 
 
 def test_a_step_gives_everyone_a_token() -> None:

@@ -1,0 +1,30 @@
+"""Our server with an encoder that reads every prompt or none, for `bench screen --encoder`; for `python -m`.
+
+`always` or `never` comes first, then the product's command line. Everything is as there, but for how sure
+the n-grams must be to decide alone. Not a setting: it is calibrated (app.safety.thresholds).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from functools import partial
+
+from app.api import server
+from app.cli import main
+from app.runtime import Runtime
+from app.safety.shipped import Models, load
+
+SURE_BELOW = {"always": 0.0, "never": math.inf}
+
+
+def load_models(reads: str) -> Models:
+    """The shipped classifiers, the n-grams being as sure as that."""
+    return load()._replace(sure_below=SURE_BELOW[reads])
+
+
+if __name__ == "__main__":
+    loading = partial(load_models, sys.argv.pop(1))
+    # The class is all that the server takes of it.
+    server.Runtime = partial(Runtime, load_models=loading)  # type: ignore[attr-defined,assignment]
+    sys.exit(main())
