@@ -113,21 +113,24 @@ class Standby:
 
     async def _started(self) -> bool:
         """Start another one; whether that succeeded."""
+        engine: Engine | None = None
 
         def went(reason: str) -> None:
-            if self._engine is engine:  # not while it starts: then it is `start` that fails
+            if engine is not None and self._engine is engine:  # else it starts, and it is `start` that fails
                 self._fail(reason)
                 self._gone.set()
 
-        engine = self._make(went)
         try:
+            engine = self._make(went)
             await engine.start()
         except Exception as exc:  # noqa: BLE001  # whatever it is, the next one may do better
             self._fail(exc.message if isinstance(exc, ServingError) else type(exc).__name__)
-            await engine.aclose()
+            if engine is not None:
+                await engine.aclose()
             return False
         except BaseException:
-            await engine.aclose()
+            if engine is not None:
+                await engine.aclose()
             raise
         before, self._engine = self._engine, engine
         if before is not None:

@@ -41,32 +41,25 @@ def _powers(base: int, count: int) -> Hashes:
 
 _UP = _powers(_BASE, PIECE + 1)
 _DOWN = _powers(_INVERSE, PIECE + 1)
-_B = np.uint64(_BASE)
+_CHARS_UP = [(n, _UP * np.uint64(pow(_BASE, n - 1, _MODULUS))) for n in CHARS]
+_ONE = np.uint64(1)
 
-
-def _ascii_words() -> NDArray[np.bool_]:
-    table = np.zeros(128, np.bool_)
-    table[[code for code in range(128) if chr(code).isalnum()]] = True
-    return table
-
-
-_WORDLIKE = _ascii_words()
+_WORDLIKE = bytes(code < 128 and chr(code).isalnum() for code in range(256))
 _FIRST_BEYOND = 0xC0
 
 
-def codes(text: str) -> Hashes:
-    """The code points of a text."""
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
+def wordlike(text: str) -> bytes:
+    """For each code point, 1 or 0, whether it belongs to a word.
 
-
-def wordlike(points: Hashes) -> NDArray[np.bool_]:
-    """Which code points belong to words: letters and digits, and all beyond ASCII but its punctuation."""
-    inside: NDArray[np.bool_] = _WORDLIKE.take(points.view(np.int64), mode="clip")
-    if points.max(initial=0) < _FIRST_BEYOND:
-        return inside
+    Letters and digits do, and all beyond ASCII but its punctuation.
+    """
+    mask = text.encode("ascii", "replace").translate(_WORDLIKE)
+    if text.isascii():
+        return mask
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     beyond = (points >= _FIRST_BEYOND) & ~((points >= 0x2000) & (points <= 0x206F)) & (points != 0x3000)
-    result: NDArray[np.bool_] = inside | beyond
-    return result
+    inside: NDArray[np.uint8] = np.frombuffer(mask, np.uint8) | beyond
+    return inside.tobytes()
 
 
 def mixed(salted: Hashes) -> Hashes:
@@ -77,51 +70,64 @@ def mixed(salted: Hashes) -> Hashes:
     return spread
 
 
-def char_grams(points: Hashes) -> list[Hashes]:
-    """For each n of CHARS the unmixed hashes of the n-grams, one for each start."""
-    grams = []
-    rolling = points + np.uint64(1)
-    shifted = rolling
-    for n in range(2, CHARS[-1] + 1):
-        if len(rolling) < 2:
-            break
-        rolling = rolling[:-1] * _B + shifted[n - 1 :]
-        if n in CHARS:
-            grams.append(rolling)
-    return grams
+def word_edges(text: str) -> NDArray[np.intp]:
+    """Where each word begins and ends, in turns."""
+    inside = np.frombuffer(b"\0%b\0" % wordlike(text), np.bool_)
+    return np.flatnonzero(inside[1:] != inside[:-1])
 
 
-def words(points: Hashes) -> Hashes:
-    """The unmixed hash of each word, of at most PIECE code points."""
-    inside = np.zeros(len(points) + 2, np.bool_)
-    inside[1:-1] = wordlike(points)
-    edges = np.flatnonzero(inside[1:] != inside[:-1])
-    starts, ends = edges[::2], edges[1::2]
-    sums = np.zeros(len(points) + 1, np.uint64)
-    np.cumsum((points + np.uint64(1)) * _DOWN[: len(points)], out=sums[1:])
-    return (sums[ends] - sums[starts]) * _UP[starts]
+def _sums(text: str) -> Hashes:
+    """The polynomials of the text's beginnings, from none to all of it, in powers of 1/B.
+
+    The span from i to j is their difference, times B^i: what is before it falls out.
+    """
+    if text.isascii():
+        points = np.frombuffer(text.encode(), np.uint8)
+    else:
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    sums = np.empty(len(points) + 1, np.uint64)
+    sums[0] = 0
+    terms = np.add(points, _ONE, dtype=np.uint64)
+    terms *= _DOWN[: len(points)]
+    np.cumsum(terms, out=sums[1:])
+    return sums
 
 
-def pairs(word_hashes: Hashes) -> Hashes:
-    """The unmixed hash of each pair of neighbouring words."""
-    return word_hashes[:-1] * _PAIR + word_hashes[1:]
+def _piece(text: str) -> Hashes:
+    """The hashes of a text's n-grams, salted by kind and not mixed: words, pairs, characters.
 
-
-def _piece(text: str) -> list[Hashes]:
-    """The hashes of a text's n-grams, salted by kind and not mixed."""
-    points = codes(text)
-    found = words(points)
-    grams = [gram ^ _SALT_CHARS for gram in char_grams(points)]
-    return [found ^ _SALT_WORD, pairs(found) ^ _SALT_PAIR, *grams]
+    Written in place: for a short text it is the number of array operations that costs.
+    """
+    sums, edges = _sums(text), word_edges(text)
+    starts = edges[::2]
+    num_words, num_pairs = len(starts), max(len(starts) - 1, 0)
+    counts = [max(len(text) - n + 1, 0) for n in CHARS]
+    found = np.empty(num_words + num_pairs + sum(counts), np.uint64)
+    words, pairs = found[:num_words], found[num_words : num_words + num_pairs]
+    chars = found[num_words + num_pairs :]
+    at = sums.take(edges)
+    np.subtract(at[1::2], at[::2], out=words)
+    words *= _UP.take(starts)
+    np.multiply(words[:-1], _PAIR, out=pairs)
+    pairs += words[1:]
+    pairs ^= _SALT_PAIR
+    words ^= _SALT_WORD
+    begin = 0
+    for (n, up), count in zip(_CHARS_UP, counts, strict=True):
+        grams = chars[begin : begin + count]
+        np.subtract(sums[n : n + count], sums[:count], out=grams)
+        grams *= up[:count]
+        begin += count
+    chars ^= _SALT_CHARS
+    return found
 
 
 def hashed(text: str) -> Hashes:
     """The hashes of all n-grams of a normalized text, repeated as often as they occur."""
     text = f" {text} "
-    parts: list[Hashes] = []
-    for start in range(0, len(text), PIECE):
-        parts.extend(_piece(text[start : start + PIECE]))
-    return mixed(np.concatenate(parts))
+    if len(text) <= PIECE:
+        return mixed(_piece(text))
+    return mixed(np.concatenate([_piece(text[at : at + PIECE]) for at in range(0, len(text), PIECE)]))
 
 
 def distinct(text: str, bits: int) -> NDArray[np.intp]:

@@ -52,15 +52,17 @@ class StreamScreen:
         self._hold_back = hold_back
         self._held_s = held_s
         self._clock_s = clock_s
+        self._policy: Rules | None = None
+        self._floors = (math.inf, math.inf)
+        """Of that policy, the lowest harm that may halt: of an answer, and of one to a watched prompt."""
         self._spans: Sequence[str] = ()
         self._hard_list: HardList | None = None
 
     def for_request(self, n: int, watched: bool, prior: Scores, policy: Rules) -> Screening:  # noqa: FBT001
         """The screening of one request's `n` choices, whose prompt had the scores `prior`."""
-        if policy.hard_list is not self._spans:
-            self._spans, self._hard_list = policy.hard_list, compiled(policy.hard_list)
-        hold_back = self._hold_back
-        floor = min(policy.output_thresholds(watched=watched), default=math.inf)
+        if policy is not self._policy:
+            self._take(policy)
+        hold_back, floor = self._hold_back, self._floors[watched]
         terms = Terms(
             model=self._model,
             hard_list=self._hard_list,
@@ -75,6 +77,16 @@ class StreamScreen:
             clock_s=self._clock_s,
         )
         return Screening([_Choice(terms) for _ in range(n)])
+
+    def _take(self, policy: Rules) -> None:
+        """Work out what all requests under a policy have in common."""
+        self._policy = policy
+        if policy.hard_list is not self._spans:
+            self._spans, self._hard_list = policy.hard_list, compiled(policy.hard_list)
+        lowest = [
+            min(policy.output_thresholds(watched=watched), default=math.inf) for watched in (False, True)
+        ]
+        self._floors = (lowest[0], lowest[1])
 
 
 class Screening:

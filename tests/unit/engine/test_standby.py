@@ -44,9 +44,12 @@ class World:
     def __init__(self) -> None:
         self.made: list[Fussy] = []
         self.fails = ""
+        self.broken = ""
         self.standby = Standby("small", self._make, first_pause_s=0.001)
 
     def _make(self, on_death: Callable[[str], None]) -> Fussy:
+        if self.broken:
+            raise FileNotFoundError(self.broken)
         self.made.append(Fussy(on_death, self.fails))
         return self.made[-1]
 
@@ -79,6 +82,17 @@ async def test_nobody_waits_for_its_start(world: World) -> None:
     await world.another(1)
     await until(lambda: world.standby.health() is Health.READY)
     assert (world.standby.model.id, world.standby.state) == ("small", "ready")
+
+
+async def test_one_that_cannot_even_be_made_is_tried_again(world: World) -> None:
+    """What is wrong may be mended meanwhile: a command that is not there, a file."""
+    world.broken = "not found"
+    await world.standby.start()
+    await until(lambda: world.standby.num_failures > 0)
+    assert world.standby.state == "down: FileNotFoundError"
+    world.broken = ""
+    await world.another(1)
+    await until(lambda: world.standby.health() is Health.READY)
 
 
 async def test_a_start_that_fails_is_tried_again(world: World) -> None:
