@@ -71,15 +71,15 @@ class SGLangEngine:
             self._watch(loop, self._launched)
             self._describe(self._launched)
             await self._warm_up()
+            # A full collection of the 700,000 objects that SGLang's import leaves stops a process for 0.4 s,
+            # ours and each of its children; SGLang's own HTTP server does the same once it is warm.
+            gc.collect()
+            await self._launched.manager.freeze_gc()
         except SettingsError:
             raise
         except Exception as exc:
             self._health = Health.DEAD
             raise EngineFailed(f"SGLang did not start: {type(exc).__name__}: {exc}") from exc
-        # A full collection of the 700,000 objects that SGLang's import leaves stops a process for 0.3 s,
-        # ours and each of its children; SGLang's own HTTP server does the same once it is warm.
-        gc.collect()
-        await self._launched.manager.freeze_gc()
         self._health = Health.READY
 
     async def aclose(self) -> None:

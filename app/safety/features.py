@@ -6,7 +6,7 @@ the mixed hash.
 
     span       polynomial, base B, salted by kind     made for
     chars n    c[0]*B^(n-1) + ... + c[n-1]            each position of the text with spaces
-    word       same, over the word's characters       each run of letters and digits
+    word       c[0] + ... + c[n-1]*B^-(n-1)           each run of letters and digits
     pair       word[i] * P + word[i+1]                neighbours, whatever stands between them
 """
 

@@ -80,13 +80,13 @@ class StreamScreen:
 
     def _take(self, policy: Rules) -> None:
         """Work out what all requests under a policy have in common."""
-        self._policy = policy
         if policy.hard_list is not self._spans:
-            self._spans, self._hard_list = policy.hard_list, compiled(policy.hard_list)
+            self._hard_list, self._spans = compiled(policy.hard_list), policy.hard_list
         lowest = [
             min(policy.output_thresholds(watched=watched), default=math.inf) for watched in (False, True)
         ]
         self._floors = (lowest[0], lowest[1])
+        self._policy = policy
 
 
 class Screening:

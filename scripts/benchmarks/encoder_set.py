@@ -1,7 +1,8 @@
 """Our server with an encoder that reads every prompt or none, for `bench screen --encoder`; for `python -m`.
 
 `always` or `never` comes first, then the product's command line. Everything is as there, but for how sure
-the n-grams must be to decide alone. Not a setting: it is calibrated (app.safety.thresholds).
+the n-grams must be to decide alone. Not a setting: it is shipped with the classifier. A prompt that a glance
+does not read whole goes to the encoder in either.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from scripts.benchmarks.processes import CpuUse, ServerProcess, free_port, machi
 POOL_TOKENS = 16_384
 RETRACTIONS = "tokenring_engine_retractions_total"
 SCRIPT = "tokens=30,seed=1,pool={pool},prefill_rate=12500,step_s=0.0055,step_per_request_s=0.00035"
-"""The scripted engine at the pace of real SGLang with the built-in model on two cores: its steps, fitted."""
+"""The steps of real SGLang with the built-in model and short answers on two cores, fitted."""
 
 
 def add_node_arguments(parser: argparse.ArgumentParser, *, pool: int = POOL_TOKENS) -> None:

@@ -134,7 +134,7 @@ INK = {"met": "#2e7d32", "missed": "#c62828", "open": "#b26a00"}
 
 def write_svg(path: Path, comparisons: Sequence[Comparison], title: str) -> None:
     """Ratios with their intervals, one row each, on a log scale with a line at 1 and a tick at each bound."""
-    shown = [item for item in comparisons if not math.isnan(item.ratio.value)]
+    shown = [item for item in comparisons if not math.isnan(item.ratio.low)]
     edges = [edge for item in shown for edge in (item.ratio.low, item.ratio.high, item.figure.bound or 1.0)]
     low, high = min([0.5, *edges]) / 1.05, max([2.0, *edges]) * 1.05
     height = TOP_PX + ROW_PX * len(shown) + 40

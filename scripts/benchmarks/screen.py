@@ -89,7 +89,7 @@ class Measured:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench screen`."""
-    parser.add_argument("--pairs", type=int, default=15, help="measured pairs per load (default: 15)")
+    parser.add_argument("--pairs", type=int, default=18, help="measured pairs per load (default: 18)")
     starts.add_argument(parser)
     parser.add_argument(
         "--ttft-streams", default="1,4", help="requests at once where TTFT is measured (default: 1,4)"
@@ -112,11 +112,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print a table for each load, write what was asked for."""
+    if arguments.encoder and arguments.command:
+        raise SystemExit("--encoder starts both sides itself; leave --command out.")
     machine, judge = describe_machine(), PromptJudge()
+    turns = list(starts.spread(arguments.pairs, arguments.starts))
     measured = [Measured(load, [], [], []) for load in _loads(arguments)]
     alone: list[CpuFigure | GlanceFigure] = []
     try:
-        for start, numbers in enumerate(starts.spread(arguments.pairs, arguments.starts)):
+        for start, numbers in enumerate(turns):
             with (
                 tempfile.TemporaryDirectory() as folder,
                 _both(arguments, Path(folder), (ON, OFF) if start % 2 else (OFF, ON)) as (on, off, model),
@@ -289,7 +292,7 @@ def _write_json(
     measured: list[Measured],
     cpu: Sequence[CpuFigure | GlanceFigure],
 ) -> None:
-    options = ("pairs", "starts", "ttft_streams", "streams", "requests", "path")
+    options = ("pairs", "starts", "encoder", "command", "ttft_streams", "streams", "requests", "path")
     settings: dict[str, object] = {
         "benchmark": "screen",
         "machine": machine,

@@ -85,8 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
     machine = describe_machine()
     measured: dict[int, list[Pair]] = {streams: [] for streams in loads}
     commands: dict[str, list[str]] = {}
+    turns = list(starts.spread(arguments.pairs, arguments.starts))
     try:
-        for start, numbers in enumerate(starts.spread(arguments.pairs, arguments.starts)):
+        for start, numbers in enumerate(turns):
             with (
                 tempfile.TemporaryDirectory() as folder,
                 _both_sides(arguments, Path(folder), (PEER, "ours") if start % 2 else ("ours", PEER)) as (

@@ -24,9 +24,9 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def spread(pairs: int, starts: int) -> Iterator[range]:
-    """The numbers of the pairs of each start. Raises ValueError where there would be none."""
+    """The numbers of the pairs of each start. Ends the command where there would be none."""
     if pairs < 1 or starts < 1:
-        raise ValueError(f"{pairs} pairs over {starts} starts measure nothing")
+        raise SystemExit(f"{pairs} pairs over {starts} starts measure nothing; have at least one of each.")
     starts = min(starts, pairs)
     for start in range(starts):
         yield range(start * pairs // starts, (start + 1) * pairs // starts)

@@ -33,7 +33,8 @@ def paired_ratio(
     """Ours/peer as the geometric mean over pairs; the interval resamples pairs, so a slow minute hits both.
 
     `starts` says of which start of the servers each pair is: their means are what is compared and
-    resampled then. NaN where a value is missing or not positive.
+    resampled then. NaN where a value is missing or not positive; of a single pair, or start, there is no
+    interval.
     """
     if len(ours) != len(peer) or (starts is not None and len(starts) != len(ours)):
         raise ValueError(f"{len(ours)} runs of ours and {len(peer)} of the peer are not pairs")
@@ -43,10 +44,13 @@ def paired_ratio(
     log_ratios = np.log(pairs[0]) - np.log(pairs[1])
     if starts is not None:
         log_ratios = np.array([log_ratios[np.equal(starts, each)].mean() for each in np.unique(starts)])
+    value = float(np.exp(log_ratios.mean()))
+    if log_ratios.size < 2:
+        return Ratio(value, float("nan"), float("nan"))
     rng = np.random.default_rng(seed)
     picks = rng.integers(0, log_ratios.size, size=(BOOTSTRAP_RESAMPLES, log_ratios.size))
     low, high = np.percentile(log_ratios[picks].mean(axis=1), [2.5, 97.5])
-    return Ratio(float(np.exp(log_ratios.mean())), float(np.exp(low)), float(np.exp(high)))
+    return Ratio(value, float(np.exp(low)), float(np.exp(high)))
 
 
 def bootstrap_ratio(

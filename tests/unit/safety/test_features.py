@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
+from app.safety import features
 from app.safety.features import PIECE, distinct, hashed, word_edges, wordlike
 
 
@@ -62,6 +66,35 @@ def test_a_long_text_goes_in_pieces():
 def test_lone_surrogates_are_read():
     """What JSON lets through does not raise."""
     assert len(hashed("\ud800 and more")) > 0
+
+
+def by_the_formula(text: str) -> list[int]:
+    """What the module's description says, in Python's own whole numbers."""
+    text, modulus = f" {text} ", 1 << 64
+
+    def polynomial(span: str) -> int:
+        value = 0
+        for char in span:
+            value = (value * features._BASE + ord(char) + 1) % modulus
+        return value
+
+    def mixed(value: int) -> int:
+        value = value * int(features._MIX) % modulus
+        return (value ^ value >> 32) * int(features._MIX) % modulus
+
+    spans = re.findall("[0-9A-Za-z\u00c0-\u1fff\u2070-\u2fff\u3001-\U0010ffff]+", text)
+    words = [polynomial(word) * pow(features._BASE, 1 - len(word), modulus) % modulus for word in spans]
+    pairs = [(first * int(features._PAIR) + second) % modulus for first, second in pairwise(words)]
+    chars = [polynomial(text[at : at + n]) for n in (3, 4, 5) for at in range(len(text) - n + 1)]
+    salts = (features._SALT_WORD, features._SALT_PAIR, features._SALT_CHARS)
+    kinds = zip((words, pairs, chars), map(int, salts), strict=True)
+    return [mixed(value ^ salt) for values, salt in kinds for value in values]
+
+
+@pytest.mark.parametrize("text", ["how are you, r2d2?", "a", "", "ça va, 日本 \U0001f600 ok"])
+def test_every_hash_is_what_the_formula_says(text: str):
+    """Words, pairs and characters, of ASCII and of other scripts, each where it is expected."""
+    assert hashed(text).tolist() == by_the_formula(text)
 
 
 def test_the_hash_is_the_one_that_the_weights_were_trained_with():

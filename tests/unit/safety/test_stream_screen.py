@@ -12,6 +12,7 @@ from policies import policy
 from screens import HARM, WordModel
 
 from app.core import Counts, Delta, FinishReason, ToolCall
+from app.safety.categories import CATEGORIES
 from app.safety.policy import Policy
 from app.safety.stream_screen import GREY_PART, Screening, StreamScreen
 from app.safety.stream_terms import HoldBack
@@ -100,7 +101,43 @@ class Heard:
         return {"S2": self._p}
 
 
+class InEveryWay(Heard):
+    """Its harm is of every category."""
+
+    def scores(self) -> Scores:
+        """See Listener."""
+        return dict.fromkeys(CATEGORIES, self._p)
+
+
 # Holding back
+
+
+def test_each_answer_is_held_to_the_policy_that_it_came_under():
+    """One screen, policies in turns: the spans and thresholds of none are those of another."""
+    red, blue = policy({"hard_list": ["red apple"]}), policy({"hard_list": ["blue pear"]})
+    screen = StreamScreen(None)
+    for rules, span, other in 2 * ((red, "red apple", "blue pear"), (blue, "blue pear", "red apple")):
+        for text, halts in ((span, True), (other, False)):
+            one = screen.for_request(1, False, {}, rules)
+            feed(one, *said(f"a {text} here"))
+            assert (one.halted is not None) is halts
+
+
+def test_a_stricter_policy_and_a_watched_prompt_halt_sooner():
+    """One screen: what one answer may say, the next may not."""
+    loose = policy({})
+    strict = loose.tightened("strict")
+    floors = [
+        min(rules.output_thresholds(watched=watched))
+        for rules, watched in ((loose, False), (loose, True), (strict, False))
+    ]
+    assert max(floors[1:]) < floors[0]
+    harm = (max(floors[1:]) + floors[0]) / 2
+    screen = StreamScreen(InEveryWay(*[harm] * 100))
+    for rules, watched, halts in 2 * ((loose, False, False), (loose, True, True), (strict, False, True)):
+        one = screen.for_request(1, watched, {}, rules)
+        feed(one, *said("a few words here"))
+        assert (one.halted is not None) is halts
 
 
 def test_the_first_token_goes_out_at_once():

@@ -64,6 +64,14 @@ def test_a_start_for_each_pair_is_asked_for():
         paired_ratio([1.0, 1.0], [1.0, 2.0], [0])
 
 
+def test_one_start_has_no_interval():
+    """However many pairs it has: a verdict on it is open."""
+    ratio = paired_ratio([0.5, 0.5], [1.0, 1.0], [0, 0])
+    assert ratio.value == pytest.approx(0.5)
+    assert math.isnan(ratio.low)
+    assert math.isnan(ratio.high)
+
+
 def test_unequal_numbers_of_runs_are_refused():
     """Runs that are not pairs cannot be compared as pairs."""
     with pytest.raises(ValueError, match="not pairs"):
