@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print a table for each load, write what was asked for."""
     if arguments.encoder and arguments.command:
         raise SystemExit("--encoder starts both sides itself; leave --command out.")
-    machine, judge = describe_machine(), PromptJudge()
+    machine, judge = describe_machine(), PromptJudge(encoder=arguments.encoder)
     turns = list(starts.spread(arguments.pairs, arguments.starts))
     measured = [Measured(load, [], [], []) for load in _loads(arguments)]
     alone: list[CpuFigure | GlanceFigure] = []

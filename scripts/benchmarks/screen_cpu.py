@@ -50,14 +50,18 @@ class CpuFigure:
 
 
 class PromptJudge:
-    """The shipped classifiers and the built-in policy, in this process."""
+    """The shipped classifiers and the built-in policy, in this process.
 
-    def __init__(self) -> None:
+    With `encoder` it reads every prompt, and so judges those too that the n-grams would let pass alone.
+    """
+
+    def __init__(self, *, encoder: bool = False) -> None:
         self.models = shipped.load()
         self.policy = Policies(None, self.models.directory).current
         self.asked = self.refused = 0
         counters = SafetyCounters(Histogram(HOLD_BACK_S))
-        self._screen = PromptScreen(self.models.prompts, counters, sure_below=self.models.sure_below)
+        sure_below = 0.0 if encoder else self.models.sure_below
+        self._screen = PromptScreen(self.models.prompts, counters, sure_below=sure_below)
 
     def passes(self, messages: Sequence[dict[str, Any]]) -> bool:
         """Whether a prompt is neither refused nor watched."""
