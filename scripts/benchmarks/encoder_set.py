@@ -26,6 +26,6 @@ def load_models(reads: str) -> Models:
 
 if __name__ == "__main__":
     loading = partial(load_models, sys.argv.pop(1))
-    # The class is all that the server takes of it.
+    # A function in the place of the class: the server only calls it.
     server.Runtime = partial(Runtime, load_models=loading)  # type: ignore[attr-defined,assignment]
     sys.exit(main())
