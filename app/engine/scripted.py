@@ -60,6 +60,9 @@ class Script:
     """With any of these three requests share one pace and pool (app.engine.scripted_service), not `rate`.
 
     Answers with `ignore_eos` have all of their `max_tokens` then."""
+    step_per_held_token_s: float = 0.0
+    wake_s: float = 0.0
+    spread: float = 0.0
 
     @property
     def shared(self) -> bool:
@@ -299,8 +302,16 @@ def _service(script: Script) -> Service | None:
     """What the requests of a script share; None where each goes by itself."""
     if not script.shared:
         return None
-    pool = script.pool or script.context * 64
-    return Service(Pace(pool, script.prefill_rate, script.step_s, script.step_per_request_s))
+    pace = Pace(
+        script.pool or script.context * 64,
+        script.prefill_rate,
+        script.step_s,
+        script.step_per_request_s,
+        script.step_per_held_token_s,
+        script.wake_s,
+        script.spread,
+    )
+    return Service(pace, script.seed)
 
 
 def _prompt_ids(messages: Iterable[Mapping[str, Any]]) -> Iterator[int]:

@@ -2,14 +2,15 @@
 
 As SGLang does it: a prompt waits until the pool has room for it, prompts are taken in before
 running requests go on, one after another; a decode step gives each of those a token and takes the longer
-the more there are. Either is a pass through the model, which takes `step_s` however little is in it.
-When the pool is full in mid-answer, the request that came last is set aside and begins anew with what it
-had (a retraction).
+the more there are, and the more they hold. Either is a pass through the model, which takes `step_s` however
+little is in it, the first one after a pause `wake_s` more, and not each time the same. When the pool is full
+in mid-answer, the request that came last is set aside and begins anew with what it had (a retraction).
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,12 +18,19 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Rates in tokens per second and times in seconds; a rate of 0 has no limit."""
+    """Rates in tokens per second and times in seconds; a rate of 0 has no limit.
+
+    A pass takes a log-normal time about what it would take; `spread` is the deviation of its logarithm.
+    """
 
     pool_tokens: int
     prefill_tokens_per_s: float
     step_s: float
     step_per_request_s: float
+    step_per_held_token_s: float = 0.0
+    """For each token that the running requests hold of the pool."""
+    wake_s: float = 0.0
+    spread: float = 0.0
 
 
 class Served(Protocol):
@@ -47,13 +55,15 @@ class Seat:
 class Service:
     """Serves the seats that are taken, while there are any."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, seed: int = 0) -> None:
         self._pace = pace
+        self._rng = random.Random(seed)  # noqa: S311  # reproducible, not secret
         self._waiting: deque[Seat] = deque()
         self._running: dict[Seat, None] = {}
         self._asking: dict[Seat, None] = {}
         """Those of the running that wait for their next token."""
         self._task: asyncio.Task[None] | None = None
+        self._asleep = True
         self.used_tokens = 0
         self.num_retractions = 0
 
@@ -88,6 +98,14 @@ class Service:
                 await self._prefill(self._waiting.popleft())
             else:
                 await self._step()
+        self._asleep = True
+
+    async def _pass(self, more_s: float) -> None:
+        """One pass through the model, with so much to do in it."""
+        pace = self._pace
+        took_s = pace.step_s + more_s + (pace.wake_s if self._asleep else 0.0)
+        self._asleep = False
+        await asyncio.sleep(took_s * self._rng.lognormvariate(0.0, pace.spread) if pace.spread else took_s)
 
     def _fits(self, seat: Seat) -> bool:
         """A prompt needs a page beyond itself; into an empty pool everything fits."""
@@ -96,9 +114,8 @@ class Service:
     async def _prefill(self, seat: Seat) -> None:
         self._running[seat] = None
         self.used_tokens += seat.held_tokens
-        pace = self._pace
-        rate = pace.prefill_tokens_per_s
-        await asyncio.sleep(pace.step_s + (seat.uncached_tokens / rate if rate else 0))
+        rate = self._pace.prefill_tokens_per_s
+        await self._pass(seat.uncached_tokens / rate if rate else 0.0)
         if seat in self._running:  # it may have left meanwhile
             self._asking.pop(seat, None)
             seat.request.wake()
@@ -108,7 +125,8 @@ class Service:
         while len(self._running) > 1 and self.used_tokens + len(self._running) > self._pace.pool_tokens:
             self._retract(next(reversed(self._running)))
         pace = self._pace
-        await asyncio.sleep(pace.step_s + pace.step_per_request_s * len(self._running))
+        each_s = pace.step_per_request_s * len(self._running)
+        await self._pass(each_s + pace.step_per_held_token_s * self.used_tokens)
         for seat in [one for one in self._asking if one in self._running]:
             del self._asking[seat]
             seat.held_tokens += seat.wanted_tokens

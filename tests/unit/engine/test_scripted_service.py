@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
+from math import log
+from statistics import fmean, pstdev
 from typing import Any
 
 from admissions import run_virtually
@@ -58,6 +61,42 @@ def test_a_step_gives_everyone_a_token() -> None:
     first, second = seen.at_s.values()
     assert len(first) == len(second) == 50
     assert round(first[-1] - first[9], 3) == round(40 * 0.02, 3)
+
+
+def test_a_step_takes_the_longer_the_more_is_held() -> None:
+    """An answer to 100 tokens at 0.1 ms each: its 2nd token takes 10 ms, its 101st twice that."""
+    (at_s,) = timed(Script(tokens=200, step_per_held_token_s=1e-4, prefill_rate=1000), 101).at_s.values()
+    assert round(at_s[1] - at_s[0], 4) == 0.01
+    assert round(at_s[100] - at_s[99], 4) == 0.0199
+
+
+def test_the_first_pass_after_a_pause_takes_longer() -> None:
+    """5 ms, once for two prompts in a row and once more when there was nothing to do."""
+
+    async def main() -> None:
+        one = Timed(Script(prefill_rate=1000, step_s=0.01, wake_s=0.005))
+        await one.engine.start()
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        await asyncio.gather(one.ask("a", 1), one.ask("b", 1))
+        assert [round(one.at_s[rid][0] - begun_s, 3) for rid in "ab"] == [0.115, 0.225]
+        await asyncio.sleep(1.0)
+        begun_s = loop.time()
+        await one.ask("c", 1)
+        assert round(one.at_s["c"][0] - begun_s, 3) == 0.115
+
+    run_virtually(main)
+
+
+def test_passes_spread_about_their_time() -> None:
+    """Steps of 10 ms with a deviation of a fifth: the same ones each time, half of them longer."""
+    (at_s,) = timed(Script(tokens=2000, step_s=0.01, spread=0.2), 2000).at_s.values()
+    steps_s = [later - earlier for earlier, later in pairwise(at_s)]
+    logs = [log(step_s / 0.01) for step_s in steps_s]
+    assert abs(fmean(logs)) < 0.02
+    assert abs(pstdev(logs) - 0.2) < 0.02
+    (again,) = timed(Script(tokens=2000, step_s=0.01, spread=0.2), 2000).at_s.values()
+    assert again == at_s
 
 
 def test_what_does_not_fit_the_pool_waits_for_it() -> None:
