@@ -202,6 +202,7 @@ class ScreenedCheck(Check):
         level = None if key is None else key.terms.safety
         self._policy: Policy = screen.policies.current.tightened(level)
         self._verdict: Verdict | None = None
+        self._messages: Sequence[Message] = ()
         self._unread: tuple[Sequence[Message], Verdict] | None = None
         """What is still to be read, and how it looked at a glance."""
         self._reading: asyncio.Task[Verdict] | None = None
@@ -210,10 +211,11 @@ class ScreenedCheck(Check):
 
     def look(self, asked: Asked) -> None:
         """See Check."""
-        messages = messages_of(asked.request.body)
+        self._messages = messages = messages_of(asked.request.body)
         self._policy = policy = self._policy.after(asked.strikes)
         self._text = text_of(messages[-1].get("content"))
-        verdict, sure = self._screen.prompts.glance(messages, policy, asked.strikes)
+        scored = asked.request.moderated
+        verdict, sure = self._screen.prompts.glance(messages, policy, asked.strikes, scored=scored)
         if verdict.blocked:
             self.refused_turn = asked.turn
         if verdict.blocked or (sure and self._screen.guard is None):
@@ -296,7 +298,8 @@ class ScreenedCheck(Check):
         assert self._verdict is not None
         if way is None:
             return None
-        halted, verdicts = way.halted, way.verdicts()
+        halted = way.halted
+        verdicts = way.verdicts(scored=self.request.moderated or halted is not None)
         if way.broken:
             if not self.request.moderated:
                 return None
@@ -304,7 +307,7 @@ class ScreenedCheck(Check):
             return moderation.moderation(moderation.results([self._verdict]), failed)
         if halted is not None:
             self._halted(way.screening, halted, counts, withheld_tokens)
-            said = moderation.of_answer(self._verdict, verdicts)
+            said = moderation.of_answer(self._scored(self._verdict), verdicts)
             return {**said, "message": self._policy.notice(halted.category)}
         for verdict in verdicts:
             self._screen.counters.judged(verdict)
@@ -324,6 +327,12 @@ class ScreenedCheck(Check):
         counters.halted(leaked_tokens=screening.leaked_tokens, dropped_tokens=withheld_tokens)
         self._screen.keep(self, late, "answer", screening.take_withheld_text())
 
+    def _scored(self, verdict: Verdict) -> Verdict:
+        """A verdict on the prompt with the scores that it was let pass without."""
+        if verdict.scores:
+            return verdict
+        return replace(verdict, scores=self._screen.prompts.fast(self._messages, self._policy).scores)
+
     def close(self) -> None:
         """See Check."""
         if self._reading is not None:
@@ -340,7 +349,7 @@ class WayOut:
         self._request_id = request.request_id
         self.screening = Screening()
         try:
-            self.screening = screen.streams.for_request(request.n, prompt.watched, prompt.scores, policy)
+            self.screening = screen.streams.for_request(request.n, prompt.watched, prompt.harm, policy)
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
             self._broke(exc)
 
@@ -379,12 +388,12 @@ class WayOut:
             self._screen.broke(self._request_id, exc)
             return ()
 
-    def verdicts(self) -> list[Verdict]:
-        """How each choice stands; none where the screen broke."""
+    def verdicts(self, *, scored: bool) -> list[Verdict]:
+        """How each choice stands, with its scores if `scored`; none where the screen broke."""
         if self.broken:
             return []
         try:
-            return self.screening.verdicts()
+            return self.screening.verdicts(scored=scored)
         except Exception as exc:  # noqa: BLE001  # every delta was screened
             self.broken = True
             self._screen.broke(self._request_id, exc)

@@ -61,9 +61,15 @@ class WordClassifier:
         self._full = full or {}
         self._fast = fast or {}
         self._before = before
+        self.read_harm: list[str] = []
         self.read_fast: list[str] = []
         self.read_full: list[str] = []
         self.threads: set[str] = set()
+
+    def harm(self, text: str) -> float:
+        """See app.safety.prompt_screen.Classifies."""
+        self.read_harm.append(text)
+        return max(self._scores(self._fast, text).values())
 
     def fast(self, text: str) -> Scores:
         """See app.safety.prompt_screen.Classifies."""

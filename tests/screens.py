@@ -25,7 +25,7 @@ SEEN_LATE, WATCHED_LATE = "hidden", "vague"
 class WordListener:
     """Hears an answer: certain of harm as long as the word was among its last characters."""
 
-    def __init__(self, prior: Scores, word: str = HARM, memory: int = 40) -> None:
+    def __init__(self, prior: float, word: str = HARM, memory: int = 40) -> None:
         self.prior = prior
         self._word = word
         self._memory = memory
@@ -49,9 +49,9 @@ class WordModel:
 
     def __init__(self, word: str = HARM) -> None:
         self._word = word
-        self.priors: list[Scores] = []
+        self.priors: list[float] = []
 
-    def listen(self, prior: Scores) -> WordListener:
+    def listen(self, prior: float) -> WordListener:
         """See app.safety.stream_terms.Listens."""
         self.priors.append(prior)
         return WordListener(prior, self._word)

@@ -47,11 +47,20 @@ class NGrams:
             raise ValueError(f"{path.name} has tables of another size")
         return model
 
+    def harm_logit(self, text: str) -> float:
+        """The harm logit of a normalized text."""
+        return self._harm_logit(distinct(text, BITS))
+
     def logits(self, text: str) -> tuple[float, NDArray[np.float32]]:
         """The harm logit and those of the categories, of a normalized text."""
         places = distinct(text, BITS)
-        scale = 1.0 / math.sqrt(max(len(places), 1))
-        harm = float(self._harm.take(places).sum()) * scale + self.bias
         above = self._topics.take(places >> (BITS - CATEGORY_BITS), axis=0)
-        topics = np.full(len(places), scale, np.float32) @ above
-        return harm, topics + self.offsets
+        topics = np.full(len(places), _scale(places), np.float32) @ above
+        return self._harm_logit(places), topics + self.offsets
+
+    def _harm_logit(self, places: NDArray[np.intp]) -> float:
+        return float(self._harm.take(places).sum()) * _scale(places) + self.bias
+
+
+def _scale(places: NDArray[np.intp]) -> float:
+    return 1.0 / math.sqrt(max(len(places), 1))

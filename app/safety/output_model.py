@@ -184,9 +184,9 @@ class OutputModel:
             raise ValueError(f"{path.name} has tables of another size")
         return cls(harm, categories, scale, offsets, drift, (slope, intercept))
 
-    def listen(self, prior: Scores) -> Answer:
-        """A new answer, to a prompt of these scores."""
-        return Answer(self, PRIOR * max(prior.values(), default=0.0))
+    def listen(self, prior: float) -> Answer:
+        """A new answer, to a prompt of this harm."""
+        return Answer(self, PRIOR * prior)
 
     def logit(self, total: float) -> float:
         """The logit of a stretch with this sum."""

@@ -67,6 +67,8 @@ class Policy:
         self._notices = Notices(country, file.messages)
         self._limits: dict[tuple[Stage, int], list[Limit]] = {}
         self._answers = {watched: self._answer_limits(watched=watched) for watched in (False, True)}
+        self._floors = {watched: _lowest(limits) for watched, limits in self._answers.items()}
+        self._prompt_floors: dict[Stage, float] = {}
         self.hash = self._hash()
         """Sixteen hex digits over rules, thresholds and texts; with every event."""
 
@@ -90,6 +92,18 @@ class Policy:
         if self.wary and verdict.action not in ("block", "watch"):
             return Verdict("watch", None, verdict.score, 0.0, stage, self.hash, scores)
         return verdict
+
+    def clear_prompt(self, harm: float, stage: Stage) -> Verdict | None:
+        """The verdict on a prompt of this harm, where it is the same whatever the categories."""
+        floor = self._prompt_floors.get(stage)
+        if floor is None:
+            floor = self._prompt_floors[stage] = _lowest(self._prompt_limits(stage, 1))
+        return None if self.wary or harm >= floor else Verdict(None, None, harm, floor, stage, self.hash)
+
+    def clear_output(self, harm: float, *, watched: bool) -> Verdict | None:
+        """The verdict of the stream screen on an answer of this harm, where it is the same."""
+        floor = self._floors[watched]
+        return None if harm >= floor else Verdict(None, None, harm, floor, "stream", self.hash)
 
     def judge_output(self, scores: Scores, *, watched: bool, stage: Stage = "stream") -> Verdict:
         """What becomes of an answer with these scores: `block` halts it; `watched` is its prompt's."""
@@ -237,6 +251,11 @@ class Policies:
 
     def _read(self) -> Policy:
         return Policy(policy_file.read(self.path), self._thresholds, self._country)
+
+
+def _lowest(limits: Sequence[Limit]) -> float:
+    """The least harm that does anything; 1 where none does."""
+    return min((limit.threshold for limit in limits), default=1.0)
 
 
 def _over(scores: Mapping[str, float], limits: Sequence[Limit]) -> list[Limit]:

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from app.safety.counters import Failure, SafetyCounters
 from app.safety.turns import SLICE_CHARS, Message, Read, Turns, slices, turns_of
@@ -37,11 +37,18 @@ REMEMBERED = 8_192
 """Texts whose scores are kept, so that a conversation's past is scored once."""
 
 
+T = TypeVar("T")
+
+
 class Classifies(Protocol):
     """The classifier (app.safety.classifier.Classifier). Both may be called at once, in two threads.
 
     A text has at most QUICK_CHARS characters, and all of it is read.
     """
+
+    def harm(self, text: str) -> float:
+        """The maximum of `fast`'s scores, in half of its time."""
+        ...
 
     def fast(self, text: str) -> Scores:
         """The scores of the n-grams, in about a millisecond."""
@@ -84,8 +91,9 @@ class PromptScreen:
         self._timeout_s = timeout_s
         self._fail_open = fail_open
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompt-screen")
-        self._quick = _Remembered()
-        self._thorough = _Remembered()
+        self._harms = _Remembered[float]()
+        self._quick = _Remembered[Scores]()
+        self._thorough = _Remembered[Scores]()
 
     def fast(self, messages: Sequence[Message], policy: Policed, strikes: int = 0) -> Verdict:
         """The verdict of the n-grams, on the loop. It blocks only what it is surer of than `full` need be.
@@ -94,14 +102,20 @@ class PromptScreen:
         """
         return self.glance(messages, policy, strikes)[0]
 
-    def glance(self, messages: Sequence[Message], policy: Policed, strikes: int = 0) -> tuple[Verdict, bool]:
+    def glance(
+        self, messages: Sequence[Message], policy: Policed, strikes: int = 0, *, scored: bool = True
+    ) -> tuple[Verdict, bool]:
         """The verdict of the n-grams, and whether it is the last: all was read, and little harm found.
 
+        Not `scored`, the last one may have no scores by category, which most prompts need not.
         Raises ScreenFailed.
         """
         policy = policy.after(strikes)
         try:
             turns = turns_of(messages)
+            clear = None if scored or strikes or not self._sure_below else self._clear(turns, policy)
+            if clear is not None:
+                return clear, True
             scores = self._look(turns)
             sure = not strikes and harm(scores) < self._sure_below and _is_read_whole(turns)
             return policy.judge_prompt(scores, "ngrams"), sure
@@ -131,6 +145,15 @@ class PromptScreen:
         """End the thread once it is done with what it is at; a second call does nothing."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
+    def _clear(self, turns: Turns, policy: Policed) -> Verdict | None:
+        """The verdict on a prompt of so little harm that no category can do anything; None for others."""
+        if not _is_read_whole(turns):
+            return None
+        harm = max(
+            (self._harm(read.text) * read.weight for read in (*turns.newest, *turns.earlier)), default=0.0
+        )
+        return policy.clear_prompt(harm, "ngrams") if harm < self._sure_below else None
+
     def _look(self, turns: Turns) -> Scores:
         found: Scores = {}
         for text, weight in turns.newest:
@@ -139,7 +162,7 @@ class PromptScreen:
         new = 0
         for text, weight in turns.earlier:
             for piece in _ends(text):
-                known = self._quick.get(piece)
+                known = self._quick.get(self._quick.key(piece))
                 if known is None and new < QUICK_EARLIER:
                     new += 1
                     known = self._quickly(piece)
@@ -172,15 +195,29 @@ class PromptScreen:
         return _Found(_faded(ends, read.weight), _faded(highest(*quick), read.weight), len(between))
 
     def _quickly(self, text: str) -> Scores:
-        return self._quick.get(text) or self._quick.put(text, _checked(self._classifier.fast(text)))
+        key = self._quick.key(text)
+        return self._quick.get(key) or self._quick.put(key, _checked(self._classifier.fast(text)))
 
-    async def _remembered(self, memory: _Remembered, score: Callable[[str], Scores], text: str) -> Scores:
+    def _harm(self, text: str) -> float:
+        key = self._harms.key(text)
+        known = self._harms.get(key)
+        if known is not None:
+            return known
+        found = self._classifier.harm(text)
+        if not 0.0 <= found <= 1.0:
+            raise ValueError("harm out of range")
+        return self._harms.put(key, found)
+
+    async def _remembered(
+        self, memory: _Remembered[Scores], score: Callable[[str], Scores], text: str
+    ) -> Scores:
         """Scored in the thread: a slice at a time, so that a long prompt does not keep it from the others."""
-        known = memory.get(text)
+        key = memory.key(text)
+        known = memory.get(key)
         if known is not None:
             return known
         scores = await asyncio.get_running_loop().run_in_executor(self._thread, score, text)
-        return memory.put(text, _checked(scores))
+        return memory.put(key, _checked(scores))
 
     def _failed(self, stage: Stage, why: Failure, policy: Policed, exc: Exception) -> Verdict:
         self._counters.failed(stage, why, passed=self._fail_open)
@@ -189,28 +226,28 @@ class PromptScreen:
         return policy.judge_prompt({}, stage)
 
 
-class _Remembered:
-    """The scores of the texts seen last, found by a keyed hash: no text is kept."""
+class _Remembered(Generic[T]):
+    """What the texts seen last were found to be, by a keyed hash of each: no text is kept."""
 
     def __init__(self) -> None:
-        self._key = secrets.token_bytes(16)
-        self._scores: OrderedDict[bytes, Scores] = OrderedDict()
+        self._secret = secrets.token_bytes(16)
+        self._found: OrderedDict[bytes, T] = OrderedDict()
 
-    def get(self, text: str) -> Scores | None:
-        digest = self._digest(text)
-        if digest in self._scores:
-            self._scores.move_to_end(digest)
-        return self._scores.get(digest)
-
-    def put(self, text: str, scores: Scores) -> Scores:
-        self._scores[self._digest(text)] = scores
-        if len(self._scores) > REMEMBERED:
-            self._scores.popitem(last=False)
-        return scores
-
-    def _digest(self, text: str) -> bytes:
+    def key(self, text: str) -> bytes:
+        """What a text is found by."""
         encoded = text.encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(encoded, digest_size=16, key=self._key).digest()
+        return hashlib.blake2b(encoded, digest_size=16, key=self._secret).digest()
+
+    def get(self, key: bytes) -> T | None:
+        if key in self._found:
+            self._found.move_to_end(key)
+        return self._found.get(key)
+
+    def put(self, key: bytes, value: T) -> T:
+        self._found[key] = value
+        if len(self._found) > REMEMBERED:
+            self._found.popitem(last=False)
+        return value
 
 
 def _ends(text: str) -> Iterator[str]:

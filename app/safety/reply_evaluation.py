@@ -56,7 +56,7 @@ class NotedModel:
         self._model = model
         self._heard: list[_Noted] = []
 
-    def listen(self, prior: Scores) -> _Noted:
+    def listen(self, prior: float) -> _Noted:
         """See Listens."""
         self._heard.append(_Noted(self._model.listen(prior)))
         return self._heard[-1]
@@ -74,7 +74,7 @@ class NotedModel:
 
 def stream(model: NotedModel, policy: Policy, row: Row, *, watched: bool) -> Streamed:
     """Feed a reply to a screen of its own; what is left after a halt only to the model, for its score."""
-    screening = StreamScreen(model).for_request(1, watched, {}, policy)
+    screening = StreamScreen(model).for_request(1, watched, 0.0, policy)
     words = _WORDS.findall(row.text)
     halted_at, released, taken_s = None, 0, 0.0
     for number, word in enumerate(words, start=1):

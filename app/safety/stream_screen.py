@@ -25,7 +25,7 @@ from app.core import Counts, Delta
 from app.safety.hard_list import FOUND, HardList, compiled
 from app.safety.json_text import unescaped
 from app.safety.stream_terms import HoldBack, Listener, Listens, Rules, Terms
-from app.safety.verdict import Scores, Verdict
+from app.safety.verdict import Verdict
 
 MIN_PREFIX = 4
 """Characters from which on a span's beginning is withheld where a caller's limit cut the answer off in it."""
@@ -58,8 +58,8 @@ class StreamScreen:
         self._spans: Sequence[str] = ()
         self._hard_list: HardList | None = None
 
-    def for_request(self, n: int, watched: bool, prior: Scores, policy: Rules) -> Screening:  # noqa: FBT001
-        """The screening of one request's `n` choices, whose prompt had the scores `prior`."""
+    def for_request(self, n: int, watched: bool, prior: float, policy: Rules) -> Screening:  # noqa: FBT001
+        """The screening of one request's `n` choices, whose prompt had the harm `prior`."""
         if policy is not self._policy:
             self._take(policy)
         hold_back, floor = self._hold_back, self._floors[watched]
@@ -137,9 +137,12 @@ class Screening:
         """Let go of what is held, in no state to be released."""
         return [delta for choice in self._choices for delta in choice.give_up()]
 
-    def verdicts(self) -> list[Verdict]:
-        """How each choice stands, or was halted; for OpenAI's `moderation` object."""
-        verdicts = [choice.verdict() for choice in self._choices]
+    def verdicts(self, *, scored: bool = True) -> list[Verdict]:
+        """How each choice stands, or was halted; for OpenAI's `moderation` object.
+
+        Not `scored`, those that no category can do anything about may have no scores.
+        """
+        verdicts = [choice.verdict(scored=scored) for choice in self._choices]
         if self.halted is not None and self.halted_choice is not None:
             verdicts[self.halted_choice] = self.halted
         return verdicts
@@ -148,13 +151,14 @@ class Screening:
 class _Lane:
     """One channel of a choice: what of its text is not decided yet."""
 
-    __slots__ = ("after_space", "escape", "is_json", "listener", "state")
+    __slots__ = ("after_space", "escape", "harm", "is_json", "listener", "state")
 
     def __init__(self, listener: Listener | None, *, is_json: bool) -> None:
         self.state = 0
         self.after_space = False
         self.is_json = is_json
         self.escape = ""
+        self.harm = 0.0
         self.listener = listener
 
 
@@ -277,7 +281,7 @@ class _Choice:
         if listener is None or not text:
             return None
         self._unread = ""
-        harm = listener.feed(text)
+        harm = self._lane.harm = listener.feed(text)
         self._in_no_doubt = harm < terms.doubt
         if self._in_no_doubt:
             self._hits, self._target, self.clean_until = 0, terms.clean, tokens
@@ -296,13 +300,19 @@ class _Choice:
         self._hits += max(1, tokens - first + 1)
         return verdict if self._hits >= HITS else None
 
-    def verdict(self) -> Verdict:
+    def verdict(self, *, scored: bool) -> Verdict:
+        terms = self._terms
+        if not scored:
+            harm = max(lane.harm for lane in self._lanes.values())
+            clear = terms.policy.clear_output(harm, watched=terms.watched)
+            if clear is not None:
+                return clear
         listeners = [lane.listener for lane in self._lanes.values() if lane.listener is not None]
         scores: dict[str, float] = {}
         for listener in listeners:
             for category, p in listener.scores().items():
                 scores[category] = max(p, scores.get(category, 0.0))
-        return self._terms.policy.judge_output(scores, watched=self._terms.watched)
+        return terms.policy.judge_output(scores, watched=terms.watched)
 
     # Releasing
 

@@ -37,8 +37,8 @@ class Listener(Protocol):
 class Listens(Protocol):
     """A model of answers."""
 
-    def listen(self, prior: Scores) -> Listener:
-        """A new text, to a prompt of these scores."""
+    def listen(self, prior: float) -> Listener:
+        """A new text, to a prompt of this harm."""
         ...
 
 
@@ -49,6 +49,10 @@ class Rules(Protocol):
 
     def output_thresholds(self, *, watched: bool) -> Sequence[float]:
         """The scores at which categories halt an answer."""
+        ...
+
+    def clear_output(self, harm: float, *, watched: bool) -> Verdict | None:
+        """The verdict on an answer of this harm, where no category can do anything; None where one may."""
         ...
 
     def judge_output(self, scores: Scores, *, watched: bool) -> Verdict:
@@ -70,7 +74,7 @@ class Terms:
     model: Listens | None
     hard_list: HardList | None
     policy: Rules
-    prior: Scores
+    prior: float
     watched: bool
     floor: float
     doubt: float

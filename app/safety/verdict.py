@@ -30,7 +30,8 @@ class Verdict:
     """What becomes of a prompt or an answer. `action` is None where no threshold was reached.
 
     `category` is the one that decided, or without an action the highest; `score` is its score and
-    `threshold` the one it was held against. `lag_tokens` is how many tokens of an answer there
+    `threshold` the one it was held against. A text of which nothing but its harm was asked has no category
+    and no scores, and its harm for a score. `lag_tokens` is how many tokens of an answer there
     were after the one that reached it.
     """
 
@@ -42,6 +43,11 @@ class Verdict:
     policy_hash: str
     scores: Scores = field(default_factory=dict)
     lag_tokens: int = 0
+
+    @property
+    def harm(self) -> float:
+        """How harmful the text is in whichever way it is most."""
+        return max(self.score, harm(self.scores))
 
     @property
     def blocked(self) -> bool:
@@ -70,6 +76,10 @@ class Policed(Protocol):
 
     def judge_output(self, scores: Scores, *, watched: bool, stage: Stage = "stream") -> Verdict:
         """What becomes of an answer with these scores; `watched` is whether its prompt is."""
+        ...
+
+    def clear_prompt(self, harm: float, stage: Stage) -> Verdict | None:
+        """The verdict on a prompt of this harm, where no category can do anything; None where one may."""
         ...
 
     def after(self, strikes: int) -> Policed:

@@ -19,7 +19,6 @@ from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.policy import Policies
 from app.safety.prompt_screen import PromptScreen
 from app.safety.stream_screen import Screening, StreamScreen
-from app.safety.verdict import Scores
 from scripts.benchmarks.prompts import Work, chat_work
 from scripts.benchmarks.stats import percentile
 
@@ -73,12 +72,12 @@ class PromptJudge:
     def glance_s(self, messages: Sequence[dict[str, Any]]) -> float:
         """How long a glance takes."""
         began_s = time.perf_counter()
-        self._screen.glance(messages, self.policy)
+        self._screen.glance(messages, self.policy, scored=False)
         return time.perf_counter() - began_s
 
-    def scores(self, messages: Sequence[dict[str, Any]]) -> Scores:
-        """The scores of a prompt."""
-        return asyncio.run(self._screen.both(messages, self.policy)).scores
+    def harm(self, messages: Sequence[dict[str, Any]]) -> float:
+        """The harm of a prompt."""
+        return asyncio.run(self._screen.both(messages, self.policy)).harm
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ def measure_cpu(judge: PromptJudge, port: int, work: Work) -> list[CpuFigure]:
     """Have a server answer, and feed the answers to stream screens, a token of each stream in turn."""
     with ThreadPoolExecutor(AT_ONCE) as threads:
         answers = list(threads.map(lambda body: pieces_of(port, body), work.bodies))
-    priors = [judge.scores(json.loads(body)["messages"]) for body in work.bodies]
+    priors = [judge.harm(json.loads(body)["messages"]) for body in work.bodies]
     return [
         _measured(judge, answers, priors, watched=False, about="as it is"),
         _measured(judge, answers, priors, watched=True, about="of watched prompts"),
@@ -134,7 +133,7 @@ def pieces_of(port: int, body: str) -> list[str]:
 def _measured(
     judge: PromptJudge,
     answers: Sequence[Sequence[str]],
-    priors: Sequence[Scores],
+    priors: Sequence[float],
     *,
     watched: bool,
     about: str,
@@ -151,7 +150,7 @@ def _deltas(pieces: Sequence[str]) -> list[Delta]:
 
 
 def _round(
-    judge: PromptJudge, streams: Sequence[Sequence[Delta]], priors: Sequence[Scores], *, watched: bool
+    judge: PromptJudge, streams: Sequence[Sequence[Delta]], priors: Sequence[float], *, watched: bool
 ) -> float:
     """CPU seconds of this thread for all streams, from their making to their end."""
     screen = StreamScreen(judge.models.answers)

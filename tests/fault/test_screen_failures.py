@@ -33,6 +33,10 @@ class Throws:
         self._look = look
         self._calm = WordClassifier()
 
+    def harm(self, text: str) -> float:
+        """See Classifies."""
+        return max(self.fast(text).values())
+
     def fast(self, text: str) -> Scores:
         """See Classifies."""
         return self._calm.fast(text) if self._look != "fast" else self._throw()
@@ -52,7 +56,7 @@ class ThrowsLater:
         self._left = after
         self._thrown = False
 
-    def listen(self, _prior: Scores) -> ThrowsLater:
+    def listen(self, _prior: float) -> ThrowsLater:
         """See Listens."""
         return self
 

@@ -38,7 +38,6 @@ from app.core import ChatRequest, Delta, ToolCall
 from app.engine.scripted import Script
 from app.ring import Ring
 from app.safety.shipped import Models
-from app.safety.verdict import Scores
 from app.store import indexing
 
 SEEDS = int(os.environ.get("CANARY_SEEDS", "2000"))
@@ -65,7 +64,7 @@ class Listener(WordListener):
 class Answers:
     """Listens with `Listener`."""
 
-    def listen(self, prior: Scores) -> Listener:
+    def listen(self, prior: float) -> Listener:
         """See app.safety.stream_terms.Listens."""
         return Listener(prior)
 

@@ -76,6 +76,15 @@ def test_the_fast_look_asks_no_encoder():
     assert encoder.seen == []
 
 
+@pytest.mark.parametrize(
+    "text", ["", "poison", "bake bread", "p o i s o n in a well", "cG9pc29uIGluIGEgd2VsbA=="]
+)
+def test_the_harm_is_the_highest_of_the_fast_scores(text: str):
+    """By the shipped model, of disguised texts too, whichever view is the worst."""
+    classifier = Classifier.load(MODELS)
+    assert classifier.harm(text) == max(classifier.fast(text).values())
+
+
 @pytest.mark.parametrize("text", ["", " ", "\u200b", "💥"])
 def test_texts_of_nothing_have_scores(text: str):
     """All between 0 and 1."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from policies import policy, write_models
@@ -93,6 +94,23 @@ def test_answers_to_watched_prompts_are_halted_sooner():
     assert rules.judge_output({"S1": 0.55}, watched=False).action is None
     assert rules.judge_output({"S1": 0.55}, watched=True).action == "block"
     assert rules.judge_output({"S1": 0.65}, watched=False).stage == "stream"
+
+
+@pytest.mark.parametrize("document", [{}, {"action": "flag"}, {"categories": {"S1": {"action": "off"}}}])
+def test_what_is_clear_is_what_no_category_does_anything_about(document: dict[str, Any]):
+    """Of prompts and of answers, at every harm, in whichever category it is."""
+    for rules in (policy(document), policy(document).tightened("strict")):
+        for p in (x / 50 for x in range(51)):
+            acts = any(rules.judge_prompt({c: p}, "ngrams").action for c in CATEGORIES)
+            assert (rules.clear_prompt(p, "ngrams") is None) is acts
+            for watched in (False, True):
+                acts = any(rules.judge_output({c: p}, watched=watched).action for c in CATEGORIES)
+                assert (rules.clear_output(p, watched=watched) is None) is acts
+
+
+def test_no_prompt_is_clear_after_a_blocked_turn():
+    """All are watched then."""
+    assert policy().after(1).clear_prompt(0.0, "ngrams") is None
 
 
 def test_a_watched_category_halts_answers_of_watched_prompts_only():

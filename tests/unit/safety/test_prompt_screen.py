@@ -77,6 +77,43 @@ async def test_the_ngrams_alone_let_pass_what_they_are_sure_of(screen):
     assert not screen(WordClassifier()).glance(say("good"), POLICY)[1]
 
 
+async def test_most_prompts_are_let_pass_by_their_harm_alone(screen):
+    """No scores by category are worked out, unless they are asked for, or a category may do something."""
+    classifier = WordClassifier(fast={"odd": {"S2": 0.3}, "late": {"S2": 0.15}})
+    prompts = screen(classifier, sure_below=0.2)
+    verdict, sure = prompts.glance(say("good"), POLICY, scored=False)
+    assert (sure, verdict.action, verdict.harm, verdict.scores) == (True, None, 0.01, {})
+    assert classifier.read_fast == []
+    whole, _ = prompts.glance(say("good"), POLICY)
+    assert (whole.action, whole.harm) == (verdict.action, verdict.harm)
+    for messages, rules, strikes in (
+        (say("odd"), POLICY, 0),
+        (say("good"), POLICY, 1),
+        (say("good"), POLICY.after(1), 0),
+        (say("good " * QUICK_CHARS), POLICY, 0),
+    ):
+        asked, scored = (prompts.glance(messages, rules, strikes, scored=s) for s in (False, True))
+        assert asked == scored
+        assert asked[0].scores
+
+
+async def test_a_category_that_acts_early_is_asked(screen):
+    """What the n-grams are sure of may still be enough for a policy's threshold."""
+    prompts = screen(WordClassifier(fast={"odd": {"S2": 0.75}}), sure_below=0.8)
+    for rules, action in ((POLICY, None), (policy({"watch_fpr": 0.1}), "watch")):
+        verdict, _ = prompts.glance(say("odd"), rules, scored=False)
+        assert (verdict.action, verdict.category) == (action, action and "S2")
+
+
+async def test_a_past_of_little_harm_is_read_once(screen):
+    """Of a conversation's next turn its own text and the joined one."""
+    classifier = WordClassifier()
+    prompts = screen(classifier, sure_below=0.2)
+    for n in range(1, 4):
+        prompts.glance(say(*("one", "two", "three")[:n]), POLICY, scored=False)
+    assert classifier.read_harm == ["one", "two", "one\ntwo", "three", "one\ntwo\nthree"]
+
+
 async def test_what_the_ngrams_let_pass_is_not_blocked_but_scored(screen):
     """`both` says what a request would meet, and what the encoder thinks of it."""
     prompts = screen(WordClassifier(full=BAD), sure_below=0.2)
@@ -202,6 +239,10 @@ class Broken(WordClassifier):
         super().__init__()
         self.given = scores
 
+    def harm(self, text: str) -> float:
+        """As `given`."""
+        return max(self.fast(text).values())
+
     def fast(self, _text: str) -> Any:
         """As `given`."""
         if isinstance(self.given, Exception):
@@ -225,9 +266,9 @@ BROKEN = [
 @pytest.mark.parametrize("scores", BROKEN, ids=repr)
 async def test_whatever_goes_wrong_refuses(screen, counters, scores):
     """A throw, or scores that are none, end the request with `safety_unavailable`, and are counted."""
-    prompts = screen(Broken(scores))
+    prompts = screen(Broken(scores), sure_below=0.2)
     with pytest.raises(ScreenFailed) as caught:
-        prompts.fast(say("x"), POLICY)
+        prompts.glance(say("x"), POLICY, scored=False)
     assert (caught.value.code, caught.value.status) == ("safety_unavailable", 503)
     with pytest.raises(ScreenFailed):
         await prompts.full(say("x"), POLICY)
@@ -297,8 +338,10 @@ async def test_a_prompt_without_text_passes(screen):
 async def test_what_is_remembered_is_bounded_and_holds_no_text(screen, monkeypatch):
     """The oldest goes; the memory's keys are hashes."""
     monkeypatch.setattr("app.safety.prompt_screen.REMEMBERED", 4)
-    prompts = screen(WordClassifier())
+    prompts = screen(WordClassifier(), sure_below=0.2)
     for i in range(9):
         prompts.fast(say(f"secret {i}"), POLICY)
-    assert len(prompts._quick._scores) == 4
-    assert all(len(key) == 16 for key in prompts._quick._scores)
+        prompts.glance(say(f"secret {i}"), POLICY, scored=False)
+    for memory in (prompts._quick, prompts._harms):
+        assert len(memory._found) == 4
+        assert all(len(key) == 16 for key in memory._found)

@@ -52,13 +52,13 @@ def screening(
     n: int = 1,
     watched: bool = False,
     model: Any = None,
-    prior: Scores | None = None,
+    prior: float = 0.0,
     rules: Policy | None = None,
     **screen: Any,
 ) -> Screening:
     """A screening by these hard-listed spans, and by a model if there is one."""
     rules = rules or policy({"hard_list": list(spans)})
-    return StreamScreen(model, **screen).for_request(n, watched, prior or {}, rules)
+    return StreamScreen(model, **screen).for_request(n, watched, prior, rules)
 
 
 def text_of(released: Sequence[Delta]) -> str:
@@ -84,7 +84,7 @@ class Heard:
         self._ps = iter(ps)
         self._p = 0.0
 
-    def listen(self, _prior: Scores) -> Heard:
+    def listen(self, _prior: float) -> Heard:
         """See Listens."""
         return self
 
@@ -118,7 +118,7 @@ def test_each_answer_is_held_to_the_policy_that_it_came_under():
     screen = StreamScreen(None)
     for rules, span, other in 2 * ((red, "red apple", "blue pear"), (blue, "blue pear", "red apple")):
         for text, halts in ((span, True), (other, False)):
-            one = screen.for_request(1, False, {}, rules)
+            one = screen.for_request(1, False, 0.0, rules)
             feed(one, *said(f"a {text} here"))
             assert (one.halted is not None) is halts
 
@@ -135,7 +135,7 @@ def test_a_stricter_policy_and_a_watched_prompt_halt_sooner():
     harm = (max(floors[1:]) + floors[0]) / 2
     screen = StreamScreen(InEveryWay(*[harm] * 100))
     for rules, watched, halts in 2 * ((loose, False, False), (loose, True, True), (strict, False, True)):
-        one = screen.for_request(1, watched, {}, rules)
+        one = screen.for_request(1, watched, 0.0, rules)
         feed(one, *said("a few words here"))
         assert (one.halted is not None) is halts
 
@@ -417,11 +417,11 @@ def test_a_watched_stream_leaks_nothing():
     assert one.leaked_tokens == 0
 
 
-def test_the_prompts_scores_are_the_models_prior():
+def test_the_prompts_harm_is_the_models_prior():
     """For every choice."""
     model = WordModel()
-    screening(n=2, model=model, prior={"S2": 0.5})
-    assert model.priors == [{"S2": 0.5}] * 2
+    screening(n=2, model=model, prior=0.5)
+    assert model.priors == [0.5] * 2
 
 
 def test_verdicts_say_how_each_choice_stands():
@@ -431,6 +431,21 @@ def test_verdicts_say_how_each_choice_stands():
     feed(one, *said(f"{HARM} {HARM} {HARM}", Deltas(1)))
     first, second = one.verdicts()
     assert (first.action, second) == (None, one.halted)
+
+
+def test_an_answer_of_little_harm_has_a_verdict_without_scores():
+    """Where nobody asked for them; what a category may flag has them all the same."""
+    rules = policy({"action": "flag"})
+    for p, asked, scores in (
+        (0.1, True, {"S2": 0.1}),
+        (0.1, False, {}),
+        (0.99, True, {"S2": 0.99}),
+        (0.99, False, {"S2": 0.99}),
+    ):
+        one = screening(model=Heard(p), rules=rules)
+        feed(one, *said("all of it"))
+        (verdict,) = one.verdicts(scored=asked)
+        assert (verdict.action, verdict.score, verdict.scores) == ("flag" if p > 0.5 else None, p, scores)
 
 
 def test_what_a_halt_withheld_is_told_once():
