@@ -50,6 +50,8 @@ class Release:
         self._cached = cached
         self._asked_s = 0.0
         self._admission: asyncio.Task[None] | None = None
+        self._laid = False
+        self._no_way: ScreenFailed | None = None
         self.way: WayOut | None = None
         """What the answer goes through, once it does."""
 
@@ -72,6 +74,8 @@ class Release:
         self._asked_s = time.monotonic()
         deltas = engine.generate(rid, prompt)
         self._stream.on_cancel(lambda: engine.abort(rid))
+        if self._admission is None:  # judged, so the way out can be laid while the engine reads the prompt
+            asyncio.get_running_loop().call_soon(self._lay)
         try:
             return await self._read(deltas, prompt)
         except ScreenFailed:
@@ -144,8 +148,19 @@ class Release:
         self._check.again()
         return False
 
+    def _lay(self) -> None:
+        """Lay the way out, unless it is laid; that it cannot be counts when something is to go out."""
+        if not self._laid:
+            self._laid = True
+            try:
+                self.way = self._check.way_out()
+            except ScreenFailed as error:
+                self._no_way = error
+
     def _begin_release(self) -> WayOut | None:
-        self.way = self._check.way_out()
+        self._lay()
+        if self._no_way is not None:
+            raise self._no_way
         return self.way
 
     async def _halt(self, deltas: AsyncIterator[Delta], prompt: Prompt) -> None:

@@ -139,6 +139,7 @@ class Runtime:
             engine,
             Bounds.of(settings),
             ttft_target_s=settings.ttft_target_s,
+            tpot_target_s=settings.tpot_target_s,
             max_prefill_tokens=settings.max_prefill_tokens,
             pace=Pace(settings.data_dir / PACE_FILE),
         )

@@ -143,6 +143,11 @@ class Settings:
     ttft_target_s: float = _setting(
         2.0, "time to the first token in the engine that admission aims at", minimum=0.01
     )
+    tpot_target_s: float = _setting(
+        0.0,
+        "time per output token that admission keeps to, by having fewer requests answered at once; 0 is none",
+        minimum=0.0,
+    )
     max_prefill_tokens: int = _setting(
         16_384, "uncached prompt tokens that the engine may have before it at once", minimum=1
     )

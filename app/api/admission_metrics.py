@@ -61,6 +61,12 @@ OF_ADMISSION = (
         "How many of them are let in at once; narrow after a start, and while first tokens are late.",
         lambda a: a.gate.window_tokens,
     ),
+    gauge(
+        "tokenring_admission_decode_window",
+        "choices",
+        "How many choices may be answered at once to keep `tpot_target_s`; 0 for any number.",
+        lambda a: a.room.in_flight.window.shown,
+    ),
     counter(
         "tokenring_admission_let_in_total",
         "requests",

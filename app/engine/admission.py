@@ -23,6 +23,7 @@ from collections.abc import Callable
 from app.core import ChatRequest, Delta, Engine, Health, Prompt
 from app.engine.admission_counts import AdmissionCounts
 from app.engine.backlog import Throughput
+from app.engine.decode_window import DecodeWindow
 from app.engine.door import Bounds, Door
 from app.engine.fair_queue import FairQueue, Lane
 from app.engine.gate import Gate
@@ -53,6 +54,7 @@ class Admission:
         bounds: Bounds,
         *,
         ttft_target_s: float = 2.0,
+        tpot_target_s: float = 0.0,
         max_prefill_tokens: int = 16_384,
         clock_s: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
@@ -68,7 +70,8 @@ class Admission:
         self.abort_unread: Callable[[], str | None] = lambda: None
         """Aborts the stream that has been without a reader longest, and tells its id, if there is one."""
         self.lanes = Lanes(self.queue)
-        self.room = Room(self.queue, Gate(ttft_target_s, max_prefill_tokens), self.lanes)
+        gate, self._window = Gate(ttft_target_s, max_prefill_tokens), DecodeWindow(tpot_target_s)
+        self.room = Room(self.queue, gate, self.lanes, self._window)
         self._model_lengths = Lengths()
         self._guess_part = 1.0
         self._waiting: dict[str, Ticket] = {}
@@ -91,6 +94,7 @@ class Admission:
             self.room.in_flight.most_choices = self._engine.load().max_running_reqs
         self.pool.forget_drift()
         self.gate.reset()
+        self._window.reset()
         capacity = self.pool.capacity_tokens
         self.throughput = Throughput(guess, now_s, self._pace.worth_s)
         self.door = Door(
@@ -215,6 +219,12 @@ class Admission:
         if ticket.over:
             return
         tokens = ticket.lengths[delta.choice]
+        if delta.choice == 0:
+            now_s = self._clock_s()
+            if ticket.paced_tokens and tokens > ticket.paced_tokens:
+                made, took_s = tokens - ticket.paced_tokens, now_s - ticket.paced_s
+                self._window.made(made, took_s, self.room.in_flight.num_choices, now_s)
+            ticket.paced_tokens, ticket.paced_s = tokens, now_s
         if not ticket.started and tokens:
             self._started(ticket, counts.prompt_tokens, counts.cached_tokens)
         if delta.finish_reason in ("stop", "length", "tool_calls") and tokens and not ticket.exact:

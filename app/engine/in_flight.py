@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from app.engine.decode_window import DecodeWindow
 from app.engine.ticket import Ticket
 
 YOUNG = 3.0
@@ -11,20 +14,22 @@ YOUNG = 3.0
 class InFlight:
     """What has been let in and not given back. Times are seconds of the same clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: DecodeWindow | None = None) -> None:
         self.most_choices = 0
         """How many choices the engine runs at once; 0 where it does not say."""
+        self.window = window or DecodeWindow()
+        """How many of them keep the time per output token within its target."""
         self.reclaimed_tokens = 0
         """Of those that were aborted so that others have room."""
         self._tickets: dict[str, Ticket] = {}
-        self._num_choices = self._tokens = 0
+        self.num_choices = self._tokens = 0
         self._let_in_sum_s = 0.0
 
     def add(self, ticket: Ticket, now_s: float) -> None:
         """A request was let in."""
         ticket.let_in_s = now_s
         self._tickets[ticket.rid] = ticket
-        self._num_choices += ticket.claim.n
+        self.num_choices += ticket.claim.n
         self._tokens += ticket.tokens
         self._let_in_sum_s += now_s
 
@@ -32,7 +37,7 @@ class InFlight:
         """It has ended."""
         assert ticket.let_in_s is not None
         del self._tickets[ticket.rid]
-        self._num_choices -= ticket.claim.n
+        self.num_choices -= ticket.claim.n
         self._tokens -= ticket.tokens
         self._let_in_sum_s -= ticket.let_in_s
         if ticket.reclaimed:
@@ -48,12 +53,19 @@ class InFlight:
     @property
     def half_full(self) -> bool:
         """Whether half of the engine's places are taken, where it says how many it has."""
-        return 0 < self.most_choices <= 2 * self._num_choices
+        return 0 < self.most_choices <= 2 * self.num_choices
 
-    def has_place(self, n: int, spare: float) -> bool:
-        """Whether so many choices more would run at once, a part of the places kept; one request may."""
-        most = self.most_choices
-        return not (most and self._num_choices) or self._num_choices + n <= most - int(spare * most)
+    def has_place(self, n: int, spare: float, *, within: bool = False) -> bool:
+        """Whether so many choices more would run at once, a part of the places kept; one request may.
+
+        A key `within` its share of the window does not wait for that.
+        """
+        most = self.most_choices or math.inf
+        if not within:
+            most = min(most, self.window.most_choices)
+        if most == math.inf or not self.num_choices:
+            return True
+        return self.num_choices + n <= int(most) - int(spare * most)
 
     def ends_after_s(self, now_s: float, tokens_per_s: float) -> float:
         """Until requests end as fast as they come, at this throughput: after a burst none has run for long.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+from app.engine.decode_window import DecodeWindow
 from app.engine.fair_queue import FairQueue, Lane
 from app.engine.gate import Gate
 from app.engine.in_flight import InFlight
@@ -26,10 +27,12 @@ SCANNED = 48
 class Room:
     """What there is room for, of what waits and of what comes."""
 
-    def __init__(self, queue: FairQueue, gate: Gate, lanes: Lanes) -> None:
+    def __init__(
+        self, queue: FairQueue, gate: Gate, lanes: Lanes, window: DecodeWindow | None = None
+    ) -> None:
         self.gate = gate
         self.pool = Pool(0)
-        self.in_flight = InFlight()
+        self.in_flight = InFlight(window)
         self.waiting_uncached_tokens = 0
         """Prompt tokens of those that wait."""
         self._queue = queue
@@ -45,7 +48,9 @@ class Room:
     def next(self, now_s: float) -> Ticket | None:
         """The first in turn that fits. One that does not is passed by others for a while only."""
         blocked: list[Ticket] = []
-        for ticket in islice(self._queue.in_turn(now_s), SCANNED if self.in_flight.has_place(1, 0.0) else 1):
+        for ticket in islice(
+            self._queue.in_turn(now_s), SCANNED if self.in_flight.has_place(1, 0.0, within=True) else 1
+        ):
             assert isinstance(ticket, Ticket)
             if all(self._may_pass(ticket, other) for other in blocked) and self.fits(ticket):
                 self._blocked = blocked[0] if blocked else None
@@ -63,7 +68,8 @@ class Room:
     def fits(self, ticket: Ticket) -> bool:
         """Whether the engine has a place and the pool has room, without what is kept for others."""
         spare = self._spare(ticket.lane, ticket.tokens)
-        if not self.in_flight.has_place(ticket.claim.n, spare):
+        n = ticket.claim.n
+        if not self.in_flight.has_place(n, spare, within=self._within(ticket.lane, n)):
             return False
         return self.pool.fits(ticket.claim, int(spare * self.pool.capacity_tokens))
 
@@ -105,7 +111,8 @@ class Room:
             if more and not self._asks_little(lane, lane.waiting_tokens + tokens, len(lane.waiting) + 1):
                 return False
         spare = self._spare(lane, lane.waiting_tokens + tokens)
-        if not self.in_flight.has_place(len(lane.waiting) + 1, spare):
+        n = len(lane.waiting) + 1
+        if not self.in_flight.has_place(n, spare, within=self._within(lane, n)):
             return False
         if self.waiting_uncached_tokens - passed > self.gate.soon_tokens(age_s):
             return False
@@ -119,11 +126,18 @@ class Room:
 
     def _entitled(self, lane: Lane, tokens: int) -> bool:
         """Whether a key has nothing in flight, or stays within its share, were one more key to come."""
+        own = lane.in_flight_tokens + tokens
+        return not lane.num_in_flight or own <= self._share(lane) * self.pool.capacity_tokens
+
+    def _within(self, lane: Lane, n: int) -> bool:
+        """The same of so many places more in the decode window."""
         if not lane.num_in_flight:
             return True
-        weight = self._lanes.active_weight + 1 + (0 if lane.active else lane.weight)
-        own = lane.in_flight_tokens + tokens
-        return own * weight <= lane.weight * self.pool.capacity_tokens
+        return lane.num_in_flight + n <= self._share(lane) * self.in_flight.window.most_choices
+
+    def _share(self, lane: Lane) -> float:
+        """What part of everything is a key's, were one more key to come."""
+        return lane.weight / (self._lanes.active_weight + 1 + (0 if lane.active else lane.weight))
 
     def _may_pass(self, ticket: Ticket, blocked: Ticket) -> bool:
         """Whether a request may go before one whose turn it is, and that does not fit.

@@ -1,7 +1,7 @@
 """How fast a scripted engine is where its requests share one: prefill, decode steps, a KV pool.
 
 As SGLang does it: a prompt waits until the pool has room for it, prompts are taken in before
-running requests go on, one after another; a decode step gives each of those a token and takes the longer
+running requests go on, all that wait and fit at once; a decode step gives each of those a token and takes the longer
 the more there are, and the more they hold. Either is a pass through the model, which takes `step_s` however
 little is in it, the first one after a pause `wake_s` more, and not each time the same. When the pool is full
 in mid-answer, the request that came last is set aside and begins anew with what it had (a retraction).
@@ -12,8 +12,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+MAX_PREFILL_TOKENS = 16_384
+"""Of several prompts taken in at once, as SGLang's `max_prefill_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +98,9 @@ class Service:
 
     async def _serve(self) -> None:
         while self._waiting or self._running:
-            if self._waiting and self._fits(self._waiting[0]):
-                await self._prefill(self._waiting.popleft())
+            seats = list(self._taken_in())
+            if seats:
+                await self._prefill(seats)
             else:
                 await self._step()
         self._asleep = True
@@ -111,14 +116,26 @@ class Service:
         """A prompt needs a page beyond itself; into an empty pool everything fits."""
         return not self._running or self.used_tokens + seat.held_tokens + 16 <= self._pace.pool_tokens
 
-    async def _prefill(self, seat: Seat) -> None:
-        self._running[seat] = None
-        self.used_tokens += seat.held_tokens
+    def _taken_in(self) -> Iterator[Seat]:
+        """The first of those that wait, as many as fit; at most so much uncached prompt, but one in any case."""
+        tokens = 0
+        while self._waiting and self._fits(self._waiting[0]):
+            tokens += self._waiting[0].uncached_tokens
+            if self._waiting[0].uncached_tokens < tokens > MAX_PREFILL_TOKENS:
+                return
+            seat = self._waiting.popleft()
+            self._running[seat] = None
+            self.used_tokens += seat.held_tokens
+            yield seat
+
+    async def _prefill(self, seats: Sequence[Seat]) -> None:
         rate = self._pace.prefill_tokens_per_s
-        await self._pass(seat.uncached_tokens / rate if rate else 0.0)
-        if seat in self._running:  # it may have left meanwhile
-            self._asking.pop(seat, None)
-            seat.request.wake()
+        uncached_tokens = sum(seat.uncached_tokens for seat in seats)
+        await self._pass(uncached_tokens / rate if rate else 0.0)
+        for seat in seats:
+            if seat in self._running:  # it may have left meanwhile
+                self._asking.pop(seat, None)
+                seat.request.wake()
 
     async def _step(self) -> None:
         """A token for each that runs."""

@@ -79,6 +79,8 @@ class Ticket(Queued):
         "max_tokens",
         "over",
         "own_tokens",
+        "paced_s",
+        "paced_tokens",
         "reclaimed",
         "rid",
         "started",
@@ -107,6 +109,8 @@ class Ticket(Queued):
         self.over = False
         self.lengths = [0] * request.n
         self._due = [1] * request.n
+        self.paced_tokens, self.paced_s = 0, 0.0
+        """Of the first choice: how many tokens it had when they were looked at last, and when that was."""
         self.future: asyncio.Future[None] | None = None
 
     def saw(self, delta: Delta) -> None:

@@ -42,7 +42,7 @@ def _powers(base: int, count: int) -> Hashes:
 _UP = _powers(_BASE, PIECE + 1)
 _DOWN = _powers(_INVERSE, PIECE + 1)
 _CHARS_UP = [(n, _UP * np.uint64(pow(_BASE, n - 1, _MODULUS))) for n in CHARS]
-_ONE = np.uint64(1)
+_PLUS_ONE = bytes((byte + 1) % 256 for byte in range(256))
 
 _WORDLIKE = bytes(code < 128 and chr(code).isalnum() for code in range(256))
 _FIRST_BEYOND = 0xC0
@@ -73,7 +73,8 @@ def mixed(salted: Hashes) -> Hashes:
 def word_edges(text: str) -> NDArray[np.intp]:
     """Where each word begins and ends, in turns."""
     inside = np.frombuffer(b"\0%b\0" % wordlike(text), np.bool_)
-    return np.flatnonzero(inside[1:] != inside[:-1])
+    edges: NDArray[np.intp] = (inside[1:] != inside[:-1]).nonzero()[0]
+    return edges
 
 
 def _sums(text: str) -> Hashes:
@@ -82,21 +83,22 @@ def _sums(text: str) -> Hashes:
     The span from i to j is their difference, times B^i: what is before it falls out.
     """
     if text.isascii():
-        points = np.frombuffer(text.encode(), np.uint8)
+        terms = np.frombuffer(text.encode().translate(_PLUS_ONE), np.uint8).astype(np.uint64)
     else:
-        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    sums = np.empty(len(points) + 1, np.uint64)
+        terms = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
+        terms += np.uint64(1)
+    sums = np.empty(len(terms) + 1, np.uint64)
     sums[0] = 0
-    terms = np.add(points, _ONE, dtype=np.uint64)
-    terms *= _DOWN[: len(points)]
-    np.cumsum(terms, out=sums[1:])
+    terms *= _DOWN[: len(terms)]
+    np.add.accumulate(terms, out=sums[1:])
     return sums
 
 
 def _piece(text: str) -> Hashes:
     """The hashes of a text's n-grams, salted by kind and not mixed: words, pairs, characters.
 
-    Written in place: for a short text it is the number of array operations that costs.
+    Written in place, and by NumPy's own functions rather than those around them: for a short text it is the
+    number of operations that costs, most of all where each request finds the caches cold.
     """
     sums, edges = _sums(text), word_edges(text)
     starts = edges[::2]
@@ -134,6 +136,7 @@ def distinct(text: str, bits: int) -> NDArray[np.intp]:
     """The places of a text's n-grams in a table of 2**bits weights, each once, sorted."""
     places = (hashed(text) >> np.uint64(64 - bits)).astype(np.uint32)  # half as wide sorts twice as fast
     places.sort()
-    keep = np.ones(len(places), np.bool_)
+    keep = np.empty(len(places), np.bool_)
+    keep[:1] = True
     np.not_equal(places[1:], places[:-1], out=keep[1:])
     return places[keep].astype(np.intp)

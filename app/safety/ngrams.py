@@ -59,7 +59,7 @@ class NGrams:
         return self._harm_logit(places), topics + self.offsets
 
     def _harm_logit(self, places: NDArray[np.intp]) -> float:
-        return float(self._harm.take(places).sum()) * _scale(places) + self.bias
+        return float(np.add.reduce(self._harm.take(places))) * _scale(places) + self.bias
 
 
 def _scale(places: NDArray[np.intp]) -> float:

@@ -49,10 +49,22 @@ def timed(script: Script, *tokens: int) -> Timed:
     return found[0]
 
 
-def test_a_prompt_takes_its_time_and_prompts_stand_in_line() -> None:
-    """A pass takes 10 ms, and 100 tokens 100 ms: the first begins after 0.11 s, the third after 0.33."""
+def test_prompts_that_wait_are_taken_in_together() -> None:
+    """A pass takes 10 ms, and 100 tokens 100 ms: all three begin after 0.31 s."""
     seen = timed(Script(prefill_rate=1000, step_s=0.01), 1, 1, 1)
-    assert [round(seen.at_s[f"r{number}"][0], 3) for number in range(3)] == [0.11, 0.22, 0.33]
+    assert [round(seen.at_s[f"r{number}"][0], 3) for number in range(3)] == [0.31] * 3
+
+
+def test_so_much_prompt_is_taken_in_at_once_and_no_more() -> None:
+    """Three of 10,000 tokens go one by one, a longer one than that by itself."""
+
+    async def main() -> None:
+        one = Timed(Script(prefill_rate=10_000))
+        await one.engine.start()
+        await asyncio.gather(*(one.ask(rid, 1, words=9_999) for rid in "abc"), one.ask("d", 1, words=19_999))
+        assert [round(one.at_s[rid][0], 3) for rid in "abcd"] == [1.0, 2.0, 3.0, 5.0]
+
+    run_virtually(main)
 
 
 def test_a_step_gives_everyone_a_token() -> None:
@@ -71,7 +83,7 @@ def test_a_step_takes_the_longer_the_more_is_held() -> None:
 
 
 def test_the_first_pass_after_a_pause_takes_longer() -> None:
-    """5 ms, once for two prompts in a row and once more when there was nothing to do."""
+    """5 ms, for two prompts that come at once, and again when there was nothing to do."""
 
     async def main() -> None:
         one = Timed(Script(prefill_rate=1000, step_s=0.01, wake_s=0.005))
@@ -79,7 +91,7 @@ def test_the_first_pass_after_a_pause_takes_longer() -> None:
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         await asyncio.gather(one.ask("a", 1), one.ask("b", 1))
-        assert [round(one.at_s[rid][0] - begun_s, 3) for rid in "ab"] == [0.115, 0.225]
+        assert [round(one.at_s[rid][0] - begun_s, 3) for rid in "ab"] == [0.215, 0.215]
         await asyncio.sleep(1.0)
         begun_s = loop.time()
         await one.ask("c", 1)
