@@ -1,10 +1,11 @@
 """How fast a scripted engine is where its requests share one: prefill, decode steps, a KV pool.
 
-As SGLang does it: a prompt waits until the pool has room for it, prompts are taken in before
-running requests go on, all that wait and fit at once; a decode step gives each of those a token and takes the longer
-the more there are, and the more they hold. Either is a pass through the model, which takes `step_s` however
-little is in it, the first one after a pause `wake_s` more, and not each time the same. When the pool is full
-in mid-answer, the request that came last is set aside and begins anew with what it had (a retraction).
+As SGLang does it: a prompt waits until the pool has room for it, prompts are taken in before running
+requests go on, all at once that wait and fit; a decode step gives each of those a token and takes the
+longer the more there are, and the more they hold. Either is a pass through the model, which takes `step_s`
+however little is in it, the first one after a pause `wake_s` more, and not each time the same. When the
+pool is full in mid-answer, the request that came last is set aside and begins anew with what it had (a
+retraction).
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Service:
         return not self._running or self.used_tokens + seat.held_tokens + 16 <= self._pace.pool_tokens
 
     def _taken_in(self) -> Iterator[Seat]:
-        """The first of those that wait, as many as fit; at most so much uncached prompt, but one in any case."""
+        """The first of those that wait, as many as fit; beside others no more than so much prompt."""
         tokens = 0
         while self._waiting and self._fits(self._waiting[0]):
             tokens += self._waiting[0].uncached_tokens
