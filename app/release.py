@@ -50,8 +50,7 @@ class Release:
         self._cached = cached
         self._asked_s = 0.0
         self._admission: asyncio.Task[None] | None = None
-        self._laid = False
-        self._no_way: ScreenFailed | None = None
+        self._laid = self._no_way = False
         self.way: WayOut | None = None
         """What the answer goes through, once it does."""
 
@@ -149,18 +148,19 @@ class Release:
         return False
 
     def _lay(self) -> None:
-        """Lay the way out, unless it is laid; that it cannot be counts when something is to go out."""
+        """Lay the way out, unless it is laid."""
         if not self._laid:
             self._laid = True
             try:
                 self.way = self._check.way_out()
-            except ScreenFailed as error:
-                self._no_way = error
+            except Exception:  # noqa: BLE001  # whatever it is, it is told when something is to go out
+                self._no_way = True
 
     def _begin_release(self) -> WayOut | None:
+        """The way out; None for nothing to go through. Raises ScreenFailed."""
         self._lay()
-        if self._no_way is not None:
-            raise self._no_way
+        if self._no_way:
+            raise ScreenFailed
         return self.way
 
     async def _halt(self, deltas: AsyncIterator[Delta], prompt: Prompt) -> None:

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -328,10 +329,12 @@ class ScreenedCheck(Check):
         self._screen.keep(self, late, "answer", screening.take_withheld_text())
 
     def _scored(self, verdict: Verdict) -> Verdict:
-        """A verdict on the prompt with the scores that it was let pass without."""
+        """A verdict on the prompt with the scores that it was let pass without, where they can be had."""
         if verdict.scores:
             return verdict
-        return replace(verdict, scores=self._screen.prompts.fast(self._messages, self._policy).scores)
+        with contextlib.suppress(ScreenFailed):  # of an answer that has been halted, which stands
+            return replace(verdict, scores=self._screen.prompts.fast(self._messages, self._policy).scores)
+        return verdict
 
     def close(self) -> None:
         """See Check."""

@@ -147,6 +147,7 @@ class Settings:
         0.0,
         "time per output token that admission keeps to, by having fewer requests answered at once; 0 is none",
         minimum=0.0,
+        maximum=10.0,
     )
     max_prefill_tokens: int = _setting(
         16_384, "uncached prompt tokens that the engine may have before it at once", minimum=1

@@ -21,6 +21,7 @@ OF_ADMISSION = (
     "queue_standard_s",
     "queue_batch_s",
     "ttft_target_s",
+    "tpot_target_s",
     "max_prefill_tokens",
     "isolation",
 )

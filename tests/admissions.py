@@ -221,6 +221,7 @@ class Node:
         retries: int = 1,
         *,
         exact: bool = False,
+        n: int = 1,
     ) -> Seen:
         """One request of a client that comes back when it was told, unless it was told not to."""
         self._number = number = self._number + 1
@@ -234,7 +235,7 @@ class Node:
         for _ in range(retries + 1):
             seen.at_s = self.loop.time()
             rid = f"r{number}-{len(seen.refused)}"
-            request = ChatRequest(rid, key.owner, "m", body, 0, max_tokens=max_tokens)
+            request = ChatRequest(rid, key.owner, "m", body, 0, n=n, max_tokens=max_tokens)
             prompt = Prompt(prompt_ids, max_tokens, None)
             try:
                 self.admission.knock(request, key)

@@ -12,7 +12,7 @@ from app.safety.categories import CATEGORIES
 from app.safety.policy import Policy
 from app.safety.policy_file import parse
 from app.safety.thresholds import FILE_NAME, Thresholds
-from app.safety.verdict import Scores
+from app.safety.verdict import Quick, Scores
 
 FPRS = (0.001, 0.01, 0.1)
 PROMPTS, NGRAMS, ANSWERS = (0.9, 0.6, 0.3), (0.99, 0.8, 0.5), (0.95, 0.7, 0.4)
@@ -61,20 +61,22 @@ class WordClassifier:
         self._full = full or {}
         self._fast = fast or {}
         self._before = before
-        self.read_harm: list[str] = []
         self.read_fast: list[str] = []
+        self.scored: list[str] = []
+        """Of them, those whose scores were asked for."""
         self.read_full: list[str] = []
         self.threads: set[str] = set()
 
-    def harm(self, text: str) -> float:
-        """See app.safety.prompt_screen.Classifies."""
-        self.read_harm.append(text)
-        return max(self._scores(self._fast, text).values())
-
-    def fast(self, text: str) -> Scores:
+    def fast(self, text: str) -> Quick:
         """See app.safety.prompt_screen.Classifies."""
         self.read_fast.append(text)
-        return self._scores(self._fast, text)
+        found = self._scores(self._fast, text)
+
+        def scores() -> Scores:
+            self.scored.append(text)
+            return found
+
+        return Quick(max(found.values()), scores)
 
     def full(self, text: str) -> Scores:
         """See app.safety.prompt_screen.Classifies."""

@@ -220,11 +220,7 @@ class Admission:
             return
         tokens = ticket.lengths[delta.choice]
         if delta.choice == 0:
-            now_s = self._clock_s()
-            if ticket.paced_tokens and tokens > ticket.paced_tokens:
-                made, took_s = tokens - ticket.paced_tokens, now_s - ticket.paced_s
-                self._window.made(made, took_s, self.room.in_flight.num_choices, now_s)
-            ticket.paced_tokens, ticket.paced_s = tokens, now_s
+            self._paced(ticket, tokens)
         if not ticket.started and tokens:
             self._started(ticket, counts.prompt_tokens, counts.cached_tokens)
         if delta.finish_reason in ("stop", "length", "tool_calls") and tokens and not ticket.exact:
@@ -243,6 +239,7 @@ class Admission:
         self.pool.give_back(ticket.claim)
         self.room.in_flight.remove(ticket)
         lane.num_in_flight -= 1
+        lane.choices_in_flight -= ticket.claim.n
         lane.in_flight_tokens -= ticket.tokens
         self.lanes.idler(lane)
         self._charge(ticket, (ticket.uncached_tokens if ticket.started else 0) + sum(ticket.lengths))
@@ -283,6 +280,13 @@ class Admission:
         ticket.uncached_tokens = uncached
         if self.queue:
             self._dispatch()
+
+    def _paced(self, ticket: Ticket, tokens: int) -> None:
+        """How long its tokens take, of the first choice."""
+        now_s, made = self._clock_s(), tokens - ticket.paced_tokens
+        if ticket.paced_tokens and made > 0:
+            self._window.made(made, now_s - ticket.paced_s, self.room.in_flight.num_choices, now_s)
+        ticket.paced_tokens, ticket.paced_s = tokens, now_s
 
     def _charge(self, ticket: Ticket, tokens: int) -> None:
         ticket.lane.charge(tokens - ticket.charged_tokens)
@@ -346,6 +350,7 @@ class Admission:
         self.lanes.busier(lane)
         self.queue.served(ticket, now_s)
         lane.num_in_flight += 1
+        lane.choices_in_flight += ticket.claim.n
         lane.in_flight_tokens += ticket.tokens
         self.pool.take(ticket.claim)
         ticket.behind = self.gate.enter(ticket.uncached_tokens, now_s)

@@ -1,9 +1,9 @@
 """How many choices decode at once: as many as keep the time per output token (TPOT) within a target.
 
 A decode step gives each running choice a token and takes the longer the more there are; a prompt that
-comes has to wait for the step that runs. So a target for TPOT bounds both. The window narrows to what the
-measured time allows. While it is full and there is time left it doubles, and once it has been narrowed it
-widens by one (as the gate does). What runs is never stopped for it: a narrower window holds as answers end.
+comes has to wait for the step that runs. So a target for TPOT bounds both. The window narrows while tokens
+take too long. While it holds requests back and there is time left it doubles, and once it has been narrowed
+it widens by one (as the gate does). What runs is not stopped for it: a narrower window holds as answers end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ TIME_LEFT = 0.95
 FIRST_CHOICES = 8.0
 """The window after a start."""
 LEAST_PART = 0.7
-"""What a window narrows to at once, at the least: one long prompt makes one slow second."""
+"""What one look leaves of it, at the least: a long prompt makes one slow second."""
+WITHIN = 1.5
+"""How far beyond it those may go who have less than their share of it."""
 
 
 class DecodeWindow:
@@ -30,29 +32,39 @@ class DecodeWindow:
     def reset(self) -> None:
         """Begin anew: the engine has just started."""
         self.most_choices = FIRST_CHOICES if self._target_s else math.inf
-        self._narrowed = False
+        self._narrowed = self._held_back = False
         self._tokens = 0
         self._took_s = 0.0
-        self._looked_s = -math.inf
+        self._looked_s: float | None = None
 
     @property
     def shown(self) -> float:
         """The window as a metric shows it: 0 for one without end."""
         return 0.0 if math.isinf(self.most_choices) else self.most_choices
 
+    def has_place(self, num_choices: int, spare: float, *, within: bool) -> bool:
+        """Whether so many may run, a part of the window kept from whom is not `within` a share of it."""
+        most = self.most_choices * (WITHIN if within else 1.0 - spare)
+        open_ = num_choices <= most
+        self._held_back = self._held_back or not open_
+        return open_
+
     def made(self, tokens: int, took_s: float, running: int, now_s: float) -> None:
         """A choice has been given so many tokens in that time, beside `running` with itself."""
         if not self._target_s:
             return
+        if self._looked_s is None:
+            self._looked_s = now_s
         self._tokens += tokens
         self._took_s += took_s
         if now_s - self._looked_s < LOOK_S:
             return
         part = self._took_s / self._tokens / self._target_s
+        held_back, self._held_back = self._held_back, False
         self._tokens, self._took_s, self._looked_s = 0, 0.0, now_s
         if part > 1.0:
-            if running <= self.most_choices:  # else it has been narrowed for those already
+            if 1 < running <= WITHIN * self.most_choices:  # beyond it, it has been narrowed for those already
                 self._narrowed = True
-                self.most_choices = max(running * max(1.0 / part, LEAST_PART), 1.0)
-        elif part < TIME_LEFT and running + 1 > self.most_choices:
+                self.most_choices = max(self.most_choices * max(1.0 / part, LEAST_PART), 1.0)
+        elif part < TIME_LEFT and held_back:
             self.most_choices += 1.0 if self._narrowed else self.most_choices

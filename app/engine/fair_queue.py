@@ -58,7 +58,7 @@ class Lane:
         """The virtual token counter."""
         self.waiting: dict[Queued, None] = {}
         self.waiting_tokens = 0
-        self.num_in_flight = 0
+        self.num_in_flight = self.choices_in_flight = 0
         self.in_flight_tokens = 0
         self.used_at_s = 0.0
         self.refused_at_s = -math.inf

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from app.engine.decode_window import DecodeWindow
 from app.engine.ticket import Ticket
 
@@ -58,14 +56,14 @@ class InFlight:
     def has_place(self, n: int, spare: float, *, within: bool = False) -> bool:
         """Whether so many choices more would run at once, a part of the places kept; one request may.
 
-        A key `within` its share of the window does not wait for that.
+        `within` is whether their key has less than its share of the window.
         """
-        most = self.most_choices or math.inf
-        if not within:
-            most = min(most, self.window.most_choices)
-        if most == math.inf or not self.num_choices:
+        if not self.num_choices:
             return True
-        return self.num_choices + n <= int(most) - int(spare * most)
+        choices, most = self.num_choices + n, self.most_choices
+        if most and choices > most - int(spare * most):
+            return False
+        return self.window.has_place(choices, spare, within=within)
 
     def ends_after_s(self, now_s: float, tokens_per_s: float) -> float:
         """Until requests end as fast as they come, at this throughput: after a burst none has run for long.

@@ -131,9 +131,8 @@ class Room:
 
     def _within(self, lane: Lane, n: int) -> bool:
         """The same of so many places more in the decode window."""
-        if not lane.num_in_flight:
-            return True
-        return lane.num_in_flight + n <= self._share(lane) * self.in_flight.window.most_choices
+        own = lane.choices_in_flight + n
+        return not lane.num_in_flight or own <= self._share(lane) * self.in_flight.window.most_choices
 
     def _share(self, lane: Lane) -> float:
         """What part of everything is a key's, were one more key to come."""

@@ -47,19 +47,21 @@ class NGrams:
             raise ValueError(f"{path.name} has tables of another size")
         return model
 
-    def harm_logit(self, text: str) -> float:
-        """The harm logit of a normalized text."""
-        return self._harm_logit(distinct(text, BITS))
-
     def logits(self, text: str) -> tuple[float, NDArray[np.float32]]:
         """The harm logit and those of the categories, of a normalized text."""
-        places = distinct(text, BITS)
-        above = self._topics.take(places >> (BITS - CATEGORY_BITS), axis=0)
-        topics = np.full(len(places), _scale(places), np.float32) @ above
-        return self._harm_logit(places), topics + self.offsets
+        harm, places = self.look(text)
+        return harm, self.topics(places)
 
-    def _harm_logit(self, places: NDArray[np.intp]) -> float:
-        return float(np.add.reduce(self._harm.take(places))) * _scale(places) + self.bias
+    def look(self, text: str) -> tuple[float, NDArray[np.intp]]:
+        """The harm logit of a normalized text, and the places of the table that its n-grams have."""
+        places = distinct(text, BITS)
+        return float(np.add.reduce(self._harm.take(places))) * _scale(places) + self.bias, places
+
+    def topics(self, places: NDArray[np.intp]) -> NDArray[np.float32]:
+        """The logits of the categories, of a text whose n-grams have these places."""
+        above = self._topics.take(places >> (BITS - CATEGORY_BITS), axis=0)
+        topics: NDArray[np.float32] = np.full(len(places), _scale(places), np.float32) @ above
+        return topics + self.offsets
 
 
 def _scale(places: NDArray[np.intp]) -> float:

@@ -14,14 +14,14 @@ import asyncio
 import hashlib
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from app.safety.counters import Failure, SafetyCounters
 from app.safety.turns import SLICE_CHARS, Message, Read, Turns, slices, turns_of
-from app.safety.verdict import Policed, Scores, ScreenFailed, Stage, Verdict, harm, highest, stricter
+from app.safety.verdict import Policed, Quick, Scores, ScreenFailed, Stage, Verdict, harm, highest, stricter
 
 TIMEOUT_S = 10.0
 """From the call of `full` to its verdict, the wait for the thread included; for long texts there is more."""
@@ -46,12 +46,8 @@ class Classifies(Protocol):
     A text has at most QUICK_CHARS characters, and all of it is read.
     """
 
-    def harm(self, text: str) -> float:
-        """The maximum of `fast`'s scores, in half of its time."""
-        ...
-
-    def fast(self, text: str) -> Scores:
-        """The scores of the n-grams, in about a millisecond."""
+    def fast(self, text: str) -> Quick:
+        """What the n-grams make of it, in less than a millisecond; the scores take half as long again."""
         ...
 
     def full(self, text: str) -> Scores:
@@ -113,10 +109,11 @@ class PromptScreen:
         policy = policy.after(strikes)
         try:
             turns = turns_of(messages)
-            clear = None if scored or strikes or not self._sure_below else self._clear(turns, policy)
+            looked: dict[str, Quick] = {}
+            clear = None if scored or strikes else self._clear(turns, policy, looked)
             if clear is not None:
                 return clear, True
-            scores = self._look(turns)
+            scores = self._look(turns, looked)
             sure = not strikes and harm(scores) < self._sure_below and _is_read_whole(turns)
             return policy.judge_prompt(scores, "ngrams"), sure
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
@@ -145,27 +142,32 @@ class PromptScreen:
         """End the thread once it is done with what it is at; a second call does nothing."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _clear(self, turns: Turns, policy: Policed) -> Verdict | None:
-        """The verdict on a prompt of so little harm that no category can do anything; None for others."""
-        if not _is_read_whole(turns):
-            return None
-        harm = max(
-            (self._harm(read.text) * read.weight for read in (*turns.newest, *turns.earlier)), default=0.0
-        )
-        return policy.clear_prompt(harm, "ngrams") if harm < self._sure_below else None
+    def _clear(self, turns: Turns, policy: Policed, looked: dict[str, Quick]) -> Verdict | None:
+        """The verdict on a prompt of so little harm that no category can do anything; None for others.
 
-    def _look(self, turns: Turns) -> Scores:
+        What is read for it is left in `looked`.
+        """
+        most, sure_below = 0.0, self._sure_below
+        if not sure_below or not _is_read_whole(turns):
+            return None
+        for text, weight in (*turns.newest, *turns.earlier):
+            most = max(most, self._harm(text, looked) * weight)
+            if most >= sure_below:
+                return None
+        return policy.clear_prompt(most, "ngrams")
+
+    def _look(self, turns: Turns, looked: Mapping[str, Quick]) -> Scores:
         found: Scores = {}
         for text, weight in turns.newest:
             for piece in _ends(text):
-                found = highest(found, _faded(self._quickly(piece), weight))
+                found = highest(found, _faded(self._quickly(piece, looked), weight))
         new = 0
         for text, weight in turns.earlier:
             for piece in _ends(text):
                 known = self._quick.get(self._quick.key(piece))
                 if known is None and new < QUICK_EARLIER:
                     new += 1
-                    known = self._quickly(piece)
+                    known = self._quickly(piece, looked)
                 found = highest(found, _faded(known or {}, weight))
         return found
 
@@ -188,25 +190,32 @@ class PromptScreen:
         ends: Scores = {}
         for piece in (pieces[0], pieces[-1])[: len(pieces)]:
             ends = highest(ends, await self._remembered(self._thorough, self._classifier.full, piece))
-        quick = [await self._remembered(self._quick, self._classifier.fast, piece) for piece in between]
+        quick = [await self._remembered(self._quick, self._quick_scores, piece) for piece in between]
         worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED]
         for i in worst:
             quick[i] = await self._remembered(self._thorough, self._classifier.full, between[i])
         return _Found(_faded(ends, read.weight), _faded(highest(*quick), read.weight), len(between))
 
-    def _quickly(self, text: str) -> Scores:
+    def _quickly(self, text: str, looked: Mapping[str, Quick]) -> Scores:
         key = self._quick.key(text)
-        return self._quick.get(key) or self._quick.put(key, _checked(self._classifier.fast(text)))
+        known = self._quick.get(key)
+        if known is not None:
+            return known
+        quick = looked.get(text)
+        return self._quick.put(key, _checked(quick.scores() if quick else self._quick_scores(text)))
 
-    def _harm(self, text: str) -> float:
+    def _quick_scores(self, text: str) -> Scores:
+        return self._classifier.fast(text).scores()
+
+    def _harm(self, text: str, looked: dict[str, Quick]) -> float:
         key = self._harms.key(text)
         known = self._harms.get(key)
         if known is not None:
             return known
-        found = self._classifier.harm(text)
-        if not 0.0 <= found <= 1.0:
+        quick = looked[text] = self._classifier.fast(text)
+        if not 0.0 <= quick.harm <= 1.0:
             raise ValueError("harm out of range")
-        return self._harms.put(key, found)
+        return self._harms.put(key, quick.harm)
 
     async def _remembered(
         self, memory: _Remembered[Scores], score: Callable[[str], Scores], text: str
@@ -260,9 +269,9 @@ def _ends(text: str) -> Iterator[str]:
 
 def _is_read_whole(turns: Turns) -> bool:
     """Whether `fast` has read all of it."""
-    return len(turns.earlier) <= QUICK_EARLIER and all(
-        len(read.text) <= QUICK_CHARS for read in (*turns.newest, *turns.earlier)
-    )
+    if len(turns.earlier) > QUICK_EARLIER:
+        return False
+    return max((len(read.text) for read in (*turns.newest, *turns.earlier)), default=0) <= QUICK_CHARS
 
 
 def _faded(scores: Scores, weight: float) -> Scores:

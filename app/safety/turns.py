@@ -49,7 +49,8 @@ def text_of(content: object) -> str:
 
 def messages_of(body: Mapping[str, Any]) -> list[Message]:
     """The messages of a request, after what its tools and its format say to the model: their descriptions."""
-    said = "\n".join(_descriptions([body.get("tools"), body.get("response_format")]))
+    described = [value for value in (body.get("tools"), body.get("response_format")) if value]
+    said = "\n".join(_descriptions(described)) if described else ""
     first: list[Message] = [{"role": "system", "content": said}] if said else []
     return [*first, *body["messages"]]
 

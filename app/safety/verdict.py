@@ -5,14 +5,22 @@ The vocabulary of every stage. A verdict has no text in it and may be stored and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from app.errors import SafetyUnavailable
 
 Scores = Mapping[str, float]
 """Category to calibrated probability, 0 to 1, on one scale over all categories."""
+
+
+class Quick(NamedTuple):
+    """What is made of a text at a glance: its harm, and what tells the scores, of which it is the maximum."""
+
+    harm: float
+    scores: Callable[[], Scores]
+
 
 Action = Literal["block", "watch", "flag", "off"]
 """What is done at a category's threshold: refuse or halt; admit under stricter terms; record; nothing."""

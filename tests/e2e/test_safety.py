@@ -42,7 +42,8 @@ def start(serve: Serve, tmp_path: Path) -> Start:
     """A server with safety on, whose engine says a given text, and whose screens know words."""
 
     async def started(said: Any = LONG, *, before: Any = lambda _text: None, **options: Any) -> Served:
-        models = word_models(tmp_path / "models", before)
+        sure_below = options.pop("sure_below", 0.0)
+        models = word_models(tmp_path / "models", before)._replace(sure_below=sure_below)
         script = options.pop("script", Script())
         return await serve(
             script, engine_type=speaking(said), load_models=lambda: models, safety="on", **options
@@ -264,6 +265,17 @@ async def test_a_halted_stream_ends_as_the_contract_says(start: Start):
     (event,) = await events_of(served)
     assert (event.subject, event.stage, event.action, event.category) == ("answer", "stream", "block", "S2")
     assert served.runtime.safety_counters.dropped_tokens == withheld
+
+
+@pytest.mark.parametrize("sure_below", [0.0, 0.2])
+async def test_a_halt_tells_the_scores_of_the_prompt(start: Start, sure_below: float):
+    """Also of one that was let pass without any, by its harm alone."""
+    served = await start(HARMFUL, sure_below=sure_below)
+    _, (moderation, *_) = await read(served, chat())
+    (prompt,) = moderation["moderation"]["input"]["results"]
+    assert max(prompt["category_scores"].values()) == pytest.approx(0.01)
+    (answer,) = moderation["moderation"]["output"]["results"]
+    assert max(answer["category_scores"].values()) > 0.5
 
 
 async def test_an_answer_in_one_piece_is_halted_too(start: Start):

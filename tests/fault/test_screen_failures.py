@@ -19,7 +19,8 @@ from app.engine.scripted import Script, ScriptedEngine
 from app.errors import EngineNotReady
 from app.runtime import Runtime
 from app.safety.shipped import Models
-from app.safety.verdict import Scores
+from app.safety.stream_terms import Listener
+from app.safety.verdict import Quick, Scores
 from app.settings import Settings, SettingsError
 
 LONG = " ".join(f"word{i}" for i in range(100))
@@ -33,13 +34,11 @@ class Throws:
         self._look = look
         self._calm = WordClassifier()
 
-    def harm(self, text: str) -> float:
+    def fast(self, text: str) -> Quick:
         """See Classifies."""
-        return max(self.fast(text).values())
-
-    def fast(self, text: str) -> Scores:
-        """See Classifies."""
-        return self._calm.fast(text) if self._look != "fast" else self._throw()
+        if self._look == "fast":
+            self._throw()
+        return self._calm.fast(text)
 
     def full(self, text: str) -> Scores:
         """See Classifies."""
@@ -71,6 +70,14 @@ class ThrowsLater:
     def scores(self) -> Scores:
         """See Listener."""
         return {"S2": 0.01}
+
+
+class NeverListens:
+    """A model of answers that cannot be had."""
+
+    def listen(self, _prior: float) -> Listener:
+        """See Listens."""
+        raise RuntimeError(SECRET)
 
 
 async def served_by(
@@ -149,6 +156,33 @@ async def test_a_stream_screen_that_throws_ends_the_answer(serve: Serve, tmp_pat
     assert served.logged("screen_broke")
     assert served.runtime.safety_counters.failures["stream"]["error"]["refused"] == 1
     assert not served.runtime.balance.differs
+
+
+async def test_an_answer_for_which_there_is_no_screen_is_not_told(serve: Serve, tmp_path: Path):
+    """Nothing goes out; the engine is told to stop, and the failure counts once."""
+    served = await served_by(serve, tmp_path, answers=NeverListens())
+    async with await served.open(chat()) as stream:
+        transcript = await stream.to_end()
+    assert [error["code"] for error in transcript.errors] == ["safety_unavailable"]
+    assert (transcript.content(), served.running) == ("", 0)
+    assert served.runtime.safety_counters.failures["stream"]["error"]["refused"] == 1
+    assert SECRET not in repr(served.log)
+
+
+async def test_a_screen_that_breaks_in_an_unknown_way_lets_nothing_out(serve: Serve, tmp_path: Path):
+    """Not even where its own failure cannot be written down."""
+    served = await served_by(serve, tmp_path, answers=NeverListens(), safety_fail_open=True)
+    assert served.runtime.screen is not None
+    served.runtime.screen.broke = broken  # type: ignore[method-assign]
+    async with await served.open(chat()) as stream:
+        transcript = await stream.to_end()
+    assert [error["code"] for error in transcript.errors] == ["safety_unavailable"]
+    assert transcript.content() == ""
+
+
+def broken(*_given: object) -> None:
+    """Throws."""
+    raise OSError("no space left on device")
 
 
 async def test_an_answer_in_one_piece_is_503(serve: Serve, tmp_path: Path):

@@ -215,17 +215,21 @@ def test_a_flood_does_not_make_a_light_key_wait() -> None:
     assert max(waits) < 0.5
 
 
-def test_a_target_for_tpot_is_kept_and_the_light_key_does_not_wait_for_it() -> None:
-    """16 ms where a step takes 6 and 1 more for each that runs: ten run of a flood of 50, and who comes."""
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_target_for_tpot_is_kept_and_the_light_key_does_not_wait_for_it(n: int) -> None:
+    """16 ms where a step takes 6 and 1 more for each that runs: ten run of a flood of 50, and who comes.
+
+    Of requests of several choices as many fewer run.
+    """
     running: list[int] = []
 
     async def main() -> None:
-        service = Service(200_000, step_s=0.006, step_per_request_s=0.001, quantum=1)
+        service = Service(200_000, step_s=0.006, step_per_request_s=0.001 * n, quantum=1)
         node = Node(service, ENDLESS, tpot_target_s=0.016)
 
         async def heavy() -> None:
             while True:
-                await node.ask(key_of("heavy"), 100, 1000, exact=True)
+                await node.ask(key_of("heavy"), 100, 1000, exact=True, n=n)
 
         for _ in range(50):
             node.spawn(heavy())
@@ -233,16 +237,16 @@ def test_a_target_for_tpot_is_kept_and_the_light_key_does_not_wait_for_it() -> N
         for _ in range(120):
             await asyncio.sleep(1)
             node.spawn(node.ask(key_of("light"), 100, 20, 50))
-            running.append(len(node.engine.running))
+            running.append(n * len(node.engine.running))
         await asyncio.sleep(1)
         waits = [s.admitted_s - s.at_s for s in node.seen if s.key == "light" and s.admitted_s is not None]
         node.stop()
         assert len(waits) == 120
-        assert percentile(waits, 0.95) == 0
+        assert max(waits) == 0
 
     run_virtually(main)
-    assert max(running) <= 11
-    assert sum(running) / len(running) >= 8
+    assert max(running) <= 12
+    assert sum(running) / len(running) >= 7
 
 
 def test_short_requests_pass_a_long_one_and_then_wait_for_it() -> None:

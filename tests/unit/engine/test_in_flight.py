@@ -7,6 +7,7 @@ from typing import Any
 from admissions import key_of
 
 from app.core import ChatRequest, Prompt
+from app.engine.decode_window import DecodeWindow
 from app.engine.fair_queue import Lane
 from app.engine.growth import Growth
 from app.engine.in_flight import YOUNG, InFlight
@@ -41,6 +42,18 @@ def test_one_request_always_has_a_place() -> None:
     flight = InFlight()
     flight.most_choices = 2
     assert flight.has_place(5, 0.0)
+
+
+def test_the_decode_window_takes_places_too() -> None:
+    """Eight after a start: no ninth, but of a key within its share of them."""
+    flight = InFlight(DecodeWindow(0.02))
+    for number in range(8):
+        assert flight.has_place(1, 0.0)
+        flight.add(ticket(str(number)), 0.0)
+    assert not flight.has_place(1, 0.0)
+    assert flight.has_place(1, 0.0, within=True)
+    flight.most_choices = 8
+    assert not flight.has_place(1, 0.0, within=True)
 
 
 def test_after_a_burst_nothing_ends_for_a_while() -> None:

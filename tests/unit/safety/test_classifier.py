@@ -71,7 +71,7 @@ def test_the_blend_adds_both_logits():
 def test_the_fast_look_asks_no_encoder():
     """It is the n-grams alone, on a scale of their own."""
     encoder = WordEncoder()
-    scores = Classifier(flat_ngrams(3.0), encoder, BLEND).fast("poison")
+    scores = Classifier(flat_ngrams(3.0), encoder, BLEND).fast("poison").scores()
     assert max(scores.values()) == pytest.approx(1 / (1 + np.exp(-5.0)))
     assert encoder.seen == []
 
@@ -81,15 +81,15 @@ def test_the_fast_look_asks_no_encoder():
 )
 def test_the_harm_is_the_highest_of_the_fast_scores(text: str):
     """By the shipped model, of disguised texts too, whichever view is the worst."""
-    classifier = Classifier.load(MODELS)
-    assert classifier.harm(text) == max(classifier.fast(text).values())
+    quick = Classifier.load(MODELS).fast(text)
+    assert quick.harm == max(quick.scores().values())
 
 
 @pytest.mark.parametrize("text", ["", " ", "\u200b", "💥"])
 def test_texts_of_nothing_have_scores(text: str):
     """All between 0 and 1."""
     classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND)
-    for scores in (classifier.fast(text), classifier.full(text)):
+    for scores in (classifier.fast(text).scores(), classifier.full(text)):
         assert all(0.0 <= p <= 1.0 for p in scores.values())
 
 

@@ -14,7 +14,7 @@ from app.metering.traffic import Histogram
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.prompt_screen import ENCODED, QUICK_CHARS, QUICK_EARLIER, PromptScreen
 from app.safety.turns import SLICE_CHARS
-from app.safety.verdict import ScreenFailed
+from app.safety.verdict import Quick, ScreenFailed
 
 BAD = {"bad": {"S2": 0.95}}
 POLICY = policy()
@@ -83,7 +83,7 @@ async def test_most_prompts_are_let_pass_by_their_harm_alone(screen):
     prompts = screen(classifier, sure_below=0.2)
     verdict, sure = prompts.glance(say("good"), POLICY, scored=False)
     assert (sure, verdict.action, verdict.harm, verdict.scores) == (True, None, 0.01, {})
-    assert classifier.read_fast == []
+    assert (classifier.read_fast, classifier.scored) == (["good"], [])
     whole, _ = prompts.glance(say("good"), POLICY)
     assert (whole.action, whole.harm) == (verdict.action, verdict.harm)
     for messages, rules, strikes in (
@@ -111,7 +111,16 @@ async def test_a_past_of_little_harm_is_read_once(screen):
     prompts = screen(classifier, sure_below=0.2)
     for n in range(1, 4):
         prompts.glance(say(*("one", "two", "three")[:n]), POLICY, scored=False)
-    assert classifier.read_harm == ["one", "two", "one\ntwo", "three", "one\ntwo\nthree"]
+    assert classifier.read_fast == ["one", "two", "one\ntwo", "three", "one\ntwo\nthree"]
+    assert classifier.scored == []
+
+
+async def test_what_is_not_clear_is_read_no_second_time(screen):
+    """Its scores come of the first look, and what is clear beside it is not scored before."""
+    classifier = WordClassifier(fast={"odd": {"S2": 0.3}})
+    prompts = screen(classifier, sure_below=0.2)
+    assert prompts.glance(say("odd"), POLICY, scored=False)[0].scores["S2"] == 0.3
+    assert (classifier.read_fast, classifier.scored) == (["odd"], ["odd"])
 
 
 async def test_what_the_ngrams_let_pass_is_not_blocked_but_scored(screen):
@@ -239,17 +248,16 @@ class Broken(WordClassifier):
         super().__init__()
         self.given = scores
 
-    def harm(self, text: str) -> float:
+    def fast(self, text: str) -> Quick:
         """As `given`."""
-        return max(self.fast(text).values())
+        scores = self.full(text)
+        return Quick(max(scores.values()), lambda: scores)
 
-    def fast(self, _text: str) -> Any:
+    def full(self, _text: str) -> Any:
         """As `given`."""
         if isinstance(self.given, Exception):
             raise self.given
         return self.given
-
-    full = fast
 
 
 BROKEN = [
@@ -263,12 +271,13 @@ BROKEN = [
 ]
 
 
+@pytest.mark.parametrize("scored", [False, True])
 @pytest.mark.parametrize("scores", BROKEN, ids=repr)
-async def test_whatever_goes_wrong_refuses(screen, counters, scores):
+async def test_whatever_goes_wrong_refuses(screen, counters, scores, scored):
     """A throw, or scores that are none, end the request with `safety_unavailable`, and are counted."""
     prompts = screen(Broken(scores), sure_below=0.2)
     with pytest.raises(ScreenFailed) as caught:
-        prompts.glance(say("x"), POLICY, scored=False)
+        prompts.glance(say("x"), POLICY, scored=scored)
     assert (caught.value.code, caught.value.status) == ("safety_unavailable", 503)
     with pytest.raises(ScreenFailed):
         await prompts.full(say("x"), POLICY)

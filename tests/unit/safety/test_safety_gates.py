@@ -82,7 +82,7 @@ def flagged(classifier: Classifier, thresholds: Thresholds, texts: Sequence[str]
     early = thresholds.at("ngrams", "S1", 0.001)
     late = thresholds.at("categories", "S1", 0.01)
     return sum(
-        harm(classifier.fast(text)) >= early or harm(classifier.full(text)) >= late for text in texts
+        classifier.fast(text).harm >= early or harm(classifier.full(text)) >= late for text in texts
     ) / len(texts)
 
 
