@@ -18,8 +18,8 @@ FIRST_CHOICES = 8.0
 """The window after a start."""
 LEAST_PART = 0.7
 """What one look leaves of it, at the least: a long prompt makes one slow second."""
-WITHIN = 1.5
-"""How far beyond it those may go who have less than their share of it."""
+OVER = 1.5
+"""With so many times as many running it does not narrow: they were let in before it last did."""
 
 
 class DecodeWindow:
@@ -42,10 +42,9 @@ class DecodeWindow:
         """The window as a metric shows it: 0 for one without end."""
         return 0.0 if math.isinf(self.most_choices) else self.most_choices
 
-    def has_place(self, num_choices: int, spare: float, *, within: bool) -> bool:
-        """Whether so many may run, a part of the window kept from whom is not `within` a share of it."""
-        most = self.most_choices * (WITHIN if within else 1.0 - spare)
-        open_ = num_choices <= most
+    def has_place(self, num_choices: int, spare: float) -> bool:
+        """Whether so many may run, a part of the window kept for others."""
+        open_ = num_choices <= self.most_choices * (1.0 - spare)
         self._held_back = self._held_back or not open_
         return open_
 
@@ -63,7 +62,7 @@ class DecodeWindow:
         held_back, self._held_back = self._held_back, False
         self._tokens, self._took_s, self._looked_s = 0, 0.0, now_s
         if part > 1.0:
-            if 1 < running <= WITHIN * self.most_choices:  # beyond it, it has been narrowed for those already
+            if 1 < running <= OVER * self.most_choices:
                 self._narrowed = True
                 self.most_choices = max(self.most_choices * max(1.0 / part, LEAST_PART), 1.0)
         elif part < TIME_LEFT and held_back:

@@ -56,14 +56,15 @@ class InFlight:
     def has_place(self, n: int, spare: float, *, within: bool = False) -> bool:
         """Whether so many choices more would run at once, a part of the places kept; one request may.
 
-        `within` is whether their key has less than its share of the window.
+        A key `within` its share of the decode window does not wait for that: what others hold of it
+        beyond theirs is theirs to give back.
         """
         if not self.num_choices:
             return True
         choices, most = self.num_choices + n, self.most_choices
         if most and choices > most - int(spare * most):
             return False
-        return self.window.has_place(choices, spare, within=within)
+        return within or self.window.has_place(choices, spare)
 
     def ends_after_s(self, now_s: float, tokens_per_s: float) -> float:
         """Until requests end as fast as they come, at this throughput: after a burst none has run for long.

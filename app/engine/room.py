@@ -127,16 +127,15 @@ class Room:
     def _entitled(self, lane: Lane, tokens: int) -> bool:
         """Whether a key has nothing in flight, or stays within its share, were one more key to come."""
         own = lane.in_flight_tokens + tokens
-        return not lane.num_in_flight or own <= self._share(lane) * self.pool.capacity_tokens
+        return not lane.num_in_flight or own <= self._share(lane, others=1) * self.pool.capacity_tokens
 
     def _within(self, lane: Lane, n: int) -> bool:
-        """The same of so many places more in the decode window."""
-        own = lane.choices_in_flight + n
-        return not lane.num_in_flight or own <= self._share(lane) * self.in_flight.window.most_choices
+        """Whether a key stays within its share of the decode window with so many choices more."""
+        return lane.choices_in_flight + n <= self._share(lane) * self.in_flight.window.most_choices
 
-    def _share(self, lane: Lane) -> float:
-        """What part of everything is a key's, were one more key to come."""
-        return lane.weight / (self._lanes.active_weight + 1 + (0 if lane.active else lane.weight))
+    def _share(self, lane: Lane, *, others: int = 0) -> float:
+        """What part of everything is a key's, among those that are active and so many more."""
+        return lane.weight / (self._lanes.active_weight + others + (0 if lane.active else lane.weight))
 
     def _may_pass(self, ticket: Ticket, blocked: Ticket) -> bool:
         """Whether a request may go before one whose turn it is, and that does not fit.

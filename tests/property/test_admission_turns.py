@@ -12,6 +12,7 @@ from admissions import Node, Seen, Service, key_of, lane_of, percentile, run_vir
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.engine.decode_window import OVER
 from app.engine.door import Bounds
 from app.store.keys import Tier
 
@@ -213,6 +214,52 @@ def test_a_flood_does_not_make_a_light_key_wait() -> None:
     assert len(waits) == 120
     assert percentile(waits, 0.95) == 0
     assert max(waits) < 0.5
+
+
+def test_a_flood_from_before_the_window_narrowed_holds_up_no_light_key() -> None:
+    """Eight long answers, of which the target allows four: who comes meanwhile is let in at once."""
+
+    async def main() -> None:
+        node = Node(
+            Service(200_000, step_s=0.006, step_per_request_s=0.001, quantum=1), ENDLESS, tpot_target_s=0.01
+        )
+        for _ in range(50):
+            node.spawn(node.ask(key_of("heavy"), 100, 3000, exact=True))
+        await asyncio.sleep(5)
+        assert len(node.engine.running) > OVER * node.admission.room.in_flight.window.most_choices
+        seen = await node.ask(key_of("light"), 100, 20, 50)
+        node.stop()
+        assert seen.admitted_s == seen.at_s
+
+    run_virtually(main)
+
+
+def test_of_many_keys_no_more_run_than_the_window_has() -> None:
+    """Forty keys with a request each, again and again: not each has a place of its own."""
+    running: list[int] = []
+
+    async def main() -> None:
+        node = Node(
+            Service(200_000, step_s=0.006, step_per_request_s=0.001, quantum=1), ENDLESS, tpot_target_s=0.016
+        )
+
+        async def client(name: str) -> None:
+            while True:
+                await node.ask(key_of(name), 100, 200, exact=True)
+
+        for number in range(40):
+            node.spawn(client(f"k{number}"))
+        await asyncio.sleep(60)
+        for _ in range(60):
+            await asyncio.sleep(1)
+            running.append(len(node.engine.running))
+        served = Counter(seen.key for seen in node.seen if seen.ended_s is not None)
+        node.stop()
+        assert len(served) == 40
+        assert max(served.values()) - min(served.values()) <= 2
+
+    run_virtually(main)
+    assert max(running) <= 12
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -1,10 +1,10 @@
-"""The window that keeps the time per output token: what narrows it, what widens it, and who may pass it."""
+"""The window that keeps the time per output token: what narrows it, and what widens it."""
 
 from __future__ import annotations
 
 import math
 
-from app.engine.decode_window import FIRST_CHOICES, LEAST_PART, LOOK_S, WITHIN, DecodeWindow
+from app.engine.decode_window import FIRST_CHOICES, LEAST_PART, LOOK_S, OVER, DecodeWindow
 
 
 class Engine:
@@ -19,7 +19,7 @@ class Engine:
     def second(self, wanted: int, *, spare: float = 0.0, ends: int = 1000) -> float:
         """What the window is after another second, of whose beginning no more than so many end."""
         self.running = max(self.running - ends, 0)
-        while self.running < wanted and self.window.has_place(self.running + 1, spare, within=False):
+        while self.running < wanted and self.window.has_place(self.running + 1, spare):
             self.running += 1
         self.now_s += LOOK_S
         self.window.made(32, 32 * (0.006 + 0.001 * self.running), self.running, self.now_s)
@@ -77,7 +77,7 @@ def test_it_waits_until_what_runs_has_come_down() -> None:
     """Those that run now were let in before it was narrowed."""
     engine = wide(0.02)
     seen = [engine.second(1000, ends=0) for _ in range(9)]
-    assert min(seen) >= 64 / WITHIN * LEAST_PART
+    assert min(seen) >= 64 / OVER * LEAST_PART
     assert engine.running == 64
     assert engine.second(1000, ends=20) < seen[-1]
 
@@ -94,17 +94,9 @@ def test_it_widens_only_while_it_holds_back() -> None:
 def test_it_widens_for_requests_of_several_choices() -> None:
     """Five a request: one runs and a second waits, though three places are free."""
     engine = Engine(0.02)
-    assert not engine.window.has_place(10, 0.0, within=False)
+    assert not engine.window.has_place(10, 0.0)
     engine.window.made(32, 32 * 0.011, 5, 1.0)
-    assert engine.window.has_place(10, 0.0, within=False)
-
-
-def test_who_is_within_a_share_may_go_a_little_beyond() -> None:
-    """By half of it, and not without end."""
-    window = wide(0.02).window
-    assert not window.has_place(65, 0.0, within=False)
-    assert window.has_place(96, 0.0, within=True)
-    assert not window.has_place(97, 0.0, within=True)
+    assert engine.window.has_place(10, 0.0)
 
 
 def test_it_looks_once_a_second() -> None:
