@@ -33,6 +33,7 @@ from scripts.benchmarks.screen_cpu import (
     measure_cpu,
     measure_glance,
 )
+from scripts.benchmarks.screen_switch import SEEDS
 from scripts.benchmarks.serve import WARM_UP, take_turn
 
 ON, OFF = "on", "off"
@@ -105,6 +106,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the encoder alone: safety on both sides, `on` reading every prompt with it and `off` none",
     )
+    parser.add_argument(
+        "--one-process",
+        action="store_true",
+        help="one server that screens the requests of every other run: no two processes to differ",
+    )
     parser.add_argument("--no-cpu", action="store_true", help="leave out the stream screen alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, machine and every run")
     parser.add_argument("--command", help="start either with this command, {port} and {safety} replaced")
@@ -112,8 +118,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print a table for each load, write what was asked for."""
-    if arguments.encoder and arguments.command:
-        raise SystemExit("--encoder starts both sides itself; leave --command out.")
+    if arguments.command and (arguments.encoder or arguments.one_process):
+        raise SystemExit("--encoder and --one-process start both sides themselves; leave --command out.")
     machine, judge = describe_machine(), PromptJudge(encoder=arguments.encoder)
     turns = list(starts.spread(arguments.pairs, arguments.starts))
     measured = [Measured(load, [], [], []) for load in _loads(arguments)]
@@ -162,15 +168,18 @@ def _measure(
     arguments: argparse.Namespace,
 ) -> None:
     """Fill in pairs, after one that is not measured; both sides of a pair get the same requests."""
-    load, (on, off) = measured.load, sides
+    load, servers = measured.load, dict(zip((ON, OFF), sides, strict=True))
     for number in (WARM_UP, *numbers):
         work = _ordinary(judge, model, load, seed=_seed(load, number), requests=load.requests)
         recorded = {}
-        for server in (on, off) if number % 2 == 0 else (off, on):
+        for side in (ON, OFF) if number % 2 == 0 else (OFF, ON):
+            server, bodies = servers[side], work.bodies
+            if arguments.one_process:
+                bodies = [_switched(body, side) for body in bodies]
             plan = LoadPlan(
-                "127.0.0.1", server.port, arguments.path, work.bodies, work.output_tokens, load.streams
+                "127.0.0.1", server.port, arguments.path, bodies, work.output_tokens, load.streams
             )
-            recorded[server.name] = take_turn(server, plan)
+            recorded[side] = take_turn(server, plan)
         recorded[OFF].check_whole()
         left_out = recorded[ON].failed()
         if len(left_out) > MAX_LEFT_OUT * load.requests:
@@ -181,6 +190,14 @@ def _measure(
             measured.pairs.append(pair)
             measured.left_out.append(len(left_out))
             print(_progress(load, number, *pair), file=sys.stderr)
+
+
+def _switched(body: str, side: str) -> str:
+    """A body for one side of a process that has both: other letters at once, for what it has cached."""
+    parsed = json.loads(body)
+    parsed["seed"] = SEEDS[side]
+    parsed["messages"][0]["content"] = f"{SEEDS[side]}{parsed['messages'][0]['content']}"
+    return json.dumps(parsed)
 
 
 def _seed(load: Load, number: int) -> int:
@@ -212,7 +229,7 @@ def _both(
     """Both servers, started in that order, up and frozen, and the id of their model."""
     with contextlib.ExitStack() as stack:
         sides, model = {}, ""
-        for safety in order:
+        for safety in order[:1] if arguments.one_process else order:
             port = free_port()
             command, log = _command(arguments, port, safety, folder), folder / f"{safety}.log"
             server = ServerProcess(safety, command, port, log, ready_path="/readyz")
@@ -223,14 +240,18 @@ def _both(
             sides[safety] = server
             model = served_model(port)
             server.freeze()
-        yield sides[ON], sides[OFF], model
+        first = sides[order[0]]
+        yield sides.get(ON, first), sides.get(OFF, first), model
 
 
 def _command(arguments: argparse.Namespace, port: int, safety: str, folder: Path) -> list[str]:
     if arguments.command:
         return shlex.split(arguments.command.replace("{port}", str(port)).replace("{safety}", safety))
     program, judged = ["app"], safety
-    if arguments.encoder:
+    if arguments.one_process:
+        switch = "encoder" if arguments.encoder else "screens"
+        program, judged = ["scripts.benchmarks.screen_switch", switch], ON
+    elif arguments.encoder:
         program, judged = ["scripts.benchmarks.encoder_set", READS[safety]], ON
     command = [sys.executable, "-m", *program, "serve", "--port", str(port), "--safety", judged]
     command += ["--data-dir", str(folder / safety), "--ttft-target-s", str(PATIENCE_S)]
@@ -292,7 +313,17 @@ def _write_json(
     measured: list[Measured],
     cpu: Sequence[CpuFigure | GlanceFigure],
 ) -> None:
-    options = ("pairs", "starts", "encoder", "command", "ttft_streams", "streams", "requests", "path")
+    options = (
+        "pairs",
+        "starts",
+        "encoder",
+        "one_process",
+        "command",
+        "ttft_streams",
+        "streams",
+        "requests",
+        "path",
+    )
     settings: dict[str, object] = {
         "benchmark": "screen",
         "machine": machine,

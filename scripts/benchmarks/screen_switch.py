@@ -1,0 +1,57 @@
+"""Our server with two ways to screen, chosen by each request's `seed`, for `bench screen --one-process`.
+
+`screens` or `encoder` comes first, then the product's command line with safety on. With `screens` requests
+of the one seed are not screened at all; with `encoder` the encoder reads none of their prompts, and all of
+the others. In one process no two starts differ and no memory lies elsewhere: what is left is what the screens do.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+from app.api import server
+from app.cli import main
+from app.core import ChatRequest
+from app.runtime import Runtime
+from app.screen import Check, Checks, NoChecks
+from app.store.keys import Key
+from scripts.benchmarks.encoder_set import load_models
+
+SEEDS = {"on": 1, "off": 2}
+"""Of greedy answers, which they do not change."""
+
+
+class Switched:
+    """The checks of a request by its seed."""
+
+    def __init__(self, on: Checks, off: Checks) -> None:
+        self._on = on
+        self._off = off
+
+    def of(self, request: ChatRequest, key: Key | None) -> Check:
+        """See app.screen.Checks."""
+        checks = self._off if request.body.get("seed") == SEEDS["off"] else self._on
+        return checks.of(request, key)
+
+
+def switched_runtime(what: str, *given: Any, **options: Any) -> Runtime:
+    """The server's parts, with both ways to screen."""
+    runtime = Runtime(*given, **options)
+    assert runtime.screen is not None
+    off: Checks = NoChecks()
+    if what == "encoder":
+        never = runtime._build_screen(partial(load_models, "never"))  # noqa: SLF001  # as the server builds its own
+        assert never is not None
+        off = never
+    runtime.checks = runtime.pipeline._checks = Switched(runtime.screen, off)  # type: ignore[assignment]  # noqa: SLF001  # made by its parts
+    return runtime
+
+
+if __name__ == "__main__":
+    switch = sys.argv.pop(1)
+    options = {"load_models": partial(load_models, "always")} if switch == "encoder" else {}
+    # A function in the place of the class: the server only calls it.
+    server.Runtime = partial(switched_runtime, switch, **options)  # type: ignore[attr-defined,assignment]
+    sys.exit(main())
