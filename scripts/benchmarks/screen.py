@@ -185,7 +185,7 @@ def _measure(
         if len(left_out) > MAX_LEFT_OUT * load.requests:
             recorded[ON].check_whole()
         if number != WARM_UP:
-            measured.starts.append(start)
+            measured.starts.append(number if arguments.one_process else start)
             pair = recorded[ON].result(left_out), recorded[OFF].result(left_out)
             measured.pairs.append(pair)
             measured.left_out.append(len(left_out))

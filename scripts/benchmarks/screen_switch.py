@@ -2,7 +2,8 @@
 
 `screens` or `encoder` comes first, then the product's command line with safety on. With `screens` requests
 of the one seed are not screened at all; with `encoder` the encoder reads none of their prompts, and all of
-the others. In one process no two starts differ and no memory lies elsewhere: what is left is what the screens do.
+the others. In one process no two starts differ and no memory lies elsewhere: what is left is what the
+screens do.
 """
 
 from __future__ import annotations
