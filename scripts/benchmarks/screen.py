@@ -82,6 +82,7 @@ class Measured:
     pairs: list[tuple[RunResult, RunResult]]
     starts: list[int]
     left_out: list[int]
+    one_server: bool = False
 
     def compared(self) -> list[report.Comparison]:
         """Every figure, on against off."""
@@ -109,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--one-process",
         action="store_true",
-        help="one server that screens the requests of every other run: no two processes to differ",
+        help="one server that screens every other request, so that no two processes differ",
     )
     parser.add_argument("--no-cpu", action="store_true", help="leave out the stream screen alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, machine and every run")
@@ -122,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise SystemExit("--encoder and --one-process start both sides themselves; leave --command out.")
     machine, judge = describe_machine(), PromptJudge(encoder=arguments.encoder)
     turns = list(starts.spread(arguments.pairs, arguments.starts))
-    measured = [Measured(load, [], [], []) for load in _loads(arguments)]
+    measured = [Measured(load, [], [], [], arguments.one_process) for load in _loads(arguments)]
     alone: list[CpuFigure | GlanceFigure] = []
     try:
         for start, numbers in enumerate(turns):
@@ -131,7 +132,10 @@ def run(arguments: argparse.Namespace) -> int:
                 _both(arguments, Path(folder), (ON, OFF) if start % 2 else (OFF, ON)) as (on, off, model),
             ):
                 for each in measured:
-                    _measure(each, start, numbers, (on, off), model, judge, arguments)
+                    if arguments.one_process:
+                        _measure_in_one(each, numbers, on, model, judge, arguments)
+                    else:
+                        _measure(each, start, numbers, (on, off), model, judge, arguments)
                 if numbers.stop == arguments.pairs and not arguments.no_cpu:
                     work = _ordinary(judge, model, measured[-1].load, seed=9_000_000, requests=64)
                     on.thaw()
@@ -148,10 +152,16 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
         for streams in _numbers(arguments.ttft_streams)
     ]
     flow = [
-        Load("flow", streams, max(streams, arguments.requests // 4), mean, spread, FLOW_FIGURES)
+        Load("flow", streams, max(streams, arguments.requests // 4), mean, spread, _flow_figures(arguments))
         for streams in _numbers(arguments.streams)
     ]
     return first + flow
+
+
+def _flow_figures(arguments: argparse.Namespace) -> tuple[report.Figure, ...]:
+    """Without those of a whole process, where both sides are one."""
+    whole = ("tokens_per_s", "serving_cpu_us_per_token") if arguments.one_process else ()
+    return tuple(figure for figure in FLOW_FIGURES if figure.attribute not in whole)
 
 
 def _numbers(text: str) -> list[int]:
@@ -168,32 +178,62 @@ def _measure(
     arguments: argparse.Namespace,
 ) -> None:
     """Fill in pairs, after one that is not measured; both sides of a pair get the same requests."""
-    load, servers = measured.load, dict(zip((ON, OFF), sides, strict=True))
+    load, (on, off) = measured.load, sides
     for number in (WARM_UP, *numbers):
         work = _ordinary(judge, model, load, seed=_seed(load, number), requests=load.requests)
         recorded = {}
-        for side in (ON, OFF) if number % 2 == 0 else (OFF, ON):
-            server, bodies = servers[side], work.bodies
-            if arguments.one_process:
-                bodies = [_switched(body, side) for body in bodies]
+        for server in (on, off) if number % 2 == 0 else (off, on):
             plan = LoadPlan(
-                "127.0.0.1", server.port, arguments.path, bodies, work.output_tokens, load.streams
+                "127.0.0.1", server.port, arguments.path, work.bodies, work.output_tokens, load.streams
             )
-            recorded[side] = take_turn(server, plan)
+            recorded[server.name] = take_turn(server, plan)
         recorded[OFF].check_whole()
         left_out = recorded[ON].failed()
         if len(left_out) > MAX_LEFT_OUT * load.requests:
             recorded[ON].check_whole()
         if number != WARM_UP:
-            measured.starts.append(number if arguments.one_process else start)
+            measured.starts.append(start)
             pair = recorded[ON].result(left_out), recorded[OFF].result(left_out)
             measured.pairs.append(pair)
             measured.left_out.append(len(left_out))
             print(_progress(load, number, *pair), file=sys.stderr)
 
 
+def _measure_in_one(
+    measured: Measured,
+    numbers: Iterable[int],
+    server: ServerProcess,
+    model: str,
+    judge: PromptJudge,
+    arguments: argparse.Namespace,
+) -> None:
+    """Fill in pairs of one server that has both ways: the requests of a run take turns, one by one."""
+    load = measured.load
+    for number in (WARM_UP, *numbers):
+        work = _ordinary(judge, model, load, seed=_seed(load, number), requests=load.requests)
+        order = (ON, OFF) if number % 2 == 0 else (OFF, ON)
+        bodies = [_switched(body, side) for body in work.bodies for side in order]
+        tokens = [tokens for tokens in work.output_tokens for _ in order]
+        recorded = take_turn(
+            server, LoadPlan("127.0.0.1", server.port, arguments.path, bodies, tokens, load.streams)
+        )
+        failed, places = recorded.failed(), range(len(bodies))
+        if any(order[at % 2] == OFF for at in failed) or len(failed) > MAX_LEFT_OUT * load.requests:
+            recorded.check_whole()
+        left_out = {at for at in places if at in failed or at ^ 1 in failed}
+        if number != WARM_UP:
+            on, off = (
+                recorded.result(left_out | {at for at in places if order[at % 2] != side})
+                for side in (ON, OFF)
+            )
+            measured.starts.append(number)  # nothing of a start is between the two
+            measured.pairs.append((on, off))
+            measured.left_out.append(len(failed))
+            print(_progress(load, number, on, off), file=sys.stderr)
+
+
 def _switched(body: str, side: str) -> str:
-    """A body for one side of a process that has both: other letters at once, for what it has cached."""
+    """A body for one side of a server that has both: other letters at once, for what it has cached."""
     parsed = json.loads(body)
     parsed["seed"] = SEEDS[side]
     parsed["messages"][0]["content"] = f"{SEEDS[side]}{parsed['messages'][0]['content']}"
@@ -285,8 +325,9 @@ def _footnote(measured: Measured) -> str:
     runs = [run for pair in measured.pairs for run in pair]
     others = [run.other_cpus for run in runs]
     merged = [max(run.merged_share for run in side) for side in _sides(measured)]
+    where = "one server" if measured.one_server else f"{len(set(measured.starts))} starts"
     return (
-        f"{len(runs) // 2} pairs of {measured.load.requests} requests in {len(set(measured.starts))} starts; "
+        f"{len(runs) // 2} pairs of {measured.load.requests} requests in {where}; "
         f"{sum(measured.left_out)} halted and left out; "
         f"in a frame with another: at most {merged[0]:.2%} of tokens {ON}, {merged[1]:.2%} {OFF}; "
         f"other processes used {min(others):.2f} to {max(others):.2f} CPUs"

@@ -3,6 +3,7 @@
 import gzip
 import http.client
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -17,10 +18,13 @@ from scripts.benchmarks.screen_switch import SEEDS
 ROOT = Path(__file__).parents[2]
 
 
-def bench(*options):
-    """Run a benchmark to its end; what it printed."""
+def bench(*options, **settings):
+    """Run a benchmark to its end; what it printed. Settings are the environment's."""
     command = [sys.executable, "-m", "scripts.benchmarks", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    env = os.environ | {f"TOKENRING_{name.upper()}": value for name, value in settings.items()}
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False, env=env
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -45,6 +49,23 @@ def test_the_screens_are_measured_against_none(tmp_path):
         assert on["text_sha256"] == off["text_sha256"]
         assert on["merged_share"] < 0.5
     assert min(run["longest_gap_p50_ms"] for run in runs) > 0
+
+
+@pytest.mark.timeout(120)
+def test_the_screens_are_measured_within_one_server(tmp_path):
+    """Requests in turns: as many on either side, with the same tokens; nothing of the process as a whole."""
+    result = tmp_path / "screen.json"
+    options = ["--one-process", "--pairs", "2", "--starts", "1", "--requests", "8", "--ttft-streams", "1"]
+    script = "rate=400,tokens=400,seed=1"
+    options += ["--streams", "2", "--no-cpu", "--json", str(result)]
+    printed = bench("screen", *options, engine="scripted", scripted=script)
+    assert printed.count("2 pairs of") == printed.count("in one server") == 2
+    assert "output tokens/s" not in printed
+    runs = json.loads(result.read_text())["runs"]
+    assert [(run["load"], run["requests"]) for run in runs] == [("first token", 8)] * 4 + [("flow", 2)] * 4
+    for on, off in zip(runs[::2], runs[1::2], strict=True):
+        assert on["text_sha256"] == off["text_sha256"]
+        assert on["output_tokens"] == off["output_tokens"]
 
 
 @pytest.mark.timeout(120)
