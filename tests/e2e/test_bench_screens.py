@@ -64,8 +64,8 @@ def test_the_screens_are_measured_within_one_server(tmp_path):
     runs = json.loads(result.read_text())["runs"]
     assert [(run["load"], run["requests"]) for run in runs] == [("first token", 8)] * 4 + [("flow", 2)] * 4
     for on, off in zip(runs[::2], runs[1::2], strict=True):
-        assert on["text_sha256"] == off["text_sha256"]
-        assert on["output_tokens"] == off["output_tokens"]
+        assert on["output_tokens"] == off["output_tokens"] > 0
+        assert on["text_sha256"] != off["text_sha256"], "this engine's words are of the seed"
 
 
 @pytest.mark.timeout(120)
