@@ -46,7 +46,7 @@ def switched_runtime(what: str, *given: Any, **options: Any) -> Runtime:
         never = runtime._build_screen(partial(load_models, "never"))  # noqa: SLF001  # as the server builds its own
         assert never is not None
         off = never
-    runtime.checks = runtime.pipeline._checks = Switched(runtime.screen, off)  # type: ignore[assignment]  # noqa: SLF001  # made by its parts
+    runtime.pipeline._checks = Switched(runtime.screen, off)  # noqa: SLF001  # the server makes it of its parts
     return runtime
 
 
