@@ -1,8 +1,8 @@
 """Our server with an encoder that reads every prompt or none, for `bench screen --encoder`; for `python -m`.
 
-`always` or `never` comes first, then the product's command line. Everything is as there, but for how sure
-the n-grams must be to decide alone. Not a setting: it is shipped with the classifier. A prompt that a glance
-does not read whole goes to the encoder in either.
+`always`, `never` or `shipped`, as the product has it, comes first, then the product's command line.
+Everything is as there, but for how sure the n-grams must be to decide alone. Not a setting: it is shipped
+with the classifier. A prompt that a glance does not read whole goes to the encoder in all three.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ SURE_BELOW = {"always": 0.0, "never": math.inf}
 
 def load_models(reads: str) -> Models:
     """The shipped classifiers, the n-grams being as sure as that."""
-    return load()._replace(sure_below=SURE_BELOW[reads])
+    models = load()
+    return models._replace(sure_below=SURE_BELOW.get(reads, models.sure_below))
 
 
 if __name__ == "__main__":

@@ -17,15 +17,15 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from scripts.benchmarks import report, starts
-from scripts.benchmarks.driver import RunFailed, RunResult, served_model
+from scripts.benchmarks.driver import RunResult, served_model
 from scripts.benchmarks.load import LoadPlan
 from scripts.benchmarks.machine import describe_machine
 from scripts.benchmarks.processes import ServerProcess, free_port
-from scripts.benchmarks.prompts import Work, chat_work
+from scripts.benchmarks.prompts import Work
 from scripts.benchmarks.screen_cpu import (
     CpuFigure,
     GlanceFigure,
@@ -34,11 +34,9 @@ from scripts.benchmarks.screen_cpu import (
     measure_glance,
 )
 from scripts.benchmarks.screen_switch import SEEDS
+from scripts.benchmarks.screen_work import OFF, ON, OrdinaryChats, questions, sides_in_turn
 from scripts.benchmarks.serve import WARM_UP, take_turn
 
-ON, OFF = "on", "off"
-READS = {ON: "always", OFF: "never"}
-"""Of --encoder: which prompts it reads."""
 MAX_LEFT_OUT = 0.25
 """Of a run's streams; with more it would measure something else."""
 MIN_TOKENS, MAX_TOKENS = 200, 400
@@ -103,9 +101,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="", help="path or hub id (default: the built-in model)")
     parser.add_argument("--path", default="/api/chat/completions", help="where chats are sent")
     parser.add_argument(
+        "--prompt-words", type=int, default=PROMPT_WORDS, help=f"of each prompt (default: {PROMPT_WORDS})"
+    )
+    parser.add_argument(
+        "--questions", action="store_true", help="ask what the built-in model is asked instead of mere words"
+    )
+    parser.add_argument(
         "--encoder",
-        action="store_true",
-        help="the encoder alone: safety on both sides, `on` reading every prompt with it and `off` none",
+        choices=("always", "shipped"),
+        help="the encoder alone: safety on both sides, and `off` reads no prompt with it; `on` reads every "
+        "prompt, or those that the product does",
     )
     parser.add_argument(
         "--one-process",
@@ -121,7 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print a table for each load, write what was asked for."""
     if arguments.command and (arguments.encoder or arguments.one_process):
         raise SystemExit("--encoder and --one-process start both sides themselves; leave --command out.")
-    machine, judge = describe_machine(), PromptJudge(encoder=arguments.encoder)
+    machine, judge = describe_machine(), PromptJudge(encoder=arguments.encoder == "always")
+    chats = OrdinaryChats(judge, arguments.prompt_words, questions() if arguments.questions else ())
     turns = list(starts.spread(arguments.pairs, arguments.starts))
     measured = [Measured(load, [], [], [], arguments.one_process) for load in _loads(arguments)]
     alone: list[CpuFigure | GlanceFigure] = []
@@ -133,11 +139,12 @@ def run(arguments: argparse.Namespace) -> int:
             ):
                 for each in measured:
                     if arguments.one_process:
-                        _measure_in_one(each, numbers, on, model, judge, arguments)
+                        _measure_in_one(each, numbers, on, model, chats, arguments)
                     else:
-                        _measure(each, start, numbers, (on, off), model, judge, arguments)
+                        _measure(each, start, numbers, (on, off), model, chats, arguments)
                 if numbers.stop == arguments.pairs and not arguments.no_cpu:
-                    work = _ordinary(judge, model, measured[-1].load, seed=9_000_000, requests=64)
+                    load = replace(measured[-1].load, requests=64)
+                    work = _work(chats, model, load, 9_000_000)
                     on.thaw()
                     alone = [*measure_cpu(judge, on.port, work), measure_glance(judge)]
     finally:  # cut short, a run still tells what it has
@@ -174,13 +181,13 @@ def _measure(
     numbers: Iterable[int],
     sides: tuple[ServerProcess, ServerProcess],
     model: str,
-    judge: PromptJudge,
+    chats: OrdinaryChats,
     arguments: argparse.Namespace,
 ) -> None:
     """Fill in pairs, after one that is not measured; both sides of a pair get the same requests."""
     load, (on, off) = measured.load, sides
     for number in (WARM_UP, *numbers):
-        work = _ordinary(judge, model, load, seed=_seed(load, number), requests=load.requests)
+        work = _work(chats, model, load, _seed(load, number))
         recorded = {}
         for server in (on, off) if number % 2 == 0 else (off, on):
             plan = LoadPlan(
@@ -204,27 +211,26 @@ def _measure_in_one(
     numbers: Iterable[int],
     server: ServerProcess,
     model: str,
-    judge: PromptJudge,
+    chats: OrdinaryChats,
     arguments: argparse.Namespace,
 ) -> None:
     """Fill in pairs of one server that has both ways: the requests of a run take turns, one by one."""
     load = measured.load
     for number in (WARM_UP, *numbers):
-        work = _ordinary(judge, model, load, seed=_seed(load, number), requests=load.requests)
-        order = (ON, OFF) if number % 2 == 0 else (OFF, ON)
-        bodies = [_switched(body, side) for body in work.bodies for side in order]
-        tokens = [tokens for tokens in work.output_tokens for _ in order]
+        work = _work(chats, model, load, _seed(load, number))
+        turns = sides_in_turn(len(work.bodies), number)
+        bodies = [_switched(work.bodies[at // 2], side) for at, side in enumerate(turns)]
+        tokens = [work.output_tokens[at // 2] for at in range(len(turns))]
         recorded = take_turn(
             server, LoadPlan("127.0.0.1", server.port, arguments.path, bodies, tokens, load.streams)
         )
         failed, places = recorded.failed(), range(len(bodies))
-        if any(order[at % 2] == OFF for at in failed) or len(failed) > MAX_LEFT_OUT * load.requests:
+        if any(turns[at] == OFF for at in failed) or len(failed) > MAX_LEFT_OUT * load.requests:
             recorded.check_whole()
         left_out = {at for at in places if at in failed or at ^ 1 in failed}
         if number != WARM_UP:
             on, off = (
-                recorded.result(left_out | {at for at in places if order[at % 2] != side})
-                for side in (ON, OFF)
+                recorded.result(left_out | {at for at in places if turns[at] != side}) for side in (ON, OFF)
             )
             measured.starts.append(number)  # nothing of a start is between the two
             measured.pairs.append((on, off))
@@ -244,22 +250,8 @@ def _seed(load: Load, number: int) -> int:
     return 1_000_000 * load.streams + 1_000 * len(load.about) + number + 1
 
 
-def _ordinary(judge: PromptJudge, model: str, load: Load, *, seed: int, requests: int) -> Work:
-    """Chats whose prompts the policy lets pass unwatched."""
-    work = chat_work(
-        model,
-        requests + requests // 2 + 8,
-        mean_tokens=load.mean_tokens,
-        prompt_words=PROMPT_WORDS,
-        seed=seed,
-        spread=load.spread,
-    )
-    kept = [at for at, body in enumerate(work.bodies) if judge.passes(json.loads(body)["messages"])]
-    if len(kept) < requests:
-        raise RunFailed(f"{len(work.bodies) - len(kept)} of {len(work.bodies)} prompts are not ordinary")
-    return Work(
-        [work.bodies[at] for at in kept[:requests]], [work.output_tokens[at] for at in kept[:requests]]
-    )
+def _work(chats: OrdinaryChats, model: str, load: Load, seed: int) -> Work:
+    return chats.work(model, load.requests, mean_tokens=load.mean_tokens, spread=load.spread, seed=seed)
 
 
 @contextlib.contextmanager
@@ -289,10 +281,10 @@ def _command(arguments: argparse.Namespace, port: int, safety: str, folder: Path
         return shlex.split(arguments.command.replace("{port}", str(port)).replace("{safety}", safety))
     program, judged = ["app"], safety
     if arguments.one_process:
-        switch = "encoder" if arguments.encoder else "screens"
-        program, judged = ["scripts.benchmarks.screen_switch", switch], ON
+        program, judged = ["scripts.benchmarks.screen_switch", arguments.encoder or "screens"], ON
     elif arguments.encoder:
-        program, judged = ["scripts.benchmarks.encoder_set", READS[safety]], ON
+        reads = arguments.encoder if safety == ON else "never"
+        program, judged = ["scripts.benchmarks.encoder_set", reads], ON
     command = [sys.executable, "-m", *program, "serve", "--port", str(port), "--safety", judged]
     command += ["--data-dir", str(folder / safety), "--ttft-target-s", str(PATIENCE_S)]
     return [*command, "--model", arguments.model] if arguments.model else command
@@ -312,7 +304,10 @@ def _tell(
     if cpu:
         print("\nthe screens alone:\n")
         print("\n".join(figure.line() for figure in cpu))
-    print(f"\n{judge.refused} of {judge.asked} prompts were left out: the policy would refuse or watch them")
+    print(
+        f"\n{judge.refused} of {judge.asked} prompts were left out: the policy would refuse or watch them; "
+        f"of the others the encoder would read {judge.unsure}"
+    )
     if arguments.json:
         _write_json(arguments, machine, measured, cpu)
 
@@ -357,6 +352,8 @@ def _write_json(
     options = (
         "pairs",
         "starts",
+        "prompt_words",
+        "questions",
         "encoder",
         "one_process",
         "command",

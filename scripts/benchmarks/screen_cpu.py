@@ -57,16 +57,18 @@ class PromptJudge:
     def __init__(self, *, encoder: bool = False) -> None:
         self.models = shipped.load()
         self.policy = Policies(None, self.models.directory).current
-        self.asked = self.refused = 0
+        self.asked = self.refused = self.unsure = 0
         counters = SafetyCounters(Histogram(HOLD_BACK_S))
         sure_below = 0.0 if encoder else self.models.sure_below
         self._screen = PromptScreen(self.models.prompts, counters, sure_below=sure_below)
 
     def passes(self, messages: Sequence[dict[str, Any]]) -> bool:
-        """Whether a prompt is neither refused nor watched."""
+        """Whether a prompt is neither refused nor watched; `unsure` counts those that the encoder reads."""
+        _, sure = self._screen.glance(messages, self.policy, scored=False)
         verdict = asyncio.run(self._screen.both(messages, self.policy))
         self.asked += 1
         self.refused += verdict.action is not None
+        self.unsure += verdict.action is None and not sure
         return verdict.action is None
 
     def glance_s(self, messages: Sequence[dict[str, Any]]) -> float:

@@ -1,9 +1,9 @@
 """Our server with two ways to screen, chosen by each request's `seed`, for `bench screen --one-process`.
 
-`screens` or `encoder` comes first, then the product's command line with safety on. With `screens` requests
-of the one seed are not screened at all; with `encoder` the encoder reads none of their prompts, and all of
-the others. In one process no two starts differ and no memory lies elsewhere: what is left is what the
-screens do.
+`screens`, `always` or `shipped` comes first, then the product's command line with safety on. With `screens`
+requests of the one seed are not screened at all; with the others the encoder reads none of their prompts,
+and of the rest all, or those that the product has it read. In one process no two starts differ and no memory
+lies elsewhere: what is left is what the screens do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def switched_runtime(what: str, *given: Any, **options: Any) -> Runtime:
     runtime = Runtime(*given, **options)
     assert runtime.screen is not None
     off: Checks = NoChecks()
-    if what == "encoder":
+    if what != "screens":
         never = runtime._build_screen(partial(load_models, "never"))  # noqa: SLF001  # as the server builds its own
         assert never is not None
         off = never
@@ -52,7 +52,7 @@ def switched_runtime(what: str, *given: Any, **options: Any) -> Runtime:
 
 if __name__ == "__main__":
     switch = sys.argv.pop(1)
-    options = {"load_models": partial(load_models, "always")} if switch == "encoder" else {}
+    options = {} if switch == "screens" else {"load_models": partial(load_models, switch)}
     # A function in the place of the class: the server only calls it.
     server.Runtime = partial(switched_runtime, switch, **options)  # type: ignore[attr-defined,assignment]
     sys.exit(main())

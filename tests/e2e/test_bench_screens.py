@@ -69,6 +69,16 @@ def test_the_screens_are_measured_within_one_server(tmp_path):
 
 
 @pytest.mark.timeout(120)
+def test_the_encoder_is_measured_within_one_server():
+    """With the questions of which it reads some; both sides are screened."""
+    options = ["--one-process", "--encoder", "shipped", "--questions", "--pairs", "1", "--starts", "1"]
+    options += ["--requests", "8", "--ttft-streams", "2", "--streams", "", "--no-cpu"]
+    printed = bench("screen", *options, engine="scripted", scripted="rate=400,tokens=400,seed=1")
+    assert "1 pairs of 8 requests in one server; 0 halted" in printed
+    assert "the encoder would read" in printed
+
+
+@pytest.mark.timeout(120)
 def test_one_server_screens_by_the_seed(tmp_path):
     """A harmful prompt is refused with the one and answered with the other; what is no seed is screened."""
     port = free_port()
