@@ -46,6 +46,8 @@ _SPACES = " \t\n\r\f\v"
 _CUT = _classes({"x": string.ascii_letters, ".": _CUTS, " ": _SPACES})
 _LEET = _classes({"x": string.ascii_letters, "0": _LEET_DIGITS, "$": _LEET_SIGNS, " ": _SPACES})
 _HEX_CLASSES = _classes({"h": string.hexdigits, " ": _SPACES})
+_LETTERS = _classes({" ": _SPACES})
+_LONG = b"?" * _LONG_CHARS
 _PAIRS = b"hh hh hh hh hh"
 _SINGLES = (b"x.x.x.x", b"x . x . x", b"x. x. x. x")
 _SPACED = ((b"x x x x", b" x x x "), (b"x  x  x  x", b" x  x  x "))
@@ -82,11 +84,12 @@ def respelled(shown: str) -> str | None:
     """The text with letters joined that were set apart and digits read as letters, if it has any."""
     classes = f" {shown} ".encode("ascii", "replace").translate(_CUT)
     read = shown
-    if any(map(classes.__contains__, _SINGLES)) or any(
-        ends in classes and words in classes for ends, words in _SPACED
+    cut = classes.count(b".") > 1
+    if (cut and any(map(classes.__contains__, _SINGLES))) or any(
+        words in classes and ends in classes for ends, words in _SPACED
     ):
         read = _joined(shown)
-    elif classes.count(b"x.x") > max(2, classes.count(b" ") // 3):  # "ex-plo-sives", worth a closer look
+    elif cut and classes.count(b"x.x") > max(2, classes.count(b" ") // 3):  # "ex-plo-sives": a closer look
         read = _uncut(shown)
     mixed = _mixed(read)
     if mixed:
@@ -168,6 +171,8 @@ def _without_signs(word: str) -> str:
 def _mixed(shown: str) -> int:
     """How often digits and signs stand between letters; 0 if seldom: below eight and one word in twelve."""
     classes = shown.encode("ascii", "replace").translate(_LEET)
+    if b"0" not in classes and b"$" not in classes:
+        return 0
     found = sum(map(classes.count, _MIXED))
     return found if found > 7 or found * 12 >= classes.count(b" ") else 0
 
@@ -192,14 +197,10 @@ def _decoded_once(shown: str, *, cued: bool) -> str:
     for mark, digits in (("\\u", 4), ("\\x", 2)):
         if shown.count(mark) > 2:
             shown = _unescaped(shown, mark, digits)
-    words = shown.split()
+    raw = shown.encode("ascii", "replace")
     short = cued or shown.endswith("=") or "== " in shown
-    if (
-        short
-        or max(map(len, words), default=0) >= _LONG_CHARS
-        or _PAIRS in shown.encode("ascii", "replace").translate(_HEX_CLASSES)
-    ):
-        return _blocks_read(words, _SHORT_CHARS if short else _LONG_CHARS) or shown
+    if short or _LONG in raw.translate(_LETTERS) or _PAIRS in raw.translate(_HEX_CLASSES):
+        return _blocks_read(shown.split(), _SHORT_CHARS if short else _LONG_CHARS) or shown
     return shown
 
 

@@ -103,7 +103,7 @@ class PromptScreen:
     ) -> tuple[Verdict, bool]:
         """The verdict of the n-grams, and whether it is the last: all was read, and little harm found.
 
-        Not `scored`, the last one may have no scores by category, which most prompts need not.
+        Not `scored`, one on little harm has no scores by category, which most prompts need not.
         Raises ScreenFailed.
         """
         policy = policy.after(strikes)
@@ -112,7 +112,7 @@ class PromptScreen:
             looked: dict[str, Quick] = {}
             clear = None if scored or strikes else self._clear(turns, policy, looked)
             if clear is not None:
-                return clear, True
+                return clear
             scores = self._look(turns, looked)
             sure = not strikes and harm(scores) < self._sure_below and _is_read_whole(turns)
             return policy.judge_prompt(scores, "ngrams"), sure
@@ -142,19 +142,18 @@ class PromptScreen:
         """End the thread once it is done with what it is at; a second call does nothing."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _clear(self, turns: Turns, policy: Policed, looked: dict[str, Quick]) -> Verdict | None:
-        """The verdict on a prompt of so little harm that no category can do anything; None for others.
+    def _clear(self, turns: Turns, policy: Policed, looked: dict[str, Quick]) -> tuple[Verdict, bool] | None:
+        """What `glance` says to a prompt of so little harm that no category can do anything; None to others.
 
         What is read for it is left in `looked`.
         """
-        most, sure_below = 0.0, self._sure_below
-        if not sure_below or not _is_read_whole(turns):
+        if not _is_read_whole(turns):
             return None
+        most = 0.0
         for text, weight in (*turns.newest, *turns.earlier):
             most = max(most, self._harm(text, looked) * weight)
-            if most >= sure_below:
-                return None
-        return policy.clear_prompt(most, "ngrams")
+        verdict = policy.clear_prompt(most, "ngrams")
+        return None if verdict is None else (verdict, most < self._sure_below)
 
     def _look(self, turns: Turns, looked: Mapping[str, Quick]) -> Scores:
         found: Scores = {}

@@ -79,7 +79,7 @@ async def test_the_ngrams_alone_let_pass_what_they_are_sure_of(screen):
 
 async def test_most_prompts_are_let_pass_by_their_harm_alone(screen):
     """No scores by category are worked out, unless they are asked for, or a category may do something."""
-    classifier = WordClassifier(fast={"odd": {"S2": 0.3}, "late": {"S2": 0.15}})
+    classifier = WordClassifier(fast={"odd": {"S2": 0.9}})
     prompts = screen(classifier, sure_below=0.2)
     verdict, sure = prompts.glance(say("good"), POLICY, scored=False)
     assert (sure, verdict.action, verdict.harm, verdict.scores) == (True, None, 0.01, {})
@@ -95,6 +95,18 @@ async def test_most_prompts_are_let_pass_by_their_harm_alone(screen):
         asked, scored = (prompts.glance(messages, rules, strikes, scored=s) for s in (False, True))
         assert asked == scored
         assert asked[0].scores
+
+
+async def test_what_the_encoder_is_to_read_needs_no_scores_before(screen):
+    """Where the n-grams are not sure, and no category does anything at what they found."""
+    classifier = WordClassifier(fast={"odd": {"S2": 0.3}})
+    prompts = screen(classifier, sure_below=0.2)
+    verdict, sure = prompts.glance(say("odd"), POLICY, scored=False)
+    assert (sure, verdict.action, verdict.harm, verdict.scores) == (False, None, 0.3, {})
+    whole, _ = prompts.glance(say("odd"), POLICY)
+    assert (whole.action, whole.harm, whole.scores["S2"]) == (None, 0.3, 0.3)
+    assert classifier.scored == ["odd"]
+    assert screen(WordClassifier()).glance(say("good"), POLICY, scored=False)[0].scores == {}
 
 
 async def test_a_category_that_acts_early_is_asked(screen):
@@ -117,9 +129,9 @@ async def test_a_past_of_little_harm_is_read_once(screen):
 
 async def test_what_is_not_clear_is_read_no_second_time(screen):
     """Its scores come of the first look, and what is clear beside it is not scored before."""
-    classifier = WordClassifier(fast={"odd": {"S2": 0.3}})
+    classifier = WordClassifier(fast={"odd": {"S2": 0.9}})
     prompts = screen(classifier, sure_below=0.2)
-    assert prompts.glance(say("odd"), POLICY, scored=False)[0].scores["S2"] == 0.3
+    assert prompts.glance(say("odd"), POLICY, scored=False)[0].scores["S2"] == 0.9
     assert (classifier.read_fast, classifier.scored) == (["odd"], ["odd"])
 
 
@@ -266,7 +278,7 @@ BROKEN = [
     None,
     {"S1": float("nan")},
     {"S1": 1.5},
-    {"S1": -0.1, "S2": 0.3},
+    {"S1": -0.1, "S2": 0.9},
     {"S1": "0.1"},
 ]
 
