@@ -18,9 +18,10 @@ from app.entry import Entry
 from app.errors import ContentFiltered, ServingError
 from app.metering.budget import Allowance
 from app.safety.verdict import ScreenFailed
-from app.screen import Check, WayOut
+from app.screen import Check
 from app.stream import TokenStream
 from app.trace import Trace
+from app.way_out import WayOut
 
 OnCached = Callable[[Prompt, Counts, float], None]
 """Told of a prompt, its cached tokens as billed, and when the engine was asked (monotonic)."""
@@ -95,6 +96,8 @@ class Release:
         try:
             await self._check.verdict()
             self._stream.open(self._stream.request.n)
+            if self._admission is not None:  # the engine is at it
+                self._lay()
         except ServingError as error:
             self._engine.abort(rid)
             self._entry.blocked = isinstance(error, ContentFiltered)

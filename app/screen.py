@@ -17,12 +17,13 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from structlog.typing import FilteringBoundLogger
 
 from app.aligned import Aligned
-from app.core import ChatRequest, Counts, Delta, Engine, Prompt
+from app.core import ChatRequest, Counts, Engine, Prompt
 from app.errors import ContentFiltered
 from app.history import Asked
 from app.log import where
@@ -38,6 +39,11 @@ from app.store import conversations, safety_events
 from app.store.database import Database
 from app.store.keys import Key
 from app.store.safety_events import SafetyEvent, Subject
+from app.way_out import WayOut
+
+HEAD_START_S = 0.0003
+"""What the engine gets before the encoder reads beside it: its processes wake one after the other, and where
+cores are few each of them waits for whoever has begun."""
 
 
 class Checks(Protocol):
@@ -238,10 +244,10 @@ class ScreenedCheck(Check):
         """The full verdict, of the guard too where there is one; both read at once."""
         screen, policy = self._screen, self._policy
         if screen.guard is None:
-            return stricter(quick, await screen.prompts.full(messages, policy))
+            return stricter(quick, await screen.prompts.full(messages, policy, head_start_s=HEAD_START_S))
         judging = asyncio.create_task(screen.guard.judge(policy, messages, watched=quick.watched))
         try:
-            verdict = stricter(quick, await screen.prompts.full(messages, policy))
+            verdict = stricter(quick, await screen.prompts.full(messages, policy, head_start_s=HEAD_START_S))
             if verdict.blocked:
                 return verdict
             guarded = await judging
@@ -289,8 +295,9 @@ class ScreenedCheck(Check):
     def way_out(self) -> WayOut:
         """See Check."""
         assert self._verdict is not None
-        verdict = self._verdict
-        return WayOut(self._screen, self.request, self._policy, verdict)
+        screen, request, verdict = self._screen, self.request, self._verdict
+        begin = partial(screen.streams.for_request, request.n, verdict.watched, verdict.harm, self._policy)
+        return WayOut(begin, partial(screen.broke, request.request_id), fail_open=screen.fail_open)
 
     def ended(
         self, way: WayOut | None, counts: Mapping[int, Counts], withheld_tokens: int
@@ -340,67 +347,6 @@ class ScreenedCheck(Check):
         """See Check."""
         if self._reading is not None:
             self._reading.cancel()
-
-
-class WayOut:
-    """What the deltas of one answer go through. A screen that throws ends the answer, or is let pass."""
-
-    def __init__(self, screen: Screen, request: ChatRequest, policy: Policy, prompt: Verdict) -> None:
-        """Raises ScreenFailed."""
-        self.broken = False
-        self._screen = screen
-        self._request_id = request.request_id
-        self.screening = Screening()
-        try:
-            self.screening = screen.streams.for_request(request.n, prompt.watched, prompt.harm, policy)
-        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
-            self._broke(exc)
-
-    @property
-    def halted(self) -> Verdict | None:
-        """The verdict that ended the answer."""
-        return self.screening.halted
-
-    def feed(self, delta: Delta) -> Sequence[Delta]:
-        """What may be released now that `delta` has come. Raises ScreenFailed."""
-        if self.broken:
-            return (delta,)
-        try:
-            return self.screening.feed(delta)
-        except Exception as exc:  # noqa: BLE001  # same
-            held = self._broke(exc)
-            return held if delta in held else [*held, delta]
-
-    def _broke(self, exc: Exception) -> Sequence[Delta]:
-        """Give up: what is held is let pass, or released to no one. Raises ScreenFailed."""
-        self.broken = True
-        self._screen.broke(self._request_id, exc)
-        held = self.screening.give_up()
-        if not self._screen.fail_open:
-            raise ScreenFailed from None
-        return held
-
-    def drain(self) -> Sequence[Delta]:
-        """What may be released of an answer that broke off."""
-        if self.broken:
-            return ()
-        try:
-            return self.screening.drain()
-        except Exception as exc:  # noqa: BLE001  # same; and the answer has another error already
-            self.broken = True
-            self._screen.broke(self._request_id, exc)
-            return ()
-
-    def verdicts(self, *, scored: bool) -> list[Verdict]:
-        """How each choice stands, with its scores if `scored`; none where the screen broke."""
-        if self.broken:
-            return []
-        try:
-            return self.screening.verdicts(scored=scored)
-        except Exception as exc:  # noqa: BLE001  # every delta was screened
-            self.broken = True
-            self._screen.broke(self._request_id, exc)
-            return []
 
 
 def _seen(task: asyncio.Task[Any]) -> None:

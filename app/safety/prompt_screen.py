@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -119,14 +120,20 @@ class PromptScreen:
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
             return self._failed("ngrams", "error", policy, exc), False
 
-    async def full(self, messages: Sequence[Message], policy: Policed, strikes: int = 0) -> Verdict:
-        """The verdict of n-grams and encoder, in the thread; of every character. Raises ScreenFailed."""
+    async def full(
+        self, messages: Sequence[Message], policy: Policed, strikes: int = 0, *, head_start_s: float = 0.0
+    ) -> Verdict:
+        """The verdict of n-grams and encoder, in the thread; of every character. Raises ScreenFailed.
+
+        The thread begins with a pause of `head_start_s`, for whom this is read beside.
+        """
         policy = policy.after(strikes)
+        thorough = _Later(self._classifier.full, head_start_s) if head_start_s else self._classifier.full
         try:
             turns = turns_of(messages)
             num_chars = sum(len(read.text) for read in (*turns.newest, *turns.earlier))
             async with asyncio.timeout(self._timeout_s + num_chars / CHARS_A_SECOND):
-                return await self._read(turns, policy)
+                return await self._read(turns, policy, thorough)
         except TimeoutError as exc:
             return self._failed("encoder", "timeout", policy, exc)
         except Exception as exc:  # noqa: BLE001  # same
@@ -170,11 +177,11 @@ class PromptScreen:
                 found = highest(found, _faded(known or {}, weight))
         return found
 
-    async def _read(self, turns: Turns, policy: Policed) -> Verdict:
+    async def _read(self, turns: Turns, policy: Policed, thorough: Callable[[str], Scores]) -> Verdict:
         ends: Scores = {}
         verdicts: list[Verdict] = []
         for read in (*turns.newest, *turns.earlier):
-            found = await self._read_one(read)
+            found = await self._read_one(read, thorough)
             ends = highest(ends, found.ends)
             if found.num_between:
                 verdicts.append(policy.judge_prompt(found.between, "encoder", texts=found.num_between))
@@ -183,16 +190,16 @@ class PromptScreen:
             verdict = replace(stricter(other, verdict), scores=highest(verdict.scores, other.scores))
         return verdict
 
-    async def _read_one(self, read: Read) -> _Found:
+    async def _read_one(self, read: Read, thorough: Callable[[str], Scores]) -> _Found:
         pieces = slices(read.text)
         between = pieces[1:-1]
         ends: Scores = {}
         for piece in (pieces[0], pieces[-1])[: len(pieces)]:
-            ends = highest(ends, await self._remembered(self._thorough, self._classifier.full, piece))
+            ends = highest(ends, await self._remembered(self._thorough, thorough, piece))
         quick = [await self._remembered(self._quick, self._quick_scores, piece) for piece in between]
         worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED]
         for i in worst:
-            quick[i] = await self._remembered(self._thorough, self._classifier.full, between[i])
+            quick[i] = await self._remembered(self._thorough, thorough, between[i])
         return _Found(_faded(ends, read.weight), _faded(highest(*quick), read.weight), len(between))
 
     def _quickly(self, text: str, looked: Mapping[str, Quick]) -> Scores:
@@ -232,6 +239,20 @@ class PromptScreen:
         if not self._fail_open:
             raise ScreenFailed from exc
         return policy.judge_prompt({}, stage)
+
+
+class _Later:
+    """Scores texts, the first of them after a pause."""
+
+    def __init__(self, score: Callable[[str], Scores], pause_s: float) -> None:
+        self._score = score
+        self._pause_s = pause_s
+
+    def __call__(self, text: str) -> Scores:
+        if self._pause_s:
+            time.sleep(self._pause_s)
+            self._pause_s = 0.0
+        return self._score(text)
 
 
 class _Remembered(Generic[T]):

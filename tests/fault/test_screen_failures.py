@@ -84,8 +84,11 @@ async def served_by(
     serve: Serve, tmp_path: Path, prompts: Any = None, answers: Any = None, **settings: Any
 ) -> Served:
     """A server with these models, whose engine says LONG."""
-    models = Models(prompts or WordClassifier(), answers or WordModel(), write_models(tmp_path / "models"))
-    script = Script(rate=settings.pop("rate", 0))
+    sure_below = settings.pop("sure_below", 0.0)
+    models = Models(
+        prompts or WordClassifier(), answers or WordModel(), write_models(tmp_path / "models"), sure_below
+    )
+    script = Script(rate=settings.pop("rate", 0), prefill_s=settings.pop("prefill_s", 0.0))
     return await serve(
         script, engine_type=speaking(LONG), load_models=lambda: models, safety="on", **settings
     )
@@ -167,6 +170,19 @@ async def test_an_answer_for_which_there_is_no_screen_is_not_told(serve: Serve, 
     assert (transcript.content(), served.running) == ("", 0)
     assert served.runtime.safety_counters.failures["stream"]["error"]["refused"] == 1
     assert SECRET not in repr(served.log)
+
+
+@pytest.mark.parametrize("sure_below", [0.0, 0.5])
+async def test_the_screen_of_an_answer_is_made_beside_the_prefill(
+    serve: Serve, tmp_path: Path, sure_below: float
+):
+    """So that the first token need not wait for it, whether the encoder read the prompt or not."""
+    served = await served_by(serve, tmp_path, answers=NeverListens(), prefill_s=60, sure_below=sure_below)
+    async with await served.open(chat()) as stream:
+        await until(lambda: served.logged("screen_broke"))
+        (live,) = served.live()
+        assert (live.pending, live.last_id) == (False, 1), "its beginning, and no token"
+        await served.call("DELETE", f"/api/chat/completions/{stream.id}")
 
 
 async def test_a_screen_that_breaks_in_an_unknown_way_lets_nothing_out(serve: Serve, tmp_path: Path):

@@ -59,6 +59,15 @@ async def test_fast_asks_the_ngrams_and_full_asks_both(screen):
     assert threading.current_thread().name not in classifier.threads
 
 
+async def test_the_thread_gives_others_a_head_start_once(screen, monkeypatch):
+    """Before the first text that it reads, and not on the loop."""
+    seen: list[Any] = []
+    monkeypatch.setattr("time.sleep", lambda s: seen.append((s, threading.current_thread().name)))
+    prompts = screen(WordClassifier(before=seen.append))
+    await prompts.full(say("one", "two"), POLICY, head_start_s=0.05)
+    assert seen == [(0.05, "prompt-screen_0"), "two", "one\ntwo", "one"]
+
+
 async def test_both_is_the_stricter_with_the_scores_of_full(screen):
     """What the n-grams are sure of is blocked, though the encoder would not."""
     prompts = screen(WordClassifier(full={"bad": {"S2": 0.2}}, fast={"bad": {"S3": 0.99}}))
