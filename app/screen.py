@@ -243,11 +243,12 @@ class ScreenedCheck(Check):
     async def _read(self, messages: Sequence[Message], quick: Verdict) -> Verdict:
         """The full verdict, of the guard too where there is one; both read at once."""
         screen, policy = self._screen, self._policy
+        full = partial(screen.prompts.full, messages, policy, head_start_s=HEAD_START_S)
         if screen.guard is None:
-            return stricter(quick, await screen.prompts.full(messages, policy, head_start_s=HEAD_START_S))
+            return stricter(quick, await full())
         judging = asyncio.create_task(screen.guard.judge(policy, messages, watched=quick.watched))
         try:
-            verdict = stricter(quick, await screen.prompts.full(messages, policy, head_start_s=HEAD_START_S))
+            verdict = stricter(quick, await full())
             if verdict.blocked:
                 return verdict
             guarded = await judging

@@ -125,10 +125,10 @@ class PromptScreen:
     ) -> Verdict:
         """The verdict of n-grams and encoder, in the thread; of every character. Raises ScreenFailed.
 
-        The thread begins with a pause of `head_start_s`, for whom this is read beside.
+        The thread does not begin before `head_start_s` from now, for whom this is read beside.
         """
         policy = policy.after(strikes)
-        thorough = _Later(self._classifier.full, head_start_s) if head_start_s else self._classifier.full
+        thorough = _Later(self._classifier.full, time.monotonic() + head_start_s)
         try:
             turns = turns_of(messages)
             num_chars = sum(len(read.text) for read in (*turns.newest, *turns.earlier))
@@ -242,16 +242,16 @@ class PromptScreen:
 
 
 class _Later:
-    """Scores texts, the first of them after a pause."""
+    """Scores texts, the first of them not before a moment has come."""
 
-    def __init__(self, score: Callable[[str], Scores], pause_s: float) -> None:
+    def __init__(self, score: Callable[[str], Scores], from_s: float) -> None:
         self._score = score
-        self._pause_s = pause_s
+        self._from_s = from_s
 
     def __call__(self, text: str) -> Scores:
-        if self._pause_s:
-            time.sleep(self._pause_s)
-            self._pause_s = 0.0
+        left_s = self._from_s - time.monotonic()
+        if left_s > 0:
+            time.sleep(left_s)
         return self._score(text)
 
 

@@ -1,4 +1,4 @@
-"""Our server with an encoder that reads every prompt or none, for `bench screen --encoder`; for `python -m`.
+"""Our server with an encoder that reads every prompt, or none, for `bench screen --encoder`; for `python -m`.
 
 `always`, `never` or `shipped`, as the product has it, comes first, then the product's command line.
 Everything is as there, but for how sure the n-grams must be to decide alone. Not a setting: it is shipped
@@ -16,13 +16,13 @@ from app.cli import main
 from app.runtime import Runtime
 from app.safety.shipped import Models, load
 
-SURE_BELOW = {"always": 0.0, "never": math.inf}
+SURE_BELOW = {"always": 0.0, "never": math.inf, "shipped": None}
 
 
 def load_models(reads: str) -> Models:
     """The shipped classifiers, the n-grams being as sure as that."""
-    models = load()
-    return models._replace(sure_below=SURE_BELOW.get(reads, models.sure_below))
+    models, sure_below = load(), SURE_BELOW[reads]
+    return models if sure_below is None else models._replace(sure_below=sure_below)
 
 
 if __name__ == "__main__":

@@ -79,14 +79,15 @@ def test_the_encoder_is_measured_within_one_server():
 
 
 @pytest.mark.timeout(120)
-def test_one_server_screens_by_the_seed(tmp_path):
-    """A harmful prompt is refused with the one and answered with the other; what is no seed is screened."""
+@pytest.mark.parametrize(("switch", "off"), [("screens", 200), ("shipped", 400)])
+def test_one_server_screens_by_the_seed(tmp_path, switch, off):
+    """A harmful prompt is answered with the one seed, or refused too where only the encoder is left out."""
     port = free_port()
     command = [
         sys.executable,
         "-m",
         "scripts.benchmarks.screen_switch",
-        "screens",
+        switch,
         "serve",
         "--port",
         str(port),
@@ -100,7 +101,7 @@ def test_one_server_screens_by_the_seed(tmp_path):
         statuses = {seed: status_of(port, asked, seed) for seed in (SEEDS["on"], SEEDS["off"], 7)}
     finally:
         server.stop()
-    assert statuses == {SEEDS["on"]: 400, SEEDS["off"]: 200, 7: 400}
+    assert statuses == {SEEDS["on"]: 400, SEEDS["off"]: off, 7: 400}
 
 
 def status_of(port, text, seed):

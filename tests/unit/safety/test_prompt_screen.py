@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,12 +61,27 @@ async def test_fast_asks_the_ngrams_and_full_asks_both(screen):
 
 
 async def test_the_thread_gives_others_a_head_start_once(screen, monkeypatch):
-    """Before the first text that it reads, and not on the loop."""
+    """It sleeps before the first text that it reads, in the thread, for what is left of the head start."""
     seen: list[Any] = []
-    monkeypatch.setattr("time.sleep", lambda s: seen.append((s, threading.current_thread().name)))
+    now_s = iter([100.0, 100.01, 100.2, 100.3])
+    monkeypatch.setattr("app.safety.prompt_screen.time", SimpleNamespace(
+        monotonic=lambda: next(now_s),
+        sleep=lambda s: seen.append((round(s, 3), threading.current_thread().name)),
+    ))  # fmt: skip
     prompts = screen(WordClassifier(before=seen.append))
     await prompts.full(say("one", "two"), POLICY, head_start_s=0.05)
-    assert seen == [(0.05, "prompt-screen_0"), "two", "one\ntwo", "one"]
+    assert seen == [(0.04, "prompt-screen_0"), "two", "one\ntwo", "one"]
+
+
+async def test_a_head_start_that_is_over_costs_nothing(screen, monkeypatch):
+    """Who waited behind others for the thread has given it already."""
+    seen: list[Any] = []
+    now_s = iter([100.0, 100.06])
+    monkeypatch.setattr("app.safety.prompt_screen.time", SimpleNamespace(
+        monotonic=lambda: next(now_s), sleep=seen.append
+    ))  # fmt: skip
+    await screen(WordClassifier(before=seen.append)).full(say("one"), POLICY, head_start_s=0.05)
+    assert seen == ["one"]
 
 
 async def test_both_is_the_stricter_with_the_scores_of_full(screen):

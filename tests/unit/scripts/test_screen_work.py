@@ -1,10 +1,13 @@
 """What `bench screen` asks, and whose turn it is."""
 
 import json
+import math
 
 import pytest
 
+from app.safety.shipped import load
 from scripts.benchmarks.driver import RunFailed
+from scripts.benchmarks.encoder_set import load_models
 from scripts.benchmarks.screen_cpu import PromptJudge
 from scripts.benchmarks.screen_work import OFF, ON, OrdinaryChats, questions, sides_in_turn
 
@@ -44,7 +47,7 @@ def test_words_are_as_many_as_asked_for(judge):
 
 
 def test_questions_are_asked_as_they_are_behind_a_number(judge):
-    """Those that the built-in model knows."""
+    """Those of intents held out from the classifiers."""
     work = OrdinaryChats(judge, 40, questions()).work("model", 4, mean_tokens=16, spread=0.0, seed=1)
     asked = set(questions())
     assert all(text.partition(": ")[2] in asked for text in contents(work))
@@ -64,6 +67,22 @@ def test_too_few_ordinary_prompts_are_no_work(judge):
     """It would measure something else."""
     with pytest.raises(RunFailed, match="are not ordinary"):
         OrdinaryChats(judge, 40, [HARMFUL]).work("model", 4, mean_tokens=16, spread=0.0, seed=1)
+
+
+@pytest.mark.parametrize("reads", ["always", "never", "shipped"])
+def test_the_encoder_is_set_to_read_all_or_none_or_what_is_shipped(reads):
+    """Nothing else is changed."""
+    shipped = load()
+    models = load_models(reads)
+    expected = {"always": 0.0, "never": math.inf, "shipped": shipped.sure_below}
+    assert models.sure_below == expected[reads]
+    assert 0.0 < shipped.sure_below < 1.0
+
+
+def test_another_set_of_the_encoder_is_none():
+    """A slip of the pen is not taken for the product."""
+    with pytest.raises(KeyError):
+        load_models("allways")
 
 
 def test_the_judge_counts_what_the_encoder_would_read():
