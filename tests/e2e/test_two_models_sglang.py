@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
 LARGE, SMALL = "tokenring-builtin", "pocket"
 EASY, HARD = "Who wrote Faust?", "Prove this theorem, then write a Python function for it."
-POOL = 2048
+POOL = 4096
 CONFIG = f"""
 [engine.sglang]
 max_total_tokens = {POOL}
