@@ -322,6 +322,16 @@ async def test_whatever_goes_wrong_refuses(screen, counters, scores, scored):
     assert counters.failures["encoder"]["error"] == {"refused": 1}
 
 
+async def test_scores_that_a_glance_does_not_ask_for_are_refused_by_the_full_look(screen):
+    """It is never the last word on them: it is not sure, and asked for scores it refuses, too."""
+    prompts = screen(Broken({"S1": -0.1, "S2": 0.3}), sure_below=0.2)
+    assert not prompts.glance(say("x"), POLICY, scored=False)[1]
+    with pytest.raises(ScreenFailed):
+        await prompts.full(say("x"), POLICY)
+    with pytest.raises(ScreenFailed):
+        prompts.glance(say("x"), POLICY, scored=True)
+
+
 async def test_fail_open_lets_pass_and_counts(screen, counters):
     """With the setting, the request goes on as if nothing had been found."""
     prompts = screen(Broken(ValueError("x")), fail_open=True)
