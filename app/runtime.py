@@ -140,6 +140,7 @@ class Runtime:
             Bounds.of(settings),
             ttft_target_s=settings.ttft_target_s,
             tpot_target_s=settings.tpot_target_s,
+            key_slowdown=settings.key_slowdown,
             max_prefill_tokens=settings.max_prefill_tokens,
             pace=Pace(settings.data_dir / PACE_FILE),
         )

@@ -149,6 +149,13 @@ class Settings:
         minimum=0.0,
         maximum=10.0,
     )
+    key_slowdown: float = _setting(
+        3.0,
+        "how many times longer an output token may take because of one key that has more than its share,"
+        " while other keys are in use; 0 is any",
+        minimum=0.0,
+        maximum=1000.0,
+    )
     max_prefill_tokens: int = _setting(
         16_384, "uncached prompt tokens that the engine may have before it at once", minimum=1
     )

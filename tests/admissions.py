@@ -51,7 +51,7 @@ def run_virtually(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How fast the engine is. A decode step gives every running request one token."""
+    """How fast the engine is. A decode step gives every running choice one token."""
 
     capacity_tokens: int = 100_000
     prefill_tokens_per_s: float = 20_000.0
@@ -140,7 +140,10 @@ class ServiceEngine:
 
     async def _decode(self) -> None:
         service, batch = self.service, list(self.running.values())
-        await asyncio.sleep(service.quantum * (service.step_s + service.step_per_request_s * len(batch)))
+        await asyncio.sleep(
+            service.quantum
+            * (service.step_s + service.step_per_request_s * sum(run.request.n for run in batch))
+        )
         for run in batch:
             self._give(run, service.quantum)
         used = self.used_tokens

@@ -67,6 +67,13 @@ OF_ADMISSION = (
         "How many choices may be answered at once to keep `tpot_target_s`; 0 for any number.",
         lambda a: a.room.in_flight.window.shown,
     ),
+    gauge(
+        "tokenring_admission_key_window",
+        "choices",
+        "How many choices may be answered at once before a key that has more than its share waits"
+        " (`key_slowdown`); 0 for any number.",
+        lambda a: a.room.in_flight.shared_window.shown,
+    ),
     counter(
         "tokenring_admission_let_in_total",
         "requests",

@@ -55,6 +55,7 @@ class Admission:
         *,
         ttft_target_s: float = 2.0,
         tpot_target_s: float = 0.0,
+        key_slowdown: float = 0.0,
         max_prefill_tokens: int = 16_384,
         clock_s: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
@@ -71,7 +72,8 @@ class Admission:
         """Aborts the stream that has been without a reader longest, and tells its id, if there is one."""
         self.lanes = Lanes(self.queue)
         gate, self._window = Gate(ttft_target_s, max_prefill_tokens), DecodeWindow(tpot_target_s)
-        self.room = Room(self.queue, gate, self.lanes, self._window)
+        self._shared_window = DecodeWindow(slowdown=key_slowdown)
+        self.room = Room(self.queue, gate, self.lanes, self._window, self._shared_window)
         self._model_lengths = Lengths()
         self._guess_part = 1.0
         self._waiting: dict[str, Ticket] = {}
@@ -95,6 +97,7 @@ class Admission:
         self.pool.forget_drift()
         self.gate.reset()
         self._window.reset()
+        self._shared_window.reset()
         capacity = self.pool.capacity_tokens
         self.throughput = Throughput(guess, now_s, self._pace.worth_s)
         self.door = Door(
@@ -194,7 +197,7 @@ class Admission:
         self._learn_guess(request, ticket)
         if (
             not self.queue
-            and self.room.fits(ticket)
+            and self.room.fits(ticket, now_s)
             and self.gate.has_room(ticket.uncached_tokens)
             and not self.door.too_old(ticket)
         ):
@@ -285,7 +288,8 @@ class Admission:
         """How long its tokens take, of the first choice."""
         now_s, made = self._clock_s(), tokens - ticket.paced_tokens
         if ticket.paced_tokens and made > 0:
-            self._window.made(made, now_s - ticket.paced_s, self.room.in_flight.num_choices, now_s)
+            for window in (self._window, self._shared_window):
+                window.made(made, now_s - ticket.paced_s, self.room.in_flight.num_choices, now_s)
         ticket.paced_tokens, ticket.paced_s = tokens, now_s
 
     def _charge(self, ticket: Ticket, tokens: int) -> None:

@@ -2,8 +2,9 @@
 
 A decode step gives each running choice a token and takes the longer the more there are; a prompt that
 comes has to wait for the step that runs. So a target for TPOT bounds both. The window narrows while tokens
-take too long. While it holds requests back and there is time left it doubles, and once it has been narrowed
-it widens by one (as the gate does). What runs is not stopped for it: a narrower window holds as answers end.
+take too long. While it holds requests back and there is time left it widens: a full one to what the time left
+allows, another by twice, and once it has been narrowed by one. What runs is not stopped for it: a narrower
+window holds as answers end.
 """
 
 from __future__ import annotations
@@ -22,16 +23,32 @@ OVER = 1.5
 """With so many times as many running it does not narrow: they were let in before it last did."""
 
 
-class DecodeWindow:
-    """The window. `target_s` is the time per output token; 0 is none, and the window has no end."""
+FILLED = 0.75
+"""From this part of it on the window is full; then TPOT tells how far it may widen."""
+UNPROVEN = 3.0
+"""The window is at most so many times what has been seen to run within the target: a request of many choices
+must not be the one that shows how slow so many are, for they are let in together."""
+SMOOTHING = 0.3
+"""Weight of one look in the TPOT of an engine that few use: a burst after a stall is no fast step."""
 
-    def __init__(self, target_s: float = 0.0) -> None:
-        self._target_s = target_s
+
+class DecodeWindow:
+    """The window. `target_s` is the time per output token; 0 is none, and the window has no end.
+
+    With `slowdown` the target is so many times the least TPOT that was measured since the start.
+    """
+
+    def __init__(self, target_s: float = 0.0, *, slowdown: float = 0.0) -> None:
+        self._fixed_target_s = target_s
+        self._slowdown = slowdown
         self.reset()
 
     def reset(self) -> None:
         """Begin anew: the engine has just started."""
-        self.most_choices = FIRST_CHOICES if self._target_s else math.inf
+        self._target_s = self._fixed_target_s
+        self._smooth_s = self._least_s = 0.0
+        self.most_choices = FIRST_CHOICES if self._target_s or self._slowdown else math.inf
+        self._proven_choices = FIRST_CHOICES
         self._narrowed = self._held_back = False
         self._tokens = 0
         self._took_s = 0.0
@@ -50,7 +67,7 @@ class DecodeWindow:
 
     def made(self, tokens: int, took_s: float, running: int, now_s: float) -> None:
         """A choice has been given so many tokens in that time, beside `running` with itself."""
-        if not self._target_s:
+        if not (self._target_s or self._slowdown):
             return
         if self._looked_s is None:
             self._looked_s = now_s
@@ -58,12 +75,32 @@ class DecodeWindow:
         self._took_s += took_s
         if now_s - self._looked_s < LOOK_S:
             return
-        part = self._took_s / self._tokens / self._target_s
+        tpot_s = self._took_s / self._tokens
+        if self._slowdown:
+            self._learn(tpot_s)
+        part = tpot_s / self._target_s
         held_back, self._held_back = self._held_back, False
         self._tokens, self._took_s, self._looked_s = 0, 0.0, now_s
         if part > 1.0:
             if 1 < running <= OVER * self.most_choices:
                 self._narrowed = True
                 self.most_choices = max(self.most_choices * max(1.0 / part, LEAST_PART), 1.0)
-        elif part < TIME_LEFT and held_back:
-            self.most_choices += 1.0 if self._narrowed else self.most_choices
+            return
+        self._proven_choices = max(self._proven_choices, running)
+        if part < TIME_LEFT and held_back:
+            self._widen(running, running / part)
+
+    def _widen(self, running: int, safe_choices: float) -> None:
+        """Let more run; `safe_choices` would be within the target were all of a step's time the choices'."""
+        if self._narrowed:
+            wider = self.most_choices + 1.0
+        elif running >= FILLED * self.most_choices:
+            wider = max(self.most_choices + 1.0, safe_choices)
+        else:
+            wider = 2 * self.most_choices
+        self.most_choices = max(min(wider, UNPROVEN * self._proven_choices), self.most_choices)
+
+    def _learn(self, tpot_s: float) -> None:
+        self._smooth_s += (tpot_s - self._smooth_s) * (SMOOTHING if self._smooth_s else 1.0)
+        self._least_s = min(self._least_s or math.inf, self._smooth_s)
+        self._target_s = self._slowdown * self._least_s

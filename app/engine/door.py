@@ -85,7 +85,7 @@ class Inside(Protocol):
         """Memory that is there now, for a request that has waited so long already."""
         ...
 
-    def has_room(self, lane: Lane, tokens: int, age_s: float) -> bool:
+    def has_room(self, lane: Lane, tokens: int, age_s: float, now_s: float) -> bool:
         """Whether a request may have its turn at once, past one that does not fit."""
         ...
 
@@ -208,7 +208,7 @@ class Door:
             return False
         if not queue or queue.tokens + ticket.tokens <= self._room.free_tokens(ticket.age_s):
             return True  # in the last case it waits for the prefill of others alone
-        if self._room.has_room(lane, ticket.tokens, ticket.age_s):
+        if self._room.has_room(lane, ticket.tokens, ticket.age_s, now_s):
             return True
         if appointed:
             return self._in_line(ticket) <= LATE * self.most_wait_s(lane) * self._rate(lane)

@@ -12,11 +12,13 @@ YOUNG = 3.0
 class InFlight:
     """What has been let in and not given back. Times are seconds of the same clock."""
 
-    def __init__(self, window: DecodeWindow | None = None) -> None:
+    def __init__(self, window: DecodeWindow | None = None, shared: DecodeWindow | None = None) -> None:
         self.most_choices = 0
         """How many choices the engine runs at once; 0 where it does not say."""
         self.window = window or DecodeWindow()
         """How many of them keep the time per output token within its target."""
+        self.shared_window = shared or DecodeWindow()
+        """How many may run of a key that has more than its share, while others are about."""
         self.reclaimed_tokens = 0
         """Of those that were aborted so that others have room."""
         self._tickets: dict[str, Ticket] = {}

@@ -12,6 +12,8 @@ CREDIT = 1.0
 """Pools of tokens that a key may be served less than others, and make up for, while it is sent away."""
 WANTED_S = 5.0
 """For how long after a refusal a key is taken to want more, where it has no appointment."""
+RECENT_S = 60.0
+"""For how long after a request its key is taken to be in use: who reads an answer comes again."""
 FORGOTTEN_S = 600.0
 """After how long without a request a key's counters are dropped."""
 
@@ -61,6 +63,14 @@ class Lanes(Collection[Lane]):
         """To be called after something of a lane has ended to wait or to run."""
         if not lane.active:
             self.active_weight -= lane.weight
+
+    def recent_weight(self, now_s: float, *, besides: Lane) -> float:
+        """What the other keys weigh that are in use: active, or so lately that they may be again."""
+        return sum(
+            lane.weight
+            for lane in self
+            if lane is not besides and (lane.active or now_s - lane.used_at_s < RECENT_S)
+        )
 
     def forget_idle(self, now_s: float) -> None:
         """Drop those that have not come for long."""

@@ -20,6 +20,8 @@ HARD_BYPASS = 16.0
 """The same for all others; from then on everything waits until it fits."""
 FEW = 2
 """Requests that wait of a key that is not taken to have a backlog."""
+ABOVE_SHARE = 1.25
+"""A key has more than its share of what runs from so many times its share on: keys take turns one by one."""
 SCANNED = 48
 """Requests looked at for one that fits."""
 
@@ -28,11 +30,16 @@ class Room:
     """What there is room for, of what waits and of what comes."""
 
     def __init__(
-        self, queue: FairQueue, gate: Gate, lanes: Lanes, window: DecodeWindow | None = None
+        self,
+        queue: FairQueue,
+        gate: Gate,
+        lanes: Lanes,
+        window: DecodeWindow | None = None,
+        shared: DecodeWindow | None = None,
     ) -> None:
         self.gate = gate
         self.pool = Pool(0)
-        self.in_flight = InFlight(window)
+        self.in_flight = InFlight(window, shared)
         self.waiting_uncached_tokens = 0
         """Prompt tokens of those that wait."""
         self._queue = queue
@@ -52,7 +59,9 @@ class Room:
             self._queue.in_turn(now_s), SCANNED if self.in_flight.has_place(1, 0.0, within=True) else 1
         ):
             assert isinstance(ticket, Ticket)
-            if all(self._may_pass(ticket, other) for other in blocked) and self.fits(ticket):
+            if self._slows_others(ticket.lane, ticket.claim.n, now_s):
+                continue  # nobody waits for what has more than its share
+            if all(self._may_pass(ticket, other) for other in blocked) and self.fits(ticket, now_s):
                 self._blocked = blocked[0] if blocked else None
                 if not self.gate.has_room(ticket.uncached_tokens):
                     return None
@@ -65,10 +74,12 @@ class Room:
         self._blocked = blocked[0] if blocked else None
         return None
 
-    def fits(self, ticket: Ticket) -> bool:
+    def fits(self, ticket: Ticket, now_s: float) -> bool:
         """Whether the engine has a place and the pool has room, without what is kept for others."""
         spare = self._spare(ticket.lane, ticket.tokens)
         n = ticket.claim.n
+        if self._slows_others(ticket.lane, n, now_s):
+            return False
         if not self.in_flight.has_place(n, spare, within=self._within(ticket.lane, n)):
             return False
         return self.pool.fits(ticket.claim, int(spare * self.pool.capacity_tokens))
@@ -91,14 +102,15 @@ class Room:
         pool = self.pool
         return pool.limit_tokens - int(SPARE * pool.capacity_tokens) - pool.committed_tokens
 
-    def has_room(self, lane: Lane, tokens: int, age_s: float) -> bool:
+    def has_room(self, lane: Lane, tokens: int, age_s: float, now_s: float) -> bool:
         """Whether a request of so many tokens fits now, past the one that does not and for which all wait.
 
         A key within its share has what is kept for such. It passes another that was served no less, or asks
         for little.
         """
         blocked = self.blocked
-        if blocked is None:
+        n = len(lane.waiting) + 1
+        if blocked is None or self._slows_others(lane, n, now_s):
             return False
         if blocked.lane is lane:
             passed = blocked.tokens
@@ -108,10 +120,9 @@ class Room:
             passed = blocked.lane.waiting_tokens
             theirs = blocked.lane.served + blocked.tokens / blocked.lane.weight
             more = lane.served + (lane.waiting_tokens + tokens) / lane.weight > theirs
-            if more and not self._asks_little(lane, lane.waiting_tokens + tokens, len(lane.waiting) + 1):
+            if more and not self._asks_little(lane, lane.waiting_tokens + tokens, n):
                 return False
         spare = self._spare(lane, lane.waiting_tokens + tokens)
-        n = len(lane.waiting) + 1
         if not self.in_flight.has_place(n, spare, within=self._within(lane, n)):
             return False
         if self.waiting_uncached_tokens - passed > self.gate.soon_tokens(age_s):
@@ -132,6 +143,15 @@ class Room:
     def _within(self, lane: Lane, n: int) -> bool:
         """Whether a key stays within its share of the decode window with so many choices more."""
         return lane.choices_in_flight + n <= self._share(lane) * self.in_flight.window.most_choices
+
+    def _slows_others(self, lane: Lane, n: int, now_s: float) -> bool:
+        """Whether a key that has more than its share of what runs would slow the others' answers too much."""
+        running = self.in_flight.num_choices + n
+        if n == running == 1 or self.in_flight.shared_window.has_place(running, 0.0):
+            return False
+        others_weight = self._lanes.recent_weight(now_s, besides=lane)
+        share = lane.weight / (lane.weight + others_weight)
+        return others_weight > 0 and lane.choices_in_flight + n > ABOVE_SHARE * share * running
 
     def _share(self, lane: Lane, *, others: int = 0) -> float:
         """What part of everything is a key's, among those that are active and so many more."""

@@ -58,6 +58,11 @@ def within(label: str, value: float, bound: float, form: str = "{:.3g}") -> Find
     return Finding(label, form.format(value), f"≤ {bound:g}", verdict)
 
 
+def at_least(label: str, value: float, bound: float, form: str = "{:.3g}") -> Finding:
+    """A single figure, without an interval, that must not be less than `bound`."""
+    return Finding(label, form.format(value), f"≥ {bound:g}", "met" if value >= bound else "missed")
+
+
 def said(label: str, value: object, form: str = "{}") -> Finding:
     """A figure of which nothing is asked."""
     return Finding(label, form.format(value))

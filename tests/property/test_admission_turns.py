@@ -271,7 +271,7 @@ def test_a_target_for_tpot_is_kept_and_the_light_key_does_not_wait_for_it(n: int
     running: list[int] = []
 
     async def main() -> None:
-        service = Service(200_000, step_s=0.006, step_per_request_s=0.001 * n, quantum=1)
+        service = Service(200_000, step_s=0.006, step_per_request_s=0.001, quantum=1)
         node = Node(service, ENDLESS, tpot_target_s=0.016)
 
         async def heavy() -> None:
@@ -294,6 +294,60 @@ def test_a_target_for_tpot_is_kept_and_the_light_key_does_not_wait_for_it(n: int
     run_virtually(main)
     assert max(running) <= 12
     assert sum(running) / len(running) >= 7
+
+
+@pytest.mark.parametrize("n", [1, 16, 128])
+def test_one_key_slows_another_s_answers_by_no_more_than_it_may(n: int) -> None:
+    """A step takes 6 ms and 1 more for each that runs: of three times 7 ms a flood gets what is left.
+
+    Requests of more choices than that wait until nobody else has an answer running.
+    """
+    found: list[float] = []
+
+    async def main() -> None:
+        service = Service(400_000, step_s=0.006, step_per_request_s=0.001, quantum=1)
+        node = Node(service, ENDLESS, key_slowdown=3.0)
+
+        async def heavy() -> None:
+            while True:
+                await node.ask(key_of("heavy"), 100, 1000, exact=True, n=n)
+
+        await node.ask(key_of("light"), 100, 1000, exact=True)
+        for _ in range(50):
+            node.spawn(heavy())
+        for _ in range(20):
+            began_s = node.loop.time()
+            seen = await node.ask(key_of("light"), 100, 1000, exact=True)
+            assert seen.admitted_s == seen.at_s == began_s
+            found.append(node.loop.time() - began_s)
+        node.stop()
+
+    run_virtually(main)
+    assert max(found) < 5 * 7.0
+    assert sum(found) / len(found) < 3.2 * 7.0
+
+
+def test_two_keys_that_both_have_a_backlog_fill_the_engine() -> None:
+    """Neither has more than its share: nobody waits for a slower step."""
+    running: list[int] = []
+
+    async def main() -> None:
+        service = Service(400_000, step_s=0.006, step_per_request_s=0.001, quantum=1)
+        node = Node(service, ENDLESS, key_slowdown=3.0)
+
+        async def client(name: str) -> None:
+            while True:
+                await node.ask(key_of(name), 100, 200, exact=True)
+
+        for number in range(100):
+            node.spawn(client(("a", "b")[number % 2]))
+        for _ in range(60):
+            await asyncio.sleep(1)
+            running.append(len(node.engine.running))
+        node.stop()
+
+    run_virtually(main)
+    assert sorted(running)[len(running) // 2] > 90
 
 
 def test_short_requests_pass_a_long_one_and_then_wait_for_it() -> None:

@@ -38,7 +38,7 @@ class Room:
     def free_tokens(self, age_s: float) -> int:
         return self.free if age_s < 1 else 0
 
-    def has_room(self, _lane: Lane, _tokens: int, _age_s: float) -> bool:
+    def has_room(self, _lane: Lane, _tokens: int, _age_s: float, _now_s: float) -> bool:
         return False
 
     def ends_after_s(self, _now_s: float, _tokens_per_s: float) -> float:
