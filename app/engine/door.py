@@ -81,8 +81,8 @@ class Inside(Protocol):
         """Whether the engine has enough to do without those that come late."""
         ...
 
-    def free_tokens(self, age_s: float) -> int:
-        """Memory that is there now, for a request that has waited so long already."""
+    def free_tokens(self, lane: Lane, age_s: float) -> int:
+        """Memory that is there now for a key's request of that age, less what waits before it."""
         ...
 
     def has_room(self, lane: Lane, tokens: int, age_s: float, now_s: float) -> bool:
@@ -206,7 +206,7 @@ class Door:
         full = places < 1 or (ticket.tokens > room and queue.tokens)
         if full or self.too_old(ticket, appointed=appointed):
             return False
-        if not queue or queue.tokens + ticket.tokens <= self._room.free_tokens(ticket.age_s):
+        if not queue or ticket.tokens <= self._room.free_tokens(lane, ticket.age_s):
             return True  # in the last case it waits for the prefill of others alone
         if self._room.has_room(lane, ticket.tokens, ticket.age_s, now_s):
             return True

@@ -45,6 +45,8 @@ class Room:
         self._queue = queue
         self._lanes = lanes
         self._blocked: Ticket | None = None
+        self._held_back: set[Lane] = set()
+        """Keys that would slow the others' answers too much, as of the last look."""
 
     @property
     def blocked(self) -> Ticket | None:
@@ -55,12 +57,14 @@ class Room:
     def next(self, now_s: float) -> Ticket | None:
         """The first in turn that fits. One that does not is passed by others for a while only."""
         blocked: list[Ticket] = []
+        self._held_back.clear()
         for ticket in islice(
             self._queue.in_turn(now_s), SCANNED if self.in_flight.has_place(1, 0.0, within=True) else 1
         ):
             assert isinstance(ticket, Ticket)
             if self._slows_others(ticket.lane, ticket.claim.n, now_s):
-                continue  # nobody waits for what has more than its share
+                self._held_back.add(ticket.lane)  # nobody waits for what has more than its share
+                continue
             if all(self._may_pass(ticket, other) for other in blocked) and self.fits(ticket, now_s):
                 self._blocked = blocked[0] if blocked else None
                 if not self.gate.has_room(ticket.uncached_tokens):
@@ -93,14 +97,23 @@ class Room:
         """Until requests end as fast as they come, at that throughput."""
         return self.in_flight.ends_after_s(now_s, tokens_per_s)
 
-    def free_tokens(self, age_s: float) -> int:
-        """Memory that nothing is kept for; none without a place in the engine, or before a long prefill."""
-        if not self.in_flight.has_place(len(self._queue) + 1, SPARE):
+    def free_tokens(self, lane: Lane, age_s: float) -> int:
+        """Memory that nothing is kept for, less what waits before a key that comes.
+
+        What waits of a key that is held back does not count. None without a place in the engine, or before
+        a long prefill.
+        """
+        passed = [other for other in self._held_back if other is not lane]
+        waiting = len(self._queue) - sum(len(other.waiting) for other in passed)
+        if not self.in_flight.has_place(waiting + 1, SPARE):
             return 0
-        if self.waiting_uncached_tokens > self.gate.soon_tokens(age_s):
+        uncached = self.waiting_uncached_tokens - sum(_uncached_tokens(other) for other in passed)
+        if uncached > self.gate.soon_tokens(age_s):
             return 0
         pool = self.pool
-        return pool.limit_tokens - int(SPARE * pool.capacity_tokens) - pool.committed_tokens
+        line_tokens = self._queue.tokens - sum(other.waiting_tokens for other in passed)
+        free_tokens = pool.limit_tokens - int(SPARE * pool.capacity_tokens) - pool.committed_tokens
+        return free_tokens - line_tokens
 
     def has_room(self, lane: Lane, tokens: int, age_s: float, now_s: float) -> bool:
         """Whether a request of so many tokens fits now, past the one that does not and for which all wait.
@@ -175,3 +188,7 @@ class Room:
         """Whether so many tokens more are next to nothing, and so many that wait are no backlog."""
         little = SPARE / 2 * self.pool.capacity_tokens
         return waiting <= FEW and lane.in_flight_tokens + tokens <= little
+
+
+def _uncached_tokens(lane: Lane) -> int:
+    return sum(ticket.uncached_tokens for ticket in lane.waiting if isinstance(ticket, Ticket))

@@ -34,9 +34,10 @@ class Room:
     free: int = 0
     ends_s: float = 0.0
     half_full: bool = True
+    queue: FairQueue = field(default_factory=FairQueue)
 
-    def free_tokens(self, age_s: float) -> int:
-        return self.free if age_s < 1 else 0
+    def free_tokens(self, _lane: Lane, age_s: float) -> int:
+        return (self.free if age_s < 1 else 0) - self.queue.tokens
 
     def has_room(self, _lane: Lane, _tokens: int, _age_s: float, _now_s: float) -> bool:
         return False
@@ -57,7 +58,7 @@ class World:
     room: Room = field(default_factory=Room)
 
     def __post_init__(self) -> None:
-        self.queue = FairQueue()
+        self.queue = self.room.queue
         bounds = Bounds(max_queued_tokens=10**6, soon_s=self.soon_s)
         throughput = Throughput(RATE, self.begun_s)
         lanes: Any = self.lanes.values()
