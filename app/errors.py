@@ -78,6 +78,9 @@ CODES: Mapping[str, Code] = {
         500, "The server died while it answered; what follows was never generated or is lost."
     ),
     "conversation_not_found": Code(404, "No such conversation: unknown, not yours, deleted or purged."),
+    "conversation_too_long": Code(
+        400, "The branch to continue is longer than a turn can be; begin anew, or higher up."
+    ),
     "message_not_found": Code(404, "The conversation has no such message."),
     "conversation_busy": Code(409, "Another turn of this conversation is being answered."),
     "invalid_cursor": Code(400, "`cursor` is not one that a list was answered with."),

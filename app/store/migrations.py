@@ -14,6 +14,10 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import orjson
+
+from app.messages import as_kept
+
 
 class Migration(NamedTuple):
     """One step of the schema."""
@@ -290,6 +294,18 @@ def _m006_degrade(connection: sqlite3.Connection) -> None:
     )
 
 
+def _m007_known_keys(connection: sqlite3.Connection) -> None:
+    """Take out of stored messages what only their callers knew: megabytes, read again with every turn."""
+    seqs = connection.execute("SELECT seq FROM messages WHERE body IS NOT NULL ORDER BY seq").fetchall()
+    for (seq,) in seqs:
+        role, text, body = connection.execute(
+            "SELECT role, text, body FROM messages WHERE seq = ?", (seq,)
+        ).fetchone()
+        stored = orjson.dumps(as_kept(role, text, body))
+        if stored != body:
+            connection.execute("UPDATE messages SET body = ? WHERE seq = ?", (stored, seq))
+
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("001_first", _m001_first),
     Migration("002_keys", _m002_keys),
@@ -297,6 +313,7 @@ MIGRATIONS: Sequence[Migration] = (
     Migration("004_search_later", _m004_search_later),
     Migration("005_weight", _m005_weight),
     Migration("006_degrade", _m006_degrade),
+    Migration("007_known_keys", _m007_known_keys),
 )
 
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.api.messages import ROLES
 from app.api.parameters import PARAMETERS
-from app.api.wire import MAX_DEPTH, ROLES, parse_body, parse_chat_request
+from app.api.wire import MAX_DEPTH, parse_body, parse_chat_request
 from app.core import ChatRequest
 from app.errors import BadRequest, UnknownModel
 
