@@ -17,6 +17,7 @@ from typing import NamedTuple
 import orjson
 
 from app.messages import as_kept
+from app.store.words import register
 
 
 class Migration(NamedTuple):
@@ -306,6 +307,60 @@ def _m007_known_keys(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE messages SET body = ? WHERE seq = ?", (stored, seq))
 
 
+_SEARCH_BY_OWNER = """
+-- No term of the index is two owners' (app.store.words), so that a search's time tells nothing of another's.
+DROP TRIGGER message_changed;
+DROP TRIGGER message_removed;
+DROP TRIGGER title_changed;
+DROP TRIGGER title_removed;
+DROP TABLE search;
+DROP VIEW searched;
+CREATE VIEW searched (rowid, text) AS
+    SELECT (m.conversation_seq << 32) + m.seq, owner_words(c.owner, m.text)
+        FROM messages AS m JOIN conversations AS c ON c.seq = m.conversation_seq
+    UNION ALL SELECT seq << 32, owner_words(owner, title) FROM conversations;
+CREATE VIRTUAL TABLE search USING fts5 (
+    text, content = 'searched', content_rowid = 'rowid', tokenize = 'ascii'
+);
+CREATE TRIGGER message_changed AFTER UPDATE OF text ON messages BEGIN
+    INSERT INTO search (search, rowid, text)
+        SELECT 'delete', (old.conversation_seq << 32) + old.seq, owner_words(owner, old.text)
+        FROM conversations WHERE seq = old.conversation_seq AND NOT EXISTS
+        (SELECT 1 FROM unindexed WHERE rowid = (old.conversation_seq << 32) + old.seq);
+    INSERT OR IGNORE INTO unindexed VALUES ((new.conversation_seq << 32) + new.seq);
+END;
+CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
+    INSERT INTO search (search, rowid, text)
+        SELECT 'delete', (old.conversation_seq << 32) + old.seq, owner_words(owner, old.text)
+        FROM conversations WHERE seq = old.conversation_seq AND NOT EXISTS
+        (SELECT 1 FROM unindexed WHERE rowid = (old.conversation_seq << 32) + old.seq);
+    DELETE FROM unindexed WHERE rowid = (old.conversation_seq << 32) + old.seq;
+END;
+CREATE TRIGGER title_changed AFTER UPDATE OF title ON conversations BEGIN
+    INSERT INTO search (search, rowid, text)
+        SELECT 'delete', old.seq << 32, owner_words(old.owner, old.title) WHERE NOT EXISTS
+        (SELECT 1 FROM unindexed WHERE rowid = old.seq << 32);
+    INSERT OR IGNORE INTO unindexed VALUES (new.seq << 32);
+END;
+CREATE TRIGGER title_removed BEFORE DELETE ON conversations BEGIN
+    -- While the owner can be looked up; left to the foreign key, the messages would go after it.
+    DELETE FROM messages WHERE conversation_seq = old.seq;
+    INSERT INTO search (search, rowid, text)
+        SELECT 'delete', old.seq << 32, owner_words(old.owner, old.title) WHERE NOT EXISTS
+        (SELECT 1 FROM unindexed WHERE rowid = old.seq << 32);
+    DELETE FROM unindexed WHERE rowid = old.seq << 32;
+END;
+-- The journal indexes them in the background, and a search what is left of them.
+INSERT OR IGNORE INTO unindexed SELECT (conversation_seq << 32) + seq FROM messages;
+INSERT OR IGNORE INTO unindexed SELECT seq << 32 FROM conversations;
+"""
+
+
+def _m008_search_by_owner(connection: sqlite3.Connection) -> None:
+    for statement in _statements(_SEARCH_BY_OWNER):
+        connection.execute(statement)
+
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("001_first", _m001_first),
     Migration("002_keys", _m002_keys),
@@ -314,6 +369,7 @@ MIGRATIONS: Sequence[Migration] = (
     Migration("005_weight", _m005_weight),
     Migration("006_degrade", _m006_degrade),
     Migration("007_known_keys", _m007_known_keys),
+    Migration("008_search_by_owner", _m008_search_by_owner),
 )
 
 
@@ -326,7 +382,11 @@ def applied(connection: sqlite3.Connection) -> list[str]:
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Apply what is missing, each migration in a transaction of its own with its name."""
+    """Apply what is missing, each migration in a transaction of its own with its name.
+
+    The connection can write to the index's tables afterwards (app.store.words).
+    """
+    register(connection)
     connection.execute(
         "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at TEXT NOT NULL)"
     )
