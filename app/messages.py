@@ -17,7 +17,7 @@ MAX_TOOL_CALLS = 128
 """Tool calls of a message; OpenAI takes as many tools."""
 MAX_NAME_CHARS = 256
 """Of a speaker or a function; OpenAI takes 64."""
-MAX_ID_CHARS = 8192
+MAX_ID_CHARS = 4096
 """Of a tool call; LiteLLM packs signatures of Gemini's reasoning into it, which are kilobytes."""
 DETAILS = ("auto", "low", "high")
 """What `image_url.detail` may be."""

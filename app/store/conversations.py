@@ -361,7 +361,7 @@ def _runs(heard: Sequence[_Row]) -> list[tuple[int, bytes]]:
     runs: list[tuple[int, bytes]] = []
     seq: int | None = max(answers, default=None)
     while seq is not None:
-        row = answers.get(seq)
+        row = answers.pop(seq, None)  # each is there once, so that this ends
         if row is None:  # a part is missing: what follows it is no prompt's beginning
             return []
         runs.append((seq, (row.prompt_ids or b"") + (row.answer_ids or b"")))

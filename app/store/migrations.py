@@ -361,6 +361,18 @@ def _m008_search_by_owner(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
+_BRANCH_INDEXES = """
+-- What a turn asks of its conversation, in time that does not go with how long that is.
+CREATE INDEX messages_answers ON messages (conversation_seq, seq) WHERE request_seq IS NOT NULL;
+CREATE INDEX messages_blocked ON messages (conversation_seq) WHERE status = 'blocked';
+"""
+
+
+def _m009_branch_indexes(connection: sqlite3.Connection) -> None:
+    for statement in _statements(_BRANCH_INDEXES):
+        connection.execute(statement)
+
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("001_first", _m001_first),
     Migration("002_keys", _m002_keys),
@@ -370,6 +382,7 @@ MIGRATIONS: Sequence[Migration] = (
     Migration("006_degrade", _m006_degrade),
     Migration("007_known_keys", _m007_known_keys),
     Migration("008_search_by_owner", _m008_search_by_owner),
+    Migration("009_branch_indexes", _m009_branch_indexes),
 )
 
 
