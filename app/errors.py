@@ -31,7 +31,7 @@ class Code(NamedTuple):
 
 CODES: Mapping[str, Code] = {
     # The request
-    "invalid_json": Code(400, "The body is not a JSON object."),
+    "invalid_json": Code(400, "The body is not a JSON object, or has a name twice in one."),
     "invalid_encoding": Code(400, "The body is not UTF-8."),
     "nesting_too_deep": Code(400, "The body nests arrays and objects too deeply."),
     "missing_parameter": Code(400, "A required parameter is absent."),

@@ -10,6 +10,7 @@ import orjson
 
 from app.api.messages import normalized
 from app.api.parameters import check, check_kind, check_moderation, check_values
+from app.api.unique_names import check_unique_names
 from app.core import ChatRequest, IdempotencyKey
 from app.errors import BadRequest
 from app.history import new_conversation_id, new_message_id
@@ -39,6 +40,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
         _check_depth(body)
+    check_unique_names(raw, body)
     return body
 
 

@@ -107,6 +107,14 @@ async def test_an_unknown_key_is_refused_by_name_and_stored_nowhere(serve: Serve
     assert (await served.call("GET", PATH)).json()["data"] == []
 
 
+async def test_a_message_of_two_contents_is_refused(serve: Serve):
+    """Which of them counts is no parser's to decide: a proxy may have read the other."""
+    served = await serve()
+    message = b'{"role":"user","content":"benign","content":"other"}'
+    refused = await served.post(b'{"model":"scripted","messages":[' + message + b"]}")
+    assert refused.refusal() == (400, "invalid_json", "content")
+
+
 async def test_what_is_dropped_is_not_stored(serve: Serve):
     """A field that is taken for the SDKs' sake costs no room, in a turn that is blocked neither."""
     served = await serve()
