@@ -58,5 +58,5 @@ def _first_repeated(raw: bytes) -> str | None:
                 repeated.append(name)
             names.add(name)
 
-    json.loads(raw, object_pairs_hook=look, parse_int=str)  # int() refuses thousands of digits
+    json.loads(raw, object_pairs_hook=look)
     return repeated[0] if repeated else None

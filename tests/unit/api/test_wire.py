@@ -66,7 +66,6 @@ def test_bodies_that_are_no_request(raw: bytes, code: str):
         (b'{"messages": [{"role": "user", "content": "\\":{", "content": "b"}]}', "content"),
         (b'{"a": {"b": [[{"c": {}, "c": [1]}]]}}', "c"),
         (b'{"": 1, "": 1}', ""),
-        (b'{"x": 1, "y": ' + b"9" * 5000 + b', "x": 1}', "x"),
         (b'{"x": "' + b"y" * (1 << 20) + b'", "x": 1}', None),
     ],
 )
