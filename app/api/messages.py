@@ -70,6 +70,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
     | TAKEN_OF_ASSISTANT,
     "tool": frozenset({"role", "content", "name", "tool_call_id"}) | TAKEN,
 }
+_QUOTED_CHARS = 100
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "audio", "reasoning_content", "reasoning")
 """Of an assistant's message: what it may have where its content is null."""
 
@@ -87,7 +88,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise BadRequest(
-            f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}.",
+            f"{where}.role must be one of {', '.join(ROLES)}, got {_quoted(role)}.",
             code="invalid_role",
             param=f"{where}.role",
         )
@@ -113,7 +114,7 @@ def _without_nulls(source: Mapping[str, Any], where: str, keys: Collection[str])
     sent = {name: value for name, value in source.items() if value is not None}
     for name in sent:
         if name not in keys:
-            place = f"{where}.{name}"
+            place = f"{where}.{name[:_QUOTED_CHARS]}"
             raise UnsupportedParameter(
                 f"Unknown parameter {place!r}; remove it.", code="unknown_parameter", param=place
             )
@@ -148,7 +149,7 @@ def _part(part: Any, where: str, role: str) -> dict[str, Any]:
         sent = _without_nulls(part, where, {"type", "image_url"} | TAKEN_OF_PART)
         return {"type": "image_url", "image_url": _image(sent.get("image_url"), f"{where}.image_url")}
     raise BadRequest(
-        f"{where} is a part of type {kind!r}; text and image_url parts are served. Remove it.",
+        f"{where} is a part of type {_quoted(kind)}; text and image_url parts are served. Remove it.",
         code="unsupported_content",
         param=where,
     )
@@ -162,7 +163,7 @@ def _image(image: Any, where: str) -> dict[str, str]:
     if "detail" in sent:
         if sent["detail"] not in DETAILS:
             raise BadRequest(
-                f"{where}.detail must be one of {', '.join(DETAILS)}, got {sent['detail']!r}.",
+                f"{where}.detail must be one of {', '.join(DETAILS)}, got {_quoted(sent['detail'])}.",
                 param=f"{where}.detail",
             )
         result["detail"] = sent["detail"]
@@ -180,7 +181,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     kind = call.get("type", "function")
     if kind not in ("function", None):
         raise BadRequest(
-            f"{where} is a call of type {kind!r}; calls of functions are served.",
+            f"{where} is a call of type {_quoted(kind)}; calls of functions are served.",
             code="unsupported_content",
             param=where,
         )
@@ -206,6 +207,11 @@ def _text(value: Any, where: str, max_chars: int) -> str:
         raise BadRequest(f"{where} must have at most {max_chars} characters, got {len(value)}.", param=where)
     text: str = value
     return text
+
+
+def _quoted(value: Any) -> str:
+    """A string as a refusal quotes it; of anything else, that it is none, for it may be millions of values."""
+    return repr(value[:_QUOTED_CHARS]) if isinstance(value, str) else "no string"
 
 
 def _check_length(where: str, items: Sequence[Any], most: int, noun: str) -> None:

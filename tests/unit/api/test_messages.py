@@ -246,3 +246,20 @@ def test_messages_are_bounded():
     """More than any context holds are refused at once."""
     assert refusal(*[user()] * (MAX_MESSAGES + 1)) == ("invalid_value", "messages")
     assert len(normalized([user()] * MAX_MESSAGES)) == MAX_MESSAGES
+
+
+def test_a_refusal_costs_no_more_than_what_it_says():
+    """Neither a name of megabytes nor a million values in the place of a word are written out."""
+    many = [0] * 1_000_000
+    places = [
+        {"x" * 10_000_000: 1},
+        {"role": many},
+        {"content": [{"type": "image_url", "image_url": {"url": "", "detail": many}}]},
+    ]
+    for hostile in places:
+        with pytest.raises(BadRequest) as error:
+            normalized([user() | hostile])
+        assert len(error.value.message) < 300
+    with pytest.raises(BadRequest) as error:
+        normalized([said(tool_calls=[CALL | {"type": many}])])
+    assert "no string" in error.value.message
