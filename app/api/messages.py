@@ -210,7 +210,7 @@ def _text(value: Any, where: str, max_chars: int) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """A string as a refusal quotes it; of anything else, that it is none, for it may be millions of values."""
+    """A string as a refusal quotes it; anything else is not written out, as it may be millions of values."""
     return repr(value[:_QUOTED_CHARS]) if isinstance(value, str) else "no string"
 
 
