@@ -17,9 +17,8 @@ from app.errors import BadRequest
 from app.metering.period import groups_of, period_of, text_of
 from app.metering.report import sums_as_json, usage_report
 from app.store.beside import backup, connected, conversations, deleted_before, opened
-from app.store.conversation_view import view
 from app.store.conversations import no_conversation
-from app.store.export import FORMATS, export
+from app.store.export import FORMATS, document
 from app.store.opening import StoreRefused
 from app.store.purge import purge_now
 from app.store.usage import Difference, Sums, differences, rebuild
@@ -30,7 +29,6 @@ EXIT_PIPE = 1
 EXIT_INCOMPLETE = 1
 _DAY_US = 86_400_000_000
 ALL = "all"
-SUFFIXES = {"json": ".json", "markdown": ".md"}
 _COLUMNS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
 
 
@@ -175,7 +173,7 @@ def _export(args: argparse.Namespace, data_dir: Path) -> int:
         ids = [(id_, owner) for id_, owner in conversations(connection) if args.id in (ALL, id_)]
         if args.id != ALL and not ids:
             raise no_conversation(args.id)
-        documents = ((id_, export(view(connection, owner, id_), args.format)) for id_, owner in ids)
+        documents = ((id_, document(connection, owner, id_, FORMATS[args.format])) for id_, owner in ids)
         if args.out is None:
             _write_out(documents, as_list=args.id == ALL and args.format == "json")
             return EXIT_OK
@@ -185,27 +183,27 @@ def _export(args: argparse.Namespace, data_dir: Path) -> int:
     return EXIT_OK
 
 
-def _write_out(documents: Iterable[tuple[str, bytes]], *, as_list: bool) -> None:
+def _write_out(documents: Iterable[tuple[str, Iterable[bytes]]], *, as_list: bool) -> None:
     """Documents as they come: the object of one, those of all in a list, or Markdown below Markdown."""
     out = sys.stdout.buffer
     out.write(b'{"object": "list", "data": [' if as_list else b"")
-    for number, (_, document) in enumerate(documents):
+    for number, (_, pieces) in enumerate(documents):
         out.write((b",\n" if as_list else b"\n") if number else b"")
-        out.write(document)
+        out.writelines(pieces)
     out.write(b"]}\n" if as_list else b"\n")
     out.flush()
 
 
-def _write_files(documents: Iterable[tuple[str, bytes]], args: argparse.Namespace) -> list[Path]:
+def _write_files(documents: Iterable[tuple[str, Iterable[bytes]]], args: argparse.Namespace) -> list[Path]:
     """One new file, or a directory with one a conversation; only their owner can read them."""
     files = []
-    for id_, document in documents:
-        path = args.out / f"{id_}{SUFFIXES[args.format]}" if args.id == ALL else args.out
+    for id_, pieces in documents:
+        path = args.out / f"{id_}{FORMATS[args.format].suffix}" if args.id == ALL else args.out
         try:
             if args.id == ALL:
                 args.out.mkdir(parents=True, exist_ok=True)
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(document)
+                file.writelines(pieces)
         except OSError as exc:
             raise StoreRefused(f"{path} cannot be written: {exc.strerror}.") from exc
         files.append(path)

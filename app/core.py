@@ -30,6 +30,17 @@ class Counts(NamedTuple):
     reasoning_tokens: int = 0
 
 
+def total_counts(counts: Mapping[int, Counts]) -> Counts:
+    """The counts of all choices together; the prompt, which they share, is that of the lowest."""
+    if len(counts) == 1:
+        return next(iter(counts.values()))
+    shared = counts[min(counts)] if counts else Counts()
+    return shared._replace(
+        completion_tokens=sum(c.completion_tokens for c in counts.values()),
+        reasoning_tokens=sum(c.reasoning_tokens for c in counts.values()),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """Which tool call a delta belongs to. `id` and `name` come once, with its first fragment."""

@@ -31,7 +31,7 @@ class Code(NamedTuple):
 
 CODES: Mapping[str, Code] = {
     # The request
-    "invalid_json": Code(400, "The body is not a JSON object."),
+    "invalid_json": Code(400, "The body is not a JSON object, or has a name twice in one."),
     "invalid_encoding": Code(400, "The body is not UTF-8."),
     "nesting_too_deep": Code(400, "The body nests arrays and objects too deeply."),
     "missing_parameter": Code(400, "A required parameter is absent."),
@@ -78,6 +78,9 @@ CODES: Mapping[str, Code] = {
         500, "The server died while it answered; what follows was never generated or is lost."
     ),
     "conversation_not_found": Code(404, "No such conversation: unknown, not yours, deleted or purged."),
+    "conversation_too_long": Code(
+        400, "The branch to continue is longer than a turn can be; begin anew, or higher up."
+    ),
     "message_not_found": Code(404, "The conversation has no such message."),
     "conversation_busy": Code(409, "Another turn of this conversation is being answered."),
     "invalid_cursor": Code(400, "`cursor` is not one that a list was answered with."),

@@ -19,6 +19,7 @@ import orjson
 
 from app.core import ChatRequest
 from app.errors import BadRequest, Conflict
+from app.messages import kept
 from app.store.conversations import Branch, NewMessage, NewTurn, branch
 from app.store.database import Database
 
@@ -121,10 +122,11 @@ def _turn(request: ChatRequest, past: Branch | None) -> NewTurn:
 
 
 def _message(message: Mapping[str, Any]) -> NewMessage:
-    content = message.get("content")
-    plain = isinstance(content, str) and message.keys() <= {"role", "content"}
-    body = None if plain else orjson.dumps(message)
-    return NewMessage(new_message_id(), message["role"], text_of(content), body)
+    role, text = message["role"], text_of(message.get("content"))
+    stored = kept(message, role, text)
+    stored.pop("reasoning_content", None)  # the engine reads it with this request, and nobody again
+    plain = isinstance(stored["content"], str) and stored.keys() <= {"role", "content"}
+    return NewMessage(new_message_id(), role, text, None if plain else orjson.dumps(stored))
 
 
 def text_of(content: Any) -> str:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from app import slices
-from app.core import Channel, Counts, Delta, FinishReason, ToolCall
+from app.core import Channel, Counts, Delta, FinishReason, ToolCall, total_counts
 
 _SPECIAL = 0
 _RANK: Mapping[Channel, int] = {"reasoning": 0, "text": 1, "tool": 2}
@@ -44,7 +44,11 @@ class Lane(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Text of one lane: JSON-escaped, without quotes; logprobs entries joined by commas."""
+    """Text of one lane: JSON-escaped, without quotes; logprobs entries joined by commas.
+
+    `counts` are those of all choices at the last event of the frame, whichever part it is of, so
+    that what a reader is told at an event does not depend on how events came to share a frame.
+    """
 
     lane: Lane
     text: bytes
@@ -114,6 +118,7 @@ class Ring:
 
     __slots__ = (
         "_counts",
+        "_counts_of",
         "_ends",
         "_lane_of",
         "_lanes",
@@ -140,6 +145,8 @@ class Ring:
         self._logprobs = bytearray() if logprobs else None
         self._logprob_ends = array("I")
         self._counts: list[Counts] | None = [] if counts else None
+        """Of all choices together, at each event."""
+        self._counts_of: dict[int, Counts] = {}
 
     @property
     def last_id(self) -> int:
@@ -181,7 +188,9 @@ class Ring:
         if self._logprobs is not None and delta.logprobs:
             # Entries of consecutive events are joined by commas: a slice starts with one.
             self._logprobs += b"," + orjson.dumps(delta.logprobs)[1:-1]
-        self._push(lane, delta.counts)
+        if self._counts is not None:
+            self._counts_of[delta.choice] = delta.counts
+        self._push(lane)
         return self.last_id, self._names[lane - 1], text
 
     def _new_lane(self, key: tuple[int, Channel, int]) -> int:
@@ -192,15 +201,15 @@ class Ring:
     def append_special(self, event: Special) -> None:
         """Add an event that is not text."""
         self._specials[self.last_id + 1] = event
-        self._push(_SPECIAL, Counts())
+        self._push(_SPECIAL)
 
-    def _push(self, lane: int, counts: Counts) -> None:
+    def _push(self, lane: int) -> None:
         self._lanes.append(lane)
         self._ends.append(len(self._text))
         if self._logprobs is not None:
             self._logprob_ends.append(len(self._logprobs))
         if self._counts is not None:
-            self._counts.append(counts)
+            self._counts.append(total_counts(self._counts_of))
         # The cheap test first: plain events are little but their text.
         if len(self._text) + 6 * len(self._lanes) > self._limit_bytes or not self.plain:
             self._trim()
@@ -254,7 +263,9 @@ class Ring:
             merged.setdefault(lane, []).append(part)
             size += len(part.text)
             stop = run_stop
-        return self.first_id + stop - 1, [_join(parts) for parts in merged.values()]
+        counts = self._counts[stop - 1] if self._counts is not None else None
+        joined = [_join(parts)._replace(counts=counts) for parts in merged.values()]
+        return self.first_id + stop - 1, joined
 
     def _runs(self, start: int) -> Iterator[tuple[int, int, int]]:
         """Runs of one lane from index `start`, at most a frame's worth of bytes each."""

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from app.core import ChatRequest, Counts, Delta
+from app.core import ChatRequest, Counts, Delta, total_counts
 from app.errors import (
     Cancelled,
     Draining,
@@ -288,13 +288,13 @@ def usage_of(counts: Mapping[int, Counts]) -> dict[str, Any]:
 
     The prompt counts once, however many choices share it.
     """
-    first = first_of(counts)
+    together = total_counts(counts)
     return usage_body(
         Usage(
-            prompt_tokens=first.prompt_tokens,
-            completion_tokens=sum(c.completion_tokens for c in counts.values()),
-            cached_tokens=first.cached_tokens,
-            reasoning_tokens=sum(c.reasoning_tokens for c in counts.values()),
+            prompt_tokens=together.prompt_tokens,
+            completion_tokens=together.completion_tokens,
+            cached_tokens=together.cached_tokens,
+            reasoning_tokens=together.reasoning_tokens,
         )
     )
 

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 from ledgers import empty_store, reserved
 
 from app.store import conversations
 from app.store.conversations import Branch, FinishedAnswer, NewMessage, NewTurn, Status
+from app.store.export import FORMATS, VIEW, document
 from app.store.ledger import Settlement, Usage, settle
 
 NOW_US = 1_790_000_000_000_000
@@ -104,6 +106,16 @@ class Chats:
     def heard(self, parent: str | None = None, conversation_id: str = "conv_1") -> list[str]:
         """The contents of that branch."""
         return [m["content"] for m in self.branch(parent, conversation_id).messages]
+
+    def view(self, conversation_id: str = "conv_1", owner: str | None = None) -> dict[str, Any]:
+        """The conversation as it is shown."""
+        shown: dict[str, Any] = orjson.loads(self.export("view", conversation_id, owner))
+        return shown
+
+    def export(self, form: str, conversation_id: str = "conv_1", owner: str | None = None) -> bytes:
+        """The conversation in one of the formats, or as `view`."""
+        layout = VIEW if form == "view" else FORMATS[form]
+        return b"".join(document(self.c, owner or self.owner, conversation_id, layout))
 
     def parent_of(self, message_id: str) -> str | None:
         """The id of a message's parent."""

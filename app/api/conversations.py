@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from app.answer import answers
 from app.api.auth import Gatekeeper
@@ -19,8 +21,8 @@ from app.api.wire import parse_body
 from app.errors import BadRequest, StorageUnavailable
 from app.runtime import Runtime
 from app.store import conversation_list, indexing
-from app.store.conversation_view import view
-from app.store.export import FORMATS, export, file_name
+from app.store.conversation_view import Outline, Page, page
+from app.store.export import FORMATS, VIEW, Format, file_name
 
 MAX_TITLE = 200
 MAX_QUERY = 1000
@@ -42,21 +44,22 @@ class ConversationRoutes:
         if words:
             with contextlib.suppress(StorageUnavailable):  # then what is in the index is found
                 await indexing.index_all(self._runtime.database)
-        page = await self._runtime.database.read(
+        listed = await self._runtime.database.read(
             lambda c: conversation_list.page(c, owner, limit, cursor, words)
         )
         return _answer(
             {
                 "object": "list",
-                "data": page.conversations,
-                "has_more": page.next_cursor is not None,
-                "next_cursor": page.next_cursor,
+                "data": listed.conversations,
+                "has_more": listed.next_cursor is not None,
+                "next_cursor": listed.next_cursor,
             }
         )
 
     async def view(self, request: Request) -> Response:
         """GET {id}: all messages of all branches, with what a live answer has said so far."""
-        return _answer(await self._whole(request))
+        outline = await self._outline(request, VIEW)
+        return await self._written(request, outline, VIEW)
 
     async def rename(self, request: Request) -> Response:
         """PATCH {id}: another title."""
@@ -96,17 +99,45 @@ class ConversationRoutes:
         form = request.query_params.get("format", "json")
         if form not in FORMATS:
             raise BadRequest(f"format must be one of {', '.join(FORMATS)}, got {form!r}.", param="format")
-        whole = await self._whole(request)
-        headers = {"content-disposition": f'attachment; filename="{file_name(whole, form)}"'}
-        return Response(export(whole, form), media_type=FORMATS[form], headers=headers)
+        outline = await self._outline(request, FORMATS[form])
+        name = file_name(outline.conversation, form)
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return await self._written(request, outline, FORMATS[form], headers)
 
-    async def _whole(self, request: Request) -> dict[str, Any]:
+    async def _outline(self, request: Request, layout: Format) -> Outline:
         owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
-        whole = await self._runtime.database.read(lambda c: view(c, owner, conversation_id))
-        for message in whole["messages"]:
+        return await self._runtime.database.read(lambda c: layout.outline(c, owner, conversation_id))
+
+    async def _written(
+        self, request: Request, outline: Outline, layout: Format, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """A response in one piece where a page holds all; else a page is read once the last was taken."""
+        owner = self._gatekeeper.owner(request)
+        first = await self._page(owner, outline, 0)
+        pieces = self._pieces(owner, outline, layout, first)
+        if first.next_start is not None:
+            return StreamingResponse(pieces, media_type=layout.media_type, headers=headers)
+        body = b"".join([piece async for piece in pieces])
+        return Response(body, media_type=layout.media_type, headers=headers)
+
+    async def _pieces(self, owner: str, outline: Outline, layout: Format, page: Page) -> AsyncIterator[bytes]:
+        yield layout.head(outline)
+        separator = b""
+        while True:
+            if page.messages:
+                yield separator + await asyncio.to_thread(layout.piece, page.messages)
+                separator = layout.separator
+            if page.next_start is None:
+                break
+            page = await self._page(owner, outline, page.next_start)
+        yield layout.tail
+
+    async def _page(self, owner: str, outline: Outline, start: int) -> Page:
+        shown = await self._runtime.database.read(lambda c: page(c, outline, start))
+        for message in shown.messages:
             if message["status"] == "in_progress":
                 self._fill(message, owner)
-        return whole
+        return shown
 
     def _fill(self, message: dict[str, Any], owner: str) -> None:
         """Put in what a live answer has said."""

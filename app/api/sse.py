@@ -76,10 +76,9 @@ class ChunkWire:
             by_choice.setdefault(part.lane.choice, []).append(part)
         choices = b",".join(_choice(choice, lanes) for choice, lanes in by_choice.items())
         tail = self._tail
-        counts = {p.lane.choice: p.counts for p in parts if p.counts is not None}
-        if counts:
-            newest = dict(enumerate(counts.values()))
-            tail = b'],"usage":%b}\n\n' % orjson.dumps(usage_of(newest))
+        counts = parts[-1].counts  # of all choices, at the frame's last event
+        if counts is not None:
+            tail = b'],"usage":%b}\n\n' % orjson.dumps(usage_of({0: counts}))
         return b"id: %d\ndata: %b%b%b" % (last_id, self._head, choices, tail)
 
     def special(self, event_id: int, event: Special) -> bytes:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
+from app.api.messages import normalized
 from app.api.parameters import check, check_kind, check_moderation, check_values
+from app.api.unique_names import check_unique_names
 from app.core import ChatRequest, IdempotencyKey
 from app.errors import BadRequest
 from app.history import new_conversation_id, new_message_id
 
 MAX_DEPTH = 64
 """Levels of arrays and objects a body may have; schemas people write stay below 20."""
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
@@ -40,6 +40,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
         _check_depth(body)
+    check_unique_names(raw, body)
     return body
 
 
@@ -79,7 +80,7 @@ def parse_chat_request(
             raise BadRequest(f"{required} is required.", code="missing_parameter", param=required)
     for_engine = {name: value for name, value in given.items() if check(name, value).to_engine}
     place = _conversation(given, store=store)
-    check_messages(given["messages"], may_be_empty="conversation_id" in given)
+    for_engine["messages"] = normalized(given["messages"], may_be_empty="conversation_id" in given)
     include_usage, continuous_usage = _stream_options(given)
     check_values(given)
     if "moderation" in given:
@@ -149,41 +150,3 @@ def _stream_options(given: Mapping[str, Any]) -> tuple[bool, bool]:
             )
         check_kind(f"stream_options.{name}", value, bool)
     return bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
-
-
-def check_messages(messages: Sequence[Any], *, may_be_empty: bool = False) -> None:
-    """Check the shape of `messages`. Raises BadRequest naming the place."""
-    if not messages and not may_be_empty:
-        raise BadRequest("messages must hold at least one message.", param="messages")
-    for i, message in enumerate(messages):
-        where = f"messages[{i}]"
-        check_kind(where, message, dict)
-        role = message.get("role")
-        if role not in ROLES:
-            raise BadRequest(
-                f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}.",
-                code="invalid_role",
-                param=f"{where}.role",
-            )
-        _check_content(message, where)
-
-
-def _check_content(message: Mapping[str, Any], where: str) -> None:
-    content = message.get("content")
-    if content is None:
-        if message["role"] == "assistant" and message.get("tool_calls"):
-            return
-        raise BadRequest(f"{where}.content is required.", code="missing_parameter", param=f"{where}.content")
-    check_kind(f"{where}.content", content, str, list)
-    if isinstance(content, str):
-        return
-    for j, part in enumerate(content):
-        place = f"{where}.content[{j}]"
-        check_kind(place, part, dict)
-        check_kind(f"{place}.type", part.get("type"), str)
-        if part["type"] == "text":
-            check_kind(f"{place}.text", part.get("text"), str)
-        elif part["type"] == "image_url":
-            image = part.get("image_url")
-            check_kind(f"{place}.image_url", image, dict)
-            check_kind(f"{place}.image_url.url", image.get("url"), str)

@@ -83,5 +83,6 @@ class Pace:
         """Whole or not at all; that a disk is full is others' concern."""
         beside = file.with_suffix(".new")
         with contextlib.suppress(OSError):
+            beside.touch(mode=0o600)
             beside.write_text(json.dumps(paces) + "\n", "utf-8")
             beside.replace(file)

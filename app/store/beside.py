@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from app.store import permissions
 from app.store.database import FILE_NAME, PATIENCE_S
 from app.store.migrations import MIGRATIONS, applied
 from app.store.opening import StoreRefused, lock, prepare, refusal
@@ -54,8 +55,10 @@ def make_missing(data_dir: Path) -> None:
     if path.exists():
         return
     try:
-        with lock(data_dir), closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            prepare(connection, path)
+        with lock(data_dir):
+            permissions.create(path)
+            with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+                prepare(connection, path)
     except sqlite3.Error as exc:
         raise StoreRefused(refusal(path, exc)) from exc
 

@@ -12,10 +12,12 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from app.errors import BadRequest
 from app.store.conversations import find
+from app.store.words import folded, tag
 
 WIPED = 0
 """As `deleted_at_us`: the text is gone, and only the purge comes back to the row (app.store.purge)."""
@@ -43,55 +45,55 @@ def page(connection: sqlite3.Connection, owner: str, limit: int, cursor: str | N
     """
     before_seq = _END >> 32 if cursor is None else _position(cursor)
     if words:
-        rows = _matching(connection, owner, before_seq, words)
+        rows = list(islice(_matching(connection, owner, before_seq, words), limit + 1))
     else:
         rows = connection.execute(
             f"SELECT {_COLUMNS} FROM conversations AS c"  # noqa: S608  # constants
             " WHERE owner = ? AND deleted_at_us IS NULL AND seq < ? ORDER BY seq DESC LIMIT ?",
             (owner, before_seq, limit + 1),
-        )
-    found = _distinct(rows, limit + 1)
-    more = len(found) > limit
-    found = found[:limit]
-    return Page([_as_listed(row) for row in found], _cursor(found[-1][0]) if more else None)
+        ).fetchall()
+    more = len(rows) > limit
+    rows = rows[:limit]
+    return Page([_as_listed(row) for row in rows], _cursor(rows[-1][0]) if more else None)
 
 
 def _matching(
     connection: sqlite3.Connection, owner: str, before_seq: int, words: str
 ) -> Iterator[tuple[Any, ...]]:
-    """The conversation of each matching message and title, newest conversation first."""
-    return connection.execute(
-        f"SELECT {_COLUMNS} FROM search CROSS JOIN conversations AS c ON c.seq = search.rowid >> 32"  # noqa: S608
-        " WHERE search MATCH ? AND search.rowid < ? AND c.owner = ? AND c.deleted_at_us IS NULL"
-        " ORDER BY search.rowid DESC",
-        (match_all(words), before_seq << 32, owner),
-    )
+    """The conversations with a message or title that matches, newest first.
 
-
-def match_all(words: str) -> str:
-    """An FTS5 query for every one of `words`, each as it stands and the last, unless short, as a beginning.
-
-    Whatever is in them is quoted, so there is nothing to get wrong; what holds no letter or
-    digit is ignored. https://www.sqlite.org/fts5.html#fts5_phrases
+    Each begins below the one before, so that one of many messages that match costs no more than another.
     """
-    quoted = ['"' + word.replace('"', '""') + '"' for word in words.replace("\0", " ").split()]
-    if not quoted:
-        return '""'
-    last = quoted[-1]
-    as_beginning = len(last) - 2 >= _MIN_BEGINNING or _RUN_ON.search(last)
-    return " ".join(quoted) + ("*" if as_beginning else "")
-
-
-def _distinct(rows: Iterator[tuple[Any, ...]], limit: int) -> list[tuple[Any, ...]]:
-    """The first `limit` rows of different conversations; the same ones stand together."""
-    found: list[tuple[Any, ...]] = []
-    for row in rows:
-        if found and found[-1][0] == row[0]:
-            continue
-        found.append(row)
-        if len(found) == limit:
+    query = match_all(words, owner)
+    while query:
+        row = connection.execute(
+            f"SELECT {_COLUMNS} FROM search CROSS JOIN conversations AS c ON c.seq = search.rowid >> 32"  # noqa: S608
+            " WHERE search MATCH ? AND search.rowid < ? AND c.owner = ? AND c.deleted_at_us IS NULL"
+            " ORDER BY search.rowid DESC LIMIT 1",
+            (query, before_seq << 32, owner),
+        ).fetchone()
+        if row is None:
             break
-    return found
+        yield row
+        before_seq = row[0]
+
+
+def match_all(words: str, owner: str) -> str:
+    """An FTS5 query for every one of an owner's `words`, the last, unless short, as a beginning.
+
+    What holds no letter or digit is ignored; the query is empty where nothing is left. There is nothing
+    in a folded word that FTS5 could misread. https://www.sqlite.org/fts5.html#fts5_phrases
+    """
+    mark = tag(owner)
+    phrases: dict[str, None] = {}
+    last: list[str] = []
+    for word in words.split():
+        if last := folded(word):
+            phrases.setdefault('"' + " ".join(mark + part for part in last) + '"')
+    if not phrases:
+        return ""
+    as_beginning = sum(map(len, last)) >= _MIN_BEGINNING or any(map(_RUN_ON.search, last))
+    return " ".join(phrases) + ("*" if as_beginning else "")
 
 
 def _cursor(seq: int) -> str:

@@ -1,41 +1,130 @@
-"""A whole conversation with all its branches, as one object."""
+"""A conversation's messages as they are shown: a page at a time, so that its length costs no memory.
+
+First the *outline*: which messages, by their `seq`, a few bytes each. Then pages of them, oldest
+first. What is shown of a message is its known keys, and the server's own beside them, which win.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from typing import Any
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import orjson
 
+from app.messages import as_kept
 from app.store.conversation_list import listed
 from app.store.conversations import find
 from app.store.ledger import Usage
 from app.store.usage_body import usage_body
 
+PAGE_BYTES = 1 << 20
+"""Stored text and bodies of a page; one message may be more."""
+PAGE_MESSAGES = 256
 
-def view(connection: sqlite3.Connection, owner: str, conversation_id: str) -> dict[str, Any]:
-    """The conversation and its messages, oldest first, each with its parent. Raises NotFound.
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A conversation as it is listed, and the seqs of the messages to show, oldest first.
+
+    `num_others` are its messages on other branches.
+    """
+
+    conversation: dict[str, Any]
+    seqs: Sequence[int]
+    num_others: int = 0
+
+
+class Page(NamedTuple):
+    """Messages, and where in the outline the next page begins; None after the last."""
+
+    messages: list[dict[str, Any]]
+    next_start: int | None
+
+
+def whole(connection: sqlite3.Connection, owner: str, conversation_id: str) -> Outline:
+    """All messages of all branches. Raises NotFound."""
+    conversation_seq = find(connection, owner, conversation_id)
+    return Outline(listed(connection, owner, conversation_id), _all(connection, conversation_seq))
+
+
+def newest_branch(connection: sqlite3.Connection, owner: str, conversation_id: str) -> Outline:
+    """From the top down to the newest message; of several answers to it, to the first. Raises NotFound."""
+    everything = whole(connection, owner, conversation_id)
+    if not everything.seqs:
+        return everything
+    rows = connection.execute(
+        "WITH RECURSIVE path (seq, parent_seq) AS ("
+        " SELECT seq, parent_seq FROM messages WHERE seq = ? UNION ALL"
+        " SELECT m.seq, m.parent_seq FROM path JOIN messages AS m"
+        # Smaller at every step, so that the walk ends, whatever a row says.
+        " ON m.seq = path.parent_seq AND m.seq < path.seq)"
+        " SELECT seq FROM path",
+        (_first_choice(connection, everything.seqs[-1]),),
+    )
+    branch = array("q", (seq for (seq,) in rows))
+    branch.reverse()
+    return Outline(everything.conversation, branch, len(everything.seqs) - len(branch))
+
+
+def page(connection: sqlite3.Connection, outline: Outline, start: int) -> Page:
+    """The messages of an outline from `start` on; those purged meanwhile are left out.
 
     A message's content is what was sent, a string or a list of parts. The usage of a request
     stands on its first answer only, so that sums over messages are right. An answer in
     progress has no text here yet.
     """
-    found = listed(connection, owner, conversation_id)
+    seqs = list(outline.seqs[start : start + PAGE_MESSAGES])
     rows = connection.execute(
-        "SELECT m.id, p.id, m.role, m.text, m.body, m.created_at_us, m.status, m.finish_reason, m.choice,"
-        " r.id, r.state, r.prompt_tokens, r.completion_tokens, r.cached_tokens, r.reasoning_tokens,"
-        " r.withheld_tokens"
+        "SELECT m.seq, p.id, m.id, m.role, m.text, m.body, m.created_at_us, m.status, m.finish_reason,"
+        " m.choice, r.id, r.state, r.prompt_tokens, r.completion_tokens, r.cached_tokens,"
+        " r.reasoning_tokens, r.withheld_tokens"
         " FROM messages AS m LEFT JOIN messages AS p ON p.seq = m.parent_seq"
         " LEFT JOIN requests AS r ON r.seq = m.request_seq"
-        " WHERE m.conversation_seq = ? ORDER BY m.seq",
-        (find(connection, owner, conversation_id),),
+        " WHERE m.seq IN (SELECT value FROM json_each(?)) ORDER BY m.seq",
+        (orjson.dumps(seqs).decode(),),
     )
-    return found | {"messages": [_message(*row) for row in rows]}
+    messages: list[dict[str, Any]] = []
+    size_bytes = 0
+    for seq, parent_id, *row in rows:
+        messages.append(_message(parent_id, *row))
+        size_bytes += len(row[2]) + len(row[3] or b"")
+        if size_bytes >= PAGE_BYTES and seq != seqs[-1]:
+            return Page(messages, start + seqs.index(seq) + 1)
+    end = start + len(seqs)
+    return Page(messages, end if end < len(outline.seqs) else None)
+
+
+def messages(connection: sqlite3.Connection, outline: Outline) -> Iterator[dict[str, Any]]:
+    """The messages of an outline, read as they are asked for."""
+    start: int | None = 0
+    while start is not None:
+        shown, start = page(connection, outline, start)
+        yield from shown
+
+
+def _all(connection: sqlite3.Connection, conversation_seq: int) -> Sequence[int]:
+    rows = connection.execute(
+        "SELECT seq FROM messages WHERE conversation_seq = ? ORDER BY seq", (conversation_seq,)
+    )
+    return array("q", (seq for (seq,) in rows))
+
+
+def _first_choice(connection: sqlite3.Connection, seq: int) -> int:
+    """Of the answers of one request, the first; another message is its own."""
+    row = connection.execute(
+        "SELECT min(a.seq) FROM messages AS m JOIN messages AS a ON a.request_seq = m.request_seq"
+        " AND a.parent_seq IS m.parent_seq WHERE m.seq = ?",
+        (seq,),
+    ).fetchone()
+    return seq if row[0] is None else int(row[0])
 
 
 def _message(
-    message_id: str,
     parent_id: str | None,
+    message_id: str,
     role: str,
     text: str,
     body: bytes | None,
@@ -46,8 +135,7 @@ def _message(
     request_id: str | None,
     *ledger: Any,
 ) -> dict[str, Any]:
-    sent: dict[str, Any] = {"role": role, "content": text} if body is None else orjson.loads(body)
-    message = {"id": message_id, "parent_id": parent_id} | sent
+    message = {"id": message_id, "parent_id": parent_id} | as_kept(role, text, body)
     message |= {"created_at": created_at_us // 1_000_000, "status": status, "finish_reason": finish_reason}
     state, *counts = ledger
     message["usage"] = usage_body(Usage(*counts)) if state == "settled" and choice == 0 else None

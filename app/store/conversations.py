@@ -18,12 +18,24 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from app.errors import NotFound
+from app.errors import BadRequest, NotFound
+from app.messages import as_kept
 
 Status = Literal["complete", "in_progress", "cancelled", "interrupted", "failed", "blocked", "deleted"]
 
 ROOT = "root"
 """As `parent_id`: begin again above the first message."""
+MAX_BRANCH_MESSAGES = 10_000
+"""Messages that a turn can continue; as many as a request may have (app.api.messages)."""
+MAX_BRANCH_BYTES = 32 * 1024**2
+"""Text, images and token ids that a turn can continue; a body in one piece may have as much by default."""
+_ANCESTORS = (
+    "WITH RECURSIVE path (seq, parent_seq) AS ("
+    " SELECT seq, parent_seq FROM messages WHERE seq = ? UNION ALL"
+    " SELECT m.seq, m.parent_seq FROM path JOIN messages AS m ON m.seq = path.parent_seq LIMIT ?)"
+    " SELECT seq FROM path"
+)
+"""A message and those above it, upwards, at most so many. A parent's seq is below its child's."""
 _IMAGE = '"type":"image_url"'
 """In a stored message; where a text says so its quotes are escaped."""
 
@@ -185,7 +197,7 @@ def branch(connection: sqlite3.Connection, owner: str, conversation_id: str, par
     """The branch that ends in message `parent_id`; without one, in the newest answer.
 
     Where no answer has said anything yet, what the first ones were to answer is left out, but
-    for system messages. `ROOT` is the empty branch. Raises NotFound.
+    for system messages. `ROOT` is the empty branch. Raises NotFound, BadRequest.
     """
     conversation_seq = find(connection, owner, conversation_id)
     if parent_id == ROOT:
@@ -219,13 +231,10 @@ def so_far(connection: sqlite3.Connection, owner: str, conversation_id: str, par
     if parent_id == ROOT:
         return SoFar()
     rows = connection.execute(
-        "WITH RECURSIVE path (seq, parent_seq) AS ("
-        " SELECT seq, parent_seq FROM messages WHERE seq = ? UNION ALL"
-        " SELECT m.seq, m.parent_seq FROM path JOIN messages AS m ON m.seq = path.parent_seq)"
-        " SELECT m.role, coalesce(instr(m.body, ?), 0) > 0, r.model, r.prompt_tokens + r.completion_tokens"
-        " FROM path JOIN messages AS m ON m.seq = path.seq LEFT JOIN requests AS r ON r.seq = m.request_seq"
+        "SELECT m.role, coalesce(instr(m.body, ?), 0) > 0, r.model, r.prompt_tokens + r.completion_tokens"  # noqa: S608  # a constant
+        f" FROM messages AS m LEFT JOIN requests AS r ON r.seq = m.request_seq WHERE m.seq IN ({_ANCESTORS})"
         " ORDER BY m.seq DESC",
-        (_leaf(connection, conversation_seq, parent_id), _IMAGE),
+        (_IMAGE, _leaf(connection, conversation_seq, parent_id), MAX_BRANCH_MESSAGES),
     ).fetchall()
     model, tokens = next((row[2:] for row in rows if row[2] is not None), (None, 0))
     return SoFar(model, tokens, sum(row[0] == "user" for row in rows), any(row[1] for row in rows))
@@ -244,6 +253,11 @@ class _Row:
     answer_ids: bytes | None
     prompt_ids: bytes | None
     base_seq: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        ids = len(self.answer_ids or b"") + len(self.prompt_ids or b"")
+        return len(self.text) + len(self.body or b"") + ids
 
     @property
     def left_out(self) -> bool:
@@ -296,16 +310,31 @@ def _message(connection: sqlite3.Connection, conversation_seq: int, message_id: 
 
 
 def _path(connection: sqlite3.Connection, leaf_seq: int | None) -> list[_Row]:
-    """The messages from the top down to `leaf_seq`."""
+    """The messages from the top down to `leaf_seq`. Raises BadRequest where they are too much."""
+    seqs = [seq for (seq,) in connection.execute(_ANCESTORS, (leaf_seq, MAX_BRANCH_MESSAGES + 1))]
+    if len(seqs) > MAX_BRANCH_MESSAGES:
+        raise _too_long(f"{MAX_BRANCH_MESSAGES:,} messages")
     rows = connection.execute(
-        "WITH RECURSIVE path (seq, parent_seq) AS ("
-        " SELECT seq, parent_seq FROM messages WHERE seq = ? UNION ALL"
-        " SELECT m.seq, m.parent_seq FROM path JOIN messages AS m ON m.seq = path.parent_seq)"
-        " SELECT m.seq, id, role, text, body, status, answer_ids, prompt_ids, base_seq"
-        " FROM path JOIN messages AS m ON m.seq = path.seq ORDER BY m.seq",
-        (leaf_seq,),
+        "SELECT seq, id, role, text, body, status, answer_ids, prompt_ids, base_seq"
+        " FROM messages WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq",
+        (orjson.dumps(seqs).decode(),),
     )
-    return [_Row(*row) for row in rows]
+    path, size_bytes = [], 0
+    for row in rows:
+        path.append(_Row(*row))
+        size_bytes += path[-1].size_bytes
+        if size_bytes > MAX_BRANCH_BYTES:
+            raise _too_long(f"{MAX_BRANCH_BYTES >> 20} MiB")
+    return path
+
+
+def _too_long(bound: str) -> BadRequest:
+    return BadRequest(
+        f"This branch of the conversation is over {bound}, more than a turn can continue. Begin a new"
+        " conversation, or name an earlier message as parent_id.",
+        code="conversation_too_long",
+        param="conversation_id",
+    )
 
 
 def _heard(path: Sequence[_Row]) -> list[_Row]:
@@ -321,9 +350,7 @@ def _heard(path: Sequence[_Row]) -> list[_Row]:
 
 
 def _as_sent(row: _Row) -> dict[str, Any]:
-    if row.body is None:
-        return {"role": row.role, "content": row.text}
-    message: dict[str, Any] = orjson.loads(row.body)
+    message = as_kept(row.role, row.text, row.body)
     if row.status != "complete":
         message.pop("tool_calls", None)
     return message
@@ -334,7 +361,7 @@ def _runs(heard: Sequence[_Row]) -> list[tuple[int, bytes]]:
     runs: list[tuple[int, bytes]] = []
     seq: int | None = max(answers, default=None)
     while seq is not None:
-        row = answers.get(seq)
+        row = answers.pop(seq, None)  # each is there once, so that this ends
         if row is None:  # a part is missing: what follows it is no prompt's beginning
             return []
         runs.append((seq, (row.prompt_ids or b"") + (row.answer_ids or b"")))

@@ -21,6 +21,7 @@ from typing import IO, Any, TypeVar
 import aiosqlite
 
 from app.errors import StorageUnavailable
+from app.store import permissions
 from app.store.batch import Raised, Unit, and_changed, is_storage_fault
 from app.store.ledger import BatchConnection
 from app.store.opening import BUSY_TIMEOUT_S, StoreRefused, busy_timeout, lock, prepare, refusal
@@ -80,6 +81,7 @@ class Database:
         is damaged or from a newer version.
         """
         self._lock = lock(self._data_dir)
+        permissions.create(self.path)
         try:
             self._writer = await _connect(self.path)
             await _run(self._writer, lambda c: prepare(c, self.path))

@@ -1,64 +1,88 @@
-"""A conversation to take away: as JSON, all of it; as Markdown, its newest branch."""
+"""A conversation to take away: as JSON, all of it; as Markdown, its newest branch. Piece by piece."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import orjson
 
-FORMATS = {"json": "application/json", "markdown": "text/markdown; charset=utf-8"}
-"""The media type of each format."""
+from app.store.conversation_view import Outline, messages, newest_branch, whole
 
-_SUFFIX = {"json": "json", "markdown": "md"}
+Message = Mapping[str, Any]
 
 
-def export(conversation: Mapping[str, Any], form: str) -> bytes:
-    """A conversation, as `conversation_view.view` has it, in one of FORMATS."""
-    if form == "json":
-        return orjson.dumps(conversation, option=orjson.OPT_INDENT_2)
-    return markdown(conversation).encode()
+class Format(NamedTuple):
+    """How a conversation is written: which messages, and what stands before, between and after them."""
+
+    media_type: str
+    suffix: str
+    outline: Callable[[sqlite3.Connection, str, str], Outline]
+    head: Callable[[Outline], bytes]
+    piece: Callable[[Sequence[Message]], bytes]
+    separator: bytes
+    tail: bytes
+
+
+def document(
+    connection: sqlite3.Connection, owner: str, conversation_id: str, layout: Format
+) -> Iterator[bytes]:
+    """A conversation as a layout has it, a message at a time. Raises NotFound."""
+    outline = layout.outline(connection, owner, conversation_id)
+    yield layout.head(outline)
+    separator = b""
+    for message in messages(connection, outline):
+        yield separator + layout.piece([message])
+        separator = layout.separator
+    yield layout.tail
 
 
 def file_name(conversation: Mapping[str, Any], form: str) -> str:
     """A name for the file, of letters and digits that any system takes."""
     words = re.sub(r"[^A-Za-z0-9]+", "-", conversation["title"])[:60].strip("-")
-    return f"{words or conversation['id']}.{_SUFFIX[form]}"
+    return f"{words or conversation['id']}{FORMATS[form].suffix}"
 
 
-def markdown(conversation: Mapping[str, Any]) -> str:
-    """The branch of the newest message; the text says how many messages are not on it."""
-    messages: Sequence[Mapping[str, Any]] = conversation["messages"]
-    shown = newest_branch(messages)
-    blocks = [f"# {' '.join(conversation['title'].split())}"]
-    if others := len(messages) - len(shown):
-        blocks.append(f"*{others} more on other branches, which the JSON export has.*")
+def _json_head(outline: Outline) -> bytes:
+    return orjson.dumps(outline.conversation)[:-1] + b',"messages":['
+
+
+def _json_piece(shown: Sequence[Message]) -> bytes:
+    return orjson.dumps(shown)[1:-1]
+
+
+def _indented_head(outline: Outline) -> bytes:
+    """The object of the view up to its messages, for people to read."""
+    head = orjson.dumps(outline.conversation, option=orjson.OPT_INDENT_2)
+    return head.removesuffix(b"\n}") + b',\n  "messages": [\n'
+
+
+def _indented_piece(shown: Sequence[Message]) -> bytes:
+    lines = orjson.dumps(shown, option=orjson.OPT_INDENT_2).split(b"\n")[1:-1]
+    return b"\n".join(b"  " + line for line in lines)
+
+
+def _markdown_head(outline: Outline) -> bytes:
+    """The title, and how many messages are not on this branch."""
+    head = f"# {' '.join(outline.conversation['title'].split())}"
+    if others := outline.num_others:
+        head += f"\n\n*{others} more on other branches, which the JSON export has.*"
+    return head.encode()
+
+
+def _markdown_piece(shown: Sequence[Message]) -> bytes:
+    blocks = []
     for message in shown:
         blocks += [f"## {message['role'].capitalize()}", *_blocks(message)]
         if message["status"] != "complete":
             blocks.append(f"*({message['status']})*")
-    return "\n\n".join(blocks) + "\n"
+    return "".join(f"\n\n{block}" for block in blocks).encode()
 
 
-def newest_branch(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """From the top down to the newest message; of several answers to it, to the first."""
-    if not messages:
-        return []
-    by_id = {message["id"]: message for message in messages}
-    newest = messages[-1]
-    shown = [newest if newest.get("choice", 0) == 0 else _first_choice(messages, newest)]
-    while (parent_id := shown[-1]["parent_id"]) is not None:
-        shown.append(by_id[parent_id])
-    return shown[::-1]
-
-
-def _first_choice(messages: Sequence[Mapping[str, Any]], of: Mapping[str, Any]) -> Mapping[str, Any]:
-    return next(m for m in messages if m.get("request_id") == of["request_id"])
-
-
-def _blocks(message: Mapping[str, Any]) -> list[str]:
-    content = message.get("content") or ""
+def _blocks(message: Message) -> list[str]:
+    content = message["content"] or ""
     blocks = [content] if isinstance(content, str) else [_part(part) for part in content]
     blocks += [_call(call) for call in message.get("tool_calls", ())]
     return [block for block in blocks if block]
@@ -72,5 +96,16 @@ def _part(part: Mapping[str, Any]) -> str:
 
 
 def _call(call: Mapping[str, Any]) -> str:
-    function = call.get("function", {})
-    return f"Calls `{function.get('name')}`:\n\n```json\n{function.get('arguments')}\n```"
+    function = call["function"]
+    return f"Calls `{function['name']}`:\n\n```json\n{function['arguments']}\n```"
+
+
+VIEW = Format("application/json", ".json", whole, _json_head, _json_piece, b",", b"]}")
+"""What `GET /api/conversations/{id}` answers."""
+FORMATS: Mapping[str, Format] = {
+    "json": Format("application/json", ".json", whole, _indented_head, _indented_piece, b",\n", b"\n  ]\n}"),
+    "markdown": Format(
+        "text/markdown; charset=utf-8", ".md", newest_branch, _markdown_head, _markdown_piece, b"", b"\n"
+    ),
+}
+"""What a conversation can be taken away as."""

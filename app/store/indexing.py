@@ -10,28 +10,40 @@ from __future__ import annotations
 import sqlite3
 
 from app.store.database import Database
+from app.store.words import owner_words
 
 LIMIT = 256
 """Rows that one unit indexes; a unit holds the writer, and streams wait for it."""
+LIMIT_CHARS = 1 << 20
+"""Text that one unit indexes, for the same reason; one row may be more."""
+MAX_UNITS = 64
+"""Units that a search waits for; what is left after an upgrade or a flood is found later."""
 
 # Answers in progress have no text yet: they are indexed once, when they have.
 _DUE = (
-    "SELECT p.rowid, m.text FROM unindexed AS p JOIN messages AS m ON m.seq = p.rowid & 0xFFFFFFFF"
+    "SELECT p.rowid, c.owner, m.text FROM unindexed AS p JOIN messages AS m ON m.seq = p.rowid & 0xFFFFFFFF"
+    " JOIN conversations AS c ON c.seq = p.rowid >> 32"
     " WHERE m.status <> 'in_progress' UNION ALL"
-    " SELECT p.rowid, c.title FROM unindexed AS p JOIN conversations AS c ON c.seq = p.rowid >> 32"
+    " SELECT p.rowid, c.owner, c.title FROM unindexed AS p JOIN conversations AS c ON c.seq = p.rowid >> 32"
     " WHERE p.rowid & 0xFFFFFFFF = 0 LIMIT ?"
 )
 
 
 def index(connection: sqlite3.Connection) -> bool:
-    """Index what is due, at most LIMIT rows; returns whether nothing was left out."""
-    due = connection.execute(_DUE, (LIMIT,)).fetchall()
+    """Index what is due, at most LIMIT rows and some LIMIT_CHARS; returns whether nothing was left out."""
+    due, chars = [], 0
+    for rowid, owner, text in connection.execute(_DUE, (LIMIT,)):
+        due.append((rowid, owner_words(owner, text)))
+        chars += len(text)
+        if chars >= LIMIT_CHARS:
+            break
     connection.executemany("INSERT INTO search (rowid, text) VALUES (?, ?)", due)
     connection.executemany("DELETE FROM unindexed WHERE rowid = ?", [(rowid,) for rowid, _ in due])
-    return len(due) < LIMIT
+    return len(due) < LIMIT and chars < LIMIT_CHARS
 
 
 async def index_all(database: Database) -> None:
-    """Index everything that is due, a unit after the other. Raises StorageUnavailable."""
-    while not await database.write(index):
-        pass
+    """Index what is due, a unit after the other, MAX_UNITS at most. Raises StorageUnavailable."""
+    for _ in range(MAX_UNITS):
+        if await database.write(index):
+            break

@@ -14,6 +14,11 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import orjson
+
+from app.messages import as_kept
+from app.store.words import register
+
 
 class Migration(NamedTuple):
     """One step of the schema."""
@@ -290,6 +295,84 @@ def _m006_degrade(connection: sqlite3.Connection) -> None:
     )
 
 
+def _m007_known_keys(connection: sqlite3.Connection) -> None:
+    """Take out of stored messages what only their callers knew: megabytes, read again with every turn."""
+    seqs = connection.execute("SELECT seq FROM messages WHERE body IS NOT NULL ORDER BY seq").fetchall()
+    for (seq,) in seqs:
+        role, text, body = connection.execute(
+            "SELECT role, text, body FROM messages WHERE seq = ?", (seq,)
+        ).fetchone()
+        stored = orjson.dumps(as_kept(role, text, body))
+        if stored != body:
+            connection.execute("UPDATE messages SET body = ? WHERE seq = ?", (stored, seq))
+
+
+_SEARCH_BY_OWNER = """
+-- No term of the index is two owners' (app.store.words), so that a search's time tells nothing of another's.
+DROP TRIGGER message_changed;
+DROP TRIGGER message_removed;
+DROP TRIGGER title_changed;
+DROP TRIGGER title_removed;
+DROP TABLE search;
+DROP VIEW searched;
+CREATE VIEW searched (rowid, text) AS
+    SELECT (m.conversation_seq << 32) + m.seq, owner_words(c.owner, m.text)
+        FROM messages AS m JOIN conversations AS c ON c.seq = m.conversation_seq
+    UNION ALL SELECT seq << 32, owner_words(owner, title) FROM conversations;
+CREATE VIRTUAL TABLE search USING fts5 (
+    text, content = 'searched', content_rowid = 'rowid', tokenize = 'ascii'
+);
+CREATE TRIGGER message_changed AFTER UPDATE OF text ON messages BEGIN
+    INSERT INTO search (search, rowid, text)
+        SELECT 'delete', (old.conversation_seq << 32) + old.seq, owner_words(owner, old.text)
+        FROM conversations WHERE seq = old.conversation_seq AND NOT EXISTS
+        (SELECT 1 FROM unindexed WHERE rowid = (old.conversation_seq << 32) + old.seq);
+    INSERT OR IGNORE INTO unindexed VALUES ((new.conversation_seq << 32) + new.seq);
+END;
+CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
+    INSERT INTO search (search, rowid, text)
+        SELECT 'delete', (old.conversation_seq << 32) + old.seq, owner_words(owner, old.text)
+        FROM conversations WHERE seq = old.conversation_seq AND NOT EXISTS
+        (SELECT 1 FROM unindexed WHERE rowid = (old.conversation_seq << 32) + old.seq);
+    DELETE FROM unindexed WHERE rowid = (old.conversation_seq << 32) + old.seq;
+END;
+CREATE TRIGGER title_changed AFTER UPDATE OF title ON conversations BEGIN
+    INSERT INTO search (search, rowid, text)
+        SELECT 'delete', old.seq << 32, owner_words(old.owner, old.title) WHERE NOT EXISTS
+        (SELECT 1 FROM unindexed WHERE rowid = old.seq << 32);
+    INSERT OR IGNORE INTO unindexed VALUES (new.seq << 32);
+END;
+CREATE TRIGGER title_removed BEFORE DELETE ON conversations BEGIN
+    -- While the owner can be looked up; left to the foreign key, the messages would go after it.
+    DELETE FROM messages WHERE conversation_seq = old.seq;
+    INSERT INTO search (search, rowid, text)
+        SELECT 'delete', old.seq << 32, owner_words(old.owner, old.title) WHERE NOT EXISTS
+        (SELECT 1 FROM unindexed WHERE rowid = old.seq << 32);
+    DELETE FROM unindexed WHERE rowid = old.seq << 32;
+END;
+-- The journal indexes them in the background, and a search what is left of them.
+INSERT OR IGNORE INTO unindexed SELECT (conversation_seq << 32) + seq FROM messages;
+INSERT OR IGNORE INTO unindexed SELECT seq << 32 FROM conversations;
+"""
+
+
+def _m008_search_by_owner(connection: sqlite3.Connection) -> None:
+    for statement in _statements(_SEARCH_BY_OWNER):
+        connection.execute(statement)
+
+
+_BRANCH_INDEXES = """
+-- What a turn asks of its conversation, in time that does not go with how long that is.
+CREATE INDEX messages_answers ON messages (conversation_seq, seq) WHERE request_seq IS NOT NULL;
+CREATE INDEX messages_blocked ON messages (conversation_seq) WHERE status = 'blocked';
+"""
+
+
+def _m009_branch_indexes(connection: sqlite3.Connection) -> None:
+    for statement in _statements(_BRANCH_INDEXES):
+        connection.execute(statement)
+
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("001_first", _m001_first),
     Migration("002_keys", _m002_keys),
@@ -297,6 +380,9 @@ MIGRATIONS: Sequence[Migration] = (
     Migration("004_search_later", _m004_search_later),
     Migration("005_weight", _m005_weight),
     Migration("006_degrade", _m006_degrade),
+    Migration("007_known_keys", _m007_known_keys),
+    Migration("008_search_by_owner", _m008_search_by_owner),
+    Migration("009_branch_indexes", _m009_branch_indexes),
 )
 
 
@@ -309,7 +395,11 @@ def applied(connection: sqlite3.Connection) -> list[str]:
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Apply what is missing, each migration in a transaction of its own with its name."""
+    """Apply what is missing, each migration in a transaction of its own with its name.
+
+    The connection can write to the index's tables afterwards (app.store.words).
+    """
+    register(connection)
     connection.execute(
         "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at TEXT NOT NULL)"
     )

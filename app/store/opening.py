@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from app.store import permissions
 from app.store.migrations import MIGRATIONS, Migration, applied, migrate
 
 BUSY_TIMEOUT_S = 5.0
@@ -44,6 +45,7 @@ def lock(data_dir: Path) -> IO[str]:
     """Hold the directory for this process, or say who does."""
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        permissions.create(data_dir / "lock")
         held = (data_dir / "lock").open("a+", encoding="ascii")
     except OSError as exc:
         why = "it is not a directory" if isinstance(exc, FileExistsError) else exc.strerror
@@ -53,6 +55,7 @@ def lock(data_dir: Path) -> IO[str]:
         held.truncate(0)
         held.write(f"{os.getpid()}\n")
         held.flush()
+        permissions.tighten(data_dir)
     except BlockingIOError as exc:
         held.seek(0)
         holder = held.read().strip() or "unknown"

@@ -29,6 +29,7 @@ from app.store.conversations import no_conversation
 from app.store.database import Database
 from app.store.events import num_erased
 from app.store.scrub import Scrubber
+from app.store.words import register
 
 T = TypeVar("T")
 
@@ -135,6 +136,7 @@ def purge_now(connection: sqlite3.Connection, conversation_ids: Sequence[str]) -
     being emptied: then the next purge, this one again or the server's, does the rest.
     Raises NotFound, and Conflict while one of them is being answered.
     """
+    register(connection)
     connection.execute("PRAGMA secure_delete=ON")
     connection.execute("PRAGMA synchronous=FULL")
     seqs = _in_one(connection, partial(_claim, conversation_ids=conversation_ids))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from app.store.indexing import index
+from app.store.words import register
 from scripts.crash.findings import Findings
 
 PRICES = {"input": "0.00137", "cached_input": "0.00041", "output": "0.00733"}
@@ -191,6 +192,7 @@ def _totals(rows: Iterable[tuple[object, ...]]) -> dict[tuple[object, ...], tupl
 
 
 def _search_is_sound(connection: sqlite3.Connection) -> bool:
+    register(connection)
     try:
         while not index(connection):  # the rest is to come, once a second
             pass

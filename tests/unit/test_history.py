@@ -121,6 +121,14 @@ async def test_message_that_is_more_than_text_is_kept_whole(database: Database):
     assert (await History(database).load(asked(user("plain")))).turn.messages[0].body is None
 
 
+async def test_reasoning_that_was_sent_back_is_read_once_and_not_stored(database: Database):
+    """The engine reads it with its request; the store has the rest of the message."""
+    message = {"role": "assistant", "content": "Yes.", "reasoning_content": "hm"}
+    loaded = await History(database).load(asked(user("one"), message, user("two")))
+    assert loaded.request.body["messages"][1] == message
+    assert [(m.text, m.body) for m in loaded.turn.messages] == [("one", None), ("Yes.", None), ("two", None)]
+
+
 @pytest.mark.parametrize(
     ("messages", "title"),
     [

@@ -143,6 +143,23 @@ def test_coalesced_counts_are_the_newest():
     assert (last_id, part.counts) == (3, Counts(7, 3))
 
 
+@given(
+    choices=st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    walks=st.lists(st.lists(st.integers(1, 30), max_size=10), min_size=2, max_size=3),
+)
+def test_counts_at_an_event_are_those_of_all_choices(choices, walks):
+    """However events share frames, what a reader is told at an event is what all choices had by then."""
+    ring, expected, so_far = Ring(BIG, counts=True), {}, dict.fromkeys(range(4), 0)
+    for event_id, choice in enumerate(choices, start=1):
+        so_far[choice] += 1
+        ring.append(delta("x", Lane(choice, "text"), counts=Counts(7, so_far[choice])))
+        expected[event_id] = Counts(7, sum(so_far.values()))
+    for starts in (*walks, []):
+        for cursor in {0, *(start for start in starts if start < len(choices))}:
+            last_id, parts = ring.after(cursor)
+            assert {part.counts for part in parts} == {expected[last_id]}
+
+
 def test_logprobs_keep_to_their_text():
     """Logprobs are sliced and joined with the events they belong to, absent ones too."""
     ring = Ring(BIG, logprobs=True)
@@ -241,7 +258,7 @@ SPECIALS = (
     Notice("usage", {"prompt_tokens": 3, "x": [1.5, None, {"y": "\U0001f600"}]}),
     Failed({"error": {"message": "no", "code": "internal_error", "param": None}}),
 )
-counts = st.builds(Counts, *[st.integers(0, 2**32 - 1)] * 4)
+counts = st.builds(Counts, *[st.integers(0, 2**31 - 1)] * 4)  # of two choices at most, which are summed
 entries = st.one_of(st.none(), st.lists(st.builds(dict, token=text, logprob=st.floats(-99, 0)), max_size=3))
 any_events = st.lists(
     st.one_of(

@@ -186,6 +186,17 @@ def test_continuous_usage_has_the_newest_counts():
         assert one(wire.delta(last_id, parts))["usage"]["completion_tokens"] == 3
 
 
+def test_continuous_usage_does_not_depend_on_framing():
+    """A frame of one choice's text has the counts of all choices, as one that holds the text of all has."""
+    ring, wire = Ring(10**9, counts=True), ChunkWire(request(n=2, include_usage=True, continuous_usage=True))
+    for number in (1, 2, 3):
+        for choice in (0, 1):
+            ring.append(Delta(choice, "text", "a", (1,), Counts(7, number)))
+    for cursor in (0, 4, 5):
+        usage = one(wire.delta(*ring.after(cursor)))["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (7, 6)
+
+
 def test_logprobs_are_with_their_text():
     """Logprobs of coalesced events are one list; an event without has none."""
     ring, wire = Ring(10**9, logprobs=True), ChunkWire(request(logprobs=True))

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.api.messages import ROLES
 from app.api.parameters import PARAMETERS
-from app.api.wire import MAX_DEPTH, ROLES, parse_body, parse_chat_request
+from app.api.wire import MAX_DEPTH, parse_body, parse_chat_request
 from app.core import ChatRequest
 from app.errors import BadRequest, UnknownModel
 
@@ -55,6 +56,46 @@ def body_refusal(raw: bytes) -> str:
 def test_bodies_that_are_no_request(raw: bytes, code: str):
     """Broken JSON, broken UTF-8, no object, and nesting bombs each have their code."""
     assert body_refusal(raw) == code
+
+
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (b'{"model": "a", "model": "b"}', "model"),
+        (b'{"model": "a", "mod\\u0065l": "b"}', "model"),
+        (b'{"messages": [{"role": "user", "content": "\\":{", "content": "b"}]}', "content"),
+        (b'{"a": {"b": [[{"c": {}, "c": [1]}]]}}', "c"),
+        (b'{"": 1, "": 1}', ""),
+        (b'{"x": "' + b"y" * (1 << 20) + b'", "x": 1}', None),
+    ],
+)
+def test_a_name_twice_in_an_object_is_refused(raw: bytes, param: str | None):
+    """Parsers disagree on which of the two counts."""
+    with pytest.raises(BadRequest) as error:
+        parse_body(raw)
+    assert (error.value.code, error.value.param) == ("invalid_json", param)
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=5),
+        st.recursive(
+            st.none()
+            | st.integers()
+            | st.text(max_size=6)
+            | st.sampled_from(['"', ":", "\\", '{"a":1,"a":1}', "\n"]),
+            lambda inner: (
+                st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+            ),
+            max_leaves=8,
+        ),
+    )
+)
+def test_names_that_differ_pass(body: dict[str, Any]):
+    """Whatever stands in names and strings: quotes, colons, backslashes, JSON."""
+    for raw in (json.dumps(body), json.dumps(body, ensure_ascii=False, indent=1)):
+        with contextlib.suppress(UnicodeEncodeError):
+            parse_body(raw.encode())
 
 
 def test_nesting_up_to_the_limit_passes():

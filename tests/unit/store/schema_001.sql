@@ -86,6 +86,9 @@ CREATE TABLE usage_daily (
     cost_micro_usd    INTEGER NOT NULL,
     PRIMARY KEY (day, model, owner)
 ) WITHOUT ROWID;
+CREATE VIEW searched (rowid, text) AS
+    SELECT (conversation_seq << 32) + seq, text FROM messages
+    UNION ALL SELECT seq << 32, title FROM conversations;
 CREATE VIRTUAL TABLE search USING fts5 (
     text, content = 'searched', content_rowid = 'rowid', tokenize = 'unicode61 remove_diacritics 2'
 );

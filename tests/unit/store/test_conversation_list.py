@@ -120,6 +120,66 @@ def test_owner_sees_their_own():
 # Search
 
 
+def test_the_work_of_a_search_is_its_owners_alone():
+    """A word that another owner has costs what a word that nobody has costs, in pages and in steps."""
+    chats = Chats()
+    for i in range(200):
+        chats.owner = "other"
+        chats.turn(f"conv_theirs_{i}", asked="zebrafish swim in schools", answered=f"only{i}")
+        chats.owner = "local"
+        chats.turn(f"conv_mine_{i}", asked="what else is there", answered="dogs")
+    page(chats.c, "local", 20, None)
+    cost(chats, "first")  # which prepares the statement
+    nobodys = cost(chats, "qqqqqqqqq")
+    assert [cost(chats, theirs) for theirs in ("zebrafish", "zebra", "only7", "SCHOOLS")] == [nobodys] * 4
+    assert cost(chats, "schools swim") == cost(chats, "qqqq wwww")
+    assert listed(chats, "what dogs") == []
+    assert len(listed(chats, "what else")) == 100
+
+
+def cost(chats: Chats, words: str) -> int:
+    """Steps of SQLite's machine that a search takes; what the index yields is gone through in steps."""
+    steps: list[int] = []
+    chats.c.set_progress_handler(lambda: steps.append(1), 1)
+    assert conversation_list.page(chats.c, "local", 20, None, words).conversations == []
+    chats.c.set_progress_handler(None, 0)
+    return len(steps)
+
+
+def test_no_term_of_the_index_is_of_two_owners():
+    """The same text of two owners has no term in common; so no list of rows is read past another's."""
+    chats = Chats()
+    chats.turn("conv_mine", asked="the same words")
+    page(chats.c, "local", 20, None)
+    chats.c.execute("CREATE VIRTUAL TABLE temp.terms USING fts5vocab(main, search, 'row')")
+    mine = set(chats.c.execute("SELECT term FROM temp.terms"))
+    chats.owner = "other"
+    chats.turn("conv_theirs", asked="the same words")
+    page(chats.c, "other", 20, None)
+    assert len(mine) == 4
+    assert chats.c.execute("SELECT max(doc) FROM temp.terms").fetchone() == (2,)  # title and question
+    assert len(mine & set(chats.c.execute("SELECT term FROM temp.terms WHERE doc > 2"))) == 0
+    assert chats.c.execute("SELECT count(*) FROM temp.terms").fetchone() == (8,)
+
+
+def test_a_conversation_of_many_messages_that_match_is_one_step():
+    """However often it says the word, the next conversation comes after it."""
+    chats = Chats()
+    chats.turn("conv_old", asked="word")
+    chats.turn("conv_long", asked="word")
+    for _ in range(500):
+        chats.turn("conv_long", asked="word word")
+    while not index(chats.c):
+        pass
+    steps: list[int] = []
+    chats.c.set_progress_handler(lambda: steps.append(1), 100)
+    assert [found["id"] for found in page(chats.c, "local", 2, None, "word").conversations] == [
+        "conv_long",
+        "conv_old",
+    ]
+    assert len(steps) < 20
+
+
 def test_search_finds_titles_questions_and_answers():
     """All three are searched, in order of creation, each conversation once."""
     chats = Chats()

@@ -8,9 +8,9 @@ import orjson
 import pytest
 from conversing import NOW_US, Chats
 
-from app.errors import NotFound
+from app.errors import BadRequest, NotFound
 from app.store import conversations
-from app.store.conversations import ROOT, NewMessage, NewTurn, SoFar, so_far
+from app.store.conversations import MAX_BRANCH_MESSAGES, ROOT, NewMessage, NewTurn, SoFar, so_far
 
 # Branches
 
@@ -337,3 +337,35 @@ def test_a_branch_of_another_is_not_found():
     for owner, conversation_id in (("ann", "conv_1"), ("local", "conv_2")):
         with pytest.raises(NotFound):
             so_far(chats.c, owner, conversation_id, None)
+
+
+def test_a_turn_of_a_long_conversation_is_refused_without_reading_it():
+    """What refuses it does not go with the number of its messages; higher up it still goes on."""
+    chats = Chats()
+    chats.turn()
+    chats.c.execute(
+        "WITH RECURSIVE n (i) AS (SELECT 3 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
+        " INSERT INTO messages (seq, id, conversation_seq, parent_seq, role, text, created_at_us, status)"
+        " SELECT i, 'msg_' || i, 1, i - 1, 'user', 'x', 1, 'complete' FROM n",
+        (3 * MAX_BRANCH_MESSAGES,),
+    )
+    assert len(chats.branch(f"msg_{MAX_BRANCH_MESSAGES}").messages) == MAX_BRANCH_MESSAGES
+    with pytest.raises(BadRequest) as refused:
+        chats.branch(f"msg_{3 * MAX_BRANCH_MESSAGES}")
+    assert refused.value.code == "conversation_too_long"
+    steps: list[int] = []
+    chats.c.set_progress_handler(lambda: steps.append(1), 1000)
+    assert chats.heard() == ["hello", "hi"]
+    assert len(steps) < 3
+
+
+def test_a_turn_continues_a_bounded_number_of_bytes(monkeypatch):
+    """Text, bodies and ids together; the branch above still goes on."""
+    monkeypatch.setattr(conversations, "MAX_BRANCH_BYTES", 1 << 20)
+    chats = Chats()
+    first = chats.turn()
+    chats.turn(asked="x" * (1 << 20))
+    with pytest.raises(BadRequest) as refused:
+        chats.branch()
+    assert (refused.value.code, refused.value.param) == ("conversation_too_long", "conversation_id")
+    assert chats.heard(first) == ["hello", "hi"]

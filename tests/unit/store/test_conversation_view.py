@@ -7,9 +7,8 @@ import pytest
 from conversing import NOW_US, Chats
 
 from app.errors import NotFound
-from app.store.conversation_view import view
 from app.store.conversations import NewMessage
-from app.store.export import export, file_name, markdown
+from app.store.export import file_name
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
 
@@ -20,7 +19,7 @@ def test_view_has_every_branch_with_its_parents():
     first = chats.turn(asked="one", answered="1")
     again = chats.begin("conv_1", parent=chats.parent_of(first))
     chats.finish(again, "uno", status="cancelled")
-    messages = view(chats.c, "local", "conv_1")["messages"]
+    messages = chats.view()["messages"]
     question = messages[0]["id"]
     assert [(m["role"], m["content"], m["parent_id"]) for m in messages] == [
         ("user", "one", None),
@@ -37,7 +36,7 @@ def test_answer_has_the_usage_of_its_request():
     """In OpenAI's shape, on the first answer of a request only, and on no question."""
     chats = Chats()
     chats.finish(chats.begin("conv_1", "one", choices=2), "a", "b")
-    question, answer, other = view(chats.c, "local", "conv_1")["messages"]
+    question, answer, other = chats.view()["messages"]
     assert answer["usage"] == {
         "prompt_tokens": 10,
         "completion_tokens": 5,
@@ -62,7 +61,7 @@ def test_message_is_shown_as_it_was_sent():
         answered="",
         body=orjson.dumps(body),
     )
-    question, answer = view(chats.c, "local", "conv_1")["messages"]
+    question, answer = chats.view()["messages"]
     assert question.items() >= sent.items()
     assert answer.items() >= body.items()
 
@@ -71,7 +70,7 @@ def test_answer_in_progress_has_neither_text_nor_usage():
     """What it will be is not known yet."""
     chats = Chats()
     chats.begin("conv_1", "one")
-    answer = view(chats.c, "local", "conv_1")["messages"][-1]
+    answer = chats.view()["messages"][-1]
     assert (answer["content"], answer["status"], answer["usage"]) == ("", "in_progress", None)
 
 
@@ -80,7 +79,7 @@ def test_foreign_conversation_is_not_found():
     chats = Chats()
     chats.turn()
     with pytest.raises(NotFound):
-        view(chats.c, "other", "conv_1")
+        chats.view(owner="other")
 
 
 def test_markdown_is_the_newest_branch():
@@ -90,7 +89,7 @@ def test_markdown_is_the_newest_branch():
     chats.turn(asked="two", answered="2")
     answer_ids = chats.begin("conv_1", "zwei", parent=old, choices=2)
     chats.finish(answer_ids, "II", "ii", status="interrupted")
-    assert markdown(view(chats.c, "local", "conv_1")) == (
+    assert chats.export("markdown").decode() == (
         "# one\n\n*3 more on other branches, which the JSON export has.*\n\n## User\n\none\n\n"
         "## Assistant\n\n1\n\n## User\n\nzwei\n\n## Assistant\n\nII\n\n*(interrupted)*\n"
     )
@@ -103,7 +102,7 @@ def test_markdown_of_parts_and_calls():
     sent = orjson.dumps({"role": "user", "content": parts})
     body = orjson.dumps({"role": "assistant", "content": None, "tool_calls": [CALL]})
     chats.turn(asked=NewMessage("msg_1", "user", "what?", sent), answered="", body=body)
-    text = markdown(view(chats.c, "local", "conv_1"))
+    text = chats.export("markdown").decode()
     assert 'what?\n\n*(image_url)*\n\n## Assistant\n\nCalls `f`:\n\n```json\n{"x":1}\n```\n' in text
 
 
@@ -111,10 +110,10 @@ def test_json_export_is_the_view():
     """All of it, text as it is."""
     chats = Chats()
     chats.turn(asked="a\0b😀\u202e", answered="\u200f")
-    whole = view(chats.c, "local", "conv_1")
-    assert orjson.loads(export(whole, "json")) == whole
-    assert "😀".encode() in export(whole, "json")
-    assert export(whole, "markdown") == markdown(whole).encode()
+    whole = chats.view()
+    assert orjson.loads(chats.export("json")) == whole
+    assert chats.export("json") == orjson.dumps(whole, option=orjson.OPT_INDENT_2)
+    assert "😀".encode() in chats.export("json")
 
 
 @pytest.mark.parametrize(
@@ -136,5 +135,5 @@ def test_times_are_seconds():
     """As in OpenAI's objects."""
     chats = Chats()
     chats.turn()
-    whole = view(chats.c, "local", "conv_1")
+    whole = chats.view()
     assert whole["created_at"] == whole["messages"][0]["created_at"] == NOW_US // 1_000_000

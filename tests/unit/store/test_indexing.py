@@ -8,11 +8,13 @@ import pytest
 from conversing import Chats
 
 from app.store import indexing
+from app.store.conversation_list import match_all
 
 
 def found(chats: Chats, word: str) -> int:
     """Rows that the index finds for a word."""
-    (number,) = chats.c.execute("SELECT count(*) FROM search WHERE search MATCH ?", (word,)).fetchone()
+    query = match_all(word, chats.owner)
+    (number,) = chats.c.execute("SELECT count(*) FROM search WHERE search MATCH ?", (query,)).fetchone()
     return number
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
@@ -19,8 +18,8 @@ from sse_client import until
 
 from app.errors import Conflict, NotFound
 from app.store import conversation_list, events, safety_events, scrub
-from app.store.conversation_view import view
 from app.store.database import FILE_NAME, Database
+from app.store.export import VIEW, document
 from app.store.purge import MESSAGES, Purge, _claim_due, _wiping, purge_now
 from app.store.safety_events import SafetyEvent
 
@@ -122,10 +121,10 @@ async def test_nothing_stays_in_corners(kept, seed):
     assert kept.left(*gone) == set()
 
 
-def shown(c: sqlite3.Connection, without: Sequence[str]) -> list[dict[str, Any]]:
+def shown(c: sqlite3.Connection, without: Sequence[str]) -> list[bytes]:
     """All other conversations."""
     rows = c.execute("SELECT id FROM conversations ORDER BY seq").fetchall()
-    return [view(c, "local", found) for (found,) in rows if found not in without]
+    return [b"".join(document(c, "local", found, VIEW)) for (found,) in rows if found not in without]
 
 
 async def test_purge_goes_on_beside_turns(kept, monkeypatch):

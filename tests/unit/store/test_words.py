@@ -1,0 +1,70 @@
+"""Words as they are indexed: folded alike in texts and in what is searched for, and tagged by owner."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.store.conversation_list import match_all
+from app.store.words import folded, owner_words, tag
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Hello, World_2!", ["hello", "world", "2"]),
+        ("BRÖWN Straße ﬁn", ["brown", "strasse", "fin"]),
+        ("cafe\u0301 café", ["cafe", "cafe"]),
+        ("\uff26\uff55\uff4c\uff4c", ["full"]),
+        ("한국어", ["한국어"]),
+        ("Привет, ёлка", ["привет", "елка"]),
+        ("a\0b", ["a", "b"]),
+        ("-- ·", []),
+        ("x" * 1000, ["x" * 64]),
+    ],
+)
+def test_words_are_folded(text: str, words: list[str]):
+    """Case, accents, compatibility forms and punctuation do not count; a long word is its beginning."""
+    assert folded(text) == words
+
+
+def test_owners_have_no_word_in_common():
+    """Whatever an owner is called, and whatever the text holds: the tag is of fixed length."""
+    assert owner_words("ann", "one two") == f"{tag('ann')}one {tag('ann')}two"
+    assert tag("ann") != tag("bob")
+    assert len(tag("ann")) == len(tag("")) == len(tag("x" * 5000 + "\ud800"))
+
+
+@pytest.mark.parametrize("separator", [" ", "\n", "\t"])
+def test_a_long_text_is_folded_in_pieces_that_part_no_word(separator: str):
+    """All of its words, in order."""
+    words = [f"word{number}" for number in range(40_000)]
+    mark = tag("ann")
+    assert owner_words("ann", separator.join(words)) == " ".join(mark + word for word in words)
+    assert owner_words("ann", separator.join(words) + "é") == " ".join(
+        mark + word for word in [*words[:-1], words[-1] + "e"]
+    )
+
+
+@given(text=st.text(max_size=30), query=st.text(max_size=10))
+def test_any_text_is_found_by_its_own_words(text: str, query: str):
+    """What is indexed is found by the text itself; no query is a syntax error."""
+    c = sqlite3.connect(":memory:")
+    c.execute("CREATE VIRTUAL TABLE search USING fts5 (text, tokenize = 'ascii')")
+    c.execute("INSERT INTO search VALUES (?)", (owner_words("ann", text),))
+    for owner, words, expected in (
+        ("ann", text, {1} if folded(text) else {0}),
+        ("bob", text, {0}),
+        ("ann", query, {0, 1}),
+    ):
+        match = match_all(words, owner)
+        number = (
+            c.execute("SELECT count(*) FROM search WHERE search MATCH ?", (match,)).fetchone()[0]
+            if match
+            else 0
+        )
+        assert number in expected
+    c.close()
