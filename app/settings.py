@@ -125,7 +125,18 @@ class Settings:
     drain_timeout_s: float = _setting(
         30.0, "after SIGTERM, how long streams may finish before they are ended", minimum=0
     )
-    max_body_bytes: int = _setting(32 * 1024**2, "largest request body", minimum=1024)
+    max_body_bytes: int = _setting(
+        0,
+        "largest request body; 0 takes what the models can use: 1 MiB and 16 bytes per token of context,"
+        " and at least 32 MiB where one sees images",
+        minimum=0,
+    )
+    body_memory_bytes: int = _setting(
+        512 * 1024**2,
+        "memory that bodies of requests which are not answered yet may take together; more wait 2 s and are"
+        " refused with 503",
+        minimum=1024**2,
+    )
     max_live_streams: int = _setting(20_000, "generations at once; more are refused with 503", minimum=1)
     max_queued_requests: int = _setting(
         2048,

@@ -107,6 +107,14 @@ class Served:
         return stream
 
     @property
+    def starlette(self) -> Any:
+        """The application inside of its layers."""
+        app: Any = self.server.config.app
+        while hasattr(app, "_app"):
+            app = app._app
+        return app
+
+    @property
     def connections(self) -> set[Any]:
         """The HTTP protocols of all open connections."""
         return self.server.server_state.connections
