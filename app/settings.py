@@ -122,6 +122,15 @@ class Settings:
         60.0, "a client that reads nothing for this long is dropped", minimum=0.1
     )
     body_timeout_s: float = _setting(30.0, "how long a request body may take to arrive", minimum=0.1)
+    max_connections: int = _setting(
+        0,
+        "open connections; over it the longest idle is closed, and with none idle the new one refused;"
+        " 0 is as many as there are files (ulimit -n), less an eighth for the rest",
+        minimum=0,
+    )
+    max_connections_per_address: int = _setting(
+        0, "the same for each address; 0 sets no bound, as behind a proxy all have one", minimum=0
+    )
     drain_timeout_s: float = _setting(
         30.0, "after SIGTERM, how long streams may finish before they are ended", minimum=0
     )
