@@ -71,7 +71,13 @@ class Settings:
     purge_after_days: int = _setting(
         30, "days after which a deleted conversation can no longer be restored", minimum=0
     )
-    api_key: str = _setting("", "one more API key beside the stored ones, with admin scope", secret=True)
+    api_key: str = _setting(
+        "",
+        "one more API key beside the stored ones, with admin scope; as a flag every user of the machine can"
+        " read it",
+        secret=True,
+    )
+    api_key_file: str = _setting("", "file that has it instead")
     model: str = _setting("", "model path or hub id; empty serves the built-in model")
     served_model_name: str = _setting("", "name of the model in requests; empty takes the model's own")
     engine: str = _setting("sglang", "which engine generates", choices=("sglang", "remote", "scripted"))
@@ -285,7 +291,26 @@ def load(
     values.update(_read_environ(environ, settings))
     for name, raw in flags.items():
         values[name] = parse(settings[name], raw, settings[name].flag)
+    values["api_key"] = _api_key(values.get("api_key", ""), values.get("api_key_file", ""))
     return Settings(**values)
+
+
+def _api_key(key: str, path: str) -> str:
+    """The key as clients send it, from the setting or its file. Raises SettingsError."""
+    if path:
+        if key:
+            raise SettingsError("api_key and api_key_file are both set; set one of them")
+        try:
+            key = Path(path).read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise SettingsError(
+                f"api_key_file {path}: {type(exc).__name__}; it must be readable text"
+            ) from exc
+        if not key:
+            raise SettingsError(f"api_key_file {path} is empty; write the key into it")
+    if any(char.isspace() or not char.isprintable() for char in key):
+        raise SettingsError("api_key: no client can send white space or control characters in a key")
+    return key
 
 
 def _read_environ(environ: Mapping[str, str], settings: Mapping[str, Setting]) -> dict[str, Any]:
