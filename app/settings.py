@@ -128,6 +128,20 @@ class Settings:
         60.0, "a client that reads nothing for this long is dropped", minimum=0.1
     )
     body_timeout_s: float = _setting(30.0, "how long a request body may take to arrive", minimum=0.1)
+    max_images: int = _setting(
+        64, "images in one request with its conversation, where the model sees", minimum=0
+    )
+    max_image_pixels: int = _setting(
+        32 * 1024**2,
+        "pixels of one image: decoded it takes three bytes for each, and models scale down what is over 1 to"
+        " 13 million",
+        minimum=1,
+    )
+    max_request_pixels: int = _setting(
+        128 * 1024**2,
+        "pixels of all images of a request with its conversation: ten photographs of 12 million",
+        minimum=1,
+    )
     max_connections: int = _setting(
         0,
         "open connections; over it the longest idle is closed, and with none idle the new one refused;"

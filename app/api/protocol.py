@@ -159,6 +159,10 @@ class Protocol(HttpToolsProtocol):
         before = self._head_bytes
         self._framing_bytes -= len(data)
         super().data_received(data)
+        self._bound(before, len(data))
+
+    def _bound(self, before: int | None, num_bytes: int) -> None:
+        """After a read of `num_bytes`: see that what is not finished has an end; `before` was the head's size."""
         if self._refused:
             return
         if self.cycle is None or self.cycle.response_complete:
@@ -169,7 +173,7 @@ class Protocol(HttpToolsProtocol):
             return
         # One header line reaches the parser's callbacks only once it is whole: count here too.
         if before is not None:
-            self._head_bytes = before + len(data)
+            self._head_bytes = before + num_bytes
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_headers_too_large())
 
