@@ -49,7 +49,7 @@ CODES: Mapping[str, Code] = {
     "context_length_exceeded": Code(400, "Messages and answer do not fit; says by how many tokens."),
     "body_timeout": Code(400, "The body did not arrive in time."),
     "body_too_large": Code(413, "The body is over `max_body_bytes`, or over what its route reads."),
-    "headers_too_large": Code(431, "The request line and headers are over 64 KiB."),
+    "headers_too_large": Code(431, "The request line and headers are over 64 KiB, or over 256 fields."),
     "invalid_http": Code(400, "The bytes are not an HTTP request."),
     "cancelled": Code(400, "The request was stopped before it was admitted."),
     # Who and where

@@ -144,7 +144,8 @@ class Settings:
     )
     max_connections: int = _setting(
         0,
-        "open connections; over it the longest idle is closed, and with none idle the new one refused;"
+        "open connections; over it the longest idle is closed, and where all wait for answers the new one"
+        " refused;"
         " 0 is as many as there are files (ulimit -n), less an eighth for the rest",
         minimum=0,
     )

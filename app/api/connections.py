@@ -2,7 +2,8 @@
 
 Short are they where the next socket's descriptor is near the process's limit, whoever took the others: the
 store, the engine and the log need some too, and a server without any can neither accept nor say so. Closed
-are connections that are answering nothing, the longest idle first; one that waits for its answer never is.
+are connections that wait for a request, the longest idle first, and then those that are still sending theirs.
+One that waits for its answer never is.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ LOG_EVERY_S = 10.0
 class Closable(Interface):
     """A connection, as far as this module needs it."""
 
-    def close_idle(self) -> None:
-        """Close it; it is answering nothing."""
+    def make_room(self) -> None:
+        """Close it; nobody waits for an answer on it."""
 
 
 class Connections:
@@ -41,6 +42,7 @@ class Connections:
         self._limit_per_address = limit_per_address
         self._open: dict[Closable, str] = {}
         self._idle: dict[Closable, None] = {}
+        self._reading: dict[Closable, None] = {}
         self._closing: set[Closable] = set()
         """Told to close, and still with a descriptor."""
         self._by_address: Counter[str] = Counter()
@@ -57,27 +59,36 @@ class Connections:
         missing = self._missing(descriptor)
         if missing > 0:
             self._tell()
-            if not self._idle:
+            if not self._idle and not self._reading:
                 self._refused += 1
                 return False
-            self._close_idle(missing)
+            self._make_room(missing)
         self._open[connection] = address
         self._by_address[address] += 1
         self._idle[connection] = None
         return True
 
-    def busy(self, connection: Closable) -> None:
-        """It has a request to answer."""
-        self._idle.pop(connection, None)
+    def reading(self, connection: Closable) -> None:
+        """The head of a request is here, and its body comes."""
+        self._move(connection, self._reading)
+
+    def answering(self, connection: Closable) -> None:
+        """A request is here."""
+        self._move(connection, None)
 
     def idle(self, connection: Closable) -> None:
         """It has answered."""
-        if connection in self._open and connection not in self._closing:
-            self._idle[connection] = None
+        self._move(connection, self._idle)
+
+    def _move(self, connection: Closable, where: dict[Closable, None] | None) -> None:
+        self._idle.pop(connection, None)
+        self._reading.pop(connection, None)
+        if where is not None and connection in self._open and connection not in self._closing:
+            where[connection] = None
 
     def gone(self, connection: Closable) -> None:
         """It is closed; a second call does nothing."""
-        self._idle.pop(connection, None)
+        self._move(connection, None)
         self._closing.discard(connection)
         address = self._open.pop(connection, None)
         if address is not None:
@@ -95,12 +106,12 @@ class Connections:
             missing = max(missing, descriptor + 1 - (files - max(least, min(files // 8, most))))
         return missing - len(self._closing)
 
-    def _close_idle(self, number: int) -> None:
-        for connection in list(itertools.islice(self._idle, number)):
-            del self._idle[connection]
+    def _make_room(self, number: int) -> None:
+        for connection in list(itertools.islice(itertools.chain(self._idle, self._reading), number)):
+            self._move(connection, None)
             self._closing.add(connection)
             self._closed += 1
-            connection.close_idle()
+            connection.make_room()
 
     def _tell(self) -> None:
         """Say so in the log: at once, and then in sums."""
@@ -114,7 +125,7 @@ class Connections:
         self._log.warning(
             "connections_short",
             open=len(self._open),
-            closed_idle=self._closed,
+            closed=self._closed,
             refused=self._refused,
             hint="raise ulimit -n or max_connections, or see who holds them",
         )

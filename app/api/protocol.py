@@ -31,6 +31,9 @@ from app.errors import HeadersTooLarge, InvalidHTTP, ServingError, Unavailable
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together; nginx and Node allow less by default."""
 
+MAX_HEADERS = 256
+"""Header fields of a request, each of which is looked at a dozen times; browsers send some thirty."""
+
 HEAD_TIMEOUT_S = 30.0
 """How long a request's head may take to arrive, and a fresh connection to begin one."""
 
@@ -141,9 +144,9 @@ class Protocol(HttpToolsProtocol):
             return
         self._close_in(HEAD_TIMEOUT_S)
 
-    def close_idle(self) -> None:
+    def make_room(self) -> None:
         """See app.api.connections.Closable."""
-        self.transport.close()
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clocks: a timer holds the connection, and with it all of its last request."""
@@ -162,10 +165,11 @@ class Protocol(HttpToolsProtocol):
         self._bound(before, len(data))
 
     def _bound(self, before: int | None, num_bytes: int) -> None:
-        """After a read of `num_bytes`: see that what is not finished has an end; `before` was the head's size."""
+        """See that what is not finished after a read has an end; `before` was the head's size."""
         if self._refused:
             return
-        if self.cycle is None or self.cycle.response_complete:
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:
             self._close_in(HEAD_TIMEOUT_S)
         if self._head_bytes is None:
             if self._framing_bytes < 0:
@@ -190,7 +194,7 @@ class Protocol(HttpToolsProtocol):
         if self._refused:
             return
         head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if head_bytes > MAX_HEAD_BYTES:
+        if head_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
             self._refuse(_headers_too_large())
             return
         hosts = [value for name, value in self.headers if name == b"host"]
@@ -198,7 +202,9 @@ class Protocol(HttpToolsProtocol):
         if problem is not None and (hosts or self.parser.get_http_version() != "1.0"):
             self._refuse(InvalidHTTP(problem))
             return
-        self._connections.busy(self)
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:  # otherwise a request before it is being answered
+            self._connections.reading(self)
         super().on_headers_complete()
         self._head_bytes = None
         self._framing_bytes = 2 * MAX_HEAD_BYTES
@@ -222,6 +228,8 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
         if self.cycle.response_complete:
             self._stop_timer()
+        else:
+            self._connections.answering(self)
 
     def on_response_complete(self) -> None:
         """Wait for the next request, and not for ever for the rest of this one's body."""
@@ -297,7 +305,10 @@ def _no_room() -> Unavailable:
 
 
 def _headers_too_large() -> HeadersTooLarge:
-    return HeadersTooLarge(f"The request line and headers are over {MAX_HEAD_BYTES} bytes; send less.")
+    return HeadersTooLarge(
+        f"The request line and headers are over {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS} fields;"
+        " send less."
+    )
 
 
 def _response(error: ServingError) -> bytes:

@@ -138,9 +138,32 @@ async def test_an_idle_connection_gives_way(serve: Serve):
         assert await idle[0].read() == b"", "closed"
         await stream.read_events(5)
         line = (await until(lambda: served.logged("connections_short")))[0]
-        assert line["closed_idle"] == 1
+        assert line["closed"] == 1
         for connection in idle:
             connection.close()
+
+
+async def test_unfinished_bodies_give_way(serve: Serve):
+    """A caller who fills the server with bodies that drip keeps nobody out."""
+    served = await serve(Script(tokens=5), max_connections=4)
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{BODY_TO_COME}x".encode()
+    dripping = [await Connection.to(served.port) for _ in range(4)]
+    for connection in dripping:
+        await connection.send(head)
+    await until(lambda: len(served.server.server_state.tasks) == 4)
+    assert (await served.post(chat(stream=False))).status == 200
+    for connection in dripping:
+        connection.close()
+
+
+async def test_many_header_fields_are_refused(serve: Serve):
+    """Thousands of tiny fields are a 431; a browser's hundred are not."""
+    served = await serve(Script())
+    for number, status in ((100, 200), (10_000, 431)):
+        fields = {f"x{i}": "1" for i in range(number)}
+        async with await Connection.to(served.port) as connection:
+            await connection.send(request_bytes("GET", "/healthz", None, fields))
+            assert (await connection.response()).status == status
 
 
 async def test_without_any_idle_the_new_one_is_refused(serve: Serve):
@@ -195,7 +218,7 @@ async def test_scarce_files_reset_nobody(spawn: Spawn, monkeypatch: pytest.Monke
             assert (await fetch(port, "GET", "/healthz")).status == 200
     answer = await fetch(port, "POST", CHAT, chat(stream=False), {"authorization": "Bearer k"})
     assert answer.status == 200
-    assert (await process.logged("connections_short"))["closed_idle"] > 0
+    assert (await process.logged("connections_short"))["closed"] > 0
     for connection in dripping:
         connection.close()
 
