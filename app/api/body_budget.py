@@ -7,7 +7,7 @@ A caller may hold as much as is left free when theirs is counted (dynamic thresh
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 
 from app.errors import Unavailable
 
@@ -25,7 +25,7 @@ class BodyBudget:
         self.budget_bytes = budget_bytes
         self.held_bytes = 0
         self._by_owner: Counter[str] = Counter()
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: set[asyncio.Future[None]] = set()
 
     def fits(self, owner: str, size_bytes: int) -> bool:
         """Whether `owner` may hold that much more now."""
@@ -47,8 +47,7 @@ class BodyBudget:
         self._by_owner[owner] -= size_bytes
         if not self._by_owner[owner]:
             del self._by_owner[owner]
-        while self._waiting:
-            waiter = self._waiting.popleft()
+        for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
@@ -58,11 +57,17 @@ class BodyBudget:
         try:
             async with asyncio.timeout(WAIT_S):
                 while not self.fits(owner, size_bytes):
-                    freed = asyncio.get_running_loop().create_future()
-                    self._waiting.append(freed)
-                    await freed
+                    await self._freed()
         except TimeoutError:
             raise _full() from None
+
+    async def _freed(self) -> None:
+        freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(freed)
+        try:
+            await freed
+        finally:
+            self._waiting.discard(freed)
 
 
 class BodyLease:
