@@ -28,7 +28,7 @@ async def test_a_caller_gets_half_and_leaves_as_much():
 
 
 async def test_a_body_larger_than_the_memory_passes_alone():
-    """A body limit above the memory for bodies is no deadlock: such a body is taken when there is no other."""
+    """A body limit above the memory for bodies is no deadlock: such a body is taken alone."""
     budget = BodyBudget(100)
     held = await lease(budget, "ann", 5000)
     assert not budget.fits("bob", 1)
