@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from app import cli_keys, cli_safety, cli_store
@@ -57,10 +57,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command != "serve":
             return cli_store.run(args)
         flags = {k: v for k, v in vars(args).items() if k not in ("command", "config")}
+        _warn_of_secrets(flags)
         return _serve(settings_module.load(flags, os.environ, args.config))
     except (SettingsError, StoreRefused, ServingError) as error:
         print(f"tokenring: {error}", file=sys.stderr)
         return EXIT_USAGE
+
+
+def _warn_of_secrets(flags: Collection[str]) -> None:
+    """Say which flags should have been variables: a command line is for every user of the machine to see."""
+    for setting in settings_module.table():
+        if setting.secret and setting.name in flags:
+            print(
+                f"tokenring: every user of this machine can read {setting.flag} (ps); set {setting.env}"
+                " instead, or have it in a file",
+                file=sys.stderr,
+            )
 
 
 def _serve(settings: Settings) -> int:

@@ -36,6 +36,7 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
     if settings.engine == "remote":
         return _remote_engine(settings)
     # Imported here, not above: the scripted engine must start without torch.
+    from app.engine.image_limits import ImageLimits
     from app.engine.sglang_args import SGLangOptions
     from app.engine.sglang_engine import SGLangEngine
 
@@ -45,6 +46,7 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
         tp=settings.tp,
         server_args=settings.engine_args.get("sglang", {}),
         default_max_tokens=settings.default_max_tokens or sys.maxsize,
+        images=ImageLimits(settings.max_images, settings.max_image_pixels, settings.max_request_pixels),
     )
     return SGLangEngine(options, on_death=on_death)
 

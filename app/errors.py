@@ -33,6 +33,7 @@ CODES: Mapping[str, Code] = {
     # The request
     "invalid_json": Code(400, "The body is not a JSON object, or has a name twice in one."),
     "invalid_encoding": Code(400, "The body is not UTF-8."),
+    "too_many_values": Code(400, "The body has more than 100,000 JSON values."),
     "nesting_too_deep": Code(400, "The body nests arrays and objects too deeply."),
     "missing_parameter": Code(400, "A required parameter is absent."),
     "invalid_type": Code(400, "A parameter has the wrong JSON type."),
@@ -47,8 +48,8 @@ CODES: Mapping[str, Code] = {
     ),
     "context_length_exceeded": Code(400, "Messages and answer do not fit; says by how many tokens."),
     "body_timeout": Code(400, "The body did not arrive in time."),
-    "body_too_large": Code(413, "The body is over `max_body_bytes`."),
-    "headers_too_large": Code(431, "The request line and headers are over 64 KiB."),
+    "body_too_large": Code(413, "The body is over `max_body_bytes`, or over what its route reads."),
+    "headers_too_large": Code(431, "The request line and headers are over 64 KiB, or over 256 fields."),
     "invalid_http": Code(400, "The bytes are not an HTTP request."),
     "cancelled": Code(400, "The request was stopped before it was admitted."),
     # Who and where
@@ -94,6 +95,9 @@ CODES: Mapping[str, Code] = {
     "engine_overloaded": Code(503, "The engine has no room for the request."),
     "overloaded": Code(503, "The server is full: as much waits as can have its turn in time."),
     "queue_timeout": Code(503, "The request waited for room as long as its key's tier may."),
+    "too_many_bodies": Code(
+        503, "Request bodies take all of `body_memory_bytes`, or more than the caller's share of it."
+    ),
     "too_many_streams": Code(503, "`max_live_streams` generations run already."),
     "storage_unavailable": Code(
         503, "Nothing can be written to the store now: disk full, locked, or broken."

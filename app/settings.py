@@ -71,7 +71,13 @@ class Settings:
     purge_after_days: int = _setting(
         30, "days after which a deleted conversation can no longer be restored", minimum=0
     )
-    api_key: str = _setting("", "one more API key beside the stored ones, with admin scope", secret=True)
+    api_key: str = _setting(
+        "",
+        "one more API key beside the stored ones, with admin scope; as a flag every user of the machine can"
+        " read it",
+        secret=True,
+    )
+    api_key_file: str = _setting("", "file that has it instead")
     model: str = _setting("", "model path or hub id; empty serves the built-in model")
     served_model_name: str = _setting("", "name of the model in requests; empty takes the model's own")
     engine: str = _setting("sglang", "which engine generates", choices=("sglang", "remote", "scripted"))
@@ -122,10 +128,45 @@ class Settings:
         60.0, "a client that reads nothing for this long is dropped", minimum=0.1
     )
     body_timeout_s: float = _setting(30.0, "how long a request body may take to arrive", minimum=0.1)
+    max_images: int = _setting(
+        64, "images in one request with its conversation, where the model sees", minimum=0
+    )
+    max_image_pixels: int = _setting(
+        32 * 1024**2,
+        "pixels of one image: decoded it takes three bytes for each, and models scale down what is over 1 to"
+        " 13 million",
+        minimum=1,
+    )
+    max_request_pixels: int = _setting(
+        128 * 1024**2,
+        "pixels of all images of a request with its conversation: ten photographs of 12 million",
+        minimum=1,
+    )
+    max_connections: int = _setting(
+        0,
+        "open connections; over it the longest idle is closed, and where all wait for answers the new one"
+        " refused;"
+        " 0 is as many as there are files (ulimit -n), less an eighth for the rest",
+        minimum=0,
+    )
+    max_connections_per_address: int = _setting(
+        0, "the same for each address; 0 sets no bound, as behind a proxy all have one", minimum=0
+    )
     drain_timeout_s: float = _setting(
         30.0, "after SIGTERM, how long streams may finish before they are ended", minimum=0
     )
-    max_body_bytes: int = _setting(32 * 1024**2, "largest request body", minimum=1024)
+    max_body_bytes: int = _setting(
+        0,
+        "largest request body; 0 takes what the models can use: 1 MiB and 16 bytes per token of context,"
+        " and at least 32 MiB where one sees images",
+        minimum=0,
+    )
+    body_memory_bytes: int = _setting(
+        512 * 1024**2,
+        "memory that bodies of requests which are not answered yet may take together; more wait 2 s and are"
+        " refused with 503",
+        minimum=1024**2,
+    )
     max_live_streams: int = _setting(20_000, "generations at once; more are refused with 503", minimum=1)
     max_queued_requests: int = _setting(
         2048,
@@ -272,7 +313,26 @@ def load(
     values.update(_read_environ(environ, settings))
     for name, raw in flags.items():
         values[name] = parse(settings[name], raw, settings[name].flag)
+    values["api_key"] = _api_key(values.get("api_key", ""), values.get("api_key_file", ""))
     return Settings(**values)
+
+
+def _api_key(key: str, path: str) -> str:
+    """The key as clients send it, from the setting or its file. Raises SettingsError."""
+    if path:
+        if key:
+            raise SettingsError("api_key and api_key_file are both set; set one of them")
+        try:
+            key = Path(path).read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise SettingsError(
+                f"api_key_file {path}: {type(exc).__name__}; it must be readable text"
+            ) from exc
+        if not key:
+            raise SettingsError(f"api_key_file {path} is empty; write the key into it")
+    if any(char.isspace() or not char.isprintable() for char in key):
+        raise SettingsError("api_key: no client can send white space or control characters in a key")
+    return key
 
 
 def _read_environ(environ: Mapping[str, str], settings: Mapping[str, Setting]) -> dict[str, Any]:

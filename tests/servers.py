@@ -107,6 +107,14 @@ class Served:
         return stream
 
     @property
+    def starlette(self) -> Any:
+        """The application inside of its layers."""
+        app: Any = self.server.config.app
+        while hasattr(app, "_app"):
+            app = app._app
+        return app
+
+    @property
     def connections(self) -> set[Any]:
         """The HTTP protocols of all open connections."""
         return self.server.server_state.connections
@@ -151,7 +159,7 @@ async def serve_here(
         # Accepted connections inherit it.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     port = sock.getsockname()[1]
-    server = PromptServer(http_server(build_app(runtime)).config)
+    server = PromptServer(http_server(build_app(runtime), settings, logger).config)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     await runtime.start()
     await until(lambda: server.started)

@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.auth import Gatekeeper
+from app.api.bodies import BodyReader
 from app.api.client import Client
+from app.api.json_body import parse
 from app.api.key_terms import as_json, issued_as_json, read_new, read_overlap_us, read_terms
-from app.api.wire import parse_body
 from app.errors import StorageUnavailable
 from app.runtime import Runtime
 from app.store import keys
@@ -30,6 +31,7 @@ class AdminKeyRoutes:
     def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
         self._runtime = runtime
         self._gatekeeper = gatekeeper
+        self._bodies = BodyReader(runtime)
 
     async def list(self, request: Request) -> Response:
         """GET: every key, revoked ones too, oldest first."""
@@ -40,17 +42,17 @@ class AdminKeyRoutes:
 
     async def create(self, request: Request) -> Response:
         """POST: a new key; its text is in this answer and in no other."""
-        self._gatekeeper.admin(request)
+        caller = self._gatekeeper.admin(request)
         at_us = now_us()
-        terms, owner = read_new(await self._body(request), at_us)
+        terms, owner = read_new(await self._body(request, caller.owner), at_us)
         issued = await self._write(lambda c: keys.create(c, terms, at_us, owner))
         return _answer(issued_as_json(issued, at_us), status=201)
 
     async def change(self, request: Request) -> Response:
         """PATCH {id}: other terms; null takes a limit away."""
-        self._gatekeeper.admin(request)
+        caller = self._gatekeeper.admin(request)
         at_us, key_id = now_us(), request.path_params["id"]
-        terms = read_terms(await self._body(request), at_us)
+        terms = read_terms(await self._body(request, caller.owner), at_us)
         return _answer(as_json(await self._write(lambda c: keys.change(c, key_id, terms)), at_us))
 
     async def revoke(self, request: Request) -> Response:
@@ -61,9 +63,9 @@ class AdminKeyRoutes:
 
     async def rotate(self, request: Request) -> Response:
         """POST {id}/rotate: a new secret; the old ones stay valid for `overlap_s`."""
-        self._gatekeeper.admin(request)
+        caller = self._gatekeeper.admin(request)
         at_us, key_id = now_us(), request.path_params["id"]
-        overlap_us = read_overlap_us(await self._body(request, may_be_empty=True))
+        overlap_us = read_overlap_us(await self._body(request, caller.owner, may_be_empty=True))
         issued = await self._write(lambda c: keys.rotate(c, key_id, at_us, overlap_us))
         return _answer(issued_as_json(issued, at_us))
 
@@ -75,12 +77,9 @@ class AdminKeyRoutes:
             await self._runtime.keys.load()
         return outcome
 
-    async def _body(self, request: Request, *, may_be_empty: bool = False) -> dict[str, Any]:
-        settings = self._runtime.settings
-        raw = await Client(request.receive).body(
-            settings.max_body_bytes, request.headers.get("content-length"), settings.body_timeout_s
-        )
-        return {} if may_be_empty and not raw else parse_body(raw)
+    async def _body(self, request: Request, owner: str, *, may_be_empty: bool = False) -> dict[str, Any]:
+        raw = await self._bodies.read(request, Client(request.receive), owner)
+        return {} if may_be_empty and not raw else await parse(raw)
 
 
 def _answer(body: dict[str, Any], status: int = 200) -> Response:

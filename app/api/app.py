@@ -12,6 +12,8 @@ from starlette.types import ASGIApp
 from app.api.abuse import AbuseRoutes
 from app.api.admin import AdminKeyRoutes
 from app.api.auth import Gatekeeper
+from app.api.bodies import BodyMemory
+from app.api.body_budget import BodyBudget
 from app.api.chat import ChatRoutes
 from app.api.conversations import ConversationRoutes
 from app.api.limits import LimitHeaders
@@ -85,4 +87,5 @@ def build_app(runtime: Runtime) -> ASGIApp:
     ]
     app = Starlette(routes=routes, exception_handlers=Refusals(runtime.log).handlers())
     app.router.redirect_slashes = False  # a redirect is built from the Host header, and drops bodies
-    return Guard(LimitHeaders(app, runtime.limiter), runtime.log)
+    bodies = BodyBudget(runtime.settings.body_memory_bytes)
+    return Guard(BodyMemory(LimitHeaders(app, runtime.limiter), bodies), runtime.log)

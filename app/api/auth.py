@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from app.api.limits import LIMITED_KEY
-from app.errors import EngineNotReady, Forbidden, Unauthorized
+from app.errors import EngineNotReady, Forbidden, ServingError, Unauthorized
 from app.store.key_table import KeyTable
 from app.store.keys import LOCAL_OWNER, Key, digest_of
 
@@ -31,13 +32,26 @@ class Caller:
 
 LOCAL = Caller(LOCAL_OWNER, is_admin=True)
 
+NAMED = "tokenring.named"
+"""Key of the scope under which the gatekeeper leaves that it knows who calls."""
+
+_PROXY_HEADERS = re.compile(
+    "via|forwarded|x-forwarded(-.+)?|x-original-(forwarded-for|host)|x-(real|client|cluster-client)-ip"
+    "|true-client-ip|cf-.+|fastly-client-ip|x-envoy-.+|x-arr-.+|tailscale-.+"
+)
+"""What proxies, tunnels and load balancers write: RFC 9110 `Via`, RFC 7239 `Forwarded`, and their own."""
+
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s@:/?#\[\]]*))(?::\d*)?")
+"""RFC 9110, section 7.2: a name or an address, and a port. No user, no path."""
+
 
 class Gatekeeper:
     """Names the caller of a request by its API key.
 
     Open mode: on a loopback address, while there has never been a key, requests need none. What
-    could still reach the server from outside is a web page in the user's own browser: those
-    requests are refused by their Host and Origin (DNS rebinding, cross-site requests).
+    could still reach the server from outside is a web page in the user's own browser, and whoever a
+    proxy on this machine lets in: those requests are refused by their Host and Origin (DNS rebinding,
+    cross-site requests), and by what a proxy leaves in them.
     """
 
     def __init__(self, keys: KeyTable, api_key: str, host: str) -> None:
@@ -61,8 +75,20 @@ class Gatekeeper:
             raise Forbidden("This needs an admin key.")
         return caller
 
+    def may_see_details(self, request: Request) -> bool:
+        """Whether the caller of a route that is for all is an admin."""
+        try:
+            return self.caller(request).is_admin
+        except ServingError:
+            return False
+
     def caller(self, request: Request) -> Caller:
         """Who calls: one lookup and one SHA-256. Raises Unauthorized, Forbidden, EngineNotReady."""
+        caller = self._caller(request)
+        request.scope[NAMED] = True
+        return caller
+
+    def _caller(self, request: Request) -> Caller:
         if self.open:
             _check_local(request)
             return LOCAL
@@ -93,16 +119,38 @@ def _bearer(header: str) -> str:
         raise Unauthorized(
             "Send your API key as the header `Authorization: Bearer KEY`.", code="missing_api_key"
         )
-    return key.strip()
+    return key.strip(" \t")  # no other byte: in UTF-8 it may be a letter's
 
 
 def _check_local(request: Request) -> None:
-    host, origin = request.headers.get("host"), request.headers.get("origin")
+    """Raise Forbidden unless the request was made on this machine, for this machine."""
+    through = _proxy_sign(request)
+    if through is not None:
+        raise Forbidden(
+            f"This request came through a proxy ({through}), and without API keys this server answers"
+            " local requests only. Make a key with `tokenring keys create`, and send it."
+        )
+    hosts, origin = request.headers.getlist("host"), request.headers.get("origin")
     from_outside = origin is not None and not is_loopback(_hostname(origin))
-    if from_outside or (host and not is_loopback(_hostname(f"//{host}"))):
+    if from_outside or any(not is_loopback(_host_name(host)) for host in hosts):
         raise Forbidden(
             "Without API keys this server answers local requests only; make one with `tokenring keys create`."
         )
+
+
+def _proxy_sign(request: Request) -> str | None:
+    """What shows that somebody passed the request on; None where nothing does."""
+    if request.client is not None and not is_loopback(request.client.host):
+        return "from another machine"
+    if request.scope.get("http_version") == "1.0":  # nginx as it comes sends nothing else that tells
+        return "HTTP/1.0"
+    return next((name for name in request.headers if _PROXY_HEADERS.fullmatch(name)), None)
+
+
+def _host_name(host: str) -> str:
+    """The name or address in a Host header; empty when it is not well formed."""
+    match = _HOST.fullmatch(host.lower())
+    return "" if match is None else match[1] or match[2]
 
 
 def _hostname(url: str) -> str:

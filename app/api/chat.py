@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from typing import Any
 
@@ -10,12 +9,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.api.auth import Caller, Gatekeeper
+from app.api.bodies import BodyReader
 from app.api.choice import Choice, Wishes
 from app.api.client import Client
 from app.api.completion import completion
+from app.api.json_body import fingerprint, parse
 from app.api.refusal import STREAM_ID, TOLD
 from app.api.sse import CONNECTION, ChunkWire, EventStream
-from app.api.wire import parse_body, parse_chat_request
+from app.api.wire import parse_chat_request
 from app.core import ChatRequest, IdempotencyKey
 from app.engine.place import sorted_in
 from app.errors import BadRequest, NotFound, Overloaded, ReplayPositionUnknown
@@ -35,6 +36,7 @@ class ChatRoutes:
         self._streams = runtime.streams
         self._gatekeeper = gatekeeper
         self._choice = Choice(runtime)
+        self._bodies = BodyReader(runtime)
 
     async def create(self, request: Request) -> Response | EventStream:
         """POST: start a generation, or attach to the one of the same Idempotency-Key."""
@@ -44,15 +46,12 @@ class ChatRoutes:
             self._runtime.abuse.addresses.saw(caller.key, request.client.host)
         self._runtime.check_ready()
         client = Client(request.receive)
-        raw = await client.body(
-            self._settings.max_body_bytes,
-            request.headers.get("content-length"),
-            self._settings.body_timeout_s,
-        )
+        raw = await self._bodies.read(request, client, owner, self._bodies.limit_bytes)
         unread_s = request.scope["extensions"][CONNECTION].unread_s()
         wishes = Wishes.of(request)
-        body = parse_body(raw)
-        key = _idempotency_key(request, raw)
+        body = await parse(raw)
+        key = await _idempotency_key(request, raw)
+        del raw
         # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
         store = request.url.path.startswith("/api/")
         chat = parse_chat_request(
@@ -210,13 +209,13 @@ def _headers(stream: TokenStream) -> dict[str, str]:
     return headers
 
 
-def _idempotency_key(request: Request, raw: bytes) -> IdempotencyKey | None:
+async def _idempotency_key(request: Request, raw: bytes) -> IdempotencyKey | None:
     key = request.headers.get("idempotency-key")
     if key is None:
         return None
     if not 0 < len(key) <= 255:
         raise BadRequest("Idempotency-Key must have 1 to 255 characters.", param="Idempotency-Key")
-    return IdempotencyKey(key, hashlib.sha256(raw).digest())
+    return IdempotencyKey(key, await fingerprint(raw))
 
 
 def _check_fresh(after: int) -> None:

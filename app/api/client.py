@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -20,10 +20,17 @@ class Client:
         self._callback: Callable[[], None] | None = None
         self.gone = False
 
-    async def body(self, limit_bytes: int, declared: str | None, timeout_s: float) -> bytes:
+    async def body(
+        self,
+        limit_bytes: int,
+        declared: str | None,
+        timeout_s: float,
+        hold: Callable[[int], Awaitable[None]],
+    ) -> bytes:
         """The whole request body; `declared` is its content-length header.
 
-        Raises BodyTooLarge, BadRequest after `timeout_s`, ClientDisconnect.
+        `hold` is awaited with the bytes there are before more are taken.
+        Raises BodyTooLarge, BadRequest after `timeout_s`, ClientDisconnect, and what `hold` does.
         """
         if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
             raise _too_large(limit_bytes)
@@ -37,6 +44,7 @@ class Client:
                     body += message.get("body", b"")
                     if len(body) > limit_bytes:
                         raise _too_large(limit_bytes)
+                    await hold(len(body))
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
@@ -67,4 +75,4 @@ class Client:
 
 
 def _too_large(limit_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The body is over {limit_bytes} bytes (max_body_bytes); send less.")
+    return BodyTooLarge(f"The body is over {limit_bytes} bytes, the most that is read here; send less.")

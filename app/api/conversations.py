@@ -14,10 +14,11 @@ from starlette.responses import Response, StreamingResponse
 
 from app.answer import answers
 from app.api.auth import Gatekeeper
+from app.api.bodies import BodyReader
 from app.api.client import Client
+from app.api.json_body import parse
 from app.api.listing import check_names, limit_of
 from app.api.parameters import check_kind
-from app.api.wire import parse_body
 from app.errors import BadRequest, StorageUnavailable
 from app.runtime import Runtime
 from app.store import conversation_list, indexing
@@ -34,6 +35,7 @@ class ConversationRoutes:
     def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
         self._runtime = runtime
         self._gatekeeper = gatekeeper
+        self._bodies = BodyReader(runtime)
 
     async def list(self, request: Request) -> Response:
         """GET: newest first, a page at a time, those that match `q` if it says something."""
@@ -64,11 +66,8 @@ class ConversationRoutes:
     async def rename(self, request: Request) -> Response:
         """PATCH {id}: another title."""
         owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
-        settings = self._runtime.settings
-        raw = await Client(request.receive).body(
-            settings.max_body_bytes, request.headers.get("content-length"), settings.body_timeout_s
-        )
-        title = _title(parse_body(raw))
+        raw = await self._bodies.read(request, Client(request.receive), owner)
+        title = _title(await parse(raw))
         at_us = time.time_ns() // 1000
         return _answer(
             await self._runtime.database.write(

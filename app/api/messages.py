@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from app.api.parameters import check_kind
+from app.api.parameters import MAX_MESSAGES, check_kind, quoted
 from app.errors import BadRequest, UnsupportedParameter
 from app.messages import (
     DETAILS,
@@ -22,8 +22,6 @@ from app.messages import (
 )
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-MAX_MESSAGES = 10_000
-"""Messages of a request; each takes some four tokens of its own, so that more fit no context."""
 
 SERVERS_OWN = frozenset(
     {
@@ -211,7 +209,7 @@ def _text(value: Any, where: str, max_chars: int) -> str:
 
 def _quoted(value: Any) -> str:
     """A string as a refusal quotes it; anything else is not written out, as it may be millions of values."""
-    return repr(value[:_QUOTED_CHARS]) if isinstance(value, str) else "no string"
+    return quoted(value) if isinstance(value, str) else "no string"
 
 
 def _check_length(where: str, items: Sequence[Any], most: int, noun: str) -> None:

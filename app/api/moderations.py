@@ -11,9 +11,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from app.api.auth import Gatekeeper
+from app.api.bodies import ROOM_BYTES, BodyReader
 from app.api.client import Client
-from app.api.parameters import check_kind, check_moderation_model
-from app.api.wire import parse_body
+from app.api.json_body import parse
+from app.api.parameters import check_kind, check_moderation_model, quoted
 from app.errors import BadRequest, SafetyUnavailable, UnsupportedParameter
 from app.runtime import Runtime
 from app.safety import moderation
@@ -22,6 +23,8 @@ from app.safety.moderator import Moderator
 MAX_INPUTS = 1_024
 MAX_CHARS = 1_000_000
 """Of all inputs together; a thread takes some ten seconds for it."""
+MAX_BYTES = ROOM_BYTES + 6 * MAX_CHARS
+"""Of a body: in JSON's ASCII a letter takes up to six."""
 AT_ONCE = 2
 """Requests scored at the same time: those of chat share the thread, and wait for two texts at most."""
 
@@ -32,6 +35,7 @@ class ModerationRoutes:
     def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
         self._runtime = runtime
         self._gatekeeper = gatekeeper
+        self._bodies = BodyReader(runtime)
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def create(self, request: Request) -> Response:
@@ -40,11 +44,9 @@ class ModerationRoutes:
         Raises SafetyUnavailable where nothing can be classified.
         """
         caller = self._gatekeeper.caller(request)
-        client, settings = Client(request.receive), self._runtime.settings
-        raw = await client.body(
-            settings.max_body_bytes, request.headers.get("content-length"), settings.body_timeout_s
-        )
-        texts = parse_moderation(parse_body(raw))
+        client = Client(request.receive)
+        raw = await self._bodies.read(request, client, caller.owner, MAX_BYTES)
+        texts = parse_moderation(await parse(raw))
         if self._runtime.moderator is None:
             raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
         level = None if caller.key is None else caller.key.terms.safety
@@ -75,7 +77,7 @@ def parse_moderation(body: Mapping[str, Any]) -> list[str]:
     given = {name: value for name, value in body.items() if value is not None}
     for name in given.keys() - {"input", "model"}:
         raise UnsupportedParameter(
-            f"Unknown parameter {name!r}; remove it.", code="unknown_parameter", param=name
+            f"Unknown parameter {quoted(name)}; remove it.", code="unknown_parameter", param=name
         )
     check_moderation_model(given.get("model", moderation.MODEL), "model")
     if "input" not in given:
@@ -111,7 +113,8 @@ def _part(where: str, part: Any) -> str:
     check_kind(f"{where}.type", part.get("type"), str)
     if part["type"] != "text":
         raise BadRequest(
-            f"{where}.type is {part['type']!r}: this server classifies text, and no images; send text parts.",
+            f"{where}.type is {quoted(part['type'])}: this server classifies text, and no images;"
+            " send text parts.",
             code="unsupported_content",
             param=f"{where}.type",
         )

@@ -27,6 +27,10 @@ class Parameter(NamedTuple):
     refusal: str | None = None
     accepts: tuple[Any, ...] = ()
     """With `refusal`: the values that ask for nothing and pass."""
+    max_entries: int | None = None
+    """Entries of an array or object."""
+    max_chars: int | None = None
+    """Characters of a string."""
 
 
 _NAMES: Mapping[type, str] = {
@@ -51,8 +55,8 @@ def _refused(why: str, *accepts: Any) -> Parameter:
     return Parameter((), refusal=why, accepts=accepts, to_engine=False)
 
 
-def _no_effect(*kinds: type) -> Parameter:
-    return Parameter(kinds, to_engine=False)
+def _no_effect(*kinds: type, max_entries: int | None = None, max_chars: int | None = None) -> Parameter:
+    return Parameter(kinds, to_engine=False, max_entries=max_entries, max_chars=max_chars)
 
 
 _SERVER_SETS = "is set by the server"
@@ -61,11 +65,25 @@ _NOT_RETURNED = "asks for engine internals, which this server does not return"
 _NO_MEDIA = "audio and video are not served"
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
+MAX_MESSAGES = 2048
+"""As with Azure OpenAI: a conversation of a thousand turns."""
+MAX_PARTS = 4096
+"""Content parts of all messages together."""
+MAX_TOOLS = 128
+"""As OpenAI has it."""
+MAX_BIASES = 1024
+"""As OpenAI has it."""
+MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_CHARS = 16, 64, 512
+"""Pairs, and characters of each one's name and value, as OpenAI has them."""
+_ID_CHARS = 128
+_NAME_CHARS = 512
+"""OpenAI allows 64 for `safety_identifier`; agents send longer ones as `user`."""
+_QUOTED_CHARS = 64
 _SERVERS_OWN = ("stream", "stream_options", "moderation")
 
 PARAMETERS: Mapping[str, Parameter] = {
-    "model": Parameter((str,)),
-    "messages": Parameter((list,)),
+    "model": Parameter((str,), max_chars=_NAME_CHARS),
+    "messages": Parameter((list,), max_entries=MAX_MESSAGES),
     # Length and number of answers
     "max_tokens": _integer(1),
     "max_completion_tokens": _integer(1),
@@ -86,7 +104,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "presence_penalty": _number(-2, 2),
     # Logits are divided by it: near 0 they overflow, and SGLang's scheduler ends with them.
     "repetition_penalty": _number(0.01, 2),
-    "logit_bias": Parameter((dict,)),
+    "logit_bias": Parameter((dict,), max_entries=MAX_BIASES),
     "seed": _integer(-(2**63), 2**63 - 1),
     "logprobs": Parameter((bool,)),
     "top_logprobs": _integer(0, 20),
@@ -94,7 +112,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "response_format": Parameter((dict,)),
     "regex": Parameter((str,)),
     "ebnf": Parameter((str,)),
-    "tools": Parameter((list,)),
+    "tools": Parameter((list,), max_entries=MAX_TOOLS),
     "tool_choice": Parameter((str, dict)),
     "parallel_tool_calls": Parameter((bool,)),
     "reasoning_effort": Parameter((str, int, float)),
@@ -106,13 +124,13 @@ PARAMETERS: Mapping[str, Parameter] = {
     "stream_options": Parameter((dict,), to_engine=False),
     "moderation": Parameter((dict,), to_engine=False),
     "store": Parameter((bool,), to_engine=False),
-    "conversation_id": Parameter((str,), to_engine=False),
-    "parent_id": Parameter((str,), to_engine=False),
+    "conversation_id": Parameter((str,), to_engine=False, max_chars=_ID_CHARS),
+    "parent_id": Parameter((str,), to_engine=False, max_chars=_ID_CHARS),
     # Accepted: they ask for nothing that changes the answer
-    "user": _no_effect(str),
-    "metadata": _no_effect(dict),
-    "safety_identifier": _no_effect(str),
-    "prompt_cache_key": _no_effect(str),
+    "user": _no_effect(str, max_chars=_NAME_CHARS),
+    "metadata": _no_effect(dict, max_entries=MAX_METADATA),
+    "safety_identifier": _no_effect(str, max_chars=_NAME_CHARS),
+    "prompt_cache_key": _no_effect(str, max_chars=_NAME_CHARS),
     "service_tier": _refused("is the key's, not the request's", "auto", "default"),
     "modalities": _refused("other than text are not served", ["text"]),
     # Refused
@@ -169,7 +187,7 @@ def check(name: str, value: Any) -> Parameter:
     parameter = PARAMETERS.get(name)
     if parameter is None:
         raise UnsupportedParameter(
-            f"Unknown parameter {name!r}; remove it.", code="unknown_parameter", param=name
+            f"Unknown parameter {quoted(name)}; remove it.", code="unknown_parameter", param=name
         )
     if parameter.refusal is not None:
         # By type too: 0 == False.
@@ -177,11 +195,32 @@ def check(name: str, value: Any) -> Parameter:
             raise UnsupportedParameter(f"{name}: {parameter.refusal}; remove it.", param=name)
         return parameter
     check_kind(name, value, *parameter.kinds)
+    _check_size(name, value, parameter)
     if parameter.minimum is not None and value < parameter.minimum:
         raise BadRequest(f"{name} must be at least {_plain(parameter.minimum)}, got {value}.", param=name)
     if parameter.maximum is not None and value > parameter.maximum:
         raise BadRequest(f"{name} must be at most {_plain(parameter.maximum)}, got {value}.", param=name)
     return parameter
+
+
+def _check_size(name: str, value: Any, parameter: Parameter) -> None:
+    """Raise BadRequest for too many entries or characters."""
+    if isinstance(value, str):
+        _check_chars(name, value, parameter.max_chars)
+    elif isinstance(value, list | dict):
+        limit = parameter.max_entries
+        if limit is not None and len(value) > limit:
+            raise BadRequest(f"{name} takes at most {limit:,} entries, got {len(value):,}.", param=name)
+
+
+def _check_chars(where: str, text: str, limit: int | None) -> None:
+    if limit is not None and len(text) > limit:
+        raise BadRequest(f"{where} takes at most {limit:,} characters, got {len(text):,}.", param=where)
+
+
+def quoted(text: str) -> str:
+    """What a caller sent, as an error quotes it: the beginning, however long it is."""
+    return repr(text if len(text) <= _QUOTED_CHARS else text[:_QUOTED_CHARS] + "…")
 
 
 def check_values(given: Mapping[str, Any]) -> None:
@@ -197,12 +236,32 @@ def check_values(given: Mapping[str, Any]) -> None:
         if not 0 <= token_id < 2**31:
             raise BadRequest(f"{where} is no token id: {token_id}.", param=where)
     for token_id, bias in given.get("logit_bias", {}).items():
-        where = f"logit_bias.{token_id}"
+        where = f"logit_bias.{token_id[:_QUOTED_CHARS]}"
         if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
             raise BadRequest(f"{where}: keys are token ids.", param="logit_bias")
         check_kind(where, bias, int, float)
         if not -100 <= bias <= 100:
             raise BadRequest(f"{where} must be -100 to 100, got {bias}.", param=where)
+    for name, value in given.get("metadata", {}).items():
+        where = f"metadata.{name[:MAX_METADATA_NAME_CHARS]}"
+        if len(name) > MAX_METADATA_NAME_CHARS:
+            raise BadRequest(
+                f"{where}…: names take at most {MAX_METADATA_NAME_CHARS} characters, got {len(name):,}.",
+                param="metadata",
+            )
+        check_kind(where, value, str)
+        _check_chars(where, value, MAX_METADATA_CHARS)
+    _check_parts(given["messages"])
+
+
+def _check_parts(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise BadRequest for too many content parts; the messages were checked."""
+    contents = (message.get("content") for message in messages)
+    parts = sum(len(content) for content in contents if isinstance(content, list))
+    if parts > MAX_PARTS:
+        raise BadRequest(
+            f"messages take at most {MAX_PARTS:,} content parts together, got {parts:,}.", param="messages"
+        )
 
 
 def check_moderation(asked: Mapping[str, Any]) -> None:
@@ -211,7 +270,7 @@ def check_moderation(asked: Mapping[str, Any]) -> None:
     Raises BadRequest and UnknownModel naming the place.
     """
     for name in asked.keys() - {"model"}:
-        where = f"moderation.{name}"
+        where = f"moderation.{name[:_QUOTED_CHARS]}"
         raise UnsupportedParameter(
             f"Unknown parameter {where!r}; remove it.", code="unknown_parameter", param=where
         )
@@ -226,7 +285,8 @@ def check_moderation_model(name: Any, where: str) -> None:
     check_kind(where, name, str)
     if name not in MODERATION_MODELS:
         raise UnknownModel(
-            f"There is no moderation model {name!r} here; ask for 'omni-moderation-latest'.", param=where
+            f"There is no moderation model {quoted(name)} here; ask for 'omni-moderation-latest'.",
+            param=where,
         )
 
 
@@ -240,7 +300,7 @@ def _items(name: str, values: Sequence[Any], most: int) -> Iterator[tuple[str, A
 def markdown() -> str:
     """The tables of docs/parameters.md."""
     honoured = ["| parameter | type | range |", "|---|---|---|"]
-    unheeded = ["| parameter | type |", "|---|---|"]
+    unheeded = ["| parameter | type | range |", "|---|---|---|"]
     refused = ["| parameter | why | passes |", "|---|---|---|"]
     for name, p in PARAMETERS.items():
         kinds = " or ".join(_kind_names(p.kinds))
@@ -250,7 +310,7 @@ def markdown() -> str:
         elif p.to_engine or name in _SERVERS_OWN:
             honoured.append(f"| `{name}` | {kinds} | {_range(p)} |")
         else:
-            unheeded.append(f"| `{name}` | {kinds} |")
+            unheeded.append(f"| `{name}` | {kinds} | {_range(p)} |")
     parts = [
         ("Honoured", honoured),
         ("Accepted, and without effect on the answer", unheeded),
@@ -260,6 +320,10 @@ def markdown() -> str:
 
 
 def _range(parameter: Parameter) -> str:
+    if parameter.max_entries is not None:
+        return f"at most {parameter.max_entries:,} entries"
+    if parameter.max_chars is not None:
+        return f"at most {parameter.max_chars:,} characters"
     low, high = parameter.minimum, parameter.maximum
     if high is not None:
         return f"{_plain(low or 0)} to {_plain(high)}"

@@ -16,6 +16,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
+from app.api.auth import NAMED
+from app.api.refusal_log import ThrottledLog
 from app.api.sse import CONNECTION
 from app.errors import InternalError, MethodNotAllowed, NotFound, RateLimited, ServingError
 from app.log import where
@@ -35,6 +37,7 @@ class Refusals:
 
     def __init__(self, log: FilteringBoundLogger) -> None:
         self._log = log
+        self._unnamed = ThrottledLog(log)
 
     def handlers(self) -> Mapping[Any, Handler]:
         """Starlette's exception handlers."""
@@ -67,7 +70,9 @@ class Refusals:
         if request_id is None:
             request_id = f"req_{secrets.token_hex(14)}"
             route = getattr(request.scope.get("route"), "path", None)
-            self._log.info(
+            # Whoever has no key could else write the log full.
+            log = self._log if request.scope.get(NAMED) else self._unnamed
+            log.info(
                 "refused",
                 request_id=request_id,
                 method=request.method,

@@ -10,6 +10,8 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,6 +19,7 @@ from structlog.typing import FilteringBoundLogger
 
 from app.api.app import build_app
 from app.api.auth import is_loopback
+from app.api.connections import Connections
 from app.api.protocol import Protocol
 from app.errors import EngineFailed
 from app.log import configure
@@ -73,11 +76,12 @@ def listen(settings: Settings) -> socket.socket:
     return sock
 
 
-def http_server(app: ASGIApp) -> Server:
+def http_server(app: ASGIApp, settings: Settings, log: FilteringBoundLogger) -> Server:
     """The HTTP server over `app`."""
+    connections = Connections(log, settings.max_connections, settings.max_connections_per_address)
     config = uvicorn.Config(
         app,
-        http=Protocol,
+        http=cast("type[asyncio.Protocol]", partial(Protocol, connections=connections)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -106,7 +110,7 @@ async def serve(settings: Settings, sock: socket.socket) -> int:
     on_terminal = sys.stderr.isatty()
     loop.add_signal_handler(signal.SIGHUP, _hung_up, stop, runtime, on_terminal)
     _raise_file_limit(settings, log)
-    server = http_server(build_app(runtime))
+    server = http_server(build_app(runtime), settings, log)
     serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
     host, port = sock.getsockname()[:2]
     _collect_seldom()

@@ -32,10 +32,22 @@ class ServiceRoutes:
         return JSONResponse({"status": "alive"})
 
     async def readyz(self, request: Request) -> Response:
-        """Whether requests can be served now, and why not."""
+        """Whether requests can be served now, and why not; to an admin also how the server does."""
+        runtime = self._runtime
+        # Who has no admin key learns what a load balancer needs.
+        detail: dict[str, Any] = {"phase": runtime.state}
+        if self._gatekeeper.may_see_details(request):
+            detail |= self._details()
+        if not runtime.ready:
+            return JSONResponse(
+                {"status": "not_ready", **detail}, status_code=503, headers={"retry-after": "5"}
+            )
+        return JSONResponse({"status": "ready", **detail})
+
+    def _details(self) -> dict[str, Any]:
+        """How the server does: its load, the store, the ledger, the queue."""
         runtime = self._runtime
         detail: dict[str, Any] = {
-            "phase": runtime.state,
             "live_streams": runtime.streams.num_live,
             "store": {
                 "failing": runtime.database.failing,
@@ -56,18 +68,15 @@ class ServiceRoutes:
         if runtime.degrade is not None:
             mode = runtime.degrade
             detail["degraded"] = {"step": mode.step.told, "pressure": round(mode.pressure, 2)}
-        if not runtime.ready:
-            return JSONResponse(
-                {"status": "not_ready", **detail}, status_code=503, headers={"retry-after": "5"}
-            )
-        load = runtime.engine.load()
-        detail["engine"] = {
-            "num_running_reqs": load.num_running_reqs,
-            "num_queue_reqs": load.num_queue_reqs,
-            "used_tokens": load.used_tokens,
-            "max_total_tokens": load.max_total_tokens,
-        }
-        return JSONResponse({"status": "ready", **detail})
+        if runtime.ready:
+            load = runtime.engine.load()
+            detail["engine"] = {
+                "num_running_reqs": load.num_running_reqs,
+                "num_queue_reqs": load.num_queue_reqs,
+                "used_tokens": load.used_tokens,
+                "max_total_tokens": load.max_total_tokens,
+            }
+        return detail
 
     async def models(self, request: Request) -> Response:
         """GET /api/models: what is served to the caller, its limits and capabilities."""

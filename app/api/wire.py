@@ -1,4 +1,4 @@
-"""The chat completion request on the wire: bytes in, a checked `ChatRequest` out."""
+"""The chat completion request on the wire: JSON in, a checked `ChatRequest` out."""
 
 from __future__ import annotations
 
@@ -6,59 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from app.api.messages import normalized
-from app.api.parameters import check, check_kind, check_moderation, check_values
-from app.api.unique_names import check_unique_names
+from app.api.parameters import check, check_kind, check_moderation, check_values, quoted
 from app.core import ChatRequest, IdempotencyKey
 from app.errors import BadRequest
 from app.history import new_conversation_id, new_message_id
-
-MAX_DEPTH = 64
-"""Levels of arrays and objects a body may have; schemas people write stay below 20."""
-
-
-def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object in `raw`. Raises BadRequest: broken, not UTF-8, no object, too deep."""
-    try:
-        raw.decode("utf-8")
-    except UnicodeDecodeError as exc:
-        raise BadRequest(
-            f"The body is not UTF-8: byte {exc.start} is {raw[exc.start]:#04x}.", code="invalid_encoding"
-        ) from None
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as exc:
-        if exc.msg == "depth limit exceeded":  # orjson's own, at 1,024 levels
-            raise _too_deep() from None
-        raise BadRequest(
-            f"The body is not JSON: {exc.msg} at line {exc.lineno}, column {exc.colno}.",
-            code="invalid_json",
-        ) from None
-    if not isinstance(body, dict):
-        raise BadRequest("The body must be a JSON object.", code="invalid_json")
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
-        _check_depth(body)
-    check_unique_names(raw, body)
-    return body
-
-
-def _too_deep() -> BadRequest:
-    return BadRequest(f"The body nests deeper than {MAX_DEPTH} levels.", code="nesting_too_deep")
-
-
-def _check_depth(body: Any) -> None:
-    level, depth = [body], 0
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise _too_deep()
-        below = []
-        for value in level:
-            children = value.values() if isinstance(value, dict) else value
-            below += [child for child in children if isinstance(child, dict | list)]
-        level = below
 
 
 def parse_chat_request(
@@ -144,9 +96,9 @@ def _stream_options(given: Mapping[str, Any]) -> tuple[bool, bool]:
             continue
         if name not in ("include_usage", "continuous_usage_stats"):
             raise BadRequest(
-                f"Unknown stream option {name!r}; remove it.",
+                f"Unknown stream option {quoted(name)}; remove it.",
                 code="unsupported_parameter",
-                param=f"stream_options.{name}",
+                param=f"stream_options.{name[:100]}",
             )
         check_kind(f"stream_options.{name}", value, bool)
     return bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, ModelCard, Prompt
+from app.engine.image_limits import check_images
 from app.engine.limits import check_text_only
 from app.engine.sglang_args import NO_MEDIA_DOMAIN, SGLangOptions
 from app.engine.sglang_platform import prepare_process
@@ -122,6 +123,8 @@ class SGLangEngine:
             raise BadRequest(f"n: must be between 1 and {MAX_CHOICES}.", param="n")
         if "vision" not in self.model.capabilities:
             check_text_only(request)
+        else:
+            await check_images(request, self._options.images)
         loop = asyncio.get_running_loop()
         internal, chat_request, spliced = await loop.run_in_executor(self._thread, renderer.convert, request)
         internal.rid = f"render-{request.request_id}"

@@ -145,11 +145,18 @@ async def vision(path: str) -> dict[str, Any]:
         answer = await ask(engine, chat(_with_images(images), max_tokens=4, ignore_eos=True, n=2))
         counts[name] = [*answer.counts(1), len(answer.prompt.token_ids)]
     refused = {}
-    for url in ("data:image/png;base64,AAAA", "file:///etc/hosts", "http://127.0.0.1:9/x.png", "/etc/x.png"):
+    bomb = "data:image/png;base64," + base64.b64encode(tiny_vision.png_of(30_000, 28_000)).decode()
+    for url in (
+        "data:image/png;base64,AAAA",
+        bomb,
+        "file:///etc/hosts",
+        "http://127.0.0.1:9/x.png",
+        "/etc/x.png",
+    ):
         try:
             await engine.render(chat([{"type": "image_url", "image_url": {"url": url}}]))
         except BadRequest as exc:
-            refused[url] = [exc.param, exc.message]
+            refused["bomb" if url == bomb else url] = [exc.param, exc.message]
     capabilities = sorted(engine.model.capabilities)
     past = [await _past(engine, content) for content in ("hello", _with_images([(56, 56)]))]
     await engine.aclose()

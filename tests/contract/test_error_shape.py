@@ -172,7 +172,7 @@ ROUTES = [
 
 CALLER = [
     Bad("foreign Host", 403, "forbidden", body=body(), headers={"host": "rebound.example"}),
-    Bad("unreadable Host", 403, "forbidden", body=body(), headers={"host": "["}),
+    Bad("unreadable Host", 400, "invalid_http", body=body(), headers={"host": "["}),
     Bad("foreign Origin", 403, "forbidden", body=body(), headers={"origin": "https://evil.example"}),
     Bad("opaque Origin", 403, "forbidden", body=body(), headers={"origin": "null"}),
     Bad("empty key", 400, "invalid_value", "Idempotency-Key", body(), headers={"idempotency-key": ""}),

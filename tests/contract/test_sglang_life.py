@@ -152,7 +152,10 @@ def test_images_are_counted_and_bad_ones_refused(apart: Apart, tmp_path: Path) -
     text, image = seen["past"]
     assert text == [1, None, True]
     assert image[:2] == [0, "media"]
-    assert seen["refused"]["data:image/png;base64,AAAA"][0] == "messages"
+    assert seen["refused"]["data:image/png;base64,AAAA"][0] == "messages[0].content[0]"
+    where, why = seen["refused"]["bomb"]
+    assert where == "messages[0].content[0]"
+    assert "30000 x 28000" in why
     for url in ("file:///etc/hosts", "http://127.0.0.1:9/x.png", "/etc/x.png"):
         assert seen["refused"][url][0] == "messages[0].content"
 

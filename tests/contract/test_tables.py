@@ -82,8 +82,7 @@ def test_every_openai_parameter_is_decided():
 async def test_api_docs_name_every_route(serve: Serve):
     """docs/api.md has each route that the server has, and no other."""
     served = await serve()
-    app = served.server.config.app._app._app  # type: ignore[union-attr]  # the Starlette inside
-    routes = {(method, route.path) for route in app.routes for method in route.methods}
+    routes = {(method, route.path) for route in served.starlette.routes for method in route.methods}
     cells = re.findall(r"^\| (`.+?`) \|", (ROOT / "docs/api.md").read_text("utf-8"), re.MULTILINE)
     documented = [tuple(name.strip("`").split()) for cell in cells for name in cell.split("<br>")]
     assert len(documented) == len(set(documented))

@@ -69,8 +69,7 @@ class World:
 
     def routes(self) -> Iterator[tuple[str, str]]:
         """Every method and path that the application has."""
-        app = self.served.server.config.app._app._app  # type: ignore[union-attr]  # the Starlette inside
-        for route in app.routes:
+        for route in self.served.starlette.routes:
             for method in sorted(route.methods):
                 yield method, route.path
 

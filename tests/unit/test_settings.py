@@ -170,3 +170,24 @@ def test_settings_cannot_be_changed():
     """Settings in force are frozen."""
     with pytest.raises(AttributeError):
         Settings().port = 1
+
+
+@pytest.mark.parametrize("key", ["two words", " front", "end\n", "tab\t", "nul\0", "wide\u3000"])
+def test_an_api_key_that_nobody_can_send_is_refused(key: str):
+    """White space and control characters in the key are an error at start, which does not show it."""
+    with pytest.raises(SettingsError, match="white space") as error:
+        load({}, {"TOKENRING_API_KEY": key})
+    assert key not in str(error.value)
+
+
+def test_the_api_key_is_read_from_a_file(tmp_path: Path):
+    """The file's line end is not the key's; a file that is not there, empty, or one of two is an error."""
+    path = tmp_path / "key"
+    path.write_text("s3cret\n")
+    assert load({"api_key_file": str(path)}, {}).api_key == "s3cret"
+    with pytest.raises(SettingsError, match="both"):
+        load({"api_key_file": str(path)}, {"TOKENRING_API_KEY": "k"})
+    path.write_text("\n")
+    for missing in (path, tmp_path / "none"):
+        with pytest.raises(SettingsError, match="api_key_file"):
+            load({"api_key_file": str(missing)}, {})

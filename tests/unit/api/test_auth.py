@@ -171,6 +171,8 @@ def test_nobody_is_let_in_before_the_store_is_read():
         {"host": "[::1]:8000"},
         {"host": "127.8.9.1", "origin": "http://localhost:3000"},
         {"host": "app.localhost"},
+        {"host": "LOCALHOST:8000"},
+        {"user-agent": "OpenAI/Python", "x-stainless-lang": "python", "x-openwebui-user-name": "ann"},
         {"authorization": "Bearer none"},
     ],
 )
@@ -190,6 +192,17 @@ def test_local_requests_need_no_key(headers: dict[str, str]):
         {"host": "localhost", "origin": "null"},
         {"host": "[::1"},
         {"host": "localhost", "origin": "http://[::1"},
+        {"host": "evil.example:80@127.0.0.1"},
+        {"host": "user@localhost"},
+        {"host": "localhost/"},
+        {"host": ""},
+        {"host": "localhost:8000:1"},
+        {"host": "2130706433"},
+        {"host": "0177.0.0.1"},
+        {"host": "127.1"},
+        {"host": "127.0.0.1."},
+        {"host": "[::ffff:10.0.0.7]"},
+        {"host": "localhost\t.evil.example"},
     ],
 )
 def test_web_pages_of_others_are_refused(headers: dict[str, str]):
@@ -205,3 +218,45 @@ def test_web_pages_of_others_are_refused(headers: dict[str, str]):
 def test_loopback_names(host: str, local: bool):
     """Only names and addresses that cannot mean another machine are loopback."""
     assert is_loopback(host) is local
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x-forwarded-for",
+        "x-forwarded-host",
+        "x-forwarded-proto",
+        "x-forwarded-port",
+        "x-real-ip",
+        "forwarded",
+        "via",
+        "cf-connecting-ip",
+        "true-client-ip",
+        "x-envoy-external-address",
+    ],
+)
+def test_what_a_proxy_passes_on_is_not_local(name: str):
+    """In open mode a request with a proxy's header is refused, whatever it says and whoever it names."""
+    with pytest.raises(Forbidden) as error:
+        gate().owner(request(host="127.0.0.1:8000", **{name: "127.0.0.1"}))
+    assert name in error.value.message
+    assert "tokenring keys create" in error.value.message
+    assert gate(api_key="key").owner(request(authorization="Bearer key", **{name: "1.2.3.4"}))
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [{"client": ("10.0.0.7", 1)}, {"http_version": "1.0"}],
+    ids=["another machine", "nginx as it comes"],
+)
+def test_what_cannot_be_from_here_is_not_local(scope: dict[str, Any]):
+    """In open mode another machine's address is refused, and HTTP/1.0, which local clients do not speak."""
+    asked = request(host="localhost")
+    asked.scope.update(scope)
+    with pytest.raises(Forbidden):
+        gate().owner(asked)
+
+
+def test_a_key_that_ends_in_a_letter_of_two_bytes_is_let_in():
+    """White space is cut from a key's ends, and no byte that is part of a letter."""
+    assert gate(api_key="voilà").caller(request(authorization="Bearer voilà ")) is LOCAL

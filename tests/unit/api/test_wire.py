@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.api.json_body import MAX_DEPTH, MAX_VALUES, count_values, parse_body
 from app.api.messages import ROLES
 from app.api.parameters import PARAMETERS
-from app.api.wire import MAX_DEPTH, parse_body, parse_chat_request
+from app.api.wire import parse_chat_request
 from app.core import ChatRequest
 from app.errors import BadRequest, UnknownModel
 
@@ -38,6 +39,14 @@ def body_refusal(raw: bytes) -> str:
     return error.value.code
 
 
+def number_of(value: Any) -> int:
+    """The values in a JSON value, itself with them, empty arrays and objects twice."""
+    if isinstance(value, list | dict):
+        children = list(value.values()) if isinstance(value, dict) else value
+        return 1 + (sum(map(number_of, children)) if children else 1)
+    return 1
+
+
 @pytest.mark.parametrize(
     ("raw", "code"),
     [
@@ -50,7 +59,8 @@ def body_refusal(raw: bytes) -> str:
         (b'{"a": "\xff"}', "invalid_encoding"),
         (b"\xef\xbb\xbf{}", "invalid_json"),
         (b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), "nesting_too_deep"),
-        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nesting_too_deep"),
+        (b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}", "nesting_too_deep"),
+        (b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "too_many_values"),
     ],
 )
 def test_bodies_that_are_no_request(raw: bytes, code: str):
@@ -106,6 +116,30 @@ def test_nesting_up_to_the_limit_passes():
     assert len(parse_body(wide)["a"]) == 10_000
 
 
+def test_values_up_to_the_limit_pass():
+    """What looks like structure inside of strings is text, and escapes end nowhere."""
+    for text in ('{"[,":1}', '\\"', "\\" * 7 + '"', "\\\\", "", "[{,}]" * 9):
+        strings = [text] * (MAX_VALUES - 2)
+        assert parse_body(json.dumps({"a": strings}).encode())["a"] == strings
+        with pytest.raises(BadRequest) as error:
+            parse_body(json.dumps({"a": [*strings, "x"], "b": text}).encode())
+        assert error.value.code == "too_many_values"
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='\\"[]{},:a中', max_size=20),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='\\"[],a', max_size=9), inner),
+)
+
+
+@given(JSON)
+def test_values_are_counted_exactly(value: Any):
+    """The count on the raw bytes is that of the parsed value, wherever the bytes are cut."""
+    for raw in (json.dumps(value).encode(), json.dumps(value, ensure_ascii=False).encode()):
+        for chunk_bytes in (1, 2, 3, 7, 1000):
+            assert count_values(raw, chunk_bytes=chunk_bytes) == number_of(value)
+
+
 def test_null_is_absent():
     """A parameter that is null counts as not given, as in OpenAI's API."""
     chat = parse(temperature=None, stop=None, stream=None, n=None, max_tokens=None, tools=None)
@@ -135,6 +169,21 @@ def test_server_parameters_do_not_reach_the_engine():
         ({"messages": [{"role": "user", "content": 7}]}, "invalid_type", "messages[0].content"),
         ({"messages": [{"role": "user", "content": [7]}]}, "invalid_type", "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{}]}]}, "invalid_type", "messages[0].content[0].type"),
+        ({"messages": HELLO * 2049}, "invalid_value", "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 1366}] * 3},
+            "invalid_value",
+            "messages",
+        ),
+        ({"tools": [{}] * 129}, "invalid_value", "tools"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "invalid_value", "logit_bias"),
+        ({"metadata": {str(i): "v" for i in range(17)}}, "invalid_value", "metadata"),
+        ({"metadata": {"n" * 65: "v"}}, "invalid_value", "metadata"),
+        ({"metadata": {"n": "v" * 513}}, "invalid_value", "metadata.n"),
+        ({"metadata": {"n": {}}}, "invalid_type", "metadata.n"),
+        ({"user": "u" * 513}, "invalid_value", "user"),
+        ({"model": "m" * 513}, "invalid_value", "model"),
+        ({"conversation_id": "c" * 129}, "invalid_value", "conversation_id"),
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
         ({"max_tokens": -1}, "invalid_value", "max_tokens"),
         ({"max_tokens": 1.5}, "invalid_type", "max_tokens"),

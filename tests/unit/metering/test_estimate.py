@@ -11,7 +11,14 @@ import pytest
 from tokenizers import Tokenizer
 
 from app.core import ChatRequest
-from app.metering.estimate import IMAGE_TOKENS, bytes_estimate, encoding_of, prompt_estimate, text_counter
+from app.metering.estimate import (
+    IMAGE_TOKENS,
+    bytes_estimate,
+    encoding_of,
+    prompt_estimate,
+    sampled_bytes_estimate,
+    text_counter,
+)
 
 ROOT = Path(__file__).parents[3]
 BUILTIN = (ROOT / "app/engine/builtin/tokenizer.json").read_text("utf-8")
@@ -49,8 +56,8 @@ def test_other_tokenizers_are_estimated_by_bytes(change: dict[str, Any]) -> None
     """Rather that than a count of something else."""
     assert encoding_of(json.loads(BUILTIN) | change) is None
     count, exact = text_counter(json.dumps(json.loads(BUILTIN) | change))
-    assert (count, exact) == (bytes_estimate, False)
-    assert text_counter(None) == (bytes_estimate, False)
+    assert (count, exact) == (sampled_bytes_estimate, False)
+    assert text_counter(None) == (sampled_bytes_estimate, False)
 
 
 def test_gpt2s_own_splitting_is_known() -> None:
@@ -120,3 +127,15 @@ def test_a_lone_surrogate_is_no_error() -> None:
     count, _ = text_counter(BUILTIN)
     assert count("a\ud800b") > 0
     assert bytes_estimate("a\ud800b") > 0
+
+
+def test_a_long_text_is_counted_by_samples():
+    """Without the model's merges too, an estimate looks at half a million characters at most."""
+    count, exact = text_counter(None)
+    assert not exact
+    sentence = "A sentence with some words in it. "
+    assert count(sentence * 10) == bytes_estimate(sentence * 10)
+    long = sentence * 100_000
+    assert count(long) == pytest.approx(bytes_estimate(long), rel=0.01)
+    between_samples = long[:70_000] + "1" * 70_000 + long[140_000:]
+    assert count(between_samples) < bytes_estimate(between_samples)

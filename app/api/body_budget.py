@@ -1,0 +1,103 @@
+"""The memory that bodies of requests in flight may take together, and what of it is one caller's.
+
+A caller may hold as much as is left free when theirs is counted (dynamic thresholds, Choudhury and Hahne
+1998): alone they get half, two callers a third each, and there is always as much left for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from app.errors import Unavailable
+
+WAIT_S = 2.0
+"""How long a body waits for room: others are read and parsed in milliseconds, unless the server is full."""
+
+MAX_WAITING = 256
+"""Bodies that wait at once; whoever comes then is refused without waiting."""
+
+
+class BodyBudget:
+    """Counts the bytes of bodies, by caller."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.held_bytes = 0
+        self._by_owner: Counter[str] = Counter()
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def fits(self, owner: str, size_bytes: int) -> bool:
+        """Whether `owner` may hold that much more now."""
+        if not self.held_bytes:  # a body that is larger than half of it must pass alone
+            return True
+        free_bytes = self.budget_bytes - self.held_bytes - size_bytes
+        return self._by_owner[owner] + size_bytes <= free_bytes
+
+    async def take(self, owner: str, size_bytes: int) -> None:
+        """Count `size_bytes` more as held by `owner`, once there is room. Raises Unavailable."""
+        if not self.fits(owner, size_bytes):
+            await self._wait(owner, size_bytes)
+        self.held_bytes += size_bytes
+        self._by_owner[owner] += size_bytes
+
+    def give_back(self, owner: str, size_bytes: int) -> None:
+        """Count them no longer, and let those look again who wait."""
+        self.held_bytes -= size_bytes
+        self._by_owner[owner] -= size_bytes
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _wait(self, owner: str, size_bytes: int) -> None:
+        if len(self._waiting) >= MAX_WAITING:
+            raise _full()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not self.fits(owner, size_bytes):
+                    await self._freed()
+        except TimeoutError:
+            raise _full() from None
+
+    async def _freed(self) -> None:
+        freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(freed)
+        try:
+            await freed
+        finally:
+            self._waiting.discard(freed)
+
+
+class BodyLease:
+    """What one request holds of the budget."""
+
+    __slots__ = ("_budget", "_owner", "_size_bytes")
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._owner = ""
+        self._size_bytes = 0
+
+    async def grow_to(self, owner: str, size_bytes: int) -> None:
+        """Hold `size_bytes` in all. Raises Unavailable."""
+        self._owner = owner
+        if size_bytes > self._size_bytes:
+            await self._budget.take(owner, size_bytes - self._size_bytes)
+            self._size_bytes = size_bytes
+
+    def release(self) -> None:
+        """Hold nothing; a second call does nothing."""
+        if self._size_bytes:
+            size_bytes, self._size_bytes = self._size_bytes, 0
+            self._budget.give_back(self._owner, size_bytes)
+
+
+def _full() -> Unavailable:
+    return Unavailable(
+        "The request bodies that are being read take all the memory for them, or more than this caller's"
+        " share; send fewer large requests at once, and this one again.",
+        code="too_many_bodies",
+        retry_after_s=2,
+    )

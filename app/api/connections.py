@@ -1,0 +1,133 @@
+"""The open connections: how many there may be, and which are closed first when they run short.
+
+Short are they where the next socket's descriptor is near the process's limit, whoever took the others: the
+store, the engine and the log need some too, and a server without any can neither accept nor say so. Closed
+are connections that wait for a request, the longest idle first, and then those that are still sending theirs.
+One that waits for its answer never is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import resource
+from collections import Counter
+from typing import Protocol as Interface
+
+from structlog.typing import FilteringBoundLogger
+
+SPARE_FILES = (32, 256)
+"""Descriptors that connections leave to everything else, at least and at most; between these an eighth.
+
+As many may be accepted in one pass of the loop, before what was closed for them is."""
+
+LOG_EVERY_S = 10.0
+"""How often a lack of connections is told at most."""
+
+
+class Closable(Interface):
+    """A connection, as far as this module needs it."""
+
+    def make_room(self) -> None:
+        """Close it; nobody waits for an answer on it."""
+
+
+class Connections:
+    """Counts connections, and makes room for new ones."""
+
+    def __init__(self, log: FilteringBoundLogger, limit: int = 0, limit_per_address: int = 0) -> None:
+        """At most `limit` in all and `limit_per_address` of each address; 0 is as many as there are files."""
+        self._log = log
+        self._limit = limit
+        self._limit_per_address = limit_per_address
+        self._open: dict[Closable, str] = {}
+        self._idle: dict[Closable, None] = {}
+        self._reading: dict[Closable, None] = {}
+        self._closing: set[Closable] = set()
+        """Told to close, and still with a descriptor."""
+        self._by_address: Counter[str] = Counter()
+        self._closed = 0
+        self._refused = 0
+        self._telling: asyncio.Handle | None = None
+
+    def admit(self, connection: Closable, address: str, descriptor: int) -> bool:
+        """Whether a new connection may stay; it does if another can be closed for it."""
+        if self._limit_per_address and self._by_address[address] >= self._limit_per_address:
+            self._refused += 1
+            self._tell()
+            return False
+        missing = self._missing(descriptor)
+        if missing > 0:
+            self._tell()
+            if not self._idle and not self._reading:
+                self._refused += 1
+                return False
+            self._make_room(missing)
+        self._open[connection] = address
+        self._by_address[address] += 1
+        self._idle[connection] = None
+        return True
+
+    def reading(self, connection: Closable) -> None:
+        """The head of a request is here, and its body comes."""
+        self._move(connection, self._reading)
+
+    def answering(self, connection: Closable) -> None:
+        """A request is here."""
+        self._move(connection, None)
+
+    def idle(self, connection: Closable) -> None:
+        """It has answered."""
+        self._move(connection, self._idle)
+
+    def _move(self, connection: Closable, where: dict[Closable, None] | None) -> None:
+        self._idle.pop(connection, None)
+        self._reading.pop(connection, None)
+        if where is not None and connection in self._open and connection not in self._closing:
+            where[connection] = None
+
+    def gone(self, connection: Closable) -> None:
+        """It is closed; a second call does nothing."""
+        self._move(connection, None)
+        self._closing.discard(connection)
+        address = self._open.pop(connection, None)
+        if address is not None:
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+
+    def _missing(self, descriptor: int) -> int:
+        """How many connections must go for the new one, which has this descriptor."""
+        missing = len(self._open) + 1 - self._limit if self._limit else 0
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if files != resource.RLIM_INFINITY:
+            least, most = SPARE_FILES
+            # The lowest free number is taken: so many are in use.
+            missing = max(missing, descriptor + 1 - (files - max(least, min(files // 8, most))))
+        return missing - len(self._closing)
+
+    def _make_room(self, number: int) -> None:
+        for connection in list(itertools.islice(itertools.chain(self._idle, self._reading), number)):
+            self._move(connection, None)
+            self._closing.add(connection)
+            self._closed += 1
+            connection.make_room()
+
+    def _tell(self) -> None:
+        """Say so in the log: at once, and then in sums."""
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_soon(self._write)
+
+    def _write(self) -> None:
+        self._telling = None
+        if not (self._closed or self._refused):
+            return
+        self._log.warning(
+            "connections_short",
+            open=len(self._open),
+            closed=self._closed,
+            refused=self._refused,
+            hint="raise ulimit -n or max_connections, or see who holds them",
+        )
+        self._closed = self._refused = 0
+        self._telling = asyncio.get_running_loop().call_later(LOG_EVERY_S, self._write)

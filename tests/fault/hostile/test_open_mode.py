@@ -1,0 +1,145 @@
+"""Open mode is for this machine alone; and who has no key learns little, and writes little into the log."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import openai
+import pytest
+from servers import Serve, Spawn, chat
+from sse_client import Connection, Response, fetch, until
+
+from app.engine.scripted import Script
+
+KEYS = "/api/admin/keys"
+
+
+async def raw(port: int, request: bytes) -> Response:
+    """The answer to these bytes."""
+    async with await Connection.to(port) as connection:
+        await connection.send(request)
+        return await connection.response()
+
+
+@pytest.mark.parametrize(
+    ("target", "headers", "status"),
+    [
+        ("/v1/models", "host: 127.0.0.1:8000\r\nx-forwarded-for: 203.0.113.9\r\n", 403),
+        ("/v1/models", "host: localhost\r\nForwarded: for=203.0.113.9\r\n", 403),
+        ("/v1/models", "host: localhost\r\nVia: 1.1 proxy\r\n", 403),
+        ("/v1/models", "host: evil.example\r\n", 403),
+        ("/v1/models", "host: evil.example:80@127.0.0.1\r\n", 400),
+        ("/v1/models", "host: localhost\r\nhost: localhost\r\n", 400),
+        ("/v1/models", "host: evil.example\r\nhost: localhost\r\n", 400),
+        ("/v1/models", "", 400),
+        ("/v1/models", "host:\r\n", 403),
+        ("/v1/models", "host: localhost/evil\r\n", 400),
+        ("/v1/models", "host: [::1\r\n", 400),
+        ("/v1/models", "host: [::ffff:10.0.0.7]\r\n", 403),
+        ("/v1/models", "host: 0177.0.0.1\r\n", 403),
+        ("/v1/models", "host: 2130706433\r\n", 403),
+        ("http://evil.example/v1/models", "host: localhost\r\n", 400),
+        ("http://evil.example/v1/models", "host: evil.example\r\n", 403),
+        ("http://user@localhost/v1/models", "host: localhost\r\n", 400),
+        ("http://localhost:8000/v1/models", "host: localhost:8000\r\n", 200),
+        ("/v1/models", "host: LOCALHOST:8000\r\n", 200),
+        ("/v1/models", "host: [::1]:8000\r\n", 200),
+    ],
+)
+async def test_only_local_requests_are_open(serve: Serve, target: str, headers: str, status: int):
+    """A request for another name, or through a proxy, is not an admin's, however it is spelled."""
+    served = await serve(Script())
+    answer = await raw(served.port, f"GET {target} HTTP/1.1\r\n{headers}\r\n".encode())
+    assert answer.status == status, answer.body
+
+
+async def test_two_hosts_are_refused_with_a_key_too(serve: Serve):
+    """Whom a request with two Host headers is for depends on who reads it: 400, key or not."""
+    served = await serve(Script(), api_key="k")
+    for version in ("1.1", "1.0"):
+        request = f"GET /v1/models HTTP/{version}\r\nhost: a\r\nhost: b\r\nauthorization: Bearer k\r\n\r\n"
+        assert (await raw(served.port, request.encode())).refusal()[:2] == (400, "invalid_http")
+
+
+async def test_nginx_as_it_comes_is_refused(serve: Serve):
+    """What `proxy_pass http://127.0.0.1:8000` sends tells of the proxy by HTTP/1.0 alone."""
+    served = await serve(Script())
+    request = f"POST {KEYS} HTTP/1.0\r\nHost: 127.0.0.1:8000\r\nConnection: close\r\n\r\n"
+    answer = await raw(served.port, request.encode())
+    assert answer.refusal()[:2] == (403, "forbidden")
+    assert "tokenring keys create" in answer.error()["message"]
+
+
+@pytest.mark.timeout(60)
+async def test_ordinary_clients_are_local(spawn: Spawn):
+    """curl, OpenAI's SDK and the container's health check need no key in open mode."""
+    port = await (await spawn("tokens=3")).ready()
+    for host in ("localhost", "127.0.0.1"):
+        command = ["curl", "-sS", "--fail", "--noproxy", "*", f"http://{host}:{port}/v1/models"]
+        await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, timeout=20)
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
+        message: Any = {"role": "user", "content": "hi"}
+        client.chat.completions.create(model="scripted", messages=[message])
+    health_check = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{port}/healthz', timeout=4)"
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", health_check], check=True)
+
+
+async def test_readiness_tells_details_to_admins_alone(serve: Serve):
+    """`/readyz` says ready or not, and the phase; to an admin key, and in open mode, how the server does."""
+    served = await serve(Script(), api_key="k")
+    assert (await served.call("GET", "/readyz")).json() == {"status": "ready", "phase": "ready"}
+    wrong = await served.call("GET", "/readyz", authorization="Bearer wrong")
+    assert wrong.json() == {"status": "ready", "phase": "ready"}
+    told = (await served.call("GET", "/readyz", authorization="Bearer k")).json()
+    assert {"store", "ledger", "queue", "engine", "live_streams"} <= told.keys()
+    served = await serve(Script())
+    assert "engine" in (await served.call("GET", "/readyz")).json()
+    assert (await served.call("GET", "/readyz", x_forwarded_for="1.2.3.4")).json().keys() == {
+        "status",
+        "phase",
+    }
+
+
+async def test_a_flood_without_a_key_is_a_few_lines(serve: Serve):
+    """Refusals of nobody known are logged ten times a second, and the others counted; a key's are lines."""
+    served = await serve(Script(), api_key="k")
+    async with await Connection.to(served.port) as connection:
+        for number in range(300):
+            path = "/v1/models" if number % 2 else "/nowhere"
+            await connection.request("GET", path)
+            assert (await connection.response()).status in (401, 404)
+        await connection.request("POST", "/v1/chat/completions", chat(n=0), {"authorization": "Bearer k"})
+        assert (await connection.response()).status == 400
+    await until(lambda: served.logged("refused_more"))
+    lines = served.logged("refused")
+    assert sum(line["status"] == 400 for line in lines) == 1
+    unnamed = [line for line in lines if line["status"] != 400]
+    assert len(unnamed) < 100
+    assert len(unnamed) + sum(line["requests"] for line in served.logged("refused_more")) == 300
+    assert set(served.logged("refused_more")[0]["errors"]) == {"missing_api_key", "route_not_found"}
+
+
+async def test_a_key_on_the_command_line_is_warned_of(spawn: Spawn, tmp_path: Any):
+    """`--api-key` works and says that others can read it; a file's key is in force and in no command line."""
+    process = await spawn("", "--api-key", "s3cret")
+    await process.ready()
+    assert any("--api-key" in line and "s3cret" not in line for line in process.noise)
+    path = tmp_path / "key"
+    path.write_text("s3cret\n")
+    process = await spawn("", "--api-key-file", str(path), "--data-dir", str(tmp_path / "other"))
+    port = await process.ready()
+    assert not process.noise
+    assert (await fetch(port, "GET", "/v1/models", None, {"authorization": "Bearer s3cret"})).status == 200
+    assert (await fetch(port, "GET", "/v1/models")).status == 401
+
+
+def test_a_key_that_nobody_can_send_ends_the_start(tmp_path: Any):
+    """A key with white space is an error that says so, and does not show the key."""
+    command = [sys.executable, "-m", "app", "serve", "--engine", "scripted", "--api-key", "two words"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "white space" in done.stderr
+    assert "two words" not in done.stderr
