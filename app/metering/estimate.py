@@ -8,7 +8,7 @@ not read yet, nor what an image really takes: rendering tells.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -120,6 +120,11 @@ def prompt_estimate(request: ChatRequest, count: CountText) -> int:
     # In one, so that many texts are sampled as one long one is.
     texts = "\n".join(text for text in parts if text is not None)
     return MESSAGE_TOKENS * (len(messages) + 1) + IMAGE_TOKENS * parts.count(None) + count(texts)
+
+
+def texts_estimate(texts: Sequence[str], count: CountText) -> int:
+    """Tokens of texts that are read and not answered."""
+    return MESSAGE_TOKENS * len(texts) + count("\n".join(texts))
 
 
 def _texts(body: Mapping[str, Any]) -> Iterator[str | None]:
