@@ -72,7 +72,8 @@ class ModerationRoutes:
             raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
         lease.reserve_tokens(texts_estimate(texts, self._runtime.limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
-        work = asyncio.ensure_future(self._results(self._runtime.moderator, texts, level, turn))
+        results = self._results(self._runtime.moderator, texts, level, turn)
+        work = asyncio.create_task(results, name="moderation")
         client.on_gone(lambda: _cancel(work))
         try:
             return await work
@@ -97,7 +98,7 @@ class ModerationRoutes:
         return results
 
 
-def _cancel(work: asyncio.Future[Any]) -> None:
+def _cancel(work: asyncio.Task[Any]) -> None:
     work.cancel()
 
 

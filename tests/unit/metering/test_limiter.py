@@ -314,3 +314,139 @@ def test_a_limit_that_was_lowered_holds_at_once(limiter: Limiter) -> None:
     taken(limiter, key(tpm=1000), asked(max_tokens=490))
     assert remaining(limiter, key(tpm=200)) == 0
     assert refusal(limiter, key(tpm=200), asked(max_tokens=1)).retry_after_s == 60
+
+
+# Before the body
+
+
+def test_a_request_is_charged_before_its_body(limiter: Limiter) -> None:
+    """Whatever becomes of it: a refused one is paid for, and the second is 429 before anything was read."""
+    limited = key(rpm=1)
+    limiter.begin(limited).settle({})
+    with pytest.raises(RateLimited, match="RPM"):
+        limiter.begin(limited)
+    assert not limiter.has_room(limited)
+
+
+def test_a_body_that_is_read_has_a_place_among_the_generations(limiter: Limiter) -> None:
+    """As one, until it is known how many choices it asks for."""
+    limited = key(max_streams=3)
+    reading = limiter.begin(limited)
+    limiter.begin(limited).reserve(asked(n=2))
+    with pytest.raises(RateLimited, match="3 generations at once and has 3"):
+        limiter.begin(limited)
+    reading.settle({})
+    limiter.begin(limited)
+
+
+def test_an_attached_request_is_given_back(limiter: Limiter) -> None:
+    """It counts neither as a request nor as a generation."""
+    limited = key(rpm=1, max_streams=1)
+    limiter.begin(limited).withdraw()
+    assert limiter.has_room(limited)
+    assert remaining(limiter, limited, "requests") == 1
+    limiter.begin(limited)
+
+
+def test_a_request_for_no_answer_takes_no_place(limiter: Limiter) -> None:
+    """Texts are moderated beside the only stream that a key may have, and their tokens count."""
+    limited = key(max_streams=1, tpm=100)
+    taken(limiter, limited, asked(max_tokens=20))
+    lease = limiter.begin(limited, generates=False)
+    lease.reserve_tokens(50)
+    assert remaining(limiter, limited) == 20
+    with pytest.raises(TokensLimited):
+        limiter.begin(limited, generates=False).reserve_tokens(50)
+    with pytest.raises(TokensLimited, match="too large"):
+        limiter.begin(limited, generates=False).reserve_tokens(101)
+    lease.withdraw()
+    assert remaining(limiter, limited) == 70
+
+
+# Choices
+
+
+def test_every_choice_is_a_generation(limiter: Limiter) -> None:
+    """n fits beside what runs, or the request is 429; alone over the limit it is so for ever, and names n."""
+    limited = key(max_streams=4)
+    lease = taken(limiter, limited, asked(n=2))
+    taken(limiter, limited, asked(n=2))
+    assert refusal(limiter, limited, asked(n=1)).retry_after_s is not None
+    lease.settle({})
+    assert refusal(limiter, limited, asked(n=3)).retry_after_s is not None
+    error = refusal(limiter, limited, asked(n=128))
+    assert (error.status, error.retry_after_s) == (429, None)
+    assert "n asks for 128" in error.message
+    taken(limiter, limited, asked(n=2))
+
+
+def made(lease: Lease, choices: range, tokens: int) -> int:
+    """How many tokens the engine makes until the answer ends; the choices take turns."""
+    num = 0
+    for count in range(1, tokens + 1):
+        for choice in choices:
+            num += 1
+            if lease.on_delta(choice, count):
+                return num
+    return num
+
+
+def test_one_request_uses_a_window_at_most(limiter: Limiter) -> None:
+    """128 choices of 50 tokens on a limit of 1,000 end at the thousandth token, the prompt's included."""
+    limited = key(tpm=1000)
+    lease = reserved(limiter, limited, asked(n=128, max_tokens=50))
+    lease.correct(prompt(40, max_tokens=50))
+    assert made(lease, range(128), 50) == 960
+    assert "1000 tokens" in lease.as_notice()["message"]
+    lease.settle({choice: Counts(40, 8 if choice < 64 else 7) for choice in range(128)})
+    assert remaining(limiter, limited) == 0
+    assert lease._usage.tokens.debt == 0
+
+
+def test_choices_that_must_be_too_long_together_are_refused(limiter: Limiter) -> None:
+    """A token each at least, min_tokens each, and all of max_tokens where nothing ends an answer sooner."""
+    for parameters in (
+        {"n": 128},
+        {"n": 2, "min_tokens": 60},
+        {"n": 2, "max_tokens": 60, "ignore_eos": True},
+        {"n": 1, "min_tokens": 10**9},
+    ):
+        assert refusal(limiter, key(tpm=100), asked(**parameters)).retry_after_s is None
+
+
+def test_an_answer_is_charged_as_it_grows(limiter: Limiter) -> None:
+    """What an answer makes beyond its reservation is taken from what others could have had."""
+    limited = key(tpm=1000)
+    lease = reserved(limiter, limited, asked())
+    lease.correct(prompt(10))
+    assert made(lease, range(1), 500) == 500
+    assert 1000 - 510 - 64 <= remaining(limiter, limited) <= 1000 - 510
+    assert refusal(limiter, limited, asked(480)).retry_after_s is not None
+    lease.settle({0: Counts(10, 500)})
+    assert remaining(limiter, limited) == 490
+
+
+def test_answers_together_owe_a_window_at_most(limiter: Limiter) -> None:
+    """Those beyond their reservations end once their key owes the limit; one within its own goes on."""
+    limited = key(tpm=1000)
+    growing = [reserved(limiter, limited, asked(max_tokens=5000)) for _ in range(3)]
+    for lease in growing:
+        lease.correct(prompt(10, max_tokens=5000))
+    first, second, within = growing
+    assert made(first, range(1), 950) == 950
+    # Of the window 202 were left, which the first has: it owes 492, and the second the rest of 1,000.
+    assert made(second, range(1), 950) == 256 + 508
+    assert "owes 1000 tokens" in second.as_notice()["message"]
+    assert made(within, range(1), 200) == 200
+    assert within._usage.tokens.debt == 1000
+
+
+def test_an_answer_that_is_begun_anew_counts_twice(limiter: Limiter) -> None:
+    """What was thrown away was made; a caller who has answers begun anew gets no more of the engine."""
+    limited = key(tpm=1000)
+    lease = reserved(limiter, limited, asked(max_tokens=900))
+    lease.correct(prompt(10, max_tokens=900))
+    assert made(lease, range(1), 300) == 300
+    assert made(lease, range(1), 900) == 690
+    lease.settle({0: Counts(10, 690)})
+    assert remaining(limiter, limited) == 0
