@@ -160,8 +160,8 @@ class Settings:
     )
     max_reads_per_s: float = _setting(
         50.0,
-        "lists, searches, views, exports, usage reports and stored answers that the keys of one owner may ask"
-        " for in a second, ten seconds' worth at once; more are refused with 429; 0 is no limit",
+        "lists, searches, views, exports, usage reports, models and stored answers that the keys of one owner"
+        " may ask for in a second, ten seconds' worth at once; more are refused with 429; 0 is no limit",
         minimum=0.0,
     )
     stream_bytes: int = _setting(

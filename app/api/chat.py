@@ -13,7 +13,8 @@ from app.api.auth import Caller, Gatekeeper
 from app.api.choice import Choice, Wishes
 from app.api.client import Client
 from app.api.completion import completion
-from app.api.refusal import STREAM_ID, TOLD
+from app.api.limits import STREAM_ID
+from app.api.refusal import TOLD
 from app.api.sse import CONNECTION, ChunkWire, EventStream
 from app.api.wire import parse_body, parse_chat_request
 from app.core import ChatRequest, IdempotencyKey

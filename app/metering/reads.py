@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from app.errors import RateLimited
+from app.metering.bucket import Bucket
 from app.metering.limiter import Limiter
 from app.metering.lines import Lines
 from app.store.database import READERS
@@ -27,16 +28,6 @@ MAX_WAITING = 64
 MAX_WAITING_TOTAL = 1_024
 
 
-class _Bucket:
-    """What a caller may still send at once, and as of when."""
-
-    __slots__ = ("at_s", "level")
-
-    def __init__(self, at_s: float, level: float) -> None:
-        self.at_s = at_s
-        self.level = level
-
-
 class Reads:
     """The reads of all callers, by owner."""
 
@@ -47,7 +38,7 @@ class Reads:
         self._limiter = limiter
         self._max_per_s = max_per_s
         self._clock_s = clock_s
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: dict[str, Bucket] = {}
         self._lines = Lines("reads", MAX_WAITING, MAX_WAITING_TOTAL)
         self._slots = asyncio.Semaphore(AT_ONCE)
 
@@ -55,20 +46,19 @@ class Reads:
         """Charge one request. Raises RateLimited."""
         if not self._max_per_s:
             return
-        now_s, most = self._clock_s(), max(self._max_per_s * BURST_S, 1.0)
-        bucket = self._buckets.setdefault(owner, _Bucket(now_s, most))
-        bucket.level = min(bucket.level + (now_s - bucket.at_s) * self._max_per_s, most)
-        bucket.at_s = now_s
-        if bucket.level < 1.0:
+        now_s = self._clock_s()
+        if owner not in self._buckets:
+            self._buckets[owner] = Bucket(self._max_per_s, self._max_per_s * BURST_S, now_s)
+        wait_s = self._buckets[owner].take(now_s)
+        if wait_s:
             if key is not None:
                 self._limiter.count_refusal(key, "reads")
-            retry_s = max(1, math.ceil((1.0 - bucket.level) / self._max_per_s))
+            retry_s = math.ceil(wait_s)
             raise RateLimited(
                 f"More than {self._max_per_s:g} requests a second (max_reads_per_s) to lists, views, exports,"
-                f" usage and stored answers. Try again in {retry_s} s.",
+                f" usage, models and stored answers. Try again in {retry_s} s.",
                 retry_after_s=retry_s,
             )
-        bucket.level -= 1.0
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:

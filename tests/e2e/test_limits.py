@@ -263,7 +263,7 @@ async def test_an_answer_ends_where_its_request_has_used_a_whole_minute(serve: S
 
 
 async def test_an_underestimate_is_paid_as_debt(serve: Serve):
-    """Long answers where short ones were expected: their key has a minute's debt at most, and waits for it."""
+    """Long answers where short ones were expected: a minute's debt at most, and the key waits for it."""
     served = await serve(Script(tokens=900, rate=500))
     ann = await made(served, "ann", tpm=600)
     answers = await asyncio.gather(

@@ -283,3 +283,32 @@ async def test_one_owners_slow_reads_leave_the_store_to_chat(serve: Serve):
     finally:
         let_go.set()
         await asyncio.gather(*slow_reads)
+
+
+async def test_floods_of_refusals_are_slowed_and_answers_are_not(serve: Serve):
+    """On each connection a refusal a second, with a key and without; another key is answered at once."""
+    served = await serve(Script(tokens=4))
+    ann, bob = await made(served, "ann", rpm=1), await made(served, "bob")
+    assert (await served.post(chat(stream=False), **ann)).status == 200
+    refused = [0]
+
+    async def flood(headers: dict[str, str]) -> None:
+        async with await Connection.to(served.port) as connection:
+            while True:
+                await connection.request("POST", CHAT, chat(stream=False), headers)
+                assert (await connection.response()).status in (401, 429)
+                refused[0] += 1
+
+    flooding = [asyncio.create_task(flood(headers)) for headers in (ann, {}) for _ in range(10)]
+    try:
+        await until(lambda: refused[0] >= 100)
+        began, began_s = refused[0], asyncio.get_running_loop().time()
+        for _ in range(20):
+            assert (await served.post(chat(stream=False), **bob)).status == 200
+        took_s = asyncio.get_running_loop().time() - began_s
+        # The bucket's hundred a second, and a second's wait on each of twenty connections.
+        assert refused[0] - began <= 20 + 120 * (took_s + 1)
+    finally:
+        for task in flooding:
+            task.cancel()
+        await asyncio.gather(*flooding, return_exceptions=True)

@@ -132,6 +132,7 @@ async def test_a_callers_line_is_bounded(serve: Serve):
     served = await serve(Script(tokens=4))
     ann, bob = await made(served, "ann"), await made(served, "bob")
     flooding = [await start(served, long_text(9), ann)]
+    await until(lambda: num_begun(served) == 1)
     flooding += [await start(served, f"lily {number}", ann) for number in range(MAX_WAITING - 1)]
     await until(lambda: num_begun(served) == MAX_WAITING)
     answer = await served.call("POST", MODERATIONS, {"input": "daisy"}, **ann)
