@@ -16,11 +16,11 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
 from app.core import ChatRequest, Counts, Prompt
 from app.errors import RateLimited, TokensLimited
-from app.metering.estimate import CountText, bytes_estimate, prompt_estimate
+from app.metering.estimate import Answer, CountText, bytes_estimate, expected_answer, prompt_estimate
 from app.metering.window import Charge, Window
 from app.store.keys import TIERS, Key, Terms
 
@@ -47,14 +47,6 @@ class _Usage:
         self.streams = 0
         self.completion_tokens = FIRST_COMPLETION_TOKENS
         self.duration_s = _FIRST_DURATION_S
-
-
-class Answer(NamedTuple):
-    """Tokens of a choice."""
-
-    least: int
-    """What it will have in any case."""
-    expected: int
 
 
 class Lease:
@@ -380,15 +372,6 @@ class Limiter:
     def _retry_s(self, wait_s: float) -> int:
         """Whole seconds, up to 10% more at random so that not all come back together."""
         return max(1, min(math.ceil(wait_s * (1 + JITTER * self._chance())), MAX_RETRY_S))
-
-
-def expected_answer(request: ChatRequest, mean: float) -> Answer:
-    """What each choice is expected to have: as the key's answers had, as far as this one may."""
-    limit = math.inf if request.max_tokens is None else request.max_tokens
-    least = min(max(request.body.get("min_tokens") or 0, 1), limit)
-    if request.body.get("ignore_eos") and request.max_tokens is not None:
-        least = request.max_tokens
-    return Answer(int(least), int(min(max(math.ceil(mean), least), limit)))
 
 
 def duration_text(duration_s: float) -> str:
