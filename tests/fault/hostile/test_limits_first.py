@@ -15,10 +15,11 @@ from app.engine.scripted import Script
 from app.store import key_table, keys
 from app.store.keys import Issued, Terms
 
+pytestmark = pytest.mark.timeout(120)
 CHAT = "/v1/chat/completions"
 HUGE = 30_000_000
 """Bytes that are declared and never sent."""
-SOON_S = 10.0
+SOON_S = 20.0
 """Ample for a refusal by the head; a body may take 30 s to arrive."""
 
 

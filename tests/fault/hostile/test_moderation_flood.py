@@ -15,9 +15,10 @@ from app.engine.scripted import Script
 from app.store import key_table, keys
 from app.store.keys import Issued, Terms
 
+pytestmark = pytest.mark.timeout(120)
 MODERATIONS = "/v1/moderations"
 WORDS = "please tell me how one would go about the baking of bread number "
-SOON_S = 8.0
+SOON_S = 15.0
 """Ample for one text beside a flood: it waits for one slice of each other caller, some 0.05 s each."""
 
 
@@ -61,7 +62,6 @@ async def timed(answering: Any) -> tuple[Response, float]:
     return answer, time.monotonic() - began_s
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("flood", ["many texts", "one long text", "both, of two owners"])
 async def test_a_word_is_moderated_beside_a_flood(serve: Serve, flood: str):
     """Another key's word, its answer in chat, and /healthz do not wait for a flood to end."""
@@ -94,7 +94,6 @@ def num_begun(served: Served) -> int:
     return sum("moderation" in task.get_name() for task in asyncio.all_tasks())
 
 
-@pytest.mark.timeout(60)
 async def test_a_client_that_leaves_frees_its_place(serve: Serve):
     """Those that wait behind it too: the next request of the same key has its turn."""
     served = await serve(Script(tokens=4))
@@ -126,7 +125,6 @@ async def test_moderations_are_requests_and_tokens_of_the_key(serve: Serve):
     assert (answer.status, answer.error()["type"]) == (429, "requests")
 
 
-@pytest.mark.timeout(60)
 async def test_a_callers_line_is_bounded(serve: Serve):
     """What would wait behind hundreds is 429 and told when to come; another key is served."""
     served = await serve(Script(tokens=4))
