@@ -46,6 +46,10 @@ class Archive:
         await self._database.write(unit)
         self._database.forgotten.set()
 
+    async def has_key(self, owner: str, key: str) -> bool:
+        """Whether a stored stream was made with this Idempotency-Key, whatever its body was."""
+        return await self._database.read(lambda c: events.find_by_key(c, owner, key)) is not None
+
     async def made_with(self, owner: str, key: IdempotencyKey) -> str | None:
         """The id of the finished stream that a key made. Raises Conflict when it had another body."""
         found = await self._database.read(lambda c: events.find_by_key(c, owner, key.key))

@@ -65,7 +65,9 @@ CODES: Mapping[str, Code] = {
     "method_not_allowed": Code(405, "The route has other methods; `Allow` names them."),
     # The key's limits
     "rate_limit_exceeded": Code(
-        429, "The key's requests or tokens of this minute, or generations at once; `type` says which."
+        429,
+        "The key's requests or tokens of this minute, or generations at once; `type` says which."
+        " Or too many reads or moderations of one owner.",
     ),
     "insufficient_quota": Code(429, "The owner has used up the key's budget of this UTC month."),
     "key_overloaded": Code(

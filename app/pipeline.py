@@ -83,7 +83,9 @@ class Pipeline:
                     stream.check_wanted()
                     entry = await self._journal.reserve(asked, prompt, stream, trace.counts)
                     cached = self._cached(asked.request, key)
-                    release = Release(place.engine, check, stream, trace, entry, ticket, allowance, cached)
+                    release = Release(
+                        place.engine, check, stream, trace, entry, ticket, allowance, lease, cached
+                    )
                     while not await release.run(prompt):  # other words in front than it was rendered with
                         prompt = await _render(check, place, asked.request)
                 usage = entry.usage()

@@ -190,6 +190,10 @@ class Streams:
         check_same_body(key, fingerprint)
         return stream
 
+    def has_key(self, owner: str, key: str) -> bool:
+        """Whether a stream in memory was made with this Idempotency-Key, whatever its body was."""
+        return (owner, key) in self._keys
+
     # Readers that leave
 
     def leave(self, reader: Reader, *, grace_s: float | None = None) -> None:

@@ -17,6 +17,7 @@ from app.engine.ticket import Ticket
 from app.entry import Entry
 from app.errors import ContentFiltered, ServingError
 from app.metering.budget import Allowance
+from app.metering.limiter import UNLIMITED, Lease
 from app.safety.verdict import ScreenFailed
 from app.screen import Check
 from app.stream import TokenStream
@@ -39,6 +40,7 @@ class Release:
         entry: Entry,
         ticket: Ticket,
         allowance: Allowance | None,
+        lease: Lease = UNLIMITED,
         cached: OnCached = lambda _prompt, _counts, _asked_s: None,
     ) -> None:
         self._engine = engine
@@ -48,6 +50,7 @@ class Release:
         self._entry = entry
         self._ticket = ticket
         self._allowance = allowance
+        self._lease = lease
         self._cached = cached
         self._asked_s = 0.0
         self._admission: asyncio.Task[None] | None = None
@@ -105,6 +108,7 @@ class Release:
 
     async def _read(self, deltas: AsyncIterator[Delta], prompt: Prompt) -> bool:
         trace, entry, stream, allowance = self._trace, self._entry, self._stream, self._allowance
+        lease = self._lease if self._lease.metered else None
         unbilled = prompt.unbilled_tokens > 0
         saw = self._ticket.saw
         cleared, way = False, None
@@ -113,6 +117,7 @@ class Release:
             if unbilled:
                 delta = _billed(delta, prompt)  # noqa: PLW2901  # as everything from here on sees it
             trace.saw(delta)
+            used_up = lease is not None and lease.on_delta(delta.choice, delta.counts.completion_tokens)
             if not cleared:
                 if not await self._cleared(deltas, prompt):
                     return False
@@ -128,6 +133,9 @@ class Release:
                     return True
             if way is not None and way.halted is not None:
                 await self._halt(deltas, prompt)
+            elif used_up:
+                await self._cut(deltas, prompt, self._lease)
+                return True
         entry.read_whole = True
         entry.ended_by_itself = not trace.stopped
         return True
@@ -173,12 +181,12 @@ class Release:
         await self._read_on(deltas, prompt)
         self._end("content_filter")
 
-    async def _cut(self, deltas: AsyncIterator[Delta], prompt: Prompt, allowance: Allowance) -> None:
+    async def _cut(self, deltas: AsyncIterator[Delta], prompt: Prompt, spent: Allowance | Lease) -> None:
         """End at the token that was released last; what the engine made beyond it is withheld, not billed."""
         self._engine.abort(self._check.rid)
         await self._read_on(deltas, prompt)
         if self._end("length"):
-            self._stream.notice("budget", allowance.as_notice())
+            self._stream.notice("budget", spent.as_notice())
         self._entry.ended_by_itself = not self._trace.stopped
 
     async def _read_on(self, deltas: AsyncIterator[Delta], prompt: Prompt) -> None:
@@ -187,6 +195,7 @@ class Release:
             async for delta in deltas:
                 self._ticket.saw(delta)
                 self._trace.saw(_billed(delta, prompt))
+                self._lease.on_delta(delta.choice, delta.counts.completion_tokens)
             self._entry.read_whole = True
 
     def _end(self, reason: FinishReason) -> bool:

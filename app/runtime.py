@@ -40,6 +40,7 @@ from app.metering.budget import Budgets
 from app.metering.estimate import text_counter
 from app.metering.limiter import Limiter
 from app.metering.pricing import PriceTable
+from app.metering.reads import Reads
 from app.metering.traffic import Histogram, Traffic
 from app.pipeline import Pipeline
 from app.registry import Streams
@@ -100,6 +101,7 @@ class Runtime:
         self.traffic = Traffic()
         self.balance = Balance(log)
         self.limiter = Limiter()
+        self.reads = Reads(self.limiter, settings.max_reads_per_s)
         self.budgets = Budgets(self.database, self.limiter)
         self.abuse = AbuseWatch(self.database)
         self.prefixes = PrefixReport(log)

@@ -206,6 +206,12 @@ class Settings:
         " from the time to the first token what others have asked",
         choices=("installation", "owner"),
     )
+    max_reads_per_s: float = _setting(
+        50.0,
+        "lists, searches, views, exports, usage reports, models and stored answers that the keys of one owner"
+        " may ask for in a second, ten seconds' worth at once; more are refused with 429; 0 is no limit",
+        minimum=0.0,
+    )
     stream_bytes: int = _setting(
         8 * 1024**2, "memory one stream's ring may take before its oldest events go", minimum=4096
     )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -20,13 +17,12 @@ from app.api.limits import LimitHeaders
 from app.api.metrics import MetricsRoutes
 from app.api.moderations import ModerationRoutes
 from app.api.prefixes import PrefixRoutes
+from app.api.reading import Handler, ReadBounds
 from app.api.refusal import Guard, Refusals
 from app.api.safety import SafetyRoutes
 from app.api.service import ServiceRoutes
 from app.api.usage import UsageRoutes
 from app.runtime import Runtime
-
-Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 def build_app(runtime: Runtime) -> ASGIApp:
@@ -42,6 +38,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
     safety = SafetyRoutes(runtime, gatekeeper)
     service = ServiceRoutes(runtime, gatekeeper)
     usage = UsageRoutes(runtime, gatekeeper)
+    bounds = ReadBounds(runtime.reads, gatekeeper)
     path = "/chat/completions"
     one = path + "/{id}"
     conversation = "/api/conversations/{id}"
@@ -54,28 +51,28 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route("/healthz", service.healthz, "GET"),
         route("/readyz", service.readyz, "GET"),
         route("/metrics", metrics.metrics, "GET"),
-        route("/api/models", service.models, "GET"),
-        route("/api/usage", usage.usage, "GET"),
-        route("/api/prefixes", prefixes.own, "GET"),
-        route("/api/conversations", conversations.list, "GET"),
-        route(conversation, conversations.view, "GET"),
-        route(conversation, conversations.rename, "PATCH"),
-        route(conversation, conversations.delete, "DELETE"),
-        route(conversation + "/restore", conversations.restore, "POST"),
-        route(conversation + "/export", conversations.export, "GET"),
+        route("/api/models", bounds.paced(service.models), "GET"),
+        route("/api/usage", bounds.in_turn(usage.usage), "GET"),
+        route("/api/prefixes", bounds.paced(prefixes.own), "GET"),
+        route("/api/conversations", bounds.in_turn(conversations.list), "GET"),
+        route(conversation, bounds.in_turn(conversations.view), "GET"),
+        route(conversation, bounds.paced(conversations.rename), "PATCH"),
+        route(conversation, bounds.paced(conversations.delete), "DELETE"),
+        route(conversation + "/restore", bounds.paced(conversations.restore), "POST"),
+        route(conversation + "/export", bounds.in_turn(conversations.export), "GET"),
         route(keys, admin.list, "GET"),
         route(keys, admin.create, "POST"),
         route(keys + "/{id}", admin.change, "PATCH"),
         route(keys + "/{id}", admin.revoke, "DELETE"),
         route(keys + "/{id}/rotate", admin.rotate, "POST"),
-        route("/api/admin/safety", safety.list, "GET"),
+        route("/api/admin/safety", bounds.in_turn(safety.list), "GET"),
         route("/api/admin/safety/reload", safety.reload, "POST"),
         route("/api/admin/prefixes", prefixes.list, "GET"),
-        route("/api/admin/abuse", abuse.list, "GET"),
+        route("/api/admin/abuse", bounds.in_turn(abuse.list), "GET"),
         route("/api/moderations", moderations.create, "POST"),
         route("/v1/moderations", moderations.create, "POST"),
-        route("/v1/models", service.models_openai, "GET"),
-        route("/v1/models/{id:path}", service.model_openai, "GET"),
+        route("/v1/models", bounds.paced(service.models_openai), "GET"),
+        route("/v1/models/{id:path}", bounds.paced(service.model_openai), "GET"),
         route("/api" + path, chat.create, "POST"),
         route("/api" + one, chat.attach, "GET"),
         route("/api" + one, chat.cancel, "DELETE"),

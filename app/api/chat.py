@@ -14,14 +14,15 @@ from app.api.choice import Choice, Wishes
 from app.api.client import Client
 from app.api.completion import completion
 from app.api.json_body import fingerprint, parse
-from app.api.refusal import STREAM_ID, TOLD
+from app.api.limits import STREAM_ID
+from app.api.refusal import TOLD
 from app.api.sse import CONNECTION, ChunkWire, EventStream
 from app.api.wire import parse_chat_request
 from app.core import ChatRequest, IdempotencyKey
 from app.engine.place import sorted_in
-from app.errors import BadRequest, NotFound, Overloaded, ReplayPositionUnknown
+from app.errors import BadRequest, NotFound, Overloaded, ReplayPositionUnknown, Unavailable
 from app.metering.budget import Allowance
-from app.metering.limiter import Lease
+from app.metering.limiter import UNLIMITED, Lease
 from app.runtime import ONE_PIECE, Runtime
 from app.store.keys import Key
 from app.stream import TokenStream
@@ -41,11 +42,55 @@ class ChatRoutes:
     async def create(self, request: Request) -> Response | EventStream:
         """POST: start a generation, or attach to the one of the same Idempotency-Key."""
         caller = self._gatekeeper.caller(request)
-        owner = caller.owner
         if caller.key is not None and request.client is not None:
             self._runtime.abuse.addresses.saw(caller.key, request.client.host)
         self._runtime.check_ready()
+        lease = await self._let_in(request, caller)
         client = Client(request.receive)
+        patient = "idempotency-key" in request.headers
+        try:
+            stream, streaming = await self._stream_of(request, client, caller, lease)
+        except Unavailable:
+            lease.withdraw()
+            raise
+        except BaseException:
+            lease.settle({})
+            raise
+        request.scope[STREAM_ID], request.scope[TOLD] = stream.request_id, stream.request.told
+        try:
+            if streaming:
+                return await self._follow(_last_event_id(request), client, stream, patient=patient)
+            return await self._answer(client, stream, patient=patient)
+        except Overloaded:
+            request.scope[TOLD] = {**stream.request.told, **self._choice.refused(stream.request.model)}
+            raise
+
+    async def _let_in(self, request: Request, caller: Caller) -> Lease:
+        """Charge the request, of which only the head was read. Raises RateLimited.
+
+        Where the limit is reached, a request with a known Idempotency-Key is let in uncharged: it attaches.
+        """
+        limiter, key = self._runtime.limiter, request.headers.get("idempotency-key")
+        if key is not None and not limiter.has_room(caller.key) and await self._is_known(caller, key):
+            return UNLIMITED
+        return limiter.begin(caller.key)
+
+    async def _is_known(self, caller: Caller, key: str) -> bool:
+        """Whether a stream was made with this Idempotency-Key. Raises RateLimited."""
+        self._runtime.reads.pace(caller.owner, caller.key)
+        if self._streams.has_key(caller.owner, key):
+            return True
+        async with self._runtime.reads.turn(caller.owner):
+            return await self._runtime.archive.has_key(caller.owner, key)
+
+    async def _stream_of(
+        self, request: Request, client: Client, caller: Caller, lease: Lease
+    ) -> tuple[TokenStream, bool]:
+        """The stream that answers the request, and whether it is to be sent as one.
+
+        The lease is withdrawn where the stream was there already, and is the generation's where it was not.
+        """
+        owner = caller.owner
         raw = await self._bodies.read(request, client, owner, self._bodies.limit_bytes)
         unread_s = request.scope["extensions"][CONNECTION].unread_s()
         wishes = Wishes.of(request)
@@ -60,21 +105,15 @@ class ChatRoutes:
         self._runtime.check_model(chat.model, caller.models)
         chat = sorted_in(chat, caller.key, isolated=self._settings.isolation == "owner")
         after = _last_event_id(request)
+        streaming = bool(body.get("stream"))
         stream = None if key is None else await self._made_before(owner, key, after)
-        if stream is None:
-            _check_fresh(after)
-            chat = await self._choice.made(chat, caller, wishes)
-            request.scope[TOLD] = chat.told
-            stream = await self._begin(caller, chat, streaming=bool(body.get("stream")))
-        request.scope[STREAM_ID], request.scope[TOLD] = stream.request_id, stream.request.told
-        patient = key is not None
-        try:
-            if body.get("stream"):
-                return await self._follow(after, client, stream, patient=patient)
-            return await self._answer(client, stream, patient=patient)
-        except Overloaded:
-            request.scope[TOLD] = {**stream.request.told, **self._choice.refused(stream.request.model)}
-            raise
+        if stream is not None:
+            lease.withdraw()
+            return stream, streaming
+        _check_fresh(after)
+        chat = await self._choice.made(chat, caller, wishes)
+        request.scope[TOLD] = chat.told
+        return await self._begin(caller, chat, lease, streaming=streaming), streaming
 
     async def _made_before(self, owner: str, key: IdempotencyKey, after: int) -> TokenStream | None:
         """The stream that this key made, in memory or in the store."""
@@ -86,10 +125,13 @@ class ChatRoutes:
         # Another request with this key may have begun meanwhile.
         stream = self._streams.find_by_key(owner, key)
         if stream is None and stored_id is not None:
-            stream = await archive.find(owner, stored_id, ChunkWire, after)
+            async with self._runtime.reads.turn(owner):
+                stream = await archive.find(owner, stored_id, ChunkWire, after)
         return stream
 
-    async def _begin(self, caller: Caller, chat: ChatRequest, *, streaming: bool) -> TokenStream:
+    async def _begin(
+        self, caller: Caller, chat: ChatRequest, lease: Lease, *, streaming: bool
+    ) -> TokenStream:
         """A new generation within the limits of the caller's key. Raises RateLimited."""
         key = caller.key
         allowance = await self._runtime.budgets.check(key, chat.request_id)
@@ -97,12 +139,18 @@ class ChatRoutes:
             # Another request with this key may have begun meanwhile.
             stream = self._streams.find_by_key(caller.owner, chat.idempotency)
             if stream is not None:
+                lease.withdraw()
                 return stream
-        lease = self._runtime.limiter.reserve(key, chat)
+        if lease is UNLIMITED:  # let in to attach to what has been forgotten since, or it has no limits
+            lease = self._runtime.limiter.begin(key)
         try:
+            lease.reserve(chat)
             return self._start(chat, lease, allowance, key, streaming=streaming)
-        except BaseException:
+        except Unavailable:
             lease.withdraw()
+            raise
+        except BaseException:
+            lease.settle({})
             raise
 
     def _start(
@@ -184,10 +232,13 @@ class ChatRoutes:
 
     async def _find(self, request: Request, after: int = 0) -> TokenStream:
         """The stream in memory, or as it was stored. Raises NotFound."""
-        owner, request_id = self._gatekeeper.owner(request), request.path_params["id"]
+        caller, request_id = self._gatekeeper.caller(request), request.path_params["id"]
+        owner = caller.owner
         stream = self._streams.find(request_id, owner)
         if stream is None:
-            stream = await self._runtime.archive.find(owner, request_id, ChunkWire, after)
+            self._runtime.reads.pace(owner, caller.key)
+            async with self._runtime.reads.turn(owner):
+                stream = await self._runtime.archive.find(owner, request_id, ChunkWire, after)
         if stream is None:
             raise NotFound(
                 f"No stream {request_id!r}: it does not exist, is not yours, or was not stored and ended"

@@ -296,7 +296,8 @@ OF_LIMITS = (
     counter(
         "tokenring_limited_requests_total",
         "requests",
-        "Requests refused with 429 for their key's limits. `tokens_rendered` is found after rendering.",
+        "Requests refused with 429 for their key's limits. `tokens_rendered` is found after rendering;"
+        " `reads` are lists, views, exports and stored answers.",
         lambda refused: refused,
         labels=("tier", "reason"),
     ),

@@ -10,23 +10,32 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from app.api.auth import Gatekeeper
+from app.api.auth import Caller, Gatekeeper
 from app.api.bodies import ROOM_BYTES, BodyReader
 from app.api.client import Client
 from app.api.json_body import parse
 from app.api.parameters import check_kind, check_moderation_model, quoted
-from app.errors import BadRequest, SafetyUnavailable, UnsupportedParameter
+from app.errors import BadRequest, SafetyUnavailable, Unavailable, UnsupportedParameter
+from app.metering.estimate import texts_estimate
+from app.metering.limiter import Lease
+from app.metering.lines import Lines
 from app.runtime import Runtime
 from app.safety import moderation
 from app.safety.moderator import Moderator
+from app.safety.prompt_screen import QUICK_CHARS
 
 MAX_INPUTS = 1_024
 MAX_CHARS = 1_000_000
 """Of all inputs together; a thread takes some ten seconds for it."""
 MAX_BYTES = ROOM_BYTES + 6 * MAX_CHARS
 """Of a body: in JSON's ASCII a letter takes up to six."""
-AT_ONCE = 2
-"""Requests scored at the same time: those of chat share the thread, and wait for two texts at most."""
+LONG_AT_ONCE = 1
+SHORT_AT_ONCE = 2
+"""Texts at the screen at the same time. Chat shares its thread, and waits for so many slices at most, of
+different callers; what is read whole in a slice or two does not wait for what takes seconds."""
+MAX_WAITING = 256
+"""Requests of a caller in progress: pipelines send hundreds of short ones at once."""
+MAX_WAITING_TOTAL = 1_024
 
 
 class ModerationRoutes:
@@ -36,40 +45,63 @@ class ModerationRoutes:
         self._runtime = runtime
         self._gatekeeper = gatekeeper
         self._bodies = BodyReader(runtime)
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._lines = Lines("moderations", MAX_WAITING, MAX_WAITING_TOTAL)
+        self._long, self._short = asyncio.Semaphore(LONG_AT_ONCE), asyncio.Semaphore(SHORT_AT_ONCE)
 
     async def create(self, request: Request) -> Response:
         """Classify each input as the prompt that it would be.
 
-        Raises SafetyUnavailable where nothing can be classified.
+        Raises RateLimited, SafetyUnavailable where nothing can be classified.
         """
         caller = self._gatekeeper.caller(request)
+        lease = self._runtime.limiter.begin(caller.key, generates=False)
+        try:
+            with self._lines.enter(caller.owner) as turn:
+                results = await self._read_and_classify(request, caller, lease, turn)
+        except Unavailable:
+            lease.withdraw()
+            raise
+        answer_id = f"modr-{secrets.token_hex(14)}"
+        return JSONResponse({"id": answer_id, "model": moderation.MODEL, "results": results})
+
+    async def _read_and_classify(
+        self, request: Request, caller: Caller, lease: Lease, turn: asyncio.Lock
+    ) -> list[moderation.Result]:
         client = Client(request.receive)
         raw = await self._bodies.read(request, client, caller.owner, MAX_BYTES)
         texts = parse_moderation(await parse(raw))
         if self._runtime.moderator is None:
             raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
+        lease.reserve_tokens(texts_estimate(texts, self._runtime.limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
-        client.on_gone(lambda: None)
+        results = self._results(self._runtime.moderator, texts, level, turn)
+        work = asyncio.create_task(results, name="moderation")
+        client.on_gone(lambda: _cancel(work))
         try:
-            results = await self._results(self._runtime.moderator, texts, level, client)
+            return await work
+        except asyncio.CancelledError:
+            if client.gone:
+                raise ClientDisconnect from None
+            raise
         finally:
+            work.cancel()
             client.stop()
-        answer_id = f"modr-{secrets.token_hex(14)}"
-        return JSONResponse({"id": answer_id, "model": moderation.MODEL, "results": results})
 
     async def _results(
-        self, moderator: Moderator, texts: Sequence[str], level: str | None, client: Client
+        self, moderator: Moderator, texts: Sequence[str], level: str | None, turn: asyncio.Lock
     ) -> list[moderation.Result]:
-        """A result for each text; the rest is left undone for a client that has left."""
+        """A result for each text; callers take turns, text by text."""
         results = []
-        async with self._slots:
-            for text in texts:
-                if client.gone:
-                    raise ClientDisconnect
+        for text in texts:
+            slots = self._short if len(text) <= QUICK_CHARS else self._long
+            async with turn, slots:
                 results.append(await moderator.result(text, level))
-                await asyncio.sleep(0)  # what is known already is found without waiting
+            await asyncio.sleep(0)  # what is known already is found without waiting
         return results
+
+
+def _cancel(work: asyncio.Task[Any]) -> None:
+    work.cancel()
 
 
 def parse_moderation(body: Mapping[str, Any]) -> list[str]:

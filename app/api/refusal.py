@@ -17,13 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
 from app.api.auth import NAMED
+from app.api.limits import STREAM_ID
 from app.api.refusal_log import ThrottledLog
 from app.api.sse import CONNECTION
 from app.errors import InternalError, MethodNotAllowed, NotFound, RateLimited, ServingError
 from app.log import where
-
-STREAM_ID = "tokenring.stream_id"
-"""Key of the scope under which a handler leaves the id of the request's generation."""
 
 TOLD = "tokenring.told"
 """Key of the scope under which a handler leaves headers that say how the request would have been served."""

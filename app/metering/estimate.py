@@ -1,4 +1,4 @@
-"""How many tokens a request's prompt will have, before it is rendered: cheap, and corrected after it.
+"""How many tokens a request will have, before it is rendered: cheap, and corrected after it.
 
 With a byte-level BPE tokenizer the text is counted by tiktoken, over the model's own merges; with any
 other one by its bytes, on the high side. Neither sees what a conversation's history adds, which is
@@ -8,9 +8,10 @@ not read yet, nor what an image really takes: rendering tells.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -130,6 +131,11 @@ def prompt_estimate(request: ChatRequest, count: CountText) -> int:
     return MESSAGE_TOKENS * (len(messages) + 1) + IMAGE_TOKENS * parts.count(None) + count(texts)
 
 
+def texts_estimate(texts: Sequence[str], count: CountText) -> int:
+    """Tokens of texts that are read and not answered."""
+    return MESSAGE_TOKENS * len(texts) + count("\n".join(texts))
+
+
 def _texts(body: Mapping[str, Any]) -> Iterator[str | None]:
     """Every text of the prompt; None for what is no text."""
     for message in body["messages"]:
@@ -146,3 +152,20 @@ def _texts(body: Mapping[str, Any]) -> Iterator[str | None]:
 
 def _json(value: Any) -> str:
     return orjson.dumps(value).decode()
+
+
+class Answer(NamedTuple):
+    """Tokens of a choice."""
+
+    least: int
+    """What it will have in any case."""
+    expected: int
+
+
+def expected_answer(request: ChatRequest, mean: float) -> Answer:
+    """What each choice is expected to have: as the key's answers had, as far as this one may."""
+    limit = math.inf if request.max_tokens is None else request.max_tokens
+    least = min(max(request.body.get("min_tokens") or 0, 1), limit)
+    if request.body.get("ignore_eos") and request.max_tokens is not None:
+        least = request.max_tokens
+    return Answer(int(least), int(min(max(math.ceil(mean), least), limit)))

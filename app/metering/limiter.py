@@ -1,10 +1,12 @@
 """The limits of each key: requests a minute, tokens a minute, generations at once.
 
-    reserve ──(estimate)──▶ correct ──(after rendering)──▶ settle ──(the truth)
+    begin ──(a request)──▶ reserve ──(estimate)──▶ correct ──(after rendering)──▶ on_delta … ──▶ settle
 
-`reserve` is synchronous: between looking and charging nothing else runs. It comes before any
-expensive work. What a request did not use it gives back, what it used beyond its reservation is
-its key's debt (app.metering.window). Nothing here outlives the process.
+`begin` comes before the body is read, `reserve` before any other expensive work. Both are synchronous:
+between looking and charging nothing else runs. What a request did not use it gives back. What its answer
+makes beyond its reservation is charged as it is made, and is its key's debt where the window has no room
+(app.metering.window). An answer ends where its request has used a whole window, or its key owes one.
+Nothing here outlives the process.
 """
 
 from __future__ import annotations
@@ -14,18 +16,20 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
 from app.core import ChatRequest, Counts, Prompt
 from app.errors import RateLimited, TokensLimited
-from app.metering.estimate import CountText, bytes_estimate, prompt_estimate
+from app.metering.estimate import Answer, CountText, bytes_estimate, expected_answer, prompt_estimate
 from app.metering.window import Charge, Window
 from app.store.keys import TIERS, Key, Terms
 
-Reason = Literal["requests", "tokens", "tokens_rendered", "too_large", "streams", "budget"]
+Reason = Literal["requests", "tokens", "tokens_rendered", "too_large", "streams", "budget", "reads"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 FIRST_COMPLETION_TOKENS = 256.0
 """What a key's answers are taken to be before it has had any."""
+GROWTH_TOKENS = 64
+"""What an answer that goes beyond its reservation is charged at once, so that not each token is a charge."""
 MAX_RETRY_S = 120
 JITTER = 0.1
 _WEIGHT = 0.2
@@ -45,19 +49,29 @@ class _Usage:
         self.duration_s = _FIRST_DURATION_S
 
 
-class Answer(NamedTuple):
-    """Tokens of a choice."""
-
-    least: int
-    """What it will have in any case."""
-    expected: int
-
-
 class Lease:
     """What one request has reserved. This one is of a key without limits: nothing."""
 
+    metered = False
+    """Whether `on_delta` is to be told of what the engine makes."""
+
+    def reserve(self, request: ChatRequest) -> None:
+        """Reserve the estimate, or nothing more. Raises RateLimited, TokensLimited."""
+
+    def reserve_tokens(self, tokens: int) -> None:
+        """Reserve so many tokens, for texts that are read and not answered. Raises TokensLimited."""
+
     def correct(self, prompt: Prompt) -> None:
         """Reserve for the prompt as it was rendered. Raises TokensLimited when it no longer fits."""
+
+    def on_delta(self, choice: int, completion_tokens: int) -> bool:
+        """Charge what the engine has made of a choice; whether the answer has to end here."""
+        del choice, completion_tokens
+        return False
+
+    def as_notice(self) -> dict[str, str]:
+        """What an answer says that ended because of `on_delta`."""
+        raise NotImplementedError
 
     def settle(self, counts: Mapping[int, Counts]) -> None:
         """Charge what was used, by choice, and let go of the rest; a second call does nothing."""
@@ -72,84 +86,168 @@ UNLIMITED = Lease()
 class KeyLease(Lease):
     """What one request of a limited key has reserved."""
 
-    def __init__(self, limiter: Limiter, key: Key, usage: _Usage, request: ChatRequest) -> None:
+    def __init__(self, limiter: Limiter, key: Key, usage: _Usage) -> None:
         self._limiter = limiter
         self._key = key
         self._usage = usage
-        self._n = request.n
-        self._answer = expected_answer(request, usage.completion_tokens)
+        self._limit = key.terms.tpm
+        self.metered = self._limit is not None
+        self._n = 0
+        """Choices; 0 until the body was read."""
+        self._streams = 0
+        """Places taken among the key's generations: one for a body, then one for each choice."""
+        self._answer = Answer(0, 0)
         self._charges: list[Charge] = []
+        self.tokens = 0
+        """Tokens reserved now: what the charges amount to."""
+        self._prompt_tokens = 0
+        self._made: dict[int, int] = {}
+        """Tokens of each choice, in the attempt in progress."""
+        self._made_tokens = 0
+        """Tokens of all choices, in attempts that were given up too."""
+        self._owed_tokens = 0
+        """What of them was debt when it was made."""
         self._began_s = limiter.clock_s()
         self._request: Charge | None = None
         self._settled = False
 
-    @property
-    def tokens(self) -> int:
-        """Tokens reserved now."""
-        return sum(charge.amount for charge in self._charges)
+    def begin(self, *, generates: bool) -> None:
+        """Charge a request, and take the place of a generation if it is for one. Raises RateLimited."""
+        terms, usage, limiter = self._key.terms, self._usage, self._limiter
+        if generates:
+            self._check_streams(1)
+        if terms.rpm is not None:
+            if not usage.requests.room(terms.rpm):
+                limiter.refuse_request(self._key, usage)
+            self._request = usage.requests.charge(self._began_s, 1)
+        if generates:
+            self._take_streams(1)
 
     def reserve(self, request: ChatRequest) -> None:
-        """Reserve the estimate, or nothing at all. Raises RateLimited."""
-        terms, usage, limiter = self._key.terms, self._usage, self._limiter
-        if terms.max_streams is not None and usage.streams >= terms.max_streams:
-            limiter.refuse_stream(self._key, usage)
-        if terms.rpm is not None and not usage.requests.room(terms.rpm):
-            limiter.refuse_request(self._key, usage)
-        if terms.tpm is not None:
-            self._charge(prompt_estimate(request, limiter.count_text), "tokens")
-        if terms.rpm is not None:
-            self._request = usage.requests.charge(self._began_s, 1)
-        usage.streams += 1
+        """See Lease."""
+        self._limiter.advance(self._key.terms, self._usage)
+        self._check_streams(request.n)
+        self._n = request.n
+        self._answer = expected_answer(request, self._usage.completion_tokens)
+        if self._limit is not None:
+            self._charge_prompt(prompt_estimate(request, self._limiter.count_text), "tokens")
+        self._take_streams(request.n)
 
-    def _charge(self, prompt_tokens: int, reason: Reason) -> None:
+    def reserve_tokens(self, tokens: int) -> None:
+        """See Lease."""
+        if self._limit is not None:
+            self._limiter.advance(self._key.terms, self._usage)
+            self._charge(tokens, "tokens")
+
+    def _check_streams(self, wanted: int) -> None:
+        terms, usage = self._key.terms, self._usage
+        others = usage.streams - self._streams
+        if terms.max_streams is not None and others + wanted > terms.max_streams:
+            self._limiter.refuse_streams(self._key, usage, others, wanted)
+
+    def _take_streams(self, num: int) -> None:
+        self._usage.streams += num - self._streams
+        self._streams = num
+
+    def _charge_prompt(self, prompt_tokens: int, reason: Reason) -> None:
         """Have a prompt and its answer reserved. Raises TokensLimited, and then nothing has changed."""
-        limit = self._key.terms.tpm
-        assert limit is not None
+        assert self._limit is not None
         least, expected = (tokens * self._n for tokens in self._answer)
         # What answers mostly are like makes no request too large for ever: it is taken for a whole window.
-        wanted = prompt_tokens + max(least, min(expected, limit - prompt_tokens))
+        self._charge(prompt_tokens + max(least, min(expected, self._limit - prompt_tokens)), reason)
+
+    def _charge(self, wanted: int, reason: Reason) -> None:
+        """Have so many tokens reserved. Raises TokensLimited, and then nothing has changed."""
+        assert self._limit is not None
         window, more = self._usage.tokens, wanted - self.tokens
         if more <= 0:
             self._give_back(-more)
             return
-        if wanted > limit or more > window.room(limit):
+        if wanted > self._limit or more > window.room(self._limit):
             self._limiter.refuse_tokens(self._key, self._usage, wanted, more, reason)
-        self._charges.append(window.charge(self._limiter.clock_s(), more))
+        self._add_charge(more)
+
+    def _add_charge(self, tokens: int) -> None:
+        self._charges.append(self._usage.tokens.charge(self._limiter.clock_s(), tokens))
+        self.tokens += tokens
 
     def _give_back(self, tokens: int) -> None:
         for charge in reversed(self._charges):
             part = min(tokens, charge.amount)
             self._usage.tokens.give_back(charge, part)
+            self.tokens -= part
             tokens -= part
 
     def correct(self, prompt: Prompt) -> None:
-        if self._key.terms.tpm is None:
+        """See Lease."""
+        if self._limit is None:
             return
         self._limiter.advance(self._key.terms, self._usage)
         least, expected = self._answer
         self._answer = Answer(min(least, prompt.max_tokens), min(expected, prompt.max_tokens))
-        self._charge(prompt.billed_tokens, "tokens_rendered")
+        self._charge_prompt(prompt.billed_tokens, "tokens_rendered")
+        self._prompt_tokens = prompt.billed_tokens
+
+    def on_delta(self, choice: int, completion_tokens: int) -> bool:
+        """See Lease."""
+        if self._limit is None:
+            return False
+        before = self._made.get(choice, 0)
+        # Fewer than before: the answer was begun anew, and what was thrown away was made all the same.
+        more = completion_tokens - before if completion_tokens >= before else completion_tokens
+        self._made[choice] = completion_tokens
+        self._made_tokens += more
+        used = self._prompt_tokens + self._made_tokens
+        beyond = used - self.tokens - self._owed_tokens
+        if beyond > 0:
+            self._grow(beyond, self._limit)
+        return used >= self._limit or (self._owed_tokens > 0 and self._usage.tokens.debt >= self._limit)
+
+    def _grow(self, beyond: int, limit: int) -> None:
+        """Charge what was made beyond the reservation, and some in advance; what has no room is debt."""
+        window = self._usage.tokens
+        self._limiter.advance(self._key.terms, self._usage)
+        fits = min(window.room(limit), max(beyond, GROWTH_TOKENS))
+        if fits:
+            self._add_charge(fits)
+        if beyond > fits:
+            window.debt += beyond - fits
+            self._owed_tokens += beyond - fits
+
+    def as_notice(self) -> dict[str, str]:
+        """See Lease."""
+        if self._prompt_tokens + self._made_tokens >= (self._limit or 0):
+            why = f"a request may use {self._limit} tokens, prompt and all choices together"
+        else:
+            why = f"the key owes {self._limit} tokens beyond those of this minute"
+        message = f"The answer ends here: {why}, which is the key's limit of tokens per minute (TPM)."
+        return {"code": RateLimited.default_code, "message": message}
 
     def settle(self, counts: Mapping[int, Counts]) -> None:
+        """See Lease."""
         if self._settled:
             return
         self._settled = True
         usage = self._usage
-        usage.streams -= 1
-        usage.duration_s += _WEIGHT * (self._limiter.clock_s() - self._began_s - usage.duration_s)
+        self._take_streams(0)
         completion_tokens = sum(choice.completion_tokens for choice in counts.values())
-        if completion_tokens:
-            usage.completion_tokens += _WEIGHT * (completion_tokens / self._n - usage.completion_tokens)
-        if self._key.terms.tpm is None:
+        if self._n:
+            usage.duration_s += _WEIGHT * (self._limiter.clock_s() - self._began_s - usage.duration_s)
+            if completion_tokens:
+                usage.completion_tokens += _WEIGHT * (completion_tokens / self._n - usage.completion_tokens)
+        if self._limit is None:
             return
-        used = completion_tokens + max((choice.prompt_tokens for choice in counts.values()), default=0)
-        beyond = used - self.tokens
+        used = max(completion_tokens, self._made_tokens) + max(
+            (choice.prompt_tokens for choice in counts.values()), default=0
+        )
+        beyond = used - self.tokens - self._owed_tokens
         if beyond > 0:
             usage.tokens.debt += beyond
         else:
             self._give_back(-beyond)
 
     def withdraw(self) -> None:
+        """See Lease."""
         if not self._settled and self._request is not None:
             self._usage.requests.give_back(self._request, 1)
         self.settle({})
@@ -170,15 +268,29 @@ class Limiter:
         self._chance = chance
         self._keys: dict[str, _Usage] = {}
 
-    def reserve(self, key: Key | None, request: ChatRequest) -> Lease:
-        """Reserve what a request is expected to use, at once. Raises RateLimited, TokensLimited."""
+    def begin(self, key: Key | None, *, generates: bool = True) -> Lease:
+        """Charge a request of which nothing but its head was read. Raises RateLimited.
+
+        One that `generates` takes the place of a generation while its body is read.
+        """
         if key is None or not _limited(key.terms):
             return UNLIMITED
         usage = self._keys.setdefault(key.id, _Usage())
         self.advance(key.terms, usage)
-        lease = KeyLease(self, key, usage, request)
-        lease.reserve(request)
+        lease = KeyLease(self, key, usage)
+        lease.begin(generates=generates)
         return lease
+
+    def has_room(self, key: Key | None) -> bool:
+        """Whether `begin` would let a request in."""
+        usage = None if key is None else self._keys.get(key.id)
+        if key is None or usage is None:
+            return True
+        terms = key.terms
+        self.advance(terms, usage)
+        return (terms.rpm is None or usage.requests.room(terms.rpm) > 0) and (
+            terms.max_streams is None or usage.streams < terms.max_streams
+        )
 
     def advance(self, terms: Terms, usage: _Usage) -> None:
         """Bring a key's windows up to now."""
@@ -204,12 +316,19 @@ class Limiter:
 
     # Refusals
 
-    def refuse_stream(self, key: Key, usage: _Usage) -> NoReturn:
-        """Refuse for the generations that the key has running."""
+    def refuse_streams(self, key: Key, usage: _Usage, running: int, wanted: int) -> NoReturn:
+        """Refuse for the generations that the key has running, or for the request's choices alone."""
+        limit = key.terms.max_streams
+        assert limit is not None
         self.count_refusal(key, "streams")
-        retry_s = self._retry_s(usage.duration_s / usage.streams)
+        if wanted > limit:
+            raise RateLimited(
+                f"This key may have {limit} generations at once, and n asks for {wanted}: each choice is"
+                f" a generation. Send n of at most {limit}, or several requests one after the other."
+            )
+        retry_s = self._retry_s(usage.duration_s / max(running, 1))
         raise RateLimited(
-            f"This key may have {key.terms.max_streams} generations at once and has {usage.streams};"
+            f"This key may have {limit} generations at once and has {running};"
             f" wait for one to end, or try again in {retry_s} s.",
             retry_after_s=retry_s,
         )
@@ -253,15 +372,6 @@ class Limiter:
     def _retry_s(self, wait_s: float) -> int:
         """Whole seconds, up to 10% more at random so that not all come back together."""
         return max(1, min(math.ceil(wait_s * (1 + JITTER * self._chance())), MAX_RETRY_S))
-
-
-def expected_answer(request: ChatRequest, mean: float) -> Answer:
-    """What each choice is expected to have: as the key's answers had, as far as this one may."""
-    limit = math.inf if request.max_tokens is None else request.max_tokens
-    least = min(max(request.body.get("min_tokens") or 0, 1), limit)
-    if request.body.get("ignore_eos") and request.max_tokens is not None:
-        least = request.max_tokens
-    return Answer(int(least), int(min(max(math.ceil(mean), least), limit)))
 
 
 def duration_text(duration_s: float) -> str:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 FILE_NAME = "tokenring.db"
 MAX_UNITS = 1024
 """Units in one transaction; bounds how long a failed commit takes to do again."""
-READERS = 2
+READERS = 4
 PATIENCE_S = 15.0
 """How long units wait for a store that another process has locked."""
 _RETRY_S = 0.05

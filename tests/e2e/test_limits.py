@@ -149,7 +149,8 @@ async def test_a_key_of_a_refused_request_is_free_again(serve: Serve):
     served = await serve(Script(tokens=4))
     ann = await made(served, "ann", tpm=3000)
     held = await served.runtime.database.read(lambda _c: served.runtime.keys.get(ann.key.id))
-    lease = served.runtime.limiter.reserve(held, ChatRequest("r", "ann", "scripted", MANY, 0))
+    lease = served.runtime.limiter.begin(held)
+    lease.reserve(ChatRequest("r", "ann", "scripted", MANY, 0))
     # Its words are single letters: the estimate by bytes is below what rendering finds.
     headers = bearer(ann) | {"idempotency-key": "one"}
     body = chat("a " * 2600, stream=False)
@@ -244,15 +245,36 @@ async def test_a_server_without_room_charges_nothing(serve: Serve):
         assert limits_in(answer.headers)[f"remaining-{kind}"] == before[f"remaining-{kind}"]
 
 
-async def test_an_underestimate_is_paid_as_debt(serve: Serve):
-    """A long answer where a short one was expected keeps the key out until it is paid for."""
+async def test_an_answer_ends_where_its_request_has_used_a_whole_minute(serve: Serve):
+    """finish_reason length, a field that says why, and the key waits for the next minute."""
     served = await serve(Script(tokens=900))
     ann = await made(served, "ann", tpm=400)
-    assert (await served.post(chat("hello", stream=False), **bearer(ann))).status == 200
+    answer = await served.post(chat("hello", stream=False), **bearer(ann))
+    assert answer.status == 200
+    body = answer.json()
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["total_tokens"] - body["usage"].get("withheld_tokens", 0) == 400
+    assert body["budget"]["code"] == "rate_limit_exceeded"
+    assert "400 tokens" in body["budget"]["message"]
     answer = await served.post(chat("hello", stream=False), **bearer(ann))
     assert answer.status == 429
-    # 902 of 400 a minute: two minutes and a bit.
-    assert int(answer.headers["retry-after"]) == 120
+    assert 1 <= int(answer.headers["retry-after"]) <= 66
+    assert limits_in(answer.headers)["remaining-tokens"] == "0"
+
+
+async def test_an_underestimate_is_paid_as_debt(serve: Serve):
+    """Long answers where short ones were expected: a minute's debt at most, and the key waits for it."""
+    served = await serve(Script(tokens=900, rate=500))
+    ann = await made(served, "ann", tpm=600)
+    answers = await asyncio.gather(
+        *(served.post(chat("hello", stream=False), **bearer(ann)) for _ in range(2))
+    )
+    assert [answer.status for answer in answers] == [200, 200]
+    used = sum(answer.json()["usage"]["total_tokens"] for answer in answers)
+    assert 600 < used <= 2 * 600 + 2
+    answer = await served.post(chat("hello", stream=False), **bearer(ann))
+    assert answer.status == 429
+    assert int(answer.headers["retry-after"]) > 60
     assert limits_in(answer.headers)["remaining-tokens"] == "0"
 
 

@@ -90,6 +90,17 @@ def used(counts: dict[int, Counts]) -> int:
     )
 
 
+def reserved(limiter: Limiter, key: Key, request: ChatRequest) -> Lease:
+    """A request's lease, or nothing."""
+    lease = limiter.begin(key)
+    try:
+        lease.reserve(request)
+    except RateLimited:
+        lease.withdraw()
+        raise
+    return lease
+
+
 @pytest.mark.parametrize("wrong", [False, True], ids=["estimates near", "estimates wrong"])
 def test_never_more_than_the_limit_is_reserved_in_any_window(world: World, wrong: bool) -> None:
     """Whatever comes, ends and turns out, no 60 s have more than 10,000 tokens; in-flight ones included."""
@@ -110,7 +121,7 @@ def test_never_more_than_the_limit_is_reserved_in_any_window(world: World, wrong
                 _, lease, ended, prompt = live.pop(rng.randrange(len(live)))
                 lease.settle(counts_of(rng, ended, prompt, wrong=wrong))
             try:
-                lease = limiter.reserve(key, request)
+                lease = reserved(limiter, key, request)
             except RateLimited:
                 continue
             prompt = prompt_of(rng, request, wrong=wrong)
@@ -140,7 +151,7 @@ def test_what_was_underestimated_is_paid_before_the_next_request(world: World) -
             world.now_s += rng.uniform(0, 5)
             body = {"messages": [{"role": "user", "content": "go"}]}
             try:
-                lease = limiter.reserve(key, ChatRequest("r", "ann", "m", body, 0))
+                lease = reserved(limiter, key, ChatRequest("r", "ann", "m", body, 0))
             except RateLimited:
                 continue
             assert isinstance(lease, KeyLease)
@@ -163,7 +174,7 @@ def test_who_waits_as_long_as_told_gets_in(world: World, seed: int) -> None:
         world.now_s += rng.uniform(0, 1)
         request = request_of(rng)
         try:
-            lease = limiter.reserve(key, request)
+            lease = reserved(limiter, key, request)
         except RateLimited as error:
             wait_s = error.retry_after_s
         else:
@@ -174,8 +185,89 @@ def test_who_waits_as_long_as_told_gets_in(world: World, seed: int) -> None:
             world.now_s += wait_s
             if wait_s >= limits.MAX_RETRY_S:
                 continue
-            lease = limiter.reserve(key, request)
+            lease = reserved(limiter, key, request)
             retried += 1
         prompt = prompt_of(rng, request, wrong=False)
         lease.settle(counts_of(rng, request, prompt, wrong=True))
     assert retried > 3
+
+
+STREAMS = 12
+
+
+@dataclass
+class Answering:
+    """A request whose answer is made token by token."""
+
+    lease: KeyLease
+    n: int
+    max_tokens: int
+    prompt_tokens: int
+    made: int = 0
+    over: bool = False
+
+    def step(self) -> int:
+        """The engine makes a token of each choice; how many, until the answer is to end."""
+        count = self.made // self.n + 1
+        for choice in range(self.n):
+            self.made += 1
+            if self.lease.on_delta(choice, count):
+                self.over = True
+                return choice + 1
+        self.over = count >= self.max_tokens
+        return self.n
+
+    def unused(self) -> int:
+        """What of its reservation it has not made yet."""
+        return max(self.lease.tokens - self.prompt_tokens - self.made, 0)
+
+    def end(self) -> None:
+        """It ends, for whatever reason."""
+        each, more = divmod(self.made, self.n)
+        self.lease.settle({c: Counts(self.prompt_tokens, each + (c < more)) for c in range(self.n)})
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_minute_has_more_than_the_stated_bound(world: World, seed: int) -> None:
+    """A request uses one limit, a key owes one, and 60 s have two beside what was reserved before."""
+    rng = random.Random(seed)
+    tpm = rng.choice((300, 1000, 5000))
+    limiter = Limiter(world.clock_s, rng.random)
+    key = Key("tr-a", "ann", Terms("ann", tpm=tpm), 0)
+    running: list[Answering] = []
+    used_at: list[tuple[float, int]] = []
+    unused_at: list[tuple[float, int]] = []
+    debt = 0
+    for _ in range(1500):
+        world.now_s += rng.choice((0.01, 0.1, 1.0, 1.0, 20.0 if rng.random() < 0.05 else 0.5))
+        unused_at.append((world.now_s, sum(answer.unused() for answer in running)))
+        if len(running) < STREAMS and rng.random() < 0.5:
+            body = {"messages": [{"role": "user", "content": "go"}]}
+            if rng.random() < 0.2:
+                body |= {"min_tokens": rng.choice((-5, 3, 100))}  # type: ignore[dict-item]  # of any JSON
+            n, max_tokens = rng.choice((1, 1, 2, 8, 128)), rng.choice((1, 16, 50, 500, 4000))
+            request = ChatRequest("r", "ann", "m", body, 0, n=n, max_tokens=max_tokens)
+            prompt_tokens = rng.choice((2, 20, 200))
+            lease = limiter.begin(key)
+            assert isinstance(lease, KeyLease)
+            try:
+                lease.reserve(request)
+                lease.correct(Prompt(range(prompt_tokens), max_tokens, None))
+            except RateLimited:
+                lease.settle({})
+            else:
+                running.append(Answering(lease, n, max_tokens, prompt_tokens))
+                used_at.append((world.now_s, prompt_tokens))
+        for answer in list(running):
+            if rng.random() < 0.7:
+                used_at.append((world.now_s, answer.step()))
+            assert answer.prompt_tokens + answer.made <= tpm, f"seed {seed}"
+            if answer.over or rng.random() < 0.01:
+                answer.end()
+                running.remove(answer)
+        debt = max(debt, limiter._keys[key.id].tokens.debt if limiter._keys else 0)
+    assert debt <= tpm + STREAMS, f"seed {seed}"
+    for start_s, unused in unused_at[::10]:
+        used = sum(tokens for at_s, tokens in used_at if start_s <= at_s < start_s + 60)
+        assert used <= 2 * tpm + unused + STREAMS, f"seed {seed} at {start_s}"
+    assert sum(tokens for _, tokens in used_at) > tpm

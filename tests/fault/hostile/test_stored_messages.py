@@ -97,7 +97,7 @@ async def test_what_is_shown_can_be_sent_again(serve: Serve):
 
 async def test_an_unknown_key_is_refused_by_name_and_stored_nowhere(serve: Serve):
     """Ten megabytes beside a word are no message."""
-    served = await serve()
+    served = await serve(max_body_bytes=64 << 20)
     refused = await served.post(
         chat(messages=[{"role": "user", "content": "hi", "padding": "x" * 10_000_000}], stream=False)
     )
@@ -109,7 +109,7 @@ async def test_an_unknown_key_is_refused_by_name_and_stored_nowhere(serve: Serve
 
 async def test_a_message_of_two_contents_is_refused(serve: Serve):
     """Which of them counts is no parser's to decide: a proxy may have read the other."""
-    served = await serve()
+    served = await serve(max_body_bytes=64 << 20)
     message = b'{"role":"user","content":"benign","content":"other"}'
     refused = await served.post(b'{"model":"scripted","messages":[' + message + b"]}")
     assert refused.refusal() == (400, "invalid_json", "content")
@@ -117,7 +117,7 @@ async def test_a_message_of_two_contents_is_refused(serve: Serve):
 
 async def test_what_is_dropped_is_not_stored(serve: Serve):
     """A field that is taken for the SDKs' sake costs no room, in a turn that is blocked neither."""
-    served = await serve()
+    served = await serve(max_body_bytes=64 << 20)
     bulky = DUMPED | {"annotations": ["x" * 5_000_000], "audio": {"data": "x" * 1_000_000}}
     answer = await asked(
         served, [{"role": "user", "content": "hi"}, bulky, {"role": "user", "content": "go"}]

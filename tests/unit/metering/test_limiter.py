@@ -9,7 +9,7 @@ import pytest
 from app.api.wire import parse_chat_request
 from app.core import ChatRequest, Counts, Prompt
 from app.errors import BadRequest, RateLimited, TokensLimited
-from app.metering.limiter import UNLIMITED, KeyLease, Limiter, duration_text
+from app.metering.limiter import UNLIMITED, KeyLease, Lease, Limiter, duration_text
 from app.store.keys import Key, Terms
 
 
@@ -50,8 +50,19 @@ def asked(words: int = 2, **parameters: Any) -> ChatRequest:
 
 def reserved(limiter: Limiter, key: Key, request: ChatRequest) -> KeyLease:
     """The lease of a limited key."""
-    lease = limiter.reserve(key, request)
+    lease = taken(limiter, key, request)
     assert isinstance(lease, KeyLease)
+    return lease
+
+
+def taken(limiter: Limiter, key: Key | None, request: ChatRequest) -> Lease:
+    """A lease as a request takes it: begun, and reserved once the body was read."""
+    lease = limiter.begin(key)
+    try:
+        lease.reserve(request)
+    except BaseException:
+        lease.settle({})
+        raise
     return lease
 
 
@@ -68,14 +79,14 @@ def remaining(limiter: Limiter, key: Key, of: str = "tokens") -> int:
 def refusal(limiter: Limiter, key: Key, request: ChatRequest) -> RateLimited:
     """The error of a request that is refused."""
     with pytest.raises(RateLimited) as caught:
-        limiter.reserve(key, request)
+        taken(limiter, key, request)
     return caught.value
 
 
 def test_a_key_without_limits_has_no_lease(limiter: Limiter) -> None:
     """Nothing is kept of it, and no header told."""
-    assert limiter.reserve(key(), asked()) is UNLIMITED
-    assert limiter.reserve(None, asked()) is UNLIMITED
+    assert taken(limiter, key(), asked()) is UNLIMITED
+    assert taken(limiter, None, asked()) is UNLIMITED
     assert not limiter._keys
     assert limiter.headers(key(max_streams=3)) == {}
 
@@ -117,7 +128,7 @@ def test_an_answer_that_must_be_long_is_reserved_so(
 def test_the_expected_answer_follows_the_keys_own(limiter: Limiter) -> None:
     """A key with short answers reserves little for the next, another key is not touched by it."""
     for _ in range(40):
-        limiter.reserve(key(tpm=10_000), asked()).settle({0: Counts(10, 20)})
+        taken(limiter, key(tpm=10_000), asked()).settle({0: Counts(10, 20)})
     assert reserved(limiter, key(tpm=10_000), asked()).tokens == 10 + 21
     other = Key("tr-b", "bob", Terms("bob", tpm=10_000), 0)
     assert reserved(limiter, other, asked()).tokens == 10 + 256
@@ -128,30 +139,30 @@ def test_tokens_beyond_the_limit_are_refused_until_the_window_has_room(
 ) -> None:
     """The refusal says how long, in OpenAI's words, and waiting that long is enough."""
     limited = key(tpm=300)
-    limiter.reserve(limited, asked(90, max_tokens=100))
+    taken(limiter, limited, asked(90, max_tokens=100))
     clock.now_s += 10
-    limiter.reserve(limited, asked(max_tokens=40))
+    taken(limiter, limited, asked(max_tokens=40))
     error = refusal(limiter, limited, asked(max_tokens=60))
     assert (error.status, error.type, error.code) == (429, "tokens", "rate_limit_exceeded")
     assert error.retry_after_s == 50
     assert "limit 300, used 248, requested about 70" in error.message
     clock.now_s += 50
-    limiter.reserve(limited, asked(max_tokens=60))
+    taken(limiter, limited, asked(max_tokens=60))
     assert limiter.refused["standard"]["tokens"] == 1
 
 
 def test_requests_are_limited_too(limiter: Limiter, clock: Clock) -> None:
     """The third of two a minute waits until the first is a minute old; its tokens are not even counted."""
     limited = key(rpm=2, tier="batch")
-    limiter.reserve(limited, asked())
+    taken(limiter, limited, asked())
     clock.now_s += 15.5
-    limiter.reserve(limited, asked())
+    taken(limiter, limited, asked())
     limiter.count_text = lambda _text: pytest.fail("a refused request was looked at")
     error = refusal(limiter, limited, asked())
     assert (error.type, error.retry_after_s) == ("requests", 45)
     assert limiter.refused["batch"]["requests"] == 1
     clock.now_s += 45
-    limiter.reserve(limited, asked())
+    taken(limiter, limited, asked())
 
 
 def test_retry_after_is_jittered_by_a_tenth_and_at_most_two_minutes(clock: Clock) -> None:
@@ -159,9 +170,9 @@ def test_retry_after_is_jittered_by_a_tenth_and_at_most_two_minutes(clock: Clock
     told = []
     for chance in (0.0, 1.0):
         limiter = Limiter(clock, lambda chance=chance: chance)
-        limiter.reserve(key(rpm=1), asked())
+        taken(limiter, key(rpm=1), asked())
         told.append(refusal(limiter, key(rpm=1), asked()).retry_after_s)
-        lease = limiter.reserve(key(tpm=100), asked())
+        lease = taken(limiter, key(tpm=100), asked())
         lease.settle({0: Counts(10, 10_000)})
         assert refusal(limiter, key(tpm=100), asked()).retry_after_s == 120
     assert told == [60, 66]
@@ -170,14 +181,14 @@ def test_retry_after_is_jittered_by_a_tenth_and_at_most_two_minutes(clock: Clock
 def test_generations_at_once_are_limited(limiter: Limiter) -> None:
     """One that ends, however it does, makes place for the next."""
     limited = key(max_streams=2)
-    first = limiter.reserve(limited, asked())
-    limiter.reserve(limited, asked())
+    first = taken(limiter, limited, asked())
+    taken(limiter, limited, asked())
     error = refusal(limiter, limited, asked())
     assert (error.type, error.code) == ("requests", "rate_limit_exceeded")
     assert error.retry_after_s is not None
     first.settle({})
     first.settle({})
-    limiter.reserve(limited, asked())
+    taken(limiter, limited, asked())
     assert refusal(limiter, limited, asked())
     assert limiter.refused["standard"]["streams"] == 2
 
@@ -217,14 +228,14 @@ def test_the_rendered_prompt_corrects_the_estimate(limiter: Limiter) -> None:
 def test_a_rendered_prompt_that_no_longer_fits_is_refused(limiter: Limiter) -> None:
     """It gives its tokens back, but was rendered, and counts as a request."""
     limited = key(tpm=1000, rpm=10)
-    limiter.reserve(limited, asked(max_tokens=590))
-    lease = limiter.reserve(limited, asked(max_tokens=100))
+    taken(limiter, limited, asked(max_tokens=590))
+    lease = taken(limiter, limited, asked(max_tokens=100))
     with pytest.raises(TokensLimited) as caught:
         lease.correct(prompt(700))
     assert caught.value.retry_after_s == 60
     lease.settle({})
     assert (remaining(limiter, limited), remaining(limiter, limited, "requests")) == (1000 - 266, 8)
-    lease = limiter.reserve(limited, asked())
+    lease = taken(limiter, limited, asked())
     with pytest.raises(TokensLimited, match="too large"):
         lease.correct(prompt(1001))
     assert limiter.refused["standard"]["tokens_rendered"] == 1
@@ -233,26 +244,26 @@ def test_a_rendered_prompt_that_no_longer_fits_is_refused(limiter: Limiter) -> N
 def test_what_was_not_used_is_given_back(limiter: Limiter) -> None:
     """Settled is what was used; a request that failed before the engine used nothing."""
     limited = key(tpm=1000)
-    limiter.reserve(limited, asked()).settle({0: Counts(12, 30), 1: Counts(12, 8)})
+    taken(limiter, limited, asked()).settle({0: Counts(12, 30), 1: Counts(12, 8)})
     assert remaining(limiter, limited) == 950
-    limiter.reserve(limited, asked()).settle({})
+    taken(limiter, limited, asked()).settle({})
     assert remaining(limiter, limited) == 950
 
 
 def test_a_request_that_never_began_counts_as_none(limiter: Limiter) -> None:
     """As one that the server had no room for."""
     limited = key(rpm=5, tpm=1000, max_streams=1)
-    lease = limiter.reserve(limited, asked())
+    lease = taken(limiter, limited, asked())
     lease.withdraw()
     lease.withdraw()
     assert (remaining(limiter, limited), remaining(limiter, limited, "requests")) == (1000, 5)
-    limiter.reserve(limited, asked())
+    taken(limiter, limited, asked())
 
 
 def test_what_was_used_beyond_the_reservation_is_debt(limiter: Limiter, clock: Clock) -> None:
     """2,500 tokens on a limit of 1,000 keep the key out for two windows, and half of one is left then."""
     limited = key(tpm=1000)
-    limiter.reserve(limited, asked(max_tokens=90)).settle({0: Counts(100, 2400)})
+    taken(limiter, limited, asked(max_tokens=90)).settle({0: Counts(100, 2400)})
     assert remaining(limiter, limited) == 0
     clock.now_s += 59
     assert refusal(limiter, limited, asked()).retry_after_s is not None
@@ -260,13 +271,13 @@ def test_what_was_used_beyond_the_reservation_is_debt(limiter: Limiter, clock: C
     assert refusal(limiter, limited, asked(max_tokens=400)).retry_after_s == 60
     clock.now_s += 60
     assert remaining(limiter, limited) == 500
-    limiter.reserve(limited, asked(max_tokens=400))
+    taken(limiter, limited, asked(max_tokens=400))
 
 
 def test_headers_are_openais(limiter: Limiter, clock: Clock) -> None:
     """Limit, what is left, and how long until nothing is used."""
     limited = key(rpm=60, tpm=1000)
-    limiter.reserve(limited, asked(max_tokens=90))
+    taken(limiter, limited, asked(max_tokens=90))
     clock.now_s += 58.8
     assert limiter.headers(limited) == {
         "x-ratelimit-limit-requests": "60",
@@ -300,6 +311,142 @@ def test_durations_are_written_as_openai_does(duration_s: float, text: str) -> N
 
 def test_a_limit_that_was_lowered_holds_at_once(limiter: Limiter) -> None:
     """What is used already counts against the new one."""
-    limiter.reserve(key(tpm=1000), asked(max_tokens=490))
+    taken(limiter, key(tpm=1000), asked(max_tokens=490))
     assert remaining(limiter, key(tpm=200)) == 0
     assert refusal(limiter, key(tpm=200), asked(max_tokens=1)).retry_after_s == 60
+
+
+# Before the body
+
+
+def test_a_request_is_charged_before_its_body(limiter: Limiter) -> None:
+    """Whatever becomes of it: a refused one is paid for, and the second is 429 before anything was read."""
+    limited = key(rpm=1)
+    limiter.begin(limited).settle({})
+    with pytest.raises(RateLimited, match="RPM"):
+        limiter.begin(limited)
+    assert not limiter.has_room(limited)
+
+
+def test_a_body_that_is_read_has_a_place_among_the_generations(limiter: Limiter) -> None:
+    """As one, until it is known how many choices it asks for."""
+    limited = key(max_streams=3)
+    reading = limiter.begin(limited)
+    limiter.begin(limited).reserve(asked(n=2))
+    with pytest.raises(RateLimited, match="3 generations at once and has 3"):
+        limiter.begin(limited)
+    reading.settle({})
+    limiter.begin(limited)
+
+
+def test_an_attached_request_is_given_back(limiter: Limiter) -> None:
+    """It counts neither as a request nor as a generation."""
+    limited = key(rpm=1, max_streams=1)
+    limiter.begin(limited).withdraw()
+    assert limiter.has_room(limited)
+    assert remaining(limiter, limited, "requests") == 1
+    limiter.begin(limited)
+
+
+def test_a_request_for_no_answer_takes_no_place(limiter: Limiter) -> None:
+    """Texts are moderated beside the only stream that a key may have, and their tokens count."""
+    limited = key(max_streams=1, tpm=100)
+    taken(limiter, limited, asked(max_tokens=20))
+    lease = limiter.begin(limited, generates=False)
+    lease.reserve_tokens(50)
+    assert remaining(limiter, limited) == 20
+    with pytest.raises(TokensLimited):
+        limiter.begin(limited, generates=False).reserve_tokens(50)
+    with pytest.raises(TokensLimited, match="too large"):
+        limiter.begin(limited, generates=False).reserve_tokens(101)
+    lease.withdraw()
+    assert remaining(limiter, limited) == 70
+
+
+# Choices
+
+
+def test_every_choice_is_a_generation(limiter: Limiter) -> None:
+    """n fits beside what runs, or the request is 429; alone over the limit it is so for ever, and names n."""
+    limited = key(max_streams=4)
+    lease = taken(limiter, limited, asked(n=2))
+    taken(limiter, limited, asked(n=2))
+    assert refusal(limiter, limited, asked(n=1)).retry_after_s is not None
+    lease.settle({})
+    assert refusal(limiter, limited, asked(n=3)).retry_after_s is not None
+    error = refusal(limiter, limited, asked(n=128))
+    assert (error.status, error.retry_after_s) == (429, None)
+    assert "n asks for 128" in error.message
+    taken(limiter, limited, asked(n=2))
+
+
+def made(lease: Lease, choices: range, tokens: int) -> int:
+    """How many tokens the engine makes until the answer ends; the choices take turns."""
+    num = 0
+    for count in range(1, tokens + 1):
+        for choice in choices:
+            num += 1
+            if lease.on_delta(choice, count):
+                return num
+    return num
+
+
+def test_one_request_uses_a_window_at_most(limiter: Limiter) -> None:
+    """128 choices of 50 tokens on a limit of 1,000 end at the thousandth token, the prompt's included."""
+    limited = key(tpm=1000)
+    lease = reserved(limiter, limited, asked(n=128, max_tokens=50))
+    lease.correct(prompt(40, max_tokens=50))
+    assert made(lease, range(128), 50) == 960
+    assert "1000 tokens" in lease.as_notice()["message"]
+    lease.settle({choice: Counts(40, 8 if choice < 64 else 7) for choice in range(128)})
+    assert remaining(limiter, limited) == 0
+    assert lease._usage.tokens.debt == 0
+
+
+def test_choices_that_must_be_too_long_together_are_refused(limiter: Limiter) -> None:
+    """A token each at least, min_tokens each, and all of max_tokens where nothing ends an answer sooner."""
+    for parameters in (
+        {"n": 128},
+        {"n": 2, "min_tokens": 60},
+        {"n": 2, "max_tokens": 60, "ignore_eos": True},
+        {"n": 1, "min_tokens": 10**9},
+    ):
+        assert refusal(limiter, key(tpm=100), asked(**parameters)).retry_after_s is None
+
+
+def test_an_answer_is_charged_as_it_grows(limiter: Limiter) -> None:
+    """What an answer makes beyond its reservation is taken from what others could have had."""
+    limited = key(tpm=1000)
+    lease = reserved(limiter, limited, asked())
+    lease.correct(prompt(10))
+    assert made(lease, range(1), 500) == 500
+    assert 1000 - 510 - 64 <= remaining(limiter, limited) <= 1000 - 510
+    assert refusal(limiter, limited, asked(480)).retry_after_s is not None
+    lease.settle({0: Counts(10, 500)})
+    assert remaining(limiter, limited) == 490
+
+
+def test_answers_together_owe_a_window_at_most(limiter: Limiter) -> None:
+    """Those beyond their reservations end once their key owes the limit; one within its own goes on."""
+    limited = key(tpm=1000)
+    growing = [reserved(limiter, limited, asked(max_tokens=5000)) for _ in range(3)]
+    for lease in growing:
+        lease.correct(prompt(10, max_tokens=5000))
+    first, second, within = growing
+    assert made(first, range(1), 950) == 950
+    # Of the window 202 were left, which the first has: it owes 492, and the second the rest of 1,000.
+    assert made(second, range(1), 950) == 256 + 508
+    assert "owes 1000 tokens" in second.as_notice()["message"]
+    assert made(within, range(1), 200) == 200
+    assert within._usage.tokens.debt == 1000
+
+
+def test_an_answer_that_is_begun_anew_counts_twice(limiter: Limiter) -> None:
+    """What was thrown away was made; a caller who has answers begun anew gets no more of the engine."""
+    limited = key(tpm=1000)
+    lease = reserved(limiter, limited, asked(max_tokens=900))
+    lease.correct(prompt(10, max_tokens=900))
+    assert made(lease, range(1), 300) == 300
+    assert made(lease, range(1), 900) == 690
+    lease.settle({0: Counts(10, 690)})
+    assert remaining(limiter, limited) == 0

@@ -1,0 +1,68 @@
+"""What one owner may read of the store: so many requests a second, one at a time, in turn with other owners.
+
+Lists, searches, views, exports, reports and stored answers cost more than a refusal does, and no limit of a
+key counts them. The reads of a chat request do not come here: the request has been charged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from app.errors import RateLimited
+from app.metering.bucket import Bucket
+from app.metering.limiter import Limiter
+from app.metering.lines import Lines
+from app.store.database import READERS
+from app.store.keys import Key
+
+BURST_S = 10.0
+"""How many seconds' worth may come at once: a page that loads, a script that begins."""
+AT_ONCE = READERS // 2
+"""Of the store's readers; the others are for chat requests, whose history waits for nobody's export."""
+MAX_WAITING = 64
+"""Requests of a caller that may wait for their turn; browsers send 6 at once."""
+MAX_WAITING_TOTAL = 1_024
+
+
+class Reads:
+    """The reads of all callers, by owner."""
+
+    def __init__(
+        self, limiter: Limiter, max_per_s: float, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """0 requests a second stands for no limit."""
+        self._limiter = limiter
+        self._max_per_s = max_per_s
+        self._clock_s = clock_s
+        self._buckets: dict[str, Bucket] = {}
+        self._lines = Lines("reads", MAX_WAITING, MAX_WAITING_TOTAL)
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    def pace(self, owner: str, key: Key | None) -> None:
+        """Charge one request. Raises RateLimited."""
+        if not self._max_per_s:
+            return
+        now_s = self._clock_s()
+        if owner not in self._buckets:
+            self._buckets[owner] = Bucket(self._max_per_s, self._max_per_s * BURST_S, now_s)
+        wait_s = self._buckets[owner].take(now_s)
+        if wait_s:
+            if key is not None:
+                self._limiter.count_refusal(key, "reads")
+            retry_s = math.ceil(wait_s)
+            raise RateLimited(
+                f"More than {self._max_per_s:g} requests a second (max_reads_per_s) to lists, views, exports,"
+                f" usage, models and stored answers. Try again in {retry_s} s.",
+                retry_after_s=retry_s,
+            )
+
+    @asynccontextmanager
+    async def turn(self, owner: str) -> AsyncIterator[None]:
+        """Wait for the caller's turn to read. Raises RateLimited, Overloaded."""
+        with self._lines.enter(owner) as turn:
+            async with turn, self._slots:
+                yield
