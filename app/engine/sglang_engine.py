@@ -2,7 +2,7 @@
 
 This module imports nothing of SGLang until `start()`, and that in a thread of its own, so that the
 server answers while the model loads. The thread lives as long as the engine: SGLang's children are
-killed with the thread that started them. It also renders, one request at a time.
+killed with the thread that started them. Requests are rendered in threads too (`render_lanes`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, ModelCard, Prompt
 from app.engine.limits import check_text_only
+from app.engine.render_lanes import RenderLanes
 from app.engine.sglang_args import NO_MEDIA_DOMAIN, SGLangOptions
 from app.engine.sglang_platform import prepare_process
 from app.engine.sglang_stream import GenerationStream
@@ -46,6 +47,7 @@ class SGLangEngine:
         self._on_death = on_death or (lambda _reason: None)
         self._health = Health.STARTING
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sglang")
+        self._lanes = RenderLanes()
         self._launched: Launched | None = None
         self._renderer: Renderer | None = None
         self._limits: Limits | None = None
@@ -97,6 +99,7 @@ class SGLangEngine:
                 process.close()
             gc.unfreeze()
         self._thread.shutdown(wait=False)
+        self._lanes.close()
         if self._owns_sigquit:
             self._owns_sigquit = False
             loop.remove_signal_handler(signal.SIGQUIT)
@@ -122,8 +125,7 @@ class SGLangEngine:
             raise BadRequest(f"n: must be between 1 and {MAX_CHOICES}.", param="n")
         if "vision" not in self.model.capabilities:
             check_text_only(request)
-        loop = asyncio.get_running_loop()
-        internal, chat_request, spliced = await loop.run_in_executor(self._thread, renderer.convert, request)
+        internal, chat_request, spliced = await self._lanes.run(renderer.convert, request)
         internal.rid = f"render-{request.request_id}"
         try:
             tokenized = await launched.manager.tokenize(internal)
@@ -247,6 +249,7 @@ class SGLangEngine:
         domains = self._options.server_args.get("allowed_media_domains")
         self._renderer = Renderer(
             launched.chat,
+            self._limits,
             name=self._options.name,
             remote_media=bool(domains) and domains != [NO_MEDIA_DOMAIN],
             grammar=launched.grammar_backend == "xgrammar",
