@@ -31,6 +31,7 @@ from app.settings import SettingsError
 if TYPE_CHECKING:
     from app.engine.sglang_launch import Launched
     from app.engine.sglang_render import Limits, Renderer
+    from app.engine.splice import Splice
 
 EXIT_WAIT_S = 0.5
 WARM_UP_IMAGE = (
@@ -123,9 +124,14 @@ class SGLangEngine:
 
         if not 1 <= request.n <= MAX_CHOICES:
             raise BadRequest(f"n: must be between 1 and {MAX_CHOICES}.", param="n")
-        if "vision" not in self.model.capabilities:
-            check_text_only(request)
-        internal, chat_request, spliced = await self._lanes.run(renderer.convert, request)
+
+        def convert(request: ChatRequest) -> tuple[Any, Any, Splice]:
+            """In a thread: it looks at each message."""
+            if "vision" not in self.model.capabilities:
+                check_text_only(request)
+            return renderer.convert(request)
+
+        internal, chat_request, spliced = await self._lanes.run(convert, request)
         internal.rid = f"render-{request.request_id}"
         try:
             tokenized = await launched.manager.tokenize(internal)

@@ -102,6 +102,13 @@ class HandoverTokenizerManager(TokenizerManager):
         finally:
             del self.rid_to_state[obj.rid]
 
+    async def _tokenize_texts(self, texts: Any, is_cross_encoder: bool = False) -> Any:  # noqa: FBT001, FBT002  # SGLang's
+        """See SGLang, which would tokenize on the event loop what stands beside an image."""
+        tokenizing = super()._tokenize_texts(texts, is_cross_encoder)
+        if self.async_dynamic_batch_tokenizer is not None:  # it has a thread already
+            return await tokenizing
+        return await asyncio.to_thread(asyncio.run, tokenizing)
+
     def _validate_one_request(self, obj: Any, input_ids: list[int]) -> None:
         if self.fit is not None:
             asked = obj.sampling_params.get("max_new_tokens")
