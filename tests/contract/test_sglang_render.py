@@ -54,6 +54,17 @@ async def test_more_messages_than_tokens_are_refused_unread(sglang_engine: Any) 
     assert time.process_time() - began_s < 4
 
 
+async def test_tools_that_no_context_holds_are_refused_unread(sglang_engine: Any) -> None:
+    """A schema of 2 MB, which SGLang would check for seconds in Python, is refused by its size."""
+    properties = {f"p{number}": {"type": "string"} for number in range(80_000)}
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    began_s = time.process_time()
+    with pytest.raises(BadRequest, match="bytes") as refused:
+        await sglang_engine.render(chat(tools=[{"type": "function", "function": function}]))
+    assert refused.value.param == "tools"
+    assert time.process_time() - began_s < 4
+
+
 async def test_a_prompt_that_just_fits_is_rendered(sglang_engine: Any) -> None:
     """A text of the longest words is refused for its tokens alone, never for its length."""
     words = "responsibilities " * 8000
