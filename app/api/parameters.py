@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from app.api import template_switches
 from app.errors import BadRequest, UnknownModel, UnsupportedParameter
 from app.safety.moderation import MODELS as MODERATION_MODELS
 
@@ -316,7 +317,8 @@ def markdown() -> str:
         ("Accepted, and without effect on the answer", unheeded),
         ("Refused with `unsupported_parameter`", refused),
     ]
-    return "\n".join("\n".join([f"## {title}", "", *rows, ""]) for title, rows in parts)
+    tables = ["\n".join([f"## {title}", "", *rows, ""]) for title, rows in parts]
+    return "\n".join([*tables, template_switches.markdown()])
 
 
 def _range(parameter: Parameter) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from app.api.messages import normalized
 from app.api.parameters import check, check_kind, check_moderation, check_values, quoted
+from app.api.template_switches import check_template_switches
 from app.core import ChatRequest, IdempotencyKey
 from app.errors import BadRequest
 from app.history import new_conversation_id, new_message_id
@@ -35,6 +36,7 @@ def parse_chat_request(
     for_engine["messages"] = normalized(given["messages"], may_be_empty="conversation_id" in given)
     include_usage, continuous_usage = _stream_options(given)
     check_values(given)
+    check_template_switches(given)
     if "moderation" in given:
         check_moderation(given["moderation"])
     if given.get("top_logprobs") is not None and not given.get("logprobs"):

@@ -26,6 +26,7 @@ from app.engine.remote_exchange import Exchange
 from app.engine.remote_model import Facts, LoadModel, RemoteModel
 from app.engine.remote_pool import POLL_S, Pool, describe
 from app.engine.remote_server import RemoteServer, ServerGone, Timeouts
+from app.engine.render_lanes import RenderLanes
 from app.engine.sglang_stream import GenerationStream
 from app.engine.tally import Tallies, Tally
 from app.errors import EngineFailed, EngineNotReady
@@ -58,6 +59,7 @@ class RemoteEngine:
         self._child = child
         self._health = Health.STARTING
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
+        self._lanes = RenderLanes()
         self._session: aiohttp.ClientSession | None = None
         self._pool = Pool(())
         self._model: RemoteModel | None = None
@@ -129,6 +131,7 @@ class RemoteEngine:
         if self._child is not None:
             await self._child.aclose()
         self._thread.shutdown(wait=False)
+        self._lanes.close()
 
     # --- requests
 
@@ -139,7 +142,7 @@ class RemoteEngine:
     async def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request, here. Raises BadRequest naming it, ContextOverflow."""
         model = self._ready_model()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, model.render, request)
+        return await self._lanes.run(model.render, request)
 
     def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
         """Generate all choices of `prompt`, interleaved as they come; begins at the first read."""

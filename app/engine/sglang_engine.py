@@ -2,7 +2,7 @@
 
 This module imports nothing of SGLang until `start()`, and that in a thread of its own, so that the
 server answers while the model loads. The thread lives as long as the engine: SGLang's children are
-killed with the thread that started them. It also renders, one request at a time.
+killed with the thread that started them. Requests are rendered in threads too (`render_lanes`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, ModelCard, Prompt
 from app.engine.image_limits import check_images
 from app.engine.limits import check_text_only
+from app.engine.render_lanes import RenderLanes
 from app.engine.sglang_args import NO_MEDIA_DOMAIN, SGLangOptions
 from app.engine.sglang_platform import prepare_process
 from app.engine.sglang_stream import GenerationStream
@@ -31,6 +32,7 @@ from app.settings import SettingsError
 if TYPE_CHECKING:
     from app.engine.sglang_launch import Launched
     from app.engine.sglang_render import Limits, Renderer
+    from app.engine.splice import Splice
 
 EXIT_WAIT_S = 0.5
 WARM_UP_IMAGE = (
@@ -47,6 +49,7 @@ class SGLangEngine:
         self._on_death = on_death or (lambda _reason: None)
         self._health = Health.STARTING
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sglang")
+        self._lanes = RenderLanes()
         self._launched: Launched | None = None
         self._renderer: Renderer | None = None
         self._limits: Limits | None = None
@@ -98,6 +101,7 @@ class SGLangEngine:
                 process.close()
             gc.unfreeze()
         self._thread.shutdown(wait=False)
+        self._lanes.close()
         if self._owns_sigquit:
             self._owns_sigquit = False
             loop.remove_signal_handler(signal.SIGQUIT)
@@ -121,12 +125,16 @@ class SGLangEngine:
 
         if not 1 <= request.n <= MAX_CHOICES:
             raise BadRequest(f"n: must be between 1 and {MAX_CHOICES}.", param="n")
-        if "vision" not in self.model.capabilities:
-            check_text_only(request)
-        else:
+        if "vision" in self.model.capabilities:
             await check_images(request, self._options.images)
-        loop = asyncio.get_running_loop()
-        internal, chat_request, spliced = await loop.run_in_executor(self._thread, renderer.convert, request)
+
+        def convert(request: ChatRequest) -> tuple[Any, Any, Splice]:
+            """In a thread: it looks at each message."""
+            if "vision" not in self.model.capabilities:
+                check_text_only(request)
+            return renderer.convert(request)
+
+        internal, chat_request, spliced = await self._lanes.run(convert, request)
         internal.rid = f"render-{request.request_id}"
         try:
             tokenized = await launched.manager.tokenize(internal)
@@ -250,6 +258,7 @@ class SGLangEngine:
         domains = self._options.server_args.get("allowed_media_domains")
         self._renderer = Renderer(
             launched.chat,
+            self._limits,
             name=self._options.name,
             remote_media=bool(domains) and domains != [NO_MEDIA_DOMAIN],
             grammar=launched.grammar_backend == "xgrammar",

@@ -19,6 +19,11 @@ from app.engine.sglang_handover import refusal
 from app.errors import EngineFailed, ServingError
 
 _new_tuple = tuple.__new__
+PARSED_AGAIN = 32
+"""A call's text is parsed again when it has grown by this fraction of it.
+
+SGLang's parsers read all of a call again with each token: 12 ms a token after 8,000, on the event loop.
+"""
 FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -92,6 +97,7 @@ class ParsedChoice:
         self._request = request
         self._reasoning: dict[int, Any] = {}
         self._tools: Any = None
+        self._unparsed = ""
         self._before_call: _TextBeforeCall | None = None
         self._called_tools = False
         self._reads_reasoning = bool(chat.reasoning_parser and request.separate_reasoning)
@@ -168,10 +174,16 @@ class ParsedChoice:
         if self._tools is None:
             self._tools = self._tool_parser()
             self._before_call = _TextBeforeCall(getattr(self._tools, "detector", None))
-        answer, calls = self._parse_tools(text, ended=finish_type not in {None, "abort"})
+        gathered = bool(self._unparsed) or finish_type is not None
+        self._unparsed += text
+        if finish_type is None and len(self._unparsed) * PARSED_AGAIN < self._unfinished():
+            return
+        text, self._unparsed = self._unparsed, ""
+        ended = finish_type not in {None, "abort"}
+        answer, calls = self._parse_tools(text, gathered=gathered, ended=ended)
         if answer:
             yield _Piece("text", answer)
-        history = self._chat._get_history_tool_calls_cnt(self._request)  # noqa: SLF001
+        history = self._chat._get_history_tool_calls_cnt(self._request) if calls else 0  # noqa: SLF001
         for call in calls:
             self._called_tools = True
             call_id = self._chat._process_tool_call_id(call, history) if call.name else None  # noqa: SLF001
@@ -180,16 +192,19 @@ class ParsedChoice:
         if finish_type is not None:
             yield from self._unstreamed_arguments()
 
-    def _parse_tools(self, text: str, *, ended: bool) -> tuple[str, list[Any]]:
+    def _unfinished(self) -> int:
+        """Characters that the parser keeps and reads again with each piece."""
+        detector = getattr(self._tools, "detector", self._tools)
+        return len(getattr(detector, "_buffer", ""))
+
+    def _parse_tools(self, text: str, *, gathered: bool, ended: bool) -> tuple[str, list[Any]]:
         if isinstance(self._tools, JsonArrayParser):
-            tools = self._chat._effective_tools(self._request)  # noqa: SLF001
-            result = self._tools.parse_streaming_increment(text, tools)
-            return result.normal_text, result.calls
+            return self._parse_piece(text, gathered=gathered)
         assert self._before_call is not None
         answer, calls = "", []
         for piece in self._before_call.pieces(text):
-            piece_answer, piece_calls = self._tools.parse_stream_chunk(piece)
-            answer += piece_answer or ""
+            piece_answer, piece_calls = self._parse_piece(piece, gathered=gathered)
+            answer += piece_answer
             calls += piece_calls
         if ended:
             end_answer, end_calls = self._tools.parse_stream_end()
@@ -197,6 +212,24 @@ class ParsedChoice:
             calls += end_calls
         answer += self._before_call.lost(answer, ended=ended)
         return answer, calls
+
+    def _parse_piece(self, piece: str, *, gathered: bool) -> tuple[str, list[Any]]:
+        """What the parser finds. Of several tokens at once it tells one call's name, or arguments, a time."""
+        answer, calls = self._parse_step(piece)
+        step = calls
+        while gathered and any(call.name or call.parameters for call in step) and self._unfinished():
+            more, step = self._parse_step("")
+            answer += more
+            calls = calls + step
+        return answer, calls
+
+    def _parse_step(self, piece: str) -> tuple[str, list[Any]]:
+        if isinstance(self._tools, JsonArrayParser):
+            tools = self._chat._effective_tools(self._request)  # noqa: SLF001
+            result = self._tools.parse_streaming_increment(piece, tools)
+            return result.normal_text or "", result.calls
+        answer, calls = self._tools.parse_stream_chunk(piece)
+        return answer or "", calls
 
     def _tool_parser(self) -> Any:
         """As SGLang chooses: plain JSON where the grammar forces it, else the model's own format."""

@@ -89,7 +89,7 @@ class _Standin:
 
 
 class SGLangRemoteModel:
-    """See app.engine.remote_model.RemoteModel. Not thread-safe in `render`: SGLang's caches are not."""
+    """See app.engine.remote_model.RemoteModel."""
 
     def __init__(self, facts: Facts, options: RemoteModelOptions) -> None:
         from app.engine.sglang_render import Limits, Renderer
@@ -100,13 +100,6 @@ class SGLangRemoteModel:
         server = facts.server
         self._deterministic = bool(server.get("enable_deterministic_inference"))
         grammar = server.get("grammar_backend") or "none"
-        self._renderer = Renderer(
-            self._chat,
-            name=standin.served_model_name,
-            remote_media=False,
-            grammar=grammar == "xgrammar",
-            deterministic=self._deterministic,
-        )
         context = int(standin.model_config.context_len)
         capacity = int(server["max_total_num_tokens"])
         self._limits = Limits(
@@ -116,6 +109,14 @@ class SGLangRemoteModel:
             page_size=int(server.get("page_size") or 1),
             reserved_tokens=_reserved_tokens(server),
             default_max_tokens=options.default_max_tokens,
+        )
+        self._renderer = Renderer(
+            self._chat,
+            self._limits,
+            name=standin.served_model_name,
+            remote_media=False,
+            grammar=grammar == "xgrammar",
+            deterministic=self._deterministic,
         )
         self.card = ModelCard(
             id=options.served_model_name or standin.served_model_name,
@@ -145,8 +146,6 @@ class SGLangRemoteModel:
         check_text_only(request)
         internal, chat_request, spliced = self._renderer.convert(request)
         token_ids = internal.input_ids
-        if token_ids is None:
-            token_ids = self._chat.tokenizer_manager.tokenizer.encode(internal.text)
         try:
             internal.normalize_batch_and_arguments()
         except ValueError as exc:

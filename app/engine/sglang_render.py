@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn
@@ -22,8 +25,10 @@ from sglang.srt.utils.patch_tokenizer import decode_without_hf_kwargs
 
 from app.core import ChatRequest
 from app.engine.sglang_args import BUILTIN_TOOL_PARSER
+from app.engine.sglang_chat import MeasuredChat, PromptTooLong
 from app.engine.sglang_grammar import GrammarCheck
 from app.engine.splice import Splice, splice
+from app.engine.token_bound import TokenBound, token_bound
 from app.errors import BadRequest, ContextOverflow, InternalError, ServingError, UnsupportedParameter
 
 # Fields of SGLang's request that are the server's to set, or that hand out its internals.
@@ -39,6 +44,8 @@ REPLACED = frozenset(
 KNOWN = frozenset(ChatCompletionRequest.model_fields) | {"reasoning"}
 MEDIA_PARTS = {"image_url": "url", "video_url": "url", "audio_url": "url"}
 MAX_CHOICES = 128
+MAX_TOOLS_BYTES = 1024**2
+"""Of JSON: as text it would fill a context of 250,000 tokens. SGLang's check takes 2 us a byte, in Python."""
 PARAM_OF_SAMPLING = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -82,15 +89,20 @@ class Limits:
             )
         return min(room, asked)
 
-    def _refuse_prompt(self, prompt_tokens: int) -> NoReturn:
+    def check_least(self, tokens: int) -> None:
+        """Raise ContextOverflow if a prompt of at least so many tokens cannot fit."""
+        if tokens > self.max_prompt_tokens:
+            self._refuse_prompt(tokens, "at least ")
+
+    def _refuse_prompt(self, prompt_tokens: int, about: str = "") -> NoReturn:
         excess = prompt_tokens - self.max_prompt_tokens
         if self.kv_capacity_tokens < self.context_length:
             what = f"This server's KV cache holds {self.kv_capacity_tokens} tokens"
         else:
             what = f"This model's maximum context length is {self.context_length} tokens"
         raise ContextOverflow(
-            f"{what} and needs some for the answer; your messages are {prompt_tokens} tokens, "
-            f"{excess} too many.",
+            f"{what} and needs some for the answer; your messages are {about}{prompt_tokens} tokens, "
+            f"{about}{excess} too many.",
             param="messages",
         )
 
@@ -129,12 +141,30 @@ class TokenizerText:
 
 
 class Renderer:
-    """Converts requests for one loaded model. Not thread-safe: SGLang's caches are not."""
+    """Converts requests for one loaded model, several at a time if its tokenizer can.
+
+    Tokenizers of the `tokenizers` library can, as long as nothing sets padding or truncation meanwhile,
+    which media processors do: with those the renderer has a tokenizer of its own.
+    """
 
     def __init__(
-        self, chat: OpenAIServingChat, *, name: str, remote_media: bool, grammar: bool, deterministic: bool
+        self,
+        chat: OpenAIServingChat,
+        limits: Limits,
+        *,
+        name: str,
+        remote_media: bool,
+        grammar: bool,
+        deterministic: bool,
     ) -> None:
-        self._chat = chat
+        if getattr(chat.tokenizer_manager, "mm_processor", None) is not None:
+            chat = _with_own_tokenizer(chat)
+        self._limits = limits
+        self._bound = _token_bound(chat.tokenizer_manager.tokenizer)
+        self._chat = MeasuredChat(chat, self._check_length)
+        several = getattr(chat.tokenizer_manager.tokenizer, "is_fast", False)
+        self._converting: AbstractContextManager[Any] = nullcontext() if several else threading.Lock()
+        self._compiling = threading.Lock()  # of `GrammarCheck`
         self._deterministic = deterministic
         self._name = name
         self._remote_media = remote_media
@@ -151,9 +181,20 @@ class Renderer:
     def convert(self, request: ChatRequest) -> tuple[Any, ChatCompletionRequest, Splice]:
         """SGLang's internal request, its parsed chat request, and what it has of `past`.
 
-        Raises BadRequest naming the parameter.
+        Raises BadRequest naming the parameter, ContextOverflow.
         """
+        # Every template marks where a message begins, in a token at least.
+        self._limits.check_least(len(request.body["messages"]))
         body = self._checked_body(request)
+        with self._converting:
+            return self._convert(body, request)
+
+    def _check_length(self, prompt: str) -> None:
+        self._limits.check_least(self._bound.over(prompt, self._limits.max_prompt_tokens))
+
+    def _convert(
+        self, body: dict[str, Any], request: ChatRequest
+    ) -> tuple[Any, ChatCompletionRequest, Splice]:
         try:
             chat_request = ChatCompletionRequest.model_validate(body)
         except pydantic.ValidationError as exc:
@@ -164,6 +205,8 @@ class Renderer:
             internal, chat_request = self._chat._convert_to_internal_request(chat_request)  # noqa: SLF001
             self._check_sampling(internal.sampling_params, chat_request.tools)
             spliced = self._take_over(internal, request.past)
+        except PromptTooLong as exc:
+            raise exc.overflow from None
         except ServingError:
             raise
         except (ValueError, HTTPException, pydantic.ValidationError) as exc:
@@ -175,22 +218,20 @@ class Renderer:
 
     def _take_over(self, internal: Any, past: Sequence[Sequence[int]]) -> Splice:
         """Put past runs in place of the ids rendered for them, where there are any."""
-        if not past:
-            return Splice(())
         if internal.contains_mm_input():
-            return Splice((), 0, "media")
-        # A model that also sees is given text, which SGLang would tokenize like this.
-        rendered = internal.input_ids or self._chat.tokenizer_manager.tokenizer.encode(internal.text)
-        spliced = splice(rendered, past, self._text)
+            return Splice((), 0, "media" if past else None)
+        if internal.input_ids is None:
+            # A model that also sees is given text, which SGLang would tokenize like this, on the event loop.
+            internal.input_ids = self._chat.tokenizer_manager.tokenizer.encode(internal.text)
+            internal.text = None
+        spliced = splice(internal.input_ids, past, self._text)
         if spliced.past_runs:
-            internal.text, internal.input_ids = None, list(spliced.token_ids)
+            internal.input_ids = list(spliced.token_ids)
         return spliced
 
     def _checked_body(self, request: ChatRequest) -> dict[str, Any]:
         # SGLang's validators change the dict that they are given.
-        body: dict[str, Any] = orjson.loads(orjson.dumps(dict(request.body)))
-        for name in [name for name, value in body.items() if value is None]:
-            del body[name]
+        body = {name: _copied(value) for name, value in request.body.items() if value is not None}
         for name in body:
             if SERVER_OWNED.fullmatch(name):
                 raise UnsupportedParameter(f"{name}: only this server sets it.", param=name)
@@ -200,6 +241,8 @@ class Renderer:
                 )
         asked = request.max_tokens
         body = {name: value for name, value in body.items() if name not in REPLACED}
+        if "tools" in body and len(orjson.dumps(body["tools"])) > MAX_TOOLS_BYTES:
+            raise BadRequest(f"tools: more than {MAX_TOOLS_BYTES:,} bytes; send fewer.", param="tools")
         if "tools" in body and self._chat.tool_call_parser == BUILTIN_TOOL_PARSER:
             # A model this small does not find the end of a list of calls.
             body.setdefault("parallel_tool_calls", False)
@@ -255,7 +298,30 @@ class Renderer:
             # With min_tokens SGLang uses them as indices, in the scheduler, which would end it.
             raise BadRequest("stop_token_ids: not in the model's vocabulary.", param="stop_token_ids")
         if self._grammar is not None:
-            self._grammar.check(params, tools)
+            with self._compiling:
+                self._grammar.check(params, tools)
+
+
+def _with_own_tokenizer(chat: OpenAIServingChat) -> OpenAIServingChat:
+    chat = copy(chat)
+    chat.tokenizer_manager = copy(chat.tokenizer_manager)
+    chat.tokenizer_manager.tokenizer = deepcopy(chat.tokenizer_manager.tokenizer)
+    return chat
+
+
+def _token_bound(tokenizer: Any) -> TokenBound:
+    """None for tokenizers that are not of the `tokenizers` library."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return TokenBound()
+    return token_bound(backend.to_str(), backend.normalizer and backend.normalizer.normalize_str)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of JSON that shares its strings: megabytes of text are not copied."""
+    if isinstance(value, dict):
+        return {name: _copied(item) for name, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _keep_named_tool(request: ChatCompletionRequest) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import random
+import time
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
 
 from app.core import Counts, Delta
 from app.errors import BadRequest, EngineFailed, EngineOverloaded, ServingError
@@ -210,3 +213,70 @@ def test_ids_of_a_batch_are_counted_unless_they_are_refused(
     assert manager.num_retractions == (0 if finish is None else 2)
     assert tally.token_ids == handed_over
     assert taken == [("ab", [5, 6], finish, Counts(9, 77), batch, 1)]
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_long_arguments_are_parsed_in_time_that_grows_with_their_length(
+    sglang_engine: Any, choice: str
+) -> None:
+    """A call of 8,000 tokens is parsed in a few seconds, not in a time that grows with its square."""
+    arguments = json.dumps({"city": "word " * 8000})
+    call = f'{{"name": "weather", "parameters": {arguments}}}'
+    call = f"[{call}]" if choice == "required" else f"<tool_call>\n{call}\n</tool_call>"
+    pieces = [call[start : start + 5] for start in range(0, len(call), 5)]
+    began_s = time.process_time()
+    out = parse(sglang_engine, pieces, STOP, {"tools": TOOLS, "tool_choice": choice})
+    assert time.process_time() - began_s < 6  # 1 s where 25 s were
+    assert json.loads(out.text("tool")) == json.loads(arguments)
+    assert [token for delta in out.deltas for token in delta.token_ids] == list(range(len(pieces)))
+
+
+@pytest.mark.parametrize("size", [1, 3, 200, 5000])
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_calls_after_a_long_one_are_told_whole(sglang_engine: Any, choice: str, size: int) -> None:
+    """Three calls, the first of them long, keep their names and arguments however they are cut."""
+    cities = ["Ulm " * 1000, "Bonn", "Kiel"]
+    calls = [json.dumps({"name": "weather", "parameters": {"city": city}}) for city in cities]
+    text = f"[{','.join(calls)}]"
+    if choice == "auto":
+        text = "".join(f"<tool_call>\n{call}\n</tool_call>\n" for call in calls)
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    out = parse(sglang_engine, pieces, STOP, {"tools": TOOLS, "tool_choice": choice})
+    arguments = {0: "", 1: "", 2: ""}
+    for delta in out.deltas:
+        if delta.tool:
+            arguments[delta.tool.index] += delta.text
+    assert [json.loads(arguments[index])["city"] for index in range(3)] == cities
+    assert [delta.tool.name for delta in out.deltas if delta.tool and delta.tool.name] == ["weather"] * 3
+
+
+async def test_output_that_comes_faster_than_it_is_parsed_leaves_the_loop_to_others() -> None:
+    """While batches keep coming, each slow to parse, whatever else waits for the loop has its turn."""
+    from sglang.srt.managers.io_struct import AbortReq, sock_send
+
+    from app.engine.sglang_handover import RECEIVING_S, HandoverTokenizerManager
+
+    context = zmq.Context()
+    with context.socket(zmq.PULL) as inbox, context.socket(zmq.PUSH) as engine:
+        inbox.bind("inproc://batches")
+        engine.connect("inproc://batches")
+        taken: list[Any] = []
+
+        class Manager(HandoverTokenizerManager):
+            def __init__(self) -> None:
+                self._inbox = inbox
+
+            def _receive(self, message: Any) -> None:
+                taken.append(message)
+                time.sleep(RECEIVING_S * 2)  # a parser that takes that long
+                if len(taken) < 20:
+                    sock_send(engine, AbortReq(rid="next"))
+
+        sock_send(engine, AbortReq(rid="first"))
+        Manager()._on_readable()
+        assert len(taken) == 1
+        while len(taken) < 20:
+            before = len(taken)
+            await asyncio.sleep(0)
+            assert len(taken) <= before + 1
+    context.term()
