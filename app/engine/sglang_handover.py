@@ -30,8 +30,9 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
 
 from app.core import Counts
+from app.engine.grammar_cost import GRAMMAR_ENDED
 from app.engine.tally import Tally
-from app.errors import BadRequest, EngineFailed, EngineOverloaded, ServingError
+from app.errors import BadRequest, EngineFailed, EngineOverloaded, GrammarTooSlow, ServingError
 
 RETRY_AFTER_FULL_S = 1
 _new_tuple = tuple.__new__
@@ -220,6 +221,9 @@ def refusal(finish: dict[str, Any]) -> ServingError | None:
     if status is None:
         return None
     message = str(finish.get("message") or "the engine refused the request")
+    if message.startswith(GRAMMAR_ENDED):
+        words = message.removeprefix(GRAMMAR_ENDED)
+        return GrammarTooSlow(f"The request was ended, for its grammar is too slow: {words}.")
     if status == HTTPStatus.BAD_REQUEST:
         return BadRequest(message)
     if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:

@@ -22,7 +22,6 @@ from sglang.srt.utils.patch_tokenizer import decode_without_hf_kwargs
 
 from app.core import ChatRequest
 from app.engine.sglang_args import BUILTIN_TOOL_PARSER
-from app.engine.sglang_grammar import GrammarCheck
 from app.engine.splice import Splice, splice
 from app.errors import BadRequest, ContextOverflow, InternalError, ServingError, UnsupportedParameter
 
@@ -132,13 +131,12 @@ class Renderer:
     """Converts requests for one loaded model. Not thread-safe: SGLang's caches are not."""
 
     def __init__(
-        self, chat: OpenAIServingChat, *, name: str, remote_media: bool, grammar: bool, deterministic: bool
+        self, chat: OpenAIServingChat, *, name: str, remote_media: bool, deterministic: bool
     ) -> None:
         self._chat = chat
         self._deterministic = deterministic
         self._name = name
         self._remote_media = remote_media
-        self._grammar = GrammarCheck() if grammar else None
         manager = chat.tokenizer_manager
         self._text = TokenizerText(
             manager.tokenizer,
@@ -162,7 +160,7 @@ class Renderer:
         _keep_named_tool(chat_request)
         try:
             internal, chat_request = self._chat._convert_to_internal_request(chat_request)  # noqa: SLF001
-            self._check_sampling(internal.sampling_params, chat_request.tools)
+            self._check_sampling(internal.sampling_params)
             spliced = self._take_over(internal, request.past)
         except ServingError:
             raise
@@ -237,8 +235,8 @@ class Renderer:
                 param=f"messages[{number}].content",
             )
 
-    def _check_sampling(self, values: Mapping[str, Any], tools: object) -> None:
-        """The checks of `SamplingParams`, and the grammar's, which SGLang makes only once it runs."""
+    def _check_sampling(self, values: Mapping[str, Any]) -> None:
+        """The checks of `SamplingParams`, which SGLang makes only once it runs."""
         manager = self._chat.tokenizer_manager
         params = manager.sampling_params_class(**values)
         params.normalize(manager.tokenizer)
@@ -254,8 +252,6 @@ class Renderer:
         if any(token_id >= manager.model_config.vocab_size for token_id in params.stop_token_ids or ()):
             # With min_tokens SGLang uses them as indices, in the scheduler, which would end it.
             raise BadRequest("stop_token_ids: not in the model's vocabulary.", param="stop_token_ids")
-        if self._grammar is not None:
-            self._grammar.check(params, tools)
 
 
 def _keep_named_tool(request: ChatCompletionRequest) -> None:
