@@ -59,6 +59,7 @@ class ChatRoutes:
             body, new_request_id(), owner, store=store, idempotency=key, unread_s=unread_s
         )
         self._runtime.check_model(chat.model, caller.models)
+        caller.check_grammars(body)
         chat = sorted_in(chat, caller.key, isolated=self._settings.isolation == "owner")
         after = _last_event_id(request)
         stream = None if key is None else await self._made_before(owner, key, after)

@@ -94,7 +94,7 @@ class WorkerPool:
         self._waiting[owner] += 1
         turn = self._turns.setdefault(owner, asyncio.Lock())
         try:
-            async with asyncio.timeout(self._wait_s) as waiting, turn, self._slots:
+            async with asyncio.timeout(self._setup.budget.check_s) as waiting, turn, self._slots:
                 waiting.reschedule(None)
                 return await self._ask(kind, source, tokens)
         except TimeoutError:
@@ -109,18 +109,13 @@ class WorkerPool:
 
     # --- inside
 
-    @property
-    def _wait_s(self) -> float:
-        """How long a grammar waits for its turn."""
-        return CLOCK_FACTOR * self._setup.budget.check_s
-
     async def _ask(self, kind: str, source: str, tokens: int) -> Verdict:
         process = await self._worker()
         assert process.stdin is not None
         assert process.stdout is not None
         reply = b""
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(CLOCK_FACTOR * self._setup.budget.check_s):
                 asked = {"kind": kind, "source": source, "tokens": tokens}
                 process.stdin.write(json.dumps(asked).encode() + b"\n")
                 await process.stdin.drain()

@@ -133,6 +133,14 @@ def worker_setup(
     return WorkerSetup(info.serialize_json(), any_whitespace, stop_token_ids, budget)
 
 
+def grammar_param(request: Any) -> str | None:
+    """The parameter of a chat request that its grammar comes from; None where it has none."""
+    for name in ("regex", "ebnf"):
+        if getattr(request, name):
+            return name
+    return "response_format" if request.response_format else "tools" if request.tools else None
+
+
 def _grammar(sampling: Mapping[str, Any], tools: object) -> _Grammar | None:
     for kind, param in PARAM_OF.items():
         source = sampling.get(kind)

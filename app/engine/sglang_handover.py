@@ -215,15 +215,20 @@ class HandoverTokenizerManager(TokenizerManager):
         sink.take("", (), finish, sink.counts, None, 0)
 
 
-def refusal(finish: dict[str, Any]) -> ServingError | None:
-    """The error in an abort that SGLang itself decided; None for one that we asked for."""
+def refusal(finish: dict[str, Any], grammar_param: str | None = None) -> ServingError | None:
+    """The error in an abort that SGLang itself decided; None for one that we asked for.
+
+    `grammar_param` is the request's parameter that has its grammar.
+    """
     status = finish.get("status_code")
     if status is None:
         return None
     message = str(finish.get("message") or "the engine refused the request")
     if message.startswith(GRAMMAR_ENDED):
         words = message.removeprefix(GRAMMAR_ENDED)
-        return GrammarTooSlow(f"The request was ended, for its grammar is too slow: {words}.")
+        return GrammarTooSlow(
+            f"The request was ended, for its grammar is too slow: {words}.", param=grammar_param
+        )
     if status == HTTPStatus.BAD_REQUEST:
         return BadRequest(message)
     if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:

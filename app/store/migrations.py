@@ -290,6 +290,13 @@ def _m006_degrade(connection: sqlite3.Connection) -> None:
     )
 
 
+def _m007_grammars(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "ALTER TABLE keys ADD COLUMN grammars TEXT NOT NULL DEFAULT 'all'"
+        " CHECK (grammars IN ('all', 'schemas'))"
+    )
+
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("001_first", _m001_first),
     Migration("002_keys", _m002_keys),
@@ -297,6 +304,7 @@ MIGRATIONS: Sequence[Migration] = (
     Migration("004_search_later", _m004_search_later),
     Migration("005_weight", _m005_weight),
     Migration("006_degrade", _m006_degrade),
+    Migration("007_grammars", _m007_grammars),
 )
 
 
