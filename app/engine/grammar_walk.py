@@ -26,6 +26,7 @@ STRATEGY_S = 0.25
 CHEAP = 0.1
 """Of the allowance per token: below it, a steady walk ends early."""
 CANDIDATES = 3
+MAX_TAGS = 64
 _CACHE_BYTES = 64 * 1024**2
 _WORD_BITS = 32
 _FEW_WORDS = 64
@@ -77,6 +78,8 @@ class Walker:
             return Report("invalid", _reason(exc))
         compiled_s = time.monotonic()
         report = self._walk_all(compiled, min(tokens, MAX_WALK_TOKENS))
+        if report.outcome == "passed" and kind == "structural_tag":
+            report = self._walk_tags(compiled, source, min(tokens, MAX_WALK_TOKENS), report.tokens)
         return report._replace(compile_s=compiled_s - began_s, walk_s=time.monotonic() - compiled_s)
 
     def _compile(self, kind: str, source: str) -> Any:
@@ -101,6 +104,18 @@ class Walker:
             meter = CostMeter(self._mask_ms)
             self._walk(matcher, choose, tokens, meter)
             walked += meter.tokens
+            if meter.exceeded:
+                return Report("slow", meter.in_words(), tokens=walked)
+        return Report("passed", tokens=walked)
+
+    def _walk_tags(self, compiled: Any, source: str, tokens: int, walked: int) -> Report:
+        """Behind the beginning of each tag: no other walk writes one by chance."""
+        for begin in sorted(_begins(json.loads(source)))[:MAX_TAGS]:
+            matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=self._stops)
+            meter = CostMeter(self._mask_ms)
+            if matcher.accept_string(begin):
+                self._walk(matcher, self._costliest(_Random(4)), tokens, meter)
+                walked += meter.tokens
             if meter.exceeded:
                 return Report("slow", meter.in_words(), tokens=walked)
         return Report("passed", tokens=walked)
@@ -219,6 +234,14 @@ def _bits(info: Any, stops: Sequence[int] | None, words: int) -> Any:
 
 def _has_nul(kind: str, source: str) -> bool:
     return "\0" in source or (kind in {"json_schema", "structural_tag"} and "\\u0000" in source)
+
+
+def _begins(tag: Any) -> set[str]:
+    """The beginnings of all tags, in either form of a structural tag."""
+    inner = tag.values() if isinstance(tag, dict) else tag if isinstance(tag, list) else ()
+    begins = {begin for value in inner for begin in _begins(value)}
+    begin = tag.get("begin") if isinstance(tag, dict) else None
+    return begins | {begin} if isinstance(begin, str) else begins
 
 
 def _structural_tag(source: str) -> Any:

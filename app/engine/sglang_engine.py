@@ -131,7 +131,7 @@ class SGLangEngine:
         loop = asyncio.get_running_loop()
         internal, chat_request, spliced = await loop.run_in_executor(self._thread, renderer.convert, request)
         if self._grammar is not None:
-            await self._grammar.check(request.owner, internal.sampling_params, chat_request.tools)
+            await self._grammar.check(request.owner, internal.sampling_params, chat_request)
         internal.rid = f"render-{request.request_id}"
         try:
             tokenized = await launched.manager.tokenize(internal)

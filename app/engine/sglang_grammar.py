@@ -21,12 +21,8 @@ from app.engine.grammar_cost import GrammarBudget
 from app.engine.grammar_pool import Verdict, WorkerPool, WorkerSetup
 from app.errors import BadRequest, GrammarTooSlow
 
-PARAM_OF: Mapping[str, str] = {
-    "json_schema": "response_format",
-    "regex": "regex",
-    "ebnf": "ebnf",
-    "structural_tag": "response_format",
-}
+KINDS = ("json_schema", "regex", "ebnf", "structural_tag")
+"""Of SGLang's sampling parameters, those that hold a grammar."""
 MAX_SOURCE_CHARS = 64 * 1024
 """Compiling takes time by the square of a schema's optional properties: seconds, for 3,000."""
 WALKS_TOKENS = (64, 512)
@@ -64,13 +60,13 @@ class GrammarCheck:
         await asyncio.gather(*self._checks.values(), return_exceptions=True)
         await self._pool.aclose()
 
-    async def check(self, owner: str, sampling: Mapping[str, Any], tools: object) -> None:
+    async def check(self, owner: str, sampling: Mapping[str, Any], request: Any) -> None:
         """Raise BadRequest, naming the parameter, unless the grammar in `sampling` passes.
 
-        `sampling` are SGLang's sampling parameters; a grammar made from tools is blamed on them.
-        Raises Overloaded where the owner, or all together, have too many new grammars.
+        `sampling` are SGLang's sampling parameters, made of the chat request; a grammar made from tools is
+        blamed on them. Raises Overloaded where the owner, or all together, have too many new grammars.
         """
-        grammar = _grammar(sampling, tools)
+        grammar = _grammar(sampling, grammar_param(request))
         if grammar is None:
             return
         if len(grammar.source) > MAX_SOURCE_CHARS:
@@ -138,14 +134,15 @@ def grammar_param(request: Any) -> str | None:
     for name in ("regex", "ebnf"):
         if getattr(request, name):
             return name
-    return "response_format" if request.response_format else "tools" if request.tools else None
+    formed = request.response_format
+    return "response_format" if formed and formed.type != "text" else "tools" if request.tools else None
 
 
-def _grammar(sampling: Mapping[str, Any], tools: object) -> _Grammar | None:
-    for kind, param in PARAM_OF.items():
+def _grammar(sampling: Mapping[str, Any], param: str | None) -> _Grammar | None:
+    for kind in KINDS:
         source = sampling.get(kind)
         if source is not None and source != _ANY_JSON:
-            return _Grammar(kind, source, "tools" if kind == "structural_tag" and tools else param)
+            return _Grammar(kind, source, param or kind)
     return None
 
 

@@ -183,7 +183,7 @@ class SGLangRemoteModel:
         """See GrammarCheck.check."""
         if self._grammar is not None:
             rendered = prompt.handle
-            await self._grammar.check(owner, rendered.body["sampling_params"], rendered.chat_request.tools)
+            await self._grammar.check(owner, rendered.body["sampling_params"], rendered.chat_request)
 
     def choices(self, prompt: Prompt) -> int:
         count: int = prompt.handle.choices
