@@ -144,7 +144,9 @@ class WorkerPool:
         """A worker ends with the grammar that it had: out of time, out of memory, or xgrammar crashed."""
         if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
             limit_s = self._setup.budget.check_s
-            return Verdict("slow", f"compiling it took more than the {limit_s:g} s that a grammar may")
+            return Verdict(
+                "slow", f"to compile and follow it took more than the {limit_s:g} s that a grammar may"
+            )
         return Verdict("slow", "the compiler could not hold it in memory, or failed at it")
 
     async def _replace(self, process: asyncio.subprocess.Process) -> None:

@@ -29,6 +29,7 @@ CANDIDATES = 3
 MAX_TAGS = 64
 _CACHE_BYTES = 64 * 1024**2
 _WORD_BITS = 32
+_WORD = re.compile(rb"[A-Za-z0-9\x80-\xff]+")
 _FEW_WORDS = 64
 
 Outcome = Literal["passed", "invalid", "empty", "slow"]
@@ -66,6 +67,7 @@ class Walker:
         self._is_text = _bits(info, self._stops, words)
         self._lengths = np.zeros(words * _WORD_BITS, dtype=np.int32)
         self._lengths[: info.vocab_size] = [len(token) for token in info.decoded_vocab]
+        self._is_word = _packed([bool(_WORD.fullmatch(token)) for token in info.decoded_vocab], words)
 
     def check(self, kind: str, source: str, tokens: int) -> Report:
         """Compile and walk one grammar, as far as an answer of that many tokens goes."""
@@ -110,11 +112,11 @@ class Walker:
 
     def _walk_tags(self, compiled: Any, source: str, tokens: int, walked: int) -> Report:
         """Behind the beginning of each tag: no other walk writes one by chance."""
-        for begin in sorted(_begins(json.loads(source)))[:MAX_TAGS]:
+        for begin in list(_begins(json.loads(source)).values())[:MAX_TAGS]:
             matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=self._stops)
             meter = CostMeter(self._mask_ms)
             if matcher.accept_string(begin):
-                self._walk(matcher, self._costliest(_Random(4)), tokens, meter)
+                self._walk(matcher, self._again, tokens, meter)
                 walked += meter.tokens
             if meter.exceeded:
                 return Report("slow", meter.in_words(), tokens=walked)
@@ -154,12 +156,13 @@ class Walker:
             self._longest,
             self._again,
             _Random(1),
-            _Random(2),
-            self._costliest(_Random(3)),
+            self._wordy(_Random(2)),
+            self._costliest(self._wordy(_Random(3))),
         )
 
     def _longest(self, _matcher: Any, allowed: Any, _last: int | None) -> int | None:
         """The token of most bytes: the fastest way through a long beginning that is all one way."""
+        allowed = self._words_of(allowed)
         words = np.flatnonzero(allowed)
         if not len(words):
             return None
@@ -168,11 +171,20 @@ class Walker:
 
     def _again(self, _matcher: Any, allowed: Any, last: int | None) -> int | None:
         """The same token for as long as it may be: repetition is where states pile up."""
+        allowed = self._words_of(allowed)
         if last is not None and allowed[last // _WORD_BITS] >> (last % _WORD_BITS) & 1:
             return last
         return _first(allowed)
 
-    def _costliest(self, pick: _Random) -> _Choose:
+    def _words_of(self, allowed: Any) -> Any:
+        """Of the allowed tokens letters and digits alone, where there are any: others end strings."""
+        words = allowed & self._is_word
+        return words if words.any() else allowed
+
+    def _wordy(self, choose: _Choose) -> _Choose:
+        return lambda matcher, allowed, last: choose(matcher, self._words_of(allowed), last)
+
+    def _costliest(self, pick: _Choose) -> _Choose:
         """Of a few tokens, the one after which the next mask costs most."""
 
         def choose(matcher: Any, allowed: Any, last: int | None) -> int | None:
@@ -225,23 +237,32 @@ def _ids(allowed: Any, words: Any) -> Any:
 
 def _bits(info: Any, stops: Sequence[int] | None, words: int) -> Any:
     """A mask of all tokens that are text, neither a stop nor a special one."""
-    is_text = np.zeros(words * _WORD_BITS, dtype=np.uint8)
-    is_text[: info.vocab_size] = 1
+    is_text = [True] * info.vocab_size
     for ids in (info.stop_token_ids, info.special_token_ids, stops or ()):
-        is_text[[token for token in ids if token < info.vocab_size]] = 0
-    return np.packbits(is_text, bitorder="little").view(np.int32)
+        for token in ids:
+            is_text[token] = False
+    return _packed(is_text, words)
+
+
+def _packed(chosen: Sequence[bool], words: int) -> Any:
+    bits = np.zeros(words * _WORD_BITS, dtype=np.uint8)
+    bits[: len(chosen)] = chosen
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _has_nul(kind: str, source: str) -> bool:
     return "\0" in source or (kind in {"json_schema", "structural_tag"} and "\\u0000" in source)
 
 
-def _begins(tag: Any) -> set[str]:
-    """The beginnings of all tags, in either form of a structural tag."""
-    inner = tag.values() if isinstance(tag, dict) else tag if isinstance(tag, list) else ()
-    begins = {begin for value in inner for begin in _begins(value)}
-    begin = tag.get("begin") if isinstance(tag, dict) else None
-    return begins | {begin} if isinstance(begin, str) else begins
+def _begins(tag: Any) -> dict[str, str]:
+    """By what is in them, the beginnings of all tags, in either form of a structural tag."""
+    begins: dict[str, str] = {}
+    for inner in tag.values() if isinstance(tag, dict) else tag if isinstance(tag, list) else ():
+        begins |= _begins(inner)
+    if isinstance(tag, dict) and isinstance(tag.get("begin"), str):
+        content = {name: value for name, value in tag.items() if name not in {"begin", "end"}}
+        begins[json.dumps(content)] = tag["begin"]
+    return begins
 
 
 def _structural_tag(source: str) -> Any:
