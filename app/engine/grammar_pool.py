@@ -78,12 +78,14 @@ class WorkerPool:
     async def aclose(self) -> None:
         """Kill the workers; a second call does nothing."""
         self._closed = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for process in list(self._all):
+        await asyncio.gather(*self._tasks, return_exceptions=True)  # not cancelled: one may be starting
+        idle, self._idle = self._idle, []
+        for process in idle:
             await self._kill(process)
-        self._idle.clear()
+        for process in list(self._all):  # those that are asked something; who asked closes them
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
 
     async def check(self, owner: str, kind: str, source: str, tokens: int) -> Verdict:
         """Compile and walk a grammar. Raises Overloaded where too many wait for that already."""
@@ -159,7 +161,11 @@ class WorkerPool:
 
     async def _refill(self) -> None:
         with contextlib.suppress(InternalError):  # the next grammar tries again, and is told
-            self._idle.append(await self._spawn())
+            process = await self._spawn()
+            if self._closed:
+                await self._kill(process)
+            else:
+                self._idle.append(process)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
@@ -190,4 +196,8 @@ class WorkerPool:
         self._all.discard(process)
         with contextlib.suppress(ProcessLookupError):
             process.kill()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        await process.stdout.read()  # to its end, which closes the pipe
         await process.wait()
