@@ -116,6 +116,11 @@ def _add_terms(verb: argparse.ArgumentParser) -> None:
         choices=keys.DEGRADING,
         help="off: its answers are never shortened, nor the small model's, when the server is full",
     )
+    verb.add_argument(
+        "--grammars",
+        choices=keys.GRAMMARS,
+        help="schemas: JSON schemas and tools only, no regex, ebnf or structural tag (a new key's: all)",
+    )
 
 
 def _count(text: str) -> int | str:
@@ -227,6 +232,8 @@ def _row(key: Mapping[str, Any]) -> Sequence[str]:
         limits.append("strict safety")
     if key["degrade"] == "off":
         limits.append("never degraded")
+    if key["grammars"] == "schemas":
+        limits.append("schemas only")
     return (
         key["id"],
         key["name"],

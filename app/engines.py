@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.core import Engine
+from app.engine.grammar_cost import GrammarBudget
 from app.engine.routing import AUTO
 from app.engine.scripted import Script, ScriptedEngine
 from app.engine.standby import Standby
@@ -44,6 +45,8 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
         model=settings.model,
         served_model_name=settings.served_model_name,
         tp=settings.tp,
+        grammar_mask_ms=settings.grammar_mask_ms,
+        grammar_check_s=settings.grammar_check_s,
         server_args=settings.engine_args.get("sglang", {}),
         default_max_tokens=settings.default_max_tokens or sys.maxsize,
         images=ImageLimits(settings.max_images, settings.max_image_pixels, settings.max_request_pixels),
@@ -60,6 +63,7 @@ def _remote_engine(settings: Settings) -> Engine:
     model = RemoteModelOptions(
         served_model_name=settings.served_model_name,
         tokenizer=settings.remote_tokenizer,
+        grammars=GrammarBudget(settings.grammar_check_s, settings.grammar_mask_ms),
         default_max_tokens=settings.default_max_tokens or sys.maxsize,
     )
     options = RemoteOptions(
@@ -90,6 +94,8 @@ def build_small_engine(settings: Settings) -> Standby | None:
         server_args=settings.engine_args.get("small", {}),
         default_max_tokens=settings.default_max_tokens or sys.maxsize,
         table="small",
+        grammar_mask_ms=settings.grammar_mask_ms,
+        grammar_check_s=settings.grammar_check_s,
     )
     check_names(_large_name(settings), options.name)
     return Standby(options.name, lambda on_exit: child_engine(options, on_exit))
@@ -142,7 +148,10 @@ def child_engine(options: SGLangOptions, on_exit: OnDeath) -> Engine:
         on_exit(reason)
 
     key = fresh_key()
-    model = RemoteModelOptions(default_max_tokens=options.default_max_tokens)
+    model = RemoteModelOptions(
+        default_max_tokens=options.default_max_tokens,
+        grammars=GrammarBudget(options.grammar_check_s, options.grammar_mask_ms),
+    )
     child = ChildServer(lambda port: child_command(options, key, port), on_exit=exited)
     remote = RemoteOptions(api_key=key, start_s=_CHILD_START_S)
     engine = RemoteEngine(remote, lambda facts: load_remote_model(facts, model), child)

@@ -42,6 +42,10 @@ CODES: Mapping[str, Code] = {
     "unknown_parameter": Code(400, "No such parameter; nothing is dropped in silence."),
     "unsupported_parameter": Code(400, "A parameter that this server or model cannot honour."),
     "unsupported_content": Code(400, "A content part that the model cannot read, as an image."),
+    "grammar_too_slow": Code(
+        400,
+        "The grammar would hold up everyone's answers, or did while it ran; says what it cost.",
+    ),
     "content_filter": Code(
         400,
         "The prompt is blocked by the policy; `moderation` beside `error` says why. Nothing was generated.",
@@ -57,6 +61,9 @@ CODES: Mapping[str, Code] = {
     "invalid_api_key": Code(401, "The API key is unknown, expired or revoked."),
     "forbidden": Code(
         403, "The key has no admin scope; or, where there are no keys, the request is not local."
+    ),
+    "grammar_forbidden": Code(
+        403, "The key's `grammars` are `schemas`: no `regex`, no `ebnf`, no structural tag."
     ),
     "not_found": Code(404, "The object does not exist, or is not yours."),
     "model_not_found": Code(404, "No model of that name is served here, or not to this key."),
@@ -212,6 +219,12 @@ class InvalidHTTP(BadRequest):
     """What came is not an HTTP request."""
 
     default_code = "invalid_http"
+
+
+class GrammarTooSlow(BadRequest):
+    """A grammar costs more than one request may take of the time that all share."""
+
+    default_code = "grammar_too_slow"
 
 
 class Unauthorized(ServingError):

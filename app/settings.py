@@ -200,6 +200,19 @@ class Settings:
     max_prefill_tokens: int = _setting(
         16_384, "uncached prompt tokens that the engine may have before it at once", minimum=1
     )
+    grammar_check_s: float = _setting(
+        5.0,
+        "CPU time that compiling a caller's grammar and walking it ahead may take; more is refused",
+        minimum=0.1,
+        maximum=600,
+    )
+    grammar_mask_ms: float = _setting(
+        2.0,
+        "CPU time per token that a grammar may take of the engine's step, in milliseconds, with 50 times as"
+        " much at once; more is refused, or ended",
+        minimum=0.1,
+        maximum=1000,
+    )
     isolation: str = _setting(
         "installation",
         "who shares cached prompts: all keys, or with `owner` those of one owner, so that nobody can tell"

@@ -141,6 +141,15 @@ class PlainModel:
     def __init__(self, facts: Facts) -> None:
         self.card = ModelCard(str(facts.model["served_model_name"]), 100, 1000, 99, frozenset())
 
+    async def start(self) -> None:
+        """It needs nothing."""
+
+    async def aclose(self) -> None:
+        """It has nothing."""
+
+    async def check_grammar(self, owner: str, prompt: Prompt) -> None:
+        """It knows no grammars."""
+
     def render(self, request: ChatRequest) -> Prompt:
         return Prompt([1, 2, 3], TOKENS, request.n)
 

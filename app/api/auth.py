@@ -5,7 +5,9 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -28,6 +30,20 @@ class Caller:
     def models(self) -> tuple[str, ...] | None:
         """The only models they may use; None for all."""
         return None if self.key is None else self.key.terms.models
+
+    def check_grammars(self, body: Mapping[str, Any]) -> None:
+        """Raise Forbidden, naming the parameter, for a grammar that the key may not send."""
+        if self.key is None or self.key.terms.grammars == "all":
+            return
+        response_format = body.get("response_format")
+        tagged = isinstance(response_format, Mapping) and response_format.get("type") == "structural_tag"
+        sent = [name for name in ("regex", "ebnf") if body.get(name) is not None]
+        for param in [*sent, *(["response_format"] if tagged else [])]:
+            raise Forbidden(
+                f"{param}: this key may constrain answers by JSON schemas and tools only.",
+                code="grammar_forbidden",
+                param=param,
+            )
 
 
 LOCAL = Caller(LOCAL_OWNER, is_admin=True)

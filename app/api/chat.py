@@ -103,6 +103,7 @@ class ChatRoutes:
             body, new_request_id(), owner, store=store, idempotency=key, unread_s=unread_s
         )
         self._runtime.check_model(chat.model, caller.models)
+        caller.check_grammars(body)
         chat = sorted_in(chat, caller.key, isolated=self._settings.isolation == "owner")
         after = _last_event_id(request)
         streaming = bool(body.get("stream"))

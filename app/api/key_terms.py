@@ -11,6 +11,7 @@ from app.api.parameters import check_kind
 from app.errors import BadRequest
 from app.store.keys import (
     DEGRADING,
+    GRAMMARS,
     MAX_WEIGHT,
     MIN_WEIGHT,
     SAFETY_LEVELS,
@@ -96,6 +97,7 @@ def as_json(key: Key, at_us: int) -> dict[str, Any]:
         "models": terms.models,
         "safety": terms.safety,
         "degrade": terms.degrade,
+        "grammars": terms.grammars,
         "created_at": key.created_at_us // _MICRO,
         "expires_at": _unix_s(terms.expires_at_us),
         "revoked_at": _unix_s(key.revoked_at_us),
@@ -212,6 +214,7 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "expires_at": ("expires_at_us", time_us),
     "safety": ("safety", _choice(SAFETY_LEVELS)),
     "degrade": ("degrade", _choice(DEGRADING)),
+    "grammars": ("grammars", _choice(GRAMMARS)),
 }
 TERMS = tuple(_READERS)
 """What JSON calls them."""

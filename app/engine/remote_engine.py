@@ -105,6 +105,7 @@ class RemoteEngine:
         facts = await self._first_facts()
         loop = asyncio.get_running_loop()
         self._model = await loop.run_in_executor(self._thread, self._load_model, facts)
+        await self._model.start()
         if self._child is not None:
             self._child.is_up()
         self._pool.watch(facts)
@@ -124,6 +125,8 @@ class RemoteEngine:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._model is not None:
+            await self._model.aclose()
         await self._pool.aclose()
         session, self._session = self._session, None
         if session is not None:
@@ -142,7 +145,9 @@ class RemoteEngine:
     async def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request, here. Raises BadRequest naming it, ContextOverflow."""
         model = self._ready_model()
-        return await self._lanes.run(model.render, request)
+        prompt = await self._lanes.run(model.render, request)
+        await model.check_grammar(request.owner, prompt)
+        return prompt
 
     def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
         """Generate all choices of `prompt`, interleaved as they come; begins at the first read."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import orjson
 
 from app.core import Counts
+from app.engine.grammar_cost import GRAMMAR_ENDED
 
 MAX_EVENT_BYTES = 16 * 1024**2
 _DATA = b"data:"
@@ -109,6 +111,8 @@ class Refusal(Exception):
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"refused with status {status}")
+        if message.startswith(GRAMMAR_ENDED):  # SGLang gives every abort of its own a 503
+            status = HTTPStatus.BAD_REQUEST
         self.status = status
         self.finish = {"type": "abort", "status_code": status, "message": message[:500]}
 

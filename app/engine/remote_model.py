@@ -51,6 +51,18 @@ class RemoteModel(Protocol):
         """See Engine.render; blocks."""
         ...
 
+    async def start(self) -> None:
+        """Start what it needs on the event loop. Raises InternalError."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop it; a second call does nothing."""
+        ...
+
+    async def check_grammar(self, owner: str, prompt: Prompt) -> None:
+        """Refuse a grammar that cannot be followed or costs too much. Raises BadRequest, Overloaded."""
+        ...
+
     def choices(self, prompt: Prompt) -> int: ...
 
     def body(self, prompt: Prompt, index: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
+from app.engine.grammar_cost import GrammarBudget
 from app.engine.image_limits import ImageLimits
 from app.engine.sglang_platform import needs_cpu_platform, visible_devices
 from app.settings import SettingsError
@@ -110,6 +111,8 @@ class SGLangOptions:
     default_max_tokens: int = sys.maxsize
     table: str = "sglang"
     images: ImageLimits = field(default_factory=ImageLimits)
+    grammar_mask_ms: float = GrammarBudget().mask_ms
+    grammar_check_s: float = GrammarBudget().check_s
 
     @property
     def where(self) -> str:

@@ -73,7 +73,7 @@ def main() -> None:
     engine.run_data_parallel_controller_process = controller_entry(environ)
     http_server.launch_server(
         server_args,
-        run_scheduler_process_func=guarded_scheduler_entry(environ),
+        run_scheduler_process_func=guarded_scheduler_entry(environ, options.grammar_mask_ms),
         run_detokenizer_process_func=detokenizer_entry(environ),
     )
 

@@ -30,6 +30,7 @@ from app.errors import BadRequest, EngineFailed, EngineNotReady
 from app.settings import SettingsError
 
 if TYPE_CHECKING:
+    from app.engine.sglang_grammar import GrammarCheck
     from app.engine.sglang_launch import Launched
     from app.engine.sglang_render import Limits, Renderer
     from app.engine.splice import Splice
@@ -52,6 +53,7 @@ class SGLangEngine:
         self._lanes = RenderLanes()
         self._launched: Launched | None = None
         self._renderer: Renderer | None = None
+        self._grammar: GrammarCheck | None = None
         self._limits: Limits | None = None
         self._model: ModelCard | None = None
         self._streams: dict[str, GenerationStream] = {}
@@ -74,6 +76,7 @@ class SGLangEngine:
             self._launched = await loop.run_in_executor(self._thread, self._launch)
             self._watch(loop, self._launched)
             self._describe(self._launched)
+            self._grammar = await self._check_of_grammars(loop, self._launched)
             await self._warm_up()
             # A full collection of the 700,000 objects that SGLang's import leaves stops a process for 0.4 s,
             # ours and each of its children; SGLang's own HTTP server does the same once it is warm.
@@ -89,6 +92,9 @@ class SGLangEngine:
     async def aclose(self) -> None:
         """Stop the engine and its processes; a second call does nothing."""
         launched, self._launched = self._launched, None
+        grammar, self._grammar = self._grammar, None
+        if grammar is not None:
+            await grammar.aclose()
         loop = asyncio.get_running_loop()
         self._health = Health.DEAD
         if launched is not None:
@@ -135,6 +141,8 @@ class SGLangEngine:
             return renderer.convert(request)
 
         internal, chat_request, spliced = await self._lanes.run(convert, request)
+        if self._grammar is not None:
+            await self._grammar.check(request.owner, internal.sampling_params, chat_request)
         internal.rid = f"render-{request.request_id}"
         try:
             tokenized = await launched.manager.tokenize(internal)
@@ -261,7 +269,6 @@ class SGLangEngine:
             self._limits,
             name=self._options.name,
             remote_media=bool(domains) and domains != [NO_MEDIA_DOMAIN],
-            grammar=launched.grammar_backend == "xgrammar",
             deterministic=launched.deterministic,
         )
         self._model = ModelCard(
@@ -271,6 +278,18 @@ class SGLangEngine:
             max_prompt_tokens=self._limits.max_prompt_tokens,
             capabilities=launched.capabilities(),
         )
+
+    async def _check_of_grammars(
+        self, loop: asyncio.AbstractEventLoop, launched: Launched
+    ) -> GrammarCheck | None:
+        """The check of grammars over this model's vocabulary; None where SGLang has none."""
+        from app.engine.sglang_grammar import GrammarCheck
+
+        setup = await loop.run_in_executor(self._thread, launched.grammar_setup, self._options)
+        check = None if setup is None else GrammarCheck(setup)
+        if check is not None:
+            await check.start()
+        return check
 
     async def _warm_up(self) -> None:
         """One short request, and one image: the first of each takes seconds, later ones do not."""

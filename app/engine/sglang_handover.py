@@ -31,8 +31,9 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
 
 from app.core import Counts
+from app.engine.grammar_cost import GRAMMAR_ENDED
 from app.engine.tally import Tally
-from app.errors import BadRequest, EngineFailed, EngineOverloaded, ServingError
+from app.errors import BadRequest, EngineFailed, EngineOverloaded, GrammarTooSlow, ServingError
 
 RETRY_AFTER_FULL_S = 1
 RECEIVING_S = 0.005
@@ -232,12 +233,20 @@ class HandoverTokenizerManager(TokenizerManager):
         sink.take("", (), finish, sink.counts, None, 0)
 
 
-def refusal(finish: dict[str, Any]) -> ServingError | None:
-    """The error in an abort that SGLang itself decided; None for one that we asked for."""
+def refusal(finish: dict[str, Any], grammar_param: str | None = None) -> ServingError | None:
+    """The error in an abort that SGLang itself decided; None for one that we asked for.
+
+    `grammar_param` is the request's parameter that has its grammar.
+    """
     status = finish.get("status_code")
     if status is None:
         return None
     message = str(finish.get("message") or "the engine refused the request")
+    if message.startswith(GRAMMAR_ENDED):
+        words = message.removeprefix(GRAMMAR_ENDED)
+        return GrammarTooSlow(
+            f"The request was ended, for its grammar is too slow: {words}.", param=grammar_param
+        )
     if status == HTTPStatus.BAD_REQUEST:
         return BadRequest(message)
     if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:

@@ -24,7 +24,10 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.runtime_context import get_schedule
 from sglang.srt.server_args import ServerArgs
 
+from app.engine.grammar_cost import GrammarBudget
+from app.engine.grammar_pool import WorkerSetup
 from app.engine.sglang_args import SGLangOptions, cpu_threads, server_arguments
+from app.engine.sglang_grammar import worker_setup
 from app.engine.sglang_handover import HandoverTokenizerManager
 from app.engine.sglang_platform import needs_cpu_platform
 from app.engine.sglang_process import (
@@ -68,6 +71,19 @@ class Launched:
             found.add("json_schema")
         return frozenset(found)
 
+    def grammar_setup(self, options: SGLangOptions) -> WorkerSetup | None:
+        """What a process needs to check grammars as this engine's backend reads them."""
+        if self.grammar_backend != "xgrammar":
+            return None
+        config = self.manager.model_config
+        return worker_setup(
+            self.manager.tokenizer,
+            config.vocab_size,
+            config.hf_eos_token_id,
+            any_whitespace=not self.manager.server_args.constrained_json_disable_any_whitespace,
+            budget=GrammarBudget(options.grammar_check_s, options.grammar_mask_ms),
+        )
+
     def stop(self) -> None:
         """End the children and wait for them; blocks up to `STOP_TIMEOUT_S`."""
         if not needs_cpu_platform():  # schedulers end by themselves, so that they release the GPU
@@ -101,7 +117,7 @@ def launch(options: SGLangOptions) -> Launched:
             manager, templates, ports, init, watchdog, _ = sglang_engine.Engine._launch_subprocesses(  # noqa: SLF001
                 server_args,
                 _tokenizer_manager,
-                guarded_scheduler_entry(environ),
+                guarded_scheduler_entry(environ, options.grammar_mask_ms),
                 lean_detokenizer_entry(environ),
             )
     except BaseException:

@@ -15,6 +15,7 @@ from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.json_array_parser import JsonArrayParser
 
 from app.core import Channel, Counts, Delta, FinishReason, ToolCall
+from app.engine.sglang_grammar import grammar_param
 from app.engine.sglang_handover import refusal
 from app.errors import EngineFailed, ServingError
 
@@ -40,11 +41,12 @@ class Output(Protocol):
 class PlainChoice:
     """A choice whose text is all answer: no parser, no logprobs."""
 
-    __slots__ = ("_out", "counts", "index")
+    __slots__ = ("_grammar_param", "_out", "counts", "index")
 
-    def __init__(self, index: int, out: Output, prompt_tokens: int) -> None:
+    def __init__(self, index: int, out: Output, prompt_tokens: int, grammar_param: str | None = None) -> None:
         self.index = index
         self._out = out
+        self._grammar_param = grammar_param
         self.counts = Counts(prompt_tokens)
 
     def take(
@@ -62,7 +64,7 @@ class PlainChoice:
             # What `Delta(...)` does, without its Python-level call: this line runs once per token.
             values = (self.index, "text", text, token_ids, counts, None, None, None, None)
             self._out.put(_new_tuple(Delta, values))
-        elif (error := refusal(finish)) is not None:
+        elif (error := refusal(finish, self._grammar_param)) is not None:
             self._out.fail(error)
         else:
             reason = FINISH_REASONS[finish["type"]]
@@ -113,7 +115,7 @@ class ParsedChoice:
         row: int,
     ) -> None:
         self.counts = counts
-        if finish is not None and (error := refusal(finish)) is not None:
+        if finish is not None and (error := refusal(finish, grammar_param(self._request))) is not None:
             self._out.fail(error)
             return
         try:
@@ -339,4 +341,4 @@ def choice_sink(index: int, out: Output, prompt_tokens: int, chat: Any, request:
     tools = chat._tool_call_parsing_active(request)  # noqa: SLF001
     if reasoning or tools or request.logprobs:
         return ParsedChoice(index, out, prompt_tokens, chat, request)
-    return PlainChoice(index, out, prompt_tokens)
+    return PlainChoice(index, out, prompt_tokens, grammar_param(request))

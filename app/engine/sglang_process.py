@@ -19,10 +19,13 @@ from app.engine.sglang_platform import needs_cpu_platform, prepare_process
 class ChildEntry:
     """A picklable process target: names SGLang's own entry function, prepares the process for it."""
 
-    def __init__(self, module: str, function: str, environ: dict[str, str]) -> None:
+    def __init__(
+        self, module: str, function: str, environ: dict[str, str], options: dict[str, Any] | None = None
+    ) -> None:
         self._module = module
         self._function = function
         self._environ = environ
+        self._options = options or {}
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__.copy()
@@ -40,7 +43,9 @@ class ChildEntry:
         prepare_process()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(importlib.import_module(self._module), self._function)(*args, **kwargs)
+        return getattr(importlib.import_module(self._module), self._function)(
+            *args, **kwargs, **self._options
+        )
 
 
 def child_environ(threads: int, ranks: int) -> dict[str, str]:
@@ -64,9 +69,9 @@ def scheduler_entry(environ: dict[str, str]) -> ChildEntry:
     return ChildEntry("sglang.srt.managers.scheduler", "run_scheduler_process", environ)
 
 
-def guarded_scheduler_entry(environ: dict[str, str]) -> ChildEntry:
-    """The target of scheduler processes that no grammar can end."""
-    return ChildEntry("app.engine.sglang_scheduler", "run", environ)
+def guarded_scheduler_entry(environ: dict[str, str], grammar_mask_ms: float) -> ChildEntry:
+    """The target of scheduler processes that no grammar can end or hold up."""
+    return ChildEntry("app.engine.sglang_scheduler", "run", environ, {"grammar_mask_ms": grammar_mask_ms})
 
 
 def detokenizer_entry(environ: dict[str, str]) -> ChildEntry:

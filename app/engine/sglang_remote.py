@@ -13,14 +13,18 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from app.core import ChatRequest, ModelCard, Prompt
+from app.engine.grammar_cost import GrammarBudget
 from app.engine.limits import check_text_only
 from app.engine.remote_model import Facts, Sink
 from app.engine.sglang_platform import prepare_process
 from app.engine.sglang_stream import GenerationStream
 from app.errors import BadRequest, EngineFailed
+
+if TYPE_CHECKING:
+    from app.engine.sglang_grammar import GrammarCheck
 
 Capability = Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]
 
@@ -46,6 +50,7 @@ class RemoteModelOptions:
     served_model_name: str = ""
     tokenizer: str = ""
     default_max_tokens: int = sys.maxsize
+    grammars: GrammarBudget = GrammarBudget()  # noqa: RUF009  # a tuple, immutable
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,7 @@ class SGLangRemoteModel:
         server = facts.server
         self._deterministic = bool(server.get("enable_deterministic_inference"))
         grammar = server.get("grammar_backend") or "none"
+        self._grammar = None if grammar != "xgrammar" else _grammar_check(standin, facts, options.grammars)
         context = int(standin.model_config.context_len)
         capacity = int(server["max_total_num_tokens"])
         self._limits = Limits(
@@ -115,7 +121,6 @@ class SGLangRemoteModel:
             self._limits,
             name=standin.served_model_name,
             remote_media=False,
-            grammar=grammar == "xgrammar",
             deterministic=self._deterministic,
         )
         self.card = ModelCard(
@@ -162,6 +167,22 @@ class SGLangRemoteModel:
             rerendered=spliced.rerendered,
             space=request.cache_salt,
         )
+
+    async def start(self) -> None:
+        """Start a worker for grammars."""
+        if self._grammar is not None:
+            await self._grammar.start()
+
+    async def aclose(self) -> None:
+        """Stop the workers."""
+        if self._grammar is not None:
+            await self._grammar.aclose()
+
+    async def check_grammar(self, owner: str, prompt: Prompt) -> None:
+        """See GrammarCheck.check."""
+        if self._grammar is not None:
+            rendered = prompt.handle
+            await self._grammar.check(owner, rendered.body["sampling_params"], rendered.chat_request)
 
     def choices(self, prompt: Prompt) -> int:
         count: int = prompt.handle.choices
@@ -244,6 +265,20 @@ def _chat(standin: _Standin, facts: Facts) -> Any:
     chat = OpenAIServingChat(standin, templates)
     chat.default_chat_template_kwargs = facts.server.get("default_chat_template_kwargs") or {}
     return chat
+
+
+def _grammar_check(standin: _Standin, facts: Facts, budget: GrammarBudget) -> GrammarCheck | None:
+    from app.engine.sglang_grammar import GrammarCheck, worker_setup
+
+    config = standin.model_config
+    setup = worker_setup(
+        standin.tokenizer,
+        config.vocab_size,
+        config.hf_eos_token_id,
+        any_whitespace=not facts.server.get("constrained_json_disable_any_whitespace"),
+        budget=budget,
+    )
+    return None if setup is None else GrammarCheck(setup)
 
 
 def _reserved_tokens(server: Mapping[str, Any]) -> int:

@@ -26,7 +26,6 @@ from sglang.srt.utils.patch_tokenizer import decode_without_hf_kwargs
 from app.core import ChatRequest
 from app.engine.sglang_args import BUILTIN_TOOL_PARSER
 from app.engine.sglang_chat import MeasuredChat, PromptTooLong
-from app.engine.sglang_grammar import GrammarCheck
 from app.engine.splice import Splice, splice
 from app.engine.token_bound import TokenBound, token_bound
 from app.errors import BadRequest, ContextOverflow, InternalError, ServingError, UnsupportedParameter
@@ -154,7 +153,6 @@ class Renderer:
         *,
         name: str,
         remote_media: bool,
-        grammar: bool,
         deterministic: bool,
     ) -> None:
         if getattr(chat.tokenizer_manager, "mm_processor", None) is not None:
@@ -164,11 +162,9 @@ class Renderer:
         self._chat = MeasuredChat(chat, self._check_length)
         several = getattr(chat.tokenizer_manager.tokenizer, "is_fast", False)
         self._converting: AbstractContextManager[Any] = nullcontext() if several else threading.Lock()
-        self._compiling = threading.Lock()  # of `GrammarCheck`
         self._deterministic = deterministic
         self._name = name
         self._remote_media = remote_media
-        self._grammar = GrammarCheck() if grammar else None
         manager = chat.tokenizer_manager
         self._text = TokenizerText(
             manager.tokenizer,
@@ -203,7 +199,7 @@ class Renderer:
         _keep_named_tool(chat_request)
         try:
             internal, chat_request = self._chat._convert_to_internal_request(chat_request)  # noqa: SLF001
-            self._check_sampling(internal.sampling_params, chat_request.tools)
+            self._check_sampling(internal.sampling_params)
             spliced = self._take_over(internal, request.past)
         except PromptTooLong as exc:
             raise exc.overflow from None
@@ -280,8 +276,8 @@ class Renderer:
                 param=f"messages[{number}].content",
             )
 
-    def _check_sampling(self, values: Mapping[str, Any], tools: object) -> None:
-        """The checks of `SamplingParams`, and the grammar's, which SGLang makes only once it runs."""
+    def _check_sampling(self, values: Mapping[str, Any]) -> None:
+        """The checks of `SamplingParams`, which SGLang makes only once it runs."""
         manager = self._chat.tokenizer_manager
         params = manager.sampling_params_class(**values)
         params.normalize(manager.tokenizer)
@@ -297,9 +293,6 @@ class Renderer:
         if any(token_id >= manager.model_config.vocab_size for token_id in params.stop_token_ids or ()):
             # With min_tokens SGLang uses them as indices, in the scheduler, which would end it.
             raise BadRequest("stop_token_ids: not in the model's vocabulary.", param="stop_token_ids")
-        if self._grammar is not None:
-            with self._compiling:
-                self._grammar.check(params, tools)
 
 
 def _with_own_tokenizer(chat: OpenAIServingChat) -> OpenAIServingChat:

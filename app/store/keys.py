@@ -24,12 +24,15 @@ Scope = Literal["chat", "admin"]
 Tier = Literal["interactive", "standard", "batch"]
 SafetyLevel = Literal["standard", "strict"]
 Degrading = Literal["on", "off"]
+Grammars = Literal["all", "schemas"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 TIERS: tuple[Tier, ...] = get_args(Tier)
 SAFETY_LEVELS: tuple[SafetyLevel, ...] = get_args(SafetyLevel)
 """The policy as it is, or tightened; a key cannot loosen it."""
 DEGRADING: tuple[Degrading, ...] = get_args(Degrading)
 """Whether less may be done for its requests while the server is too full, where they do not say."""
+GRAMMARS: tuple[Grammars, ...] = get_args(Grammars)
+"""What may constrain its answers: any grammar, or JSON schemas and tools alone."""
 
 LOCAL_OWNER = "local"
 """The owner of what is done without a stored key: in open mode, or with the setting `api_key`."""
@@ -54,6 +57,7 @@ class Terms:
     expires_at_us: int | None = None
     safety: SafetyLevel = "standard"
     degrade: Degrading = "on"
+    grammars: Grammars = "all"
 
 
 class Secret(NamedTuple):

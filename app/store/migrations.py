@@ -373,6 +373,13 @@ def _m009_branch_indexes(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
+def _m010_grammars(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "ALTER TABLE keys ADD COLUMN grammars TEXT NOT NULL DEFAULT 'all'"
+        " CHECK (grammars IN ('all', 'schemas'))"
+    )
+
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("001_first", _m001_first),
     Migration("002_keys", _m002_keys),
@@ -383,6 +390,7 @@ MIGRATIONS: Sequence[Migration] = (
     Migration("007_known_keys", _m007_known_keys),
     Migration("008_search_by_owner", _m008_search_by_owner),
     Migration("009_branch_indexes", _m009_branch_indexes),
+    Migration("010_grammars", _m010_grammars),
 )
 
 

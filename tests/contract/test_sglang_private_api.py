@@ -30,6 +30,12 @@ PARAMETERS = {
     "managers.tokenizer_manager:TokenizerManager._dispatch_to_scheduler": ("self", "obj"),
     "managers.tokenizer_manager:TokenizerManager.auto_create_handle_loop": ("self",),
     "managers.io_struct:sock_recv": ("socket", "flags"),
+    "constrained.xgrammar_backend:XGrammarGrammar.fill_vocab_mask": ("self", "vocab_mask", "idx"),
+    "constrained.xgrammar_backend:XGrammarGrammar.accept_token": ("self", "token"),
+    "constrained.base_grammar_backend:BaseGrammarObject.fill_vocab_mask_batched": ("entries", "vocab_mask"),
+    "constrained.base_grammar_backend:BaseGrammarBackend.__init__": ("self",),
+    "managers.scheduler:Scheduler._poll_timeout_aborts": ("self",),
+    "managers.scheduler:Scheduler.collect_inflight_reqs": ("self",),
     "entrypoints.openai.serving_chat:OpenAIServingChat.__init__": (
         "self",
         "tokenizer_manager",

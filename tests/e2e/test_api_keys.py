@@ -45,6 +45,14 @@ def bearer(text: str) -> dict[str, str]:
     return {"authorization": f"Bearer {text}"}
 
 
+OWN_GRAMMARS = {
+    "regex": {"regex": "[a-z]+"},
+    "ebnf": {"ebnf": 'root ::= "a"'},
+    "response_format": {"response_format": {"type": "structural_tag", "structures": [], "triggers": []}},
+}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+
+
 async def made(served: Served, name: str, **terms: Any) -> Issued:
     """A key, known to the server."""
     owner = terms.pop("owner", None)
@@ -289,6 +297,7 @@ async def test_an_unknown_key_is_404(serve: Serve, method: str, path: str):
         ({"name": "a", "weight": "2"}, "invalid_type", "weight"),
         ({"name": "a", "weight": None}, "invalid_type", "weight"),
         ({"name": "a", "degrade": "never"}, "invalid_value", "degrade"),
+        ({"name": "a", "grammars": "none"}, "invalid_value", "grammars"),
         ({"name": "a", "rpm": 0}, "invalid_value", "rpm"),
         ({"name": "a", "tpm": 1.5}, "invalid_type", "tpm"),
         ({"name": "a", "max_streams": True}, "invalid_type", "max_streams"),
@@ -404,3 +413,14 @@ async def test_with_a_key_of_the_settings_none_is_made(spawn: Spawn):
     assert process.noise == []
     assert (await fetch(port, "GET", ADMIN_KEYS, None, bearer("root"))).json()["data"] == []
     assert (await fetch(port, "GET", ADMIN_KEYS)).status == 401
+
+
+@pytest.mark.parametrize("param", OWN_GRAMMARS)
+async def test_a_key_of_schemas_sends_no_grammar_of_its_own(serve: Serve, param: str):
+    """It is 403 by the parameter's name; schemas pass, and any other key may send grammars."""
+    served = await serve(Script(tokens=2))
+    bound, free = await made(served, "bound", grammars="schemas"), await made(served, "free")
+    refused = await served.post(chat(**OWN_GRAMMARS[param]), **bearer(bound.text))
+    assert refused.refusal() == (403, "grammar_forbidden", param)
+    assert (await served.post(chat(response_format=SCHEMA), **bearer(bound.text))).status == 200
+    assert (await served.post(chat(**OWN_GRAMMARS[param]), **bearer(free.text))).status == 200

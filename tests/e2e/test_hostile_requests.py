@@ -57,7 +57,10 @@ REFUSED = {
     "tool_choice without tools": ("tools", {"tool_choice": "required"}),
     "two grammars": ("tool_choice", {"tools": [TOOL], "tool_choice": "required", "regex": "a"}),
     "a tool that is none": ("tools[0].function", {"tools": [{"type": "function"}]}),
-    "messages by the template": ("chat_template_kwargs.messages", {"chat_template_kwargs": {"messages": [1]}}),
+    "messages by the template": (
+        "chat_template_kwargs.messages",
+        {"chat_template_kwargs": {"messages": [1]}},
+    ),
     "no tool call": ("messages[1].tool_calls[0]", {"messages": NO_CALL}),
 }
 

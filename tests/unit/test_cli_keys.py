@@ -137,9 +137,13 @@ def test_an_expiry_can_be_put_off(run: Run):
 def test_a_key_is_changed(run: Run, tmp_path: Path):
     """What flags name is changed, `none` takes a limit away, and all else stays as it was."""
     key_id = made(run, "--name", "laptop", "--models", "a", "--safety", "strict", *LIMITS)["id"]
-    more = ("--degrade", "off")
+    more = ("--degrade", "off", "--grammars", "schemas")
     status, out, _ = run("update", key_id, "--weight", "2.5", "--rpm", "none", "--models", "none", *more)
-    assert (status, "weight 2.5, strict safety, never degraded" in out, "rpm" in out) == (0, True, False)
+    assert (status, "weight 2.5, strict safety, never degraded, schemas only" in out, "rpm" in out) == (
+        0,
+        True,
+        False,
+    )
     [key] = stored(tmp_path)
     assert key.terms == keys.Terms(
         "laptop",
@@ -150,6 +154,7 @@ def test_a_key_is_changed(run: Run, tmp_path: Path):
         budget_micro_usd=2_500_000,
         safety="strict",
         degrade="off",
+        grammars="schemas",
     )
     flags = ("--name", "desk", "--tier", "interactive", "--weight", "1", "--budget-usd", "none")
     changed = json.loads(run("update", key_id, *flags, "--json")[1])

@@ -36,6 +36,7 @@ ALL = Terms(
     models=("a", "b"),
     expires_at_us=NOW_US + HOUR_US,
     degrade="off",
+    grammars="schemas",
 )
 
 
