@@ -14,7 +14,7 @@ from policies import WordClassifier, policy
 from app.metering.traffic import Histogram
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.prompt_screen import ENCODED, QUICK_CHARS, QUICK_EARLIER, PromptScreen
-from app.safety.turns import SLICE_CHARS
+from app.safety.turns import SLICE_CHARS, read_request
 from app.safety.verdict import Quick, ScreenFailed
 
 BAD = {"bad": {"S2": 0.95}}
@@ -176,9 +176,12 @@ async def test_a_request_split_over_turns_is_found_joined(screen):
 
 
 async def test_an_earlier_turn_fades(screen):
-    """Its score falls with every turn after it, once it is no longer among the three."""
+    """The score of a judged one falls with every turn after it, once it is no longer among the three."""
     prompts = screen(WordClassifier(full=BAD))
-    found = [(await prompts.full(say("bad", *"x" * later), POLICY)).scores["S2"] for later in range(6)]
+    turns = [
+        read_request({"messages": say("bad", *"x" * later)}, None, [False] * later) for later in range(6)
+    ]
+    found = [(await prompts.full(said, POLICY)).scores["S2"] for said in turns]
     assert found[:3] == [0.95, 0.95, 0.95]
     assert found[3:] == [pytest.approx(0.95 * 0.8**age) for age in (3, 4, 5)]
 
