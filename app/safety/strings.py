@@ -19,7 +19,8 @@ UNRENDERED = frozenset({"model", "messages", "stop", "stop_token_ids", "logit_bi
 """Parameters whose strings reach no prompt; the messages are read for themselves."""
 _PROTOCOL_WORDS = """
     type function name description parameters properties required items enum const default title examples
-    strict additionalProperties anyOf allOf oneOf $ref $defs $schema definitions format pattern minimum maximum
+    strict additionalProperties anyOf allOf oneOf $ref $defs $schema definitions format pattern minimum
+    maximum
     minItems maxItems minLength maxLength object string number integer boolean array null
     date date-time uri email uuid json_schema json_object schema text image_url url detail low medium high
     auto none tool_calls tool_call_id function_call arguments id index content reasoning_content refusal
@@ -49,7 +50,7 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def fields_of(message: Mapping[str, Any]) -> list[str]:
-    """The same by field: the content first, each tool call for itself. No template writes a field's own name."""
+    """The same by field: the content first, each tool call for itself. A field's own name is in no prompt."""
     content = message.get("content")
     said = [text_of(content)]
     if not isinstance(content, str):

@@ -29,7 +29,7 @@ DECAY = 0.8
 """By how much an earlier turn's score fades with each turn since."""
 MAX_AGE = 10
 """Turns back; an older one has faded to a tenth, and could reach no threshold."""
-SHORT_CHARS = 600
+SHORT_CHARS = 300
 """A few sentences. What is no user's and longer is refused on stronger evidence only."""
 SLICE_CHARS = 2_000
 OVERLAP_CHARS = 200
