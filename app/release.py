@@ -160,7 +160,7 @@ class Release:
                 self._no_way = True
             except Exception as exc:  # noqa: BLE001  # whatever it is, it is told when something is to go out
                 self._no_way = True
-                with contextlib.suppress(Exception):  # nothing goes out, whether it can be written down or not
+                with contextlib.suppress(Exception):  # nothing goes out in any case
                     self._check.broke(exc)
 
     def _begin_release(self) -> WayOut | None:

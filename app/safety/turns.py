@@ -116,27 +116,32 @@ def read_request(body: Mapping[str, Any], known: Knows | None = None, stored: Se
 def conversation_of(
     body: Mapping[str, Any], known: Knows | None = None, stored: Sequence[bool] = ()
 ) -> list[dict[str, str]]:
-    """The conversation as a guard model is shown it: what nobody has judged yet is in its last user's turn.
+    """The conversation as a guard model is shown it: what nobody has judged yet is in the last user's turn.
 
-    A guard judges the last turn and knows users and answers only: what else there is to read in a request
-    would be hidden from it.
+    A guard judges the last turn and knows users and answers only, some not even what was before: whatever
+    else there is to read in a request would be hidden from it.
     """
     messages: Sequence[Message] = body["messages"]
-    asks = max((i for i, message in enumerate(messages) if message.get("role") == "user"), default=-1)
+    asks = max((i for i, message in enumerate(messages) if message.get("role") != "assistant"), default=-1)
     fresh = [beside] if (beside := request_text(body)) else []
     shown: list[dict[str, str]] = []
+    if asks < 0:
+        return [{"role": "user", "content": "\n\n".join([*fresh, *map(message_text, messages)])}]
     for number, message in enumerate(messages):
-        text, role = message_text(message), message.get("role")
-        if role == "assistant":
-            shown.append({"role": "assistant", "content": text})
-        elif number < len(stored) or (number < asks and role == "user" and _is_passed(text, known)):
-            shown.append({"role": "user", "content": text})
-        elif number < asks:
-            fresh.append(text)
+        text, by_model = message_text(message), message.get("role") == "assistant"
+        if number < len(stored):
+            is_judged = stored[number] if by_model else True
+        elif by_model:
+            is_judged = number > asks or not _unreleased(message, known)
         else:
+            is_judged = message.get("role") == "user" and _is_passed(text, known)
+        if number == asks:
             shown.append({"role": "user", "content": "\n\n".join([*fresh, text])})
-            fresh = []
-    return [*shown, *({"role": "user", "content": text} for text in fresh)]
+        elif is_judged:
+            shown.append({"role": "assistant" if by_model else "user", "content": text})
+        else:
+            fresh.append(text)
+    return shown
 
 
 def slices(text: str) -> list[str]:

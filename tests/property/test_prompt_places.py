@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from app.api.parameters import PARAMETERS
 from app.api.wire import ROLES
 from app.engine.remote_model import Facts
+from app.safety.guard_reading import turns_for
 from app.safety.json_text import unescaped
 from app.safety.turns import conversation_of, read_request
 
@@ -212,7 +213,7 @@ def test_what_the_rendered_prompt_has_the_screen_has_read(chat: Any, data: st.Da
         raise
     turns = read_request(body)
     screened = "\n".join(read.text for read in (*turns.newest, *turns.earlier))
-    guarded = "\n".join(turn["content"] for turn in conversation_of(body))
+    guarded = "\n".join(turn["content"] for turn in turns_for(conversation_of(body), whole=False))
     reached = [canary for canary in draws.canaries if canary in prompt]
     assert [canary for canary in reached if canary not in screened] == []
     assert [canary for canary in reached if canary not in guarded] == []

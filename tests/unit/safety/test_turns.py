@@ -225,12 +225,14 @@ def test_a_guard_is_shown_what_nobody_has_judged_in_the_last_users_turn(known):
         "tools": [{"function": {"name": "f"}}],
     }
     shown = [(turn["role"], turn["content"]) for turn in conversation_of(body, known)]
-    assert shown == [
-        ("assistant", "x"),
-        ("user", "b"),
-        ("assistant", "f\nq\nv"),
-        ("user", "f\n\ns\n\na\n\nt\n\nc"),
-    ]
+    assert shown == [("user", "b"), ("user", "f\n\ns\n\na\n\nx\n\nf\nq\nv\n\nt\n\nc")]
+    known.add_released(answer("x"))
+    shown = [(turn["role"], turn["content"]) for turn in conversation_of(body, known)]
+    assert shown[:2] == [("assistant", "x"), ("user", "b")]
+    stored = conversation_of(
+        {"messages": [user("a"), answer("x"), user("b"), answer("y")]}, None, [False, True]
+    )
+    assert [turn["content"] for turn in stored] == ["a", "x", "b", "y"]
 
 
 @pytest.mark.parametrize("length", [0, 1, SLICE_CHARS, SLICE_CHARS + 1, 10 * SLICE_CHARS + 7])
