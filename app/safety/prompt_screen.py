@@ -31,6 +31,8 @@ QUICK_CHARS = 2 * SLICE_CHARS
 """What `fast` reads of one text: the whole of it, or its first and last slice."""
 QUICK_EARLIER = 3
 """How many earlier turns `fast` scores that it does not know yet; `full` scores all."""
+LOOKED_AT = 512
+"""How many of them it looks for among those that it knows."""
 ENCODED_TEXTS = 128
 """How many texts before the newest turns the encoder reads: those that the n-grams find worst."""
 ENCODED = 8
@@ -175,7 +177,7 @@ class PromptScreen:
             for piece in _ends(text):
                 found = highest(found, _faded(self._quickly(piece, looked), weight))
         new = 0
-        for text, weight, watch in turns.earlier:
+        for text, weight, watch in turns.earlier[:LOOKED_AT]:
             for piece in _ends(text):
                 known = self._quick.get(self._quick.key(piece))
                 if known is None and new < QUICK_EARLIER:
