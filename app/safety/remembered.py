@@ -87,7 +87,7 @@ class JudgedTexts(NamedTuple):
         self.add_answers(fields_of(message))
 
     def _key(self, role: str, text: str) -> bytes:
-        return self.texts.key(f"{role}\0{self.whose}\0{text}")
+        return self.texts.key(f"{role} {len(self.whose)} {self.whose} {text}")
 
 
 def _canonical(field: str) -> str:

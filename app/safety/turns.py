@@ -11,7 +11,7 @@
     the same, long                         never                            where a user's would be refused
 
 A request split over turns shows only in the joined ones. A long text has more places to be mistaken in: as
-users' turns a fifth of public agent prompts would be refused, and one in eleven benign answers. An answer
+users' turns a sixth of public agent prompts would be refused, and one in eleven benign answers. An answer
 that the model is to go on with is read as a user's turn.
 """
 
