@@ -31,13 +31,15 @@ class Asked:
     """A request with its history before it, and the turn to store; None for one that is not stored.
 
     `runs` are the seqs of the answers whose ids stand in the request's `past`, in its order.
-    `strikes` is how many turns of its conversation safety has blocked.
+    `strikes` is how many turns of its conversation safety has blocked. `stored` are the messages that
+    come from the store: whether each is an answer of this server.
     """
 
     request: ChatRequest
     turn: NewTurn | None = None
     runs: Sequence[int] = ()
     strikes: int = 0
+    stored: Sequence[bool] = ()
 
 
 class History:
@@ -91,7 +93,8 @@ class History:
             body={**request.body, "messages": messages},
             past=[_ids(run) for _, run in past.runs],
         )
-        return Asked(with_history, _turn(request, past), [seq for seq, _ in past.runs], past.strikes)
+        runs = [seq for seq, _ in past.runs]
+        return Asked(with_history, _turn(request, past), runs, past.strikes, past.answered)
 
 
 def new_conversation_id() -> str:

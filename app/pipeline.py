@@ -109,7 +109,7 @@ class Pipeline:
             place.engine.abort(check.rid)
             stream.fail(InternalError("The server failed to answer this request; it may be sent again."))
         finally:
-            check.close()
+            check.close(stream)
             lease.settle(trace.counts)
             if entry is not None:
                 self._journal.settle_later(entry, trace.outcome)

@@ -164,8 +164,12 @@ class Release:
             self._laid = True
             try:
                 self.way = self._check.way_out()
-            except Exception:  # noqa: BLE001  # whatever it is, it is told when something is to go out
+            except ScreenFailed:  # which the way out has counted and logged
                 self._no_way = True
+            except Exception as exc:  # noqa: BLE001  # whatever it is, it is told when something is to go out
+                self._no_way = True
+                with contextlib.suppress(Exception):  # nothing goes out in any case
+                    self._check.broke(exc)
 
     def _begin_release(self) -> WayOut | None:
         """The way out; None for nothing to go through. Raises ScreenFailed."""

@@ -23,8 +23,9 @@ from typing import Any, Protocol
 from structlog.typing import FilteringBoundLogger
 
 from app.aligned import Aligned
+from app.answer import answers
 from app.core import ChatRequest, Counts, Engine, Prompt
-from app.errors import ContentFiltered
+from app.errors import ContentFiltered, ReplayExpired
 from app.history import Asked
 from app.log import where
 from app.safety import moderation
@@ -32,13 +33,15 @@ from app.safety.counters import SafetyCounters
 from app.safety.guard import GuardTier
 from app.safety.policy import Policies, Policy
 from app.safety.prompt_screen import PromptScreen
+from app.safety.remembered import Judged, JudgedTexts
 from app.safety.stream_screen import Screening, StreamScreen
-from app.safety.turns import Message, messages_of, text_of
+from app.safety.turns import Message, Turns, conversation_of, read_request, text_of
 from app.safety.verdict import ScreenFailed, Verdict, stricter
 from app.store import conversations, safety_events
 from app.store.database import Database
 from app.store.keys import Key
 from app.store.safety_events import SafetyEvent, Subject
+from app.stream import TokenStream
 from app.way_out import WayOut
 
 HEAD_START_S = 0.0003
@@ -93,6 +96,9 @@ class Check:
         """What the answer's deltas go through; None for nothing."""
         return None
 
+    def broke(self, exc: Exception) -> None:
+        """Count and log that there is no way out because `way_out` threw; nothing will be released."""
+
     def ended(
         self, way: WayOut | None, counts: Mapping[int, Counts], withheld_tokens: int
     ) -> dict[str, Any] | None:
@@ -101,8 +107,8 @@ class Check:
         unjudged = moderation.not_judged()
         return moderation.moderation(unjudged, unjudged) if self.request.moderated else None
 
-    def close(self) -> None:
-        """Stop what is still being read of the prompt."""
+    def close(self, stream: TokenStream) -> None:
+        """Stop what is still being read of the prompt, and remember what was released in `stream`."""
 
 
 class NoChecks:
@@ -136,6 +142,7 @@ class Screen:
         self.guard = guard
         self.fail_open = fail_open
         self.aligned = Aligned()
+        self.judged = Judged()
         self._database = database
         self._log = log
         self._secret: bytes | None = None
@@ -148,10 +155,11 @@ class Screen:
         """See Checks."""
         return ScreenedCheck(self, request, key)
 
-    def broke(self, request_id: str, exc: Exception) -> None:
-        """Count and log a stream screen that threw."""
-        self.counters.failed("stream", "error", passed=self.fail_open)
-        self._log.error("screen_broke", request_id=request_id, error=where(exc), passed=self.fail_open)
+    def broke(self, request_id: str, exc: Exception, *, passed: bool | None = None) -> None:
+        """Count and log a stream screen that threw; what it screens is let pass if the server fails open."""
+        passed = self.fail_open if passed is None else passed
+        self.counters.failed("stream", "error", passed=passed)
+        self._log.error("screen_broke", request_id=request_id, error=where(exc), passed=passed)
 
     def keep(self, check: ScreenedCheck, verdict: Verdict, subject: Subject, text: str) -> None:
         """Store a verdict that did something, and the turn it refused where nothing else stores that."""
@@ -209,44 +217,49 @@ class ScreenedCheck(Check):
         level = None if key is None else key.terms.safety
         self._policy: Policy = screen.policies.current.tightened(level)
         self._verdict: Verdict | None = None
-        self._messages: Sequence[Message] = ()
-        self._unread: tuple[Sequence[Message], Verdict] | None = None
-        """What is still to be read, and how it looked at a glance."""
+        self._known: JudgedTexts = screen.judged.of(request.owner, self._policy.hash)
+        self._turns = Turns([], [])
+        self._guarded: Sequence[Message] = ()
+        self._unread: Verdict | None = None
+        """What is still to be read looked like this at a glance."""
+        self._way: WayOut | None = None
         self._reading: asyncio.Task[Verdict] | None = None
         self._rendered_with: str | None = None
         self._text = ""
 
     def look(self, asked: Asked) -> None:
         """See Check."""
-        self._messages = messages = messages_of(asked.request.body)
+        body = asked.request.body
+        self._turns = turns = read_request(body, self._known, asked.stored)
+        if self._screen.guard is not None:
+            self._guarded = conversation_of(body, self._known, asked.stored)
         self._policy = policy = self._policy.after(asked.strikes)
-        self._text = text_of(messages[-1].get("content"))
+        self._text = text_of(body["messages"][-1].get("content"))
         scored = asked.request.moderated
-        verdict, sure = self._screen.prompts.glance(messages, policy, asked.strikes, scored=scored)
+        verdict, sure = self._screen.prompts.glance(turns, policy, asked.strikes, scored=scored)
         if verdict.blocked:
             self.refused_turn = asked.turn
         if verdict.blocked or (sure and self._screen.guard is None):
             self._decide(verdict)
             return
         self._verdict = verdict
-        self._unread = (messages, verdict)
+        self._unread = verdict
 
     def read(self) -> None:
         """See Check."""
         if self._unread is None:
             return
-        messages, verdict = self._unread
-        self._unread = None
-        self._reading = asyncio.create_task(self._read(messages, verdict), name=f"prompt-{self.rid}")
+        verdict, self._unread = self._unread, None
+        self._reading = asyncio.create_task(self._read(verdict), name=f"prompt-{self.rid}")
         self._reading.add_done_callback(_seen)
 
-    async def _read(self, messages: Sequence[Message], quick: Verdict) -> Verdict:
+    async def _read(self, quick: Verdict) -> Verdict:
         """The full verdict, of the guard too where there is one; both read at once."""
         screen, policy = self._screen, self._policy
-        full = partial(screen.prompts.full, messages, policy, head_start_s=HEAD_START_S)
+        full = partial(screen.prompts.full, self._turns, policy, head_start_s=HEAD_START_S)
         if screen.guard is None:
             return stricter(quick, await full())
-        judging = asyncio.create_task(screen.guard.judge(policy, messages, watched=quick.watched))
+        judging = asyncio.create_task(screen.guard.judge(policy, self._guarded, watched=quick.watched))
         try:
             verdict = stricter(quick, await full())
             if verdict.blocked:
@@ -277,6 +290,9 @@ class ScreenedCheck(Check):
         if verdict.blocked:
             message = self._policy.notice(verdict.category)
             raise ContentFiltered(message, moderation.of_blocked_prompt(verdict))
+        if not verdict.unread:
+            self._known.add_passed(self._turns.users)
+            self._known.add_answers(() if verdict.watched else self._turns.answers)
 
     async def render(self, engine: Engine, request: ChatRequest) -> Prompt:
         """See Check."""
@@ -298,7 +314,12 @@ class ScreenedCheck(Check):
         assert self._verdict is not None
         screen, request, verdict = self._screen, self.request, self._verdict
         begin = partial(screen.streams.for_request, request.n, verdict.watched, verdict.harm, self._policy)
-        return WayOut(begin, partial(screen.broke, request.request_id), fail_open=screen.fail_open)
+        self._way = WayOut(begin, partial(screen.broke, request.request_id), fail_open=screen.fail_open)
+        return self._way
+
+    def broke(self, exc: Exception) -> None:
+        """See Check."""
+        self._screen.broke(self.request.request_id, exc, passed=False)
 
     def ended(
         self, way: WayOut | None, counts: Mapping[int, Counts], withheld_tokens: int
@@ -341,13 +362,19 @@ class ScreenedCheck(Check):
         if verdict.scores:
             return verdict
         with contextlib.suppress(ScreenFailed):  # of an answer that has been halted, which stands
-            return replace(verdict, scores=self._screen.prompts.fast(self._messages, self._policy).scores)
+            return replace(verdict, scores=self._screen.prompts.fast(self._turns, self._policy).scores)
         return verdict
 
-    def close(self) -> None:
+    def close(self, stream: TokenStream) -> None:
         """See Check."""
         if self._reading is not None:
             self._reading.cancel()
+        way = self._way
+        if way is None or way.broken or way.halted is not None:
+            return
+        with contextlib.suppress(ReplayExpired):  # the beginning of a very long one is not held any more
+            for answer in answers(*stream.whole()).values():
+                self._known.add_released(answer.message)
 
 
 def _seen(task: asyncio.Task[Any]) -> None:

@@ -34,8 +34,9 @@ class Unreadable(Exception):
 def turns_for(conversation: Sequence[Message], *, whole: bool) -> list[dict[str, str]]:
     """The turns a guard is shown: users' and answers in alternation, a user's first.
 
-    Not whole, it is the last user's turn and, where it is judged, the answer to it. What is the
-    server's or a tool's is left out; turns of one role that follow each other are joined.
+    Not whole, it is the last user's turn and, where it is judged, the answer to it. Only users' turns and
+    answers are shown (app.safety.turns.conversation_of makes them of a request); turns of one role that
+    follow each other are joined.
     """
     turns: list[dict[str, str]] = []
     for message in conversation:

@@ -3,7 +3,8 @@
 Every character is read. A long text is read in slices; its ends, where the request stands as a rule,
 are held to the policy's targets as they are, and the slices between them, the more there are the more
 strictly, so that a long document is no likelier to be refused than a short one. The encoder reads the
-ends and the slices that the n-grams find worst; the n-grams read all.
+ends and the slices that the n-grams find worst; the n-grams read all. Of what stands before the newest
+turn it reads the texts that the n-grams are in doubt of.
 
 Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set to fail open.
 """
@@ -11,16 +12,14 @@ Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from app.safety.counters import Failure, SafetyCounters
+from app.safety.remembered import Remembered
 from app.safety.turns import SLICE_CHARS, Message, Read, Turns, slices, turns_of
 from app.safety.verdict import Policed, Quick, Scores, ScreenFailed, Stage, Verdict, harm, highest, stricter
 
@@ -32,13 +31,14 @@ QUICK_CHARS = 2 * SLICE_CHARS
 """What `fast` reads of one text: the whole of it, or its first and last slice."""
 QUICK_EARLIER = 3
 """How many earlier turns `fast` scores that it does not know yet; `full` scores all."""
+LOOKED_AT = 512
+"""How many of them it looks for among those that it knows."""
+ENCODED_TEXTS = 128
+"""How many texts before the newest turns the encoder reads: those that the n-grams find worst."""
 ENCODED = 8
 """How many slices between the ends of a text the encoder reads: those that the n-grams find worst."""
 REMEMBERED = 8_192
 """Texts whose scores are kept, so that a conversation's past is scored once."""
-
-
-T = TypeVar("T")
 
 
 class Classifies(Protocol):
@@ -56,8 +56,11 @@ class Classifies(Protocol):
         ...
 
 
+Said = Turns | Sequence[Message]
+
+
 class _Found(NamedTuple):
-    """What was found in a prompt: in its ends, and in so many slices between."""
+    """What was found in a text: in its ends, and in so many slices between."""
 
     ends: Scores
     between: Scores
@@ -67,9 +70,9 @@ class _Found(NamedTuple):
 class PromptScreen:
     """Judges conversations. Construct once; `close()` ends its thread.
 
-    `messages` are those that the model will see, so without turns that were blocked: these are
-    `strikes`, a number, and make the policy stricter. Failures are counted here,
-    verdicts by who acts on them.
+    `said` are the messages that the model will see, or what was taken from a request to be read. Turns that
+    were blocked are not among them: these are `strikes`, a number, and make the policy stricter. Failures
+    are counted here, verdicts by who acts on them.
     """
 
     def __init__(
@@ -88,19 +91,19 @@ class PromptScreen:
         self._timeout_s = timeout_s
         self._fail_open = fail_open
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompt-screen")
-        self._harms = _Remembered[float]()
-        self._quick = _Remembered[Scores]()
-        self._thorough = _Remembered[Scores]()
+        self._harms = Remembered[float](REMEMBERED)
+        self._quick = Remembered[Scores](REMEMBERED)
+        self._thorough = Remembered[Scores](REMEMBERED)
 
-    def fast(self, messages: Sequence[Message], policy: Policed, strikes: int = 0) -> Verdict:
+    def fast(self, said: Said, policy: Policed, strikes: int = 0) -> Verdict:
         """The verdict of the n-grams, on the loop. It blocks only what it is surer of than `full` need be.
 
         Raises ScreenFailed.
         """
-        return self.glance(messages, policy, strikes)[0]
+        return self.glance(said, policy, strikes)[0]
 
     def glance(
-        self, messages: Sequence[Message], policy: Policed, strikes: int = 0, *, scored: bool = True
+        self, said: Said, policy: Policed, strikes: int = 0, *, scored: bool = True
     ) -> tuple[Verdict, bool]:
         """The verdict of the n-grams, and whether it is the last: all was read, and little harm found.
 
@@ -109,19 +112,21 @@ class PromptScreen:
         """
         policy = policy.after(strikes)
         try:
-            turns = turns_of(messages)
+            turns = _turns(said)
             looked: dict[str, Quick] = {}
             clear = None if scored or strikes else self._clear(turns, policy, looked)
             if clear is not None:
                 return clear
-            scores = self._look(turns, looked)
-            sure = not strikes and harm(scores) < self._sure_below and _is_read_whole(turns)
-            return policy.judge_prompt(scores, "ngrams"), sure
+            scores, doubted = self._look(turns, looked)
+            least_doubt = max(harm(scores), harm(doubted)) < self._sure_below
+            sure = not strikes and least_doubt and _is_read_whole(turns)
+            verdict = policy.judge_prompt(scores, "ngrams")
+            return _at_least_watched(verdict, policy.judge_prompt(doubted, "ngrams")), sure
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
             return self._failed("ngrams", "error", policy, exc), False
 
     async def full(
-        self, messages: Sequence[Message], policy: Policed, strikes: int = 0, *, head_start_s: float = 0.0
+        self, said: Said, policy: Policed, strikes: int = 0, *, head_start_s: float = 0.0
     ) -> Verdict:
         """The verdict of n-grams and encoder, in the thread; of every character. Raises ScreenFailed.
 
@@ -130,19 +135,21 @@ class PromptScreen:
         policy = policy.after(strikes)
         thorough = _Later(self._classifier.full, time.monotonic() + head_start_s)
         try:
-            turns = turns_of(messages)
+            turns = _turns(said)
             num_chars = sum(len(read.text) for read in (*turns.newest, *turns.earlier))
             async with asyncio.timeout(self._timeout_s + num_chars / CHARS_A_SECOND):
-                return await self._read(turns, policy, thorough)
+                return await self._read(
+                    turns, policy, thorough, skip_below=0.0 if strikes else self._sure_below
+                )
         except TimeoutError as exc:
             return self._failed("encoder", "timeout", policy, exc)
         except Exception as exc:  # noqa: BLE001  # same
             return self._failed("encoder", "error", policy, exc)
 
-    async def both(self, messages: Sequence[Message], policy: Policed, strikes: int = 0) -> Verdict:
+    async def both(self, said: Said, policy: Policed, strikes: int = 0) -> Verdict:
         """What a request would meet, with the scores of `full` in any case. Raises ScreenFailed."""
-        first, sure = self.glance(messages, policy, strikes)
-        second = await self.full(messages, policy, strikes)
+        first, sure = self.glance(said, policy, strikes)
+        second = await self.full(said, policy, strikes)
         return replace(first if sure else stricter(first, second), scores=second.scores)
 
     def close(self) -> None:
@@ -157,38 +164,73 @@ class PromptScreen:
         if not _is_read_whole(turns):
             return None
         most = 0.0
-        for text, weight in (*turns.newest, *turns.earlier):
-            most = max(most, self._harm(text, looked) * weight)
+        for text, weight, watch in (*turns.newest, *turns.earlier):
+            most = max(most, self._harm(text, looked) * (1.0 if watch else weight))
         verdict = policy.clear_prompt(most, "ngrams")
         return None if verdict is None else (verdict, most < self._sure_below)
 
-    def _look(self, turns: Turns, looked: Mapping[str, Quick]) -> Scores:
+    def _look(self, turns: Turns, looked: Mapping[str, Quick]) -> tuple[Scores, Scores]:
+        """The scores by weight, and those of the texts that are to be watched, as they are."""
         found: Scores = {}
-        for text, weight in turns.newest:
+        doubted: Scores = {}
+        for text, weight, _ in turns.newest:
             for piece in _ends(text):
                 found = highest(found, _faded(self._quickly(piece, looked), weight))
         new = 0
-        for text, weight in turns.earlier:
+        for text, weight, watch in turns.earlier[:LOOKED_AT]:
             for piece in _ends(text):
                 known = self._quick.get(self._quick.key(piece))
                 if known is None and new < QUICK_EARLIER:
                     new += 1
                     known = self._quickly(piece, looked)
                 found = highest(found, _faded(known or {}, weight))
-        return found
+                doubted = highest(doubted, known or {}) if watch else doubted
+        return found, doubted
 
-    async def _read(self, turns: Turns, policy: Policed, thorough: Callable[[str], Scores]) -> Verdict:
+    async def _read(
+        self, turns: Turns, policy: Policed, thorough: Callable[[str], Scores], *, skip_below: float
+    ) -> Verdict:
         ends: Scores = {}
+        doubted: Scores = {}
         verdicts: list[Verdict] = []
-        for read in (*turns.newest, *turns.earlier):
-            found = await self._read_one(read, thorough)
-            ends = highest(ends, found.ends)
+        watched: list[Verdict] = []
+        passed_over = await self._passed_over(turns.earlier, skip_below)
+        for number, read in enumerate((*turns.newest, *turns.earlier), start=-len(turns.newest)):
+            found = passed_over.get(number) or await self._read_one(read, thorough)
+            ends = highest(ends, _faded(found.ends, read.weight))
             if found.num_between:
-                verdicts.append(policy.judge_prompt(found.between, "encoder", texts=found.num_between))
+                faded = _faded(found.between, read.weight)
+                verdicts.append(policy.judge_prompt(faded, "encoder", texts=found.num_between))
+            if read.watch:
+                doubted = highest(doubted, found.ends)
+                between = policy.judge_prompt(found.between, "encoder", texts=max(found.num_between, 1))
+                watched.append(between)
         verdict = policy.judge_prompt(ends, "encoder")
         for other in verdicts:
             verdict = replace(stricter(other, verdict), scores=highest(verdict.scores, other.scores))
+        for other in (policy.judge_prompt(doubted, "encoder"), *watched):
+            verdict = _at_least_watched(verdict, other)
         return verdict
+
+    async def _passed_over(self, earlier: Sequence[Read], skip_below: float) -> dict[int, _Found]:
+        """The texts before the newest turns, by number, that the encoder has not to read, and their scores.
+
+        These are the texts that the n-grams alone would let pass, and those beyond the worst ENCODED_TEXTS.
+        """
+        if not skip_below and len(earlier) <= ENCODED_TEXTS:
+            return {}
+        quick: dict[int, _Found] = {}
+        for number, read in enumerate(earlier):
+            if skip_below or len(earlier) > ENCODED_TEXTS:
+                ends: Scores = {}
+                for piece in slices(read.text):
+                    ends = highest(ends, await self._remembered(self._quick, self._quick_scores, piece))
+                quick[number] = _Found(ends, {}, 0)
+        worst = sorted(quick, key=lambda number: -harm(quick[number].ends))[:ENCODED_TEXTS]
+        for number in worst:
+            if harm(quick[number].ends) >= skip_below:
+                del quick[number]
+        return quick
 
     async def _read_one(self, read: Read, thorough: Callable[[str], Scores]) -> _Found:
         pieces = slices(read.text)
@@ -200,7 +242,7 @@ class PromptScreen:
         worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED]
         for i in worst:
             quick[i] = await self._remembered(self._thorough, thorough, between[i])
-        return _Found(_faded(ends, read.weight), _faded(highest(*quick), read.weight), len(between))
+        return _Found(ends, highest(*quick), len(between))
 
     def _quickly(self, text: str, looked: Mapping[str, Quick]) -> Scores:
         key = self._quick.key(text)
@@ -224,7 +266,7 @@ class PromptScreen:
         return self._harms.put(key, quick.harm)
 
     async def _remembered(
-        self, memory: _Remembered[Scores], score: Callable[[str], Scores], text: str
+        self, memory: Remembered[Scores], score: Callable[[str], Scores], text: str
     ) -> Scores:
         """Scored in the thread: a slice at a time, so that a long prompt does not keep it from the others."""
         key = memory.key(text)
@@ -238,7 +280,7 @@ class PromptScreen:
         self._counters.failed(stage, why, passed=self._fail_open)
         if not self._fail_open:
             raise ScreenFailed from exc
-        return policy.judge_prompt({}, stage)
+        return replace(policy.judge_prompt({}, stage), unread=True)
 
 
 class _Later:
@@ -255,36 +297,23 @@ class _Later:
         return self._score(text)
 
 
-class _Remembered(Generic[T]):
-    """What the texts seen last were found to be, by a keyed hash of each: no text is kept."""
-
-    def __init__(self) -> None:
-        self._secret = secrets.token_bytes(16)
-        self._found: OrderedDict[bytes, T] = OrderedDict()
-
-    def key(self, text: str) -> bytes:
-        """What a text is found by."""
-        encoded = text.encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(encoded, digest_size=16, key=self._secret).digest()
-
-    def get(self, key: bytes) -> T | None:
-        if key in self._found:
-            self._found.move_to_end(key)
-        return self._found.get(key)
-
-    def put(self, key: bytes, value: T) -> T:
-        self._found[key] = value
-        if len(self._found) > REMEMBERED:
-            self._found.popitem(last=False)
-        return value
-
-
 def _ends(text: str) -> Iterator[str]:
     if len(text) <= QUICK_CHARS:
         yield text
     else:
         yield text[:SLICE_CHARS]
         yield text[-SLICE_CHARS:]
+
+
+def _turns(said: Said) -> Turns:
+    return said if isinstance(said, Turns) else turns_of(said)
+
+
+def _at_least_watched(verdict: Verdict, doubted: Verdict) -> Verdict:
+    """The verdict, or a watch where what is only to be watched would have been refused."""
+    if not doubted.blocked or verdict.blocked:
+        return verdict
+    return replace(doubted, action="watch", scores=highest(verdict.scores, doubted.scores))
 
 
 def _is_read_whole(turns: Turns) -> bool:

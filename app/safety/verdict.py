@@ -40,7 +40,7 @@ class Verdict:
     `category` is the one that decided, or without an action the highest; `score` is its score and
     `threshold` the one it was held against. A text of which nothing but its harm was asked has no category
     and no scores, and its harm for a score. `lag_tokens` is how many tokens of an answer there
-    were after the one that reached it.
+    were after the one that reached it. `unread` is one of a screen that failed, and was let pass.
     """
 
     action: Action | None
@@ -51,6 +51,7 @@ class Verdict:
     policy_hash: str
     scores: Scores = field(default_factory=dict)
     lag_tokens: int = 0
+    unread: bool = False
 
     @property
     def harm(self) -> float:

@@ -89,7 +89,8 @@ class Branch:
     `messages` are OpenAI's, oldest first, with `parent_seq` and `last_id` of the message that
     new ones go below (None at the top). `runs` are the stored token ids of the newest answer's
     sequence, oldest first: each the `seq` of an answer and its ids after the run before it.
-    `strikes` is how many turns of the conversation safety has blocked, on whichever branch.
+    `strikes` is how many turns of the conversation safety has blocked, on whichever branch. `answered` is
+    whether each message is an answer of this server.
     """
 
     conversation_seq: int
@@ -98,6 +99,7 @@ class Branch:
     messages: list[dict[str, Any]]
     runs: list[tuple[int, bytes]]
     strikes: int = 0
+    answered: Sequence[bool] = ()
 
 
 def ensure(connection: sqlite3.Connection, turn: NewTurn) -> int:
@@ -213,6 +215,7 @@ def branch(connection: sqlite3.Connection, owner: str, conversation_id: str, par
         messages=[_as_sent(row) for row in heard],
         runs=_runs(heard),
         strikes=_strikes(connection, conversation_seq),
+        answered=[row.request_seq is not None for row in heard],
     )
 
 
@@ -253,6 +256,7 @@ class _Row:
     answer_ids: bytes | None
     prompt_ids: bytes | None
     base_seq: int | None
+    request_seq: int | None
 
     @property
     def size_bytes(self) -> int:
@@ -315,7 +319,7 @@ def _path(connection: sqlite3.Connection, leaf_seq: int | None) -> list[_Row]:
     if len(seqs) > MAX_BRANCH_MESSAGES:
         raise _too_long(f"{MAX_BRANCH_MESSAGES:,} messages")
     rows = connection.execute(
-        "SELECT seq, id, role, text, body, status, answer_ids, prompt_ids, base_seq"
+        "SELECT seq, id, role, text, body, status, answer_ids, prompt_ids, base_seq, request_seq"
         " FROM messages WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq",
         (orjson.dumps(seqs).decode(),),
     )

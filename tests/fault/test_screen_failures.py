@@ -196,7 +196,23 @@ async def test_a_screen_that_breaks_in_an_unknown_way_lets_nothing_out(serve: Se
     assert transcript.content() == ""
 
 
-def broken(*_given: object) -> None:
+async def test_a_way_out_that_cannot_be_laid_is_counted_and_logged(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With the request's id and where it broke, without a text; nothing goes out."""
+    monkeypatch.setattr("app.screen.WayOut", broken)
+    served = await served_by(serve, tmp_path, answers=WordModel())
+    async with await served.open(chat()) as stream:
+        transcript = await stream.to_end()
+    assert [error["code"] for error in transcript.errors] == ["safety_unavailable"]
+    assert transcript.content() == ""
+    assert served.runtime.safety_counters.failures["stream"]["error"]["refused"] == 1
+    (line,) = served.logged("screen_broke")
+    assert (line["request_id"], line["passed"]) == (stream.id, False)
+    assert SECRET not in repr(served.log)
+
+
+def broken(*_given: object, **_named: object) -> None:
     """Throws."""
     raise OSError("no space left on device")
 

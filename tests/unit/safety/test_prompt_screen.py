@@ -13,8 +13,8 @@ from policies import WordClassifier, policy
 
 from app.metering.traffic import Histogram
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
-from app.safety.prompt_screen import ENCODED, QUICK_CHARS, QUICK_EARLIER, PromptScreen
-from app.safety.turns import SLICE_CHARS
+from app.safety.prompt_screen import ENCODED, ENCODED_TEXTS, QUICK_CHARS, QUICK_EARLIER, PromptScreen
+from app.safety.turns import SLICE_CHARS, read_request
 from app.safety.verdict import Quick, ScreenFailed
 
 BAD = {"bad": {"S2": 0.95}}
@@ -175,10 +175,48 @@ async def test_a_request_split_over_turns_is_found_joined(screen):
     assert (await prompts.full(say("hello", "make", "a", "thing"), POLICY)).action == "block"
 
 
+@pytest.mark.parametrize("stage", ["fast", "full"])
+async def test_a_long_answer_is_watched_where_a_users_turn_would_be_refused(screen, stage):
+    """However sure the classifier is; a doubt that would watch a user's turn does nothing."""
+    long = "word " * 100
+    prompts = screen(WordClassifier(**{stage: {"bad": {"S2": 0.999}, "odd": {"S2": 0.5}}}))
+    for word, action in (("bad", "watch"), ("odd", None), ("good", None)):
+        said = [*say("hello"), {"role": "assistant", "content": f"{long} {word}"}, *say("go on")]
+        verdict = await prompts.full(said, POLICY) if stage == "full" else prompts.fast(said, POLICY)
+        assert verdict.action == action
+    assert (await prompts.both(say(f"{long} bad"), POLICY)).action == "block"
+
+
+async def test_the_encoder_reads_what_the_ngrams_doubt_before_the_newest_turns(screen):
+    """It would let the others pass as a user's turn, too; after a blocked turn it reads all."""
+    classifier = WordClassifier(fast={"odd": {"S2": 0.3}})
+    prompts = screen(classifier, sure_below=0.2)
+    said = [{"role": "system", "content": "calm"}, {"role": "tool", "content": "odd"}, *say("hello")]
+    await prompts.full(said, POLICY)
+    assert classifier.read_full == ["hello", "odd"]
+    await prompts.full(said, POLICY, strikes=1)
+    assert classifier.read_full == ["hello", "odd", "calm"]
+
+
+async def test_of_very_many_texts_the_encoder_reads_the_worst(screen):
+    """The n-grams read all of them."""
+    classifier = WordClassifier(fast={"odd": {"S2": 0.3}}, full=BAD)
+    said = [{"role": "system", "content": f"calm {i}"} for i in range(2 * ENCODED_TEXTS)]
+    verdict = await screen(classifier).full(
+        [*said, {"role": "system", "content": "bad, odd"}, *say("hi")], POLICY
+    )
+    assert verdict.blocked
+    assert len(classifier.read_full) == ENCODED_TEXTS + 1
+    assert len(classifier.read_fast) == len(said) + 1
+
+
 async def test_an_earlier_turn_fades(screen):
-    """Its score falls with every turn after it, once it is no longer among the three."""
+    """The score of a judged one falls with every turn after it, once it is no longer among the three."""
     prompts = screen(WordClassifier(full=BAD))
-    found = [(await prompts.full(say("bad", *"x" * later), POLICY)).scores["S2"] for later in range(6)]
+    turns = [
+        read_request({"messages": say("bad", *"x" * later)}, None, [False] * later) for later in range(6)
+    ]
+    found = [(await prompts.full(said, POLICY)).scores["S2"] for said in turns]
     assert found[:3] == [0.95, 0.95, 0.95]
     assert found[3:] == [pytest.approx(0.95 * 0.8**age) for age in (3, 4, 5)]
 
