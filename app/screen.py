@@ -33,6 +33,7 @@ from app.safety.guard import GuardTier
 from app.safety.policy import Policies, Policy
 from app.safety.prompt_screen import PromptScreen
 from app.safety.stream_screen import Screening, StreamScreen
+from app.safety.stream_terms import steering_of
 from app.safety.turns import Message, messages_of, text_of
 from app.safety.verdict import ScreenFailed, Verdict, stricter
 from app.store import conversations, safety_events
@@ -297,7 +298,10 @@ class ScreenedCheck(Check):
         """See Check."""
         assert self._verdict is not None
         screen, request, verdict = self._screen, self.request, self._verdict
-        begin = partial(screen.streams.for_request, request.n, verdict.watched, verdict.harm, self._policy)
+        steering = steering_of(request.body, self._messages)
+        begin = partial(
+            screen.streams.for_request, request.n, verdict.watched, verdict.harm, self._policy, steering
+        )
         return WayOut(begin, partial(screen.broke, request.request_id), fail_open=screen.fail_open)
 
     def ended(
