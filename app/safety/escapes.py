@@ -2,8 +2,8 @@ r"""What a piece of text says once its client has undone escapes, wherever a pie
 
 Undone are the escapes of JSON and of programs (`\u0063`, `\x63`, `\n`, surrogate pairs) and the entities of
 HTML (`&#99;`, `&shy;`), which Markdown renders; nested ones too. A run of backslashes counts as one, so
-that JSON within JSON reads the same. Linear; an escape that is none stays as it is. Percent signs are left alone:
-they are undone in addresses, which are not shown.
+that JSON within JSON reads the same. Linear; an escape that is none stays as it is. Percent signs are left
+alone: they are undone in addresses, which are not shown.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from screens import HARM, WordModel
 
 from app.core import Counts, Delta, FinishReason, ToolCall
 from app.safety.categories import CATEGORIES
+from app.safety.choice_screen import MIN_PREFIX
 from app.safety.policy import Policy
 from app.safety.stream_screen import GREY_PART, Screening, StreamScreen
 from app.safety.stream_terms import HoldBack, Steering, steering_of
@@ -599,33 +600,65 @@ def test_a_stop_string_within_a_span_is_not_told(stop):
     assert (text_of(out), out[-1].matched_stop) == ("say ", None)
 
 
+class Noting(Heard):
+    """Notes up to which word a reading left no doubt."""
+
+    def __init__(self, doubt: float, scores: Sequence[float]) -> None:
+        super().__init__(*scores)
+        self._doubt = doubt
+        self._words = self.doubtless = 0
+
+    def feed(self, text: str) -> float:
+        """See Heard."""
+        self._words += len(text.split())
+        p = super().feed(text)
+        self.doubtless = self._words if p < self._doubt else self.doubtless
+        return p
+
+
 @pytest.mark.parametrize(
     ("finish", "stop"), [("length", None), ("abort", None), ("stop", "END"), ("stop", 7)]
 )
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_no_cut_reads_further_than_the_model_was_in_no_doubt(finish, stop, chunk):
-    """Whatever the scores, a request cut anywhere gets what was out by then, or ends where there was no doubt."""
+    """Cut anywhere, an answer ends where the uncut one had come to by then, or where there was no doubt."""
     rules = policy()
     floor = min(rules.output_thresholds(watched=False))
     rng = random.Random(chunk)
+    words = [f"w{at} " for at in range(60)]
     for _ in range(40):
         scores = [rng.choice([0.1, 0.6, 0.7, 0.9, 0.99]) * floor for _ in range(20)] + [0.99] * 40
-        words = [f"w{at} " for at in range(60)]
-
-        def until(cut: int, *, end: bool) -> tuple[Screening, list[Delta]]:
-            one, deltas = steered(rules=rules, model=Heard(*scores), stop_ids=frozenset({7})), Deltas()  # noqa: B023
-            pieces = ["".join(words[at : min(at + chunk, cut)]) for at in range(0, cut, chunk)]  # noqa: B023
-            sizes = [min(chunk, cut - at) for at in range(0, cut, chunk)]
-            out = feed(one, *(deltas(p, tokens=n) for p, n in zip(pieces, sizes, strict=True)))
-            return one, out + (feed(one, deltas("", tokens=0, finish=finish, stop=stop)) if end else [])
-
-        whole = text_of(until(60, end=False)[1])
-        for cut in range(1, 61):
-            one, out = until(cut, end=True)
-            doubtless = max((at + 1 for at in range(cut) if scores[at] < GREY_PART * floor), default=0)
-            assert len(text_of(out)) <= max(len(whole), len("".join(words[:doubtless])))
+        uncut, whole = Deltas(), steered(rules=rules, model=Heard(*scores))
+        out_by: list[int] = []
+        for at in range(0, 60, chunk):
+            out = whole.feed(uncut("".join(words[at : at + chunk]), tokens=chunk))
+            out_by.append((out_by[-1] if out_by else 0) + sum(len(delta.token_ids) for delta in out))
+        assert whole.halted is not None
+        for cut in range(chunk, 61, chunk):
+            model, deltas = Noting(GREY_PART * floor, scores), Deltas()
+            one = steered(rules=rules, model=model, stop_ids=frozenset({7}))
+            out = []
+            for at in range(0, cut, chunk):
+                out += one.feed(deltas("".join(words[at : at + chunk]), tokens=chunk))
+            out += one.feed(deltas("", tokens=0, finish=finish, stop=stop))
+            tokens = sum(len(delta.token_ids) for delta in out)
+            assert text_of(out) == "".join(words[:tokens])
+            assert tokens <= max(out_by[cut // chunk - 1], model.doubtless)
             if one.halted is None:
-                assert sum(len(delta.token_ids) for delta in out) == out[-1].counts.completion_tokens
+                assert tokens == out[-1].counts.completion_tokens
+
+
+def test_no_cut_reads_into_a_span():
+    """In any pieces, cut anywhere and however: but for a few letters, nothing beyond what came first."""
+    text = f"well, {SPAN} and on"
+    for size in (1, 2, 5):
+        for cut in range(1, len(text)):
+            for finish, stop in (("length", None), ("abort", None), ("stop", "x"), ("stop", 7)):
+                one, deltas = steered(SPAN, stop_ids=frozenset({7})), Deltas()
+                pieces = [text[at : min(at + size, cut)] for at in range(0, cut, size)]
+                out = feed(one, *map(deltas, pieces), deltas("", tokens=0, finish=finish, stop=stop))
+                assert len(text_of(out)) < len("well, ") + MIN_PREFIX
+                assert text_of(out) == text[: len(text_of(out))]
 
 
 def test_a_cut_in_no_doubt_loses_nothing():
