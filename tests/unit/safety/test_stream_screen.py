@@ -626,7 +626,7 @@ def test_no_cut_reads_further_than_the_model_was_in_no_doubt(finish, stop, chunk
     floor = min(rules.output_thresholds(watched=False))
     rng = random.Random(chunk)
     words = [f"w{at} " for at in range(60)]
-    for _ in range(40):
+    for _ in range(8):
         scores = [rng.choice([0.1, 0.6, 0.7, 0.9, 0.99]) * floor for _ in range(20)] + [0.99] * 40
         uncut, whole = Deltas(), steered(rules=rules, model=Heard(*scores))
         out_by: list[int] = []
