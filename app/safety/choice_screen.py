@@ -7,7 +7,6 @@ hard-listed span may have begun: asking again with another cut reads no further.
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Sequence
 
@@ -115,7 +114,8 @@ class ChoiceScreen:
         if not delta.text:
             return False
         assert self._channel is not None
-        spans.turn_to(self._channel)
+        if spans.channel != self._channel:
+            spans.turn_to(self._channel)
         return spans.finds(delta.text)
 
     def _score(self, tokens: int) -> Verdict | None:
@@ -176,10 +176,11 @@ class ChoiceScreen:
 
     def _release(self, old: int, decided: Position) -> list[Delta]:
         held = self._held
+        said, shown, spelled = decided
         out: list[Delta] = []
         while held:
             delta, tokens, position = held[0]
-            if tokens > old or any(map(operator.gt, position, decided)):
+            if tokens > old or position[0] > said or position[1] > shown or position[2] > spelled:
                 break
             out.append(delta)
             held.popleft()

@@ -82,7 +82,6 @@ class SpanReader:
 
     __slots__ = (
         "_across",
-        "_channel",
         "_list",
         "_reading",
         "_readings",
@@ -90,12 +89,13 @@ class SpanReader:
         "_shown",
         "_spelled",
         "_spelling",
+        "channel",
     )
 
     def __init__(self, hard_list: HardList, begun: Begun = NOT_BEGUN) -> None:
         """`begun` is how the text ends that a client reads before."""
         self._list = hard_list
-        self._channel: Channel | None = None
+        self.channel: Channel | None = None
         self._reading = _Reading(begun.state, after_space=begun.after_space)
         if begun.shown != begun.state or begun.pending:
             self._reading.shown = _Track(begun.shown, after_space=begun.after_space)
@@ -107,25 +107,33 @@ class SpanReader:
 
     def turn_to(self, channel: Channel) -> None:
         """Go on in another channel; what the last one may have begun may go on there."""
-        if channel == self._channel:
+        if channel == self.channel:
             return
         old = self._reading
-        if self._channel is None:  # whichever comes first goes on with what stands in front of the answer
-            self._channel = channel
+        if self.channel is None:  # whichever comes first goes on with what stands in front of the answer
+            self.channel = channel
             return
-        self._readings.pop(self._channel, None)
+        self._readings.pop(self.channel, None)
         if not old.quiet:
-            self._readings[self._channel] = old
+            self._readings[self.channel] = old
             if len(self._readings) > _CHANNELS:
                 self._readings.pop(next(iter(self._readings)))
         if self._across is None and old.state:
             self._across = _Track(old.state, after_space=old.after_space)
-        self._channel, self._reading = channel, self._readings.get(channel) or _Reading()
+        self.channel, self._reading = channel, self._readings.get(channel) or _Reading()
 
     def finds(self, text: str) -> bool:
         """Whether a span is complete, now that `text` has come in this channel."""
         hard_list, reading, across = self._list, self._reading, self._across
         shown = reading.shown
+        if shown is None and across is None and _as_it_is(text):  # what most tokens come to
+            folded = hard_list.fold(text, after_space=reading.after_space)
+            if folded:
+                reading.state = hard_list.walk(reading.state, folded)
+                reading.after_space = folded[-1] == " "
+                self._said += len(folded)
+                self._shown += len(folded)
+            return reading.state == FOUND
         if shown is None and not _as_it_is(text):
             shown = reading.shown = _Track(reading.state, after_space=reading.after_space)
         length = reading.walk(hard_list, text)
