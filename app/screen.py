@@ -35,6 +35,7 @@ from app.safety.policy import Policies, Policy
 from app.safety.prompt_screen import PromptScreen
 from app.safety.remembered import Judged, JudgedTexts
 from app.safety.stream_screen import Screening, StreamScreen
+from app.safety.stream_terms import Steering, steering_of
 from app.safety.turns import Message, Turns, conversation_of, read_request, text_of
 from app.safety.verdict import ScreenFailed, Verdict, stricter
 from app.store import conversations, safety_events
@@ -219,6 +220,7 @@ class ScreenedCheck(Check):
         self._verdict: Verdict | None = None
         self._known: JudgedTexts = screen.judged.of(request.owner, self._policy.hash)
         self._turns = Turns([], [])
+        self._steering = Steering()
         self._guarded: Sequence[Message] = ()
         self._unread: Verdict | None = None
         """What is still to be read looked like this at a glance."""
@@ -230,6 +232,7 @@ class ScreenedCheck(Check):
     def look(self, asked: Asked) -> None:
         """See Check."""
         body = asked.request.body
+        self._steering = steering_of(body, body["messages"])
         self._turns = turns = read_request(body, self._known, asked.stored)
         if self._screen.guard is not None:
             self._guarded = conversation_of(body, self._known, asked.stored)
@@ -313,7 +316,8 @@ class ScreenedCheck(Check):
         """See Check."""
         assert self._verdict is not None
         screen, request, verdict = self._screen, self.request, self._verdict
-        begin = partial(screen.streams.for_request, request.n, verdict.watched, verdict.harm, self._policy)
+        n, harm = request.n, verdict.harm
+        begin = partial(screen.streams.for_request, n, verdict.watched, harm, self._policy, self._steering)
         self._way = WayOut(begin, partial(screen.broke, request.request_id), fail_open=screen.fail_open)
         return self._way
 

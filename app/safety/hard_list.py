@@ -16,6 +16,8 @@ from app.safety.confusables import CONFUSABLES
 
 FOUND = -1
 """The state after a span: there is no way on."""
+MARKS = "*_`~"
+"""What Markdown shows as type and not as characters: a word may be bold in its midst."""
 _INVISIBLE = frozenset({"Mn", "Me", "Cf", "Cc"})
 _REMEMBERED = 20_000
 
@@ -44,6 +46,9 @@ class HardList:
             self._add(" ".join(span.translate(self._folding).split()))
         self._link()
         self._firsts = frozenset(self._next[0])
+        listed = frozenset().union(*self._next)
+        self.marks = dict.fromkeys(ord(mark) for mark in MARKS if mark not in listed)
+        """For `str.translate`: marks of Markdown that are in no span."""
 
     def _add(self, folded: str) -> None:
         if not folded:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from app.safety.hard_list import HardList
+from app.safety.span_reader import Begun
 from app.safety.verdict import Scores, Verdict
 
 
@@ -64,15 +65,64 @@ class Rules(Protocol):
         ...
 
 
+class Steering(NamedTuple):
+    """What a request says of where its answer begins and ends (`steering_of`)."""
+
+    last_said: str = ""
+    """The end of the last assistant message: a client reads the answer after it."""
+    continues: bool = False
+    """Whether the answer goes on with that message itself."""
+    steered: bool = False
+    """Whether parameters may force an end that looks like the model's own."""
+    stop_ids: frozenset[int] = frozenset()
+
+
+UNSTEERED = Steering()
+_LAST_SAID_CHARS = 65_536
+_FORCING = ("regex", "ebnf", "structural_tag", "logit_bias", "min_tokens", "custom_logit_processor")
+
+
+def steering_of(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> Steering:
+    """Read it off a request's body, and off the messages that the model sees."""
+    answers = (message for message in reversed(messages) if message.get("role") == "assistant")
+    answer = next(answers, None)
+    answer_format = body.get("response_format")
+    kind = answer_format.get("type") if isinstance(answer_format, Mapping) else None
+    tool_choice = body.get("tool_choice")
+    return Steering(
+        "" if answer is None else _joined(answer.get("content"))[-_LAST_SAID_CHARS:],
+        answer is not None and answer is messages[-1],
+        any(body.get(name) for name in _FORCING)
+        or kind not in (None, "text", "json_object")
+        or tool_choice == "required"
+        or isinstance(tool_choice, Mapping),
+        frozenset(body.get("stop_token_ids") or ()),
+    )
+
+
+def _joined(content: object) -> str:
+    """A message's text, its parts without anything between: as templates write them."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, Sequence) else ()
+    texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+    return "".join(text for text in texts if isinstance(text, str))
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What all choices of a request are screened by; `clean` and `grey` are its hold-back.
 
-    A harm of `floor` may halt, one of `doubt` is the first of which the model is in doubt.
+    A harm of `floor` may halt, one of `doubt` is the first of which the model is in doubt. `begun` is how far
+    the hard list is, and `continues` the text, that the answer goes on from; the rest see Steering.
     """
 
     model: Listens | None
     hard_list: HardList | None
+    begun: Begun
+    continues: str
+    steered: bool
+    stop_ids: frozenset[int]
     policy: Rules
     prior: float
     watched: bool

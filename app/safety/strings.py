@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from app.safety.json_text import unescaped
+from app.safety.escapes import undone
 
 UNRENDERED = frozenset({"model", "messages", "stop", "stop_token_ids", "logit_bias", "regex", "ebnf"})
 """Parameters whose strings reach no prompt; the messages are read for themselves."""
@@ -119,5 +119,5 @@ def _parsed(arguments: Any) -> Any:
     try:
         return orjson.loads(arguments)
     except orjson.JSONDecodeError:
-        said, rest = unescaped(arguments)
+        said, rest = undone(arguments)
         return said + rest

@@ -22,11 +22,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from app.api.messages import ROLES
 from app.api.parameters import PARAMETERS
-from app.api.wire import ROLES
 from app.engine.remote_model import Facts
+from app.safety.escapes import undone
 from app.safety.guard_reading import turns_for
-from app.safety.json_text import unescaped
 from app.safety.turns import conversation_of, read_request
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("default")]
@@ -196,7 +196,7 @@ def rendered(chat: Any, body: dict[str, Any]) -> str:
     internal, _ = chat._convert_to_internal_request(request)
     tokenizer = chat.tokenizer_manager.tokenizer
     prompt: str = internal.text or tokenizer.decode(internal.input_ids, skip_special_tokens=False)
-    return f"{prompt}\n{unescaped(prompt)[0]}"
+    return f"{prompt}\n{undone(prompt)[0]}"
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))

@@ -91,7 +91,6 @@ def doubtful_places(evil: str) -> dict[str, dict[str, Any]]:
     return {
         "answer": {"messages": [HELLO, {"role": "assistant", "content": evil}, THANKS]},
         "reasoning": {"messages": [HELLO, thought, THANKS]},
-        "refusal": {"messages": [HELLO, {"role": "assistant", "content": "Hi", "refusal": evil}, THANKS]},
         "arguments": {"messages": [HELLO, called(json.dumps({"q": evil})), result(), THANKS]},
         "escaped arguments": {"messages": [HELLO, called(f'{{"q": "{escaped}"}}'), result(), THANKS]},
         "argument name": {"messages": [HELLO, called(json.dumps({evil: "x"})), result(), THANKS]},

@@ -13,9 +13,10 @@ from screens import HARM, WordModel
 
 from app.core import Counts, Delta, FinishReason, ToolCall
 from app.safety.categories import CATEGORIES
+from app.safety.choice_screen import MIN_PREFIX
 from app.safety.policy import Policy
 from app.safety.stream_screen import GREY_PART, Screening, StreamScreen
-from app.safety.stream_terms import HoldBack
+from app.safety.stream_terms import HoldBack, Steering, steering_of
 from app.safety.verdict import Scores
 
 SPAN = "canary song 42"
@@ -478,3 +479,250 @@ def test_what_is_unread_of_an_answer_that_broke_off_is_read_before_it_goes_out()
     one, deltas = screening(watched=True, model=Heard(*[0.1] * 40, 0.99, 0.99)), Deltas()
     feed(one, *(deltas("x ") for _ in range(42)))
     assert one.drain() == []
+
+
+# Ends that the caller chose
+
+
+def steered(*spans: str, rules: Policy | None = None, model: Any = None, **steering: Any) -> Screening:
+    """A screening of an answer to a request with these parameters."""
+    rules = rules or policy({"hard_list": list(spans)})
+    return StreamScreen(model).for_request(1, False, 0.0, rules, Steering(**steering))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "answer"),
+    [
+        ("I say: canary so", "ng 42"),
+        ("canary ", " song 42"),
+        ("canary song 42 and canary", " song 42"),
+        ("can\u200bary&#32;so", "ng 42"),
+        ("**canary** song ", "42"),
+        ("can\\u00", "61ry song 42"),
+    ],
+)
+def test_a_span_that_the_prefix_begins_is_withheld_whole(prefix, answer):
+    """The client reads the answer after what it asked to be continued."""
+    for channel in ("text", "reasoning"):
+        one = steered(SPAN, last_said=prefix, continues=True)
+        assert feed(one, *(Deltas()(char, channel) for char in answer)) == []
+        assert one.halted is not None
+
+
+def test_a_prefix_with_a_whole_span_halts_nothing_by_itself():
+    """Its caller wrote it; the answer is judged for what it adds."""
+    one = steered(SPAN, last_said=SPAN, continues=True)
+    assert text_of(feed(one, *said(" is a fine title"))) == " is a fine title"
+
+
+def test_harm_that_the_prefix_began_counts():
+    """The model of answers hears the prefix first."""
+    one = steered(model=WordModel(), last_said=f"so {HARM}", continues=True)
+    assert feed(one, *said("and on it goes")) == []
+    assert one.halted is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\\u0063anary song 42",
+        "c\\\\u0061nary song 42",
+        "canary\\nsong 42",
+        "&#99;anary&nbsp;song 42",
+        "can&shy;ary song 42",
+        "canary &amp;#115;ong 42",
+        "can**ary** _song_ 42",
+        "\\ud835\\udc1canary song 42",
+    ],
+)
+@pytest.mark.parametrize("channel", ["text", "reasoning", "tool"])
+def test_a_span_that_a_client_would_show_is_found(text, channel):
+    """Escapes of JSON, entities and marks of Markdown are undone, in every channel and any pieces."""
+    tool = ToolCall(0) if channel == "tool" else None
+    for pieces in ([text], list(text), [text[at : at + 3] for at in range(0, len(text), 3)]):
+        one, deltas = screening(SPAN), Deltas()
+        out = feed(one, *(deltas(piece, channel, tool=tool) for piece in pieces))
+        assert one.halted is not None
+        assert text_of(out) == ""
+
+
+def test_a_span_with_marks_of_its_own_is_found_escaped():
+    """Marks that a listed span has are read as they are."""
+    one = screening("sk_live_")
+    assert feed(one, *(Deltas()(char) for char in "sk\\u005flive_")) == []
+    assert one.halted is not None
+
+
+def test_a_span_over_two_channels_is_found():
+    """Reasoning that an answer goes on with, and names of calls one after the other."""
+    one, deltas = screening(SPAN), Deltas()
+    assert feed(one, deltas("canary so", "reasoning"), deltas("ng "), deltas("42")) == []
+    assert one.halted is not None
+    one, deltas = screening("canarysong"), Deltas()
+    calls = [
+        deltas("", "tool", tool=ToolCall(i, f"call_{i}", name)) for i, name in enumerate(("canary", "song"))
+    ]
+    assert feed(one, *calls) == []
+    assert one.halted is not None
+
+
+def test_a_likely_token_that_ends_a_span_is_read():
+    """It is told as a token that was not chosen."""
+    one, deltas = screening(SPAN), Deltas()
+    feed(one, deltas("canary song", logprobs=[{"token": "canary song", "top_logprobs": []}]))
+    entry = {"token": " 41", "top_logprobs": [{"token": " 41"}, {"token": " 42"}]}
+    assert feed(one, deltas(" 41", logprobs=[entry])) == []
+    assert one.halted is not None
+
+
+@pytest.mark.parametrize("steering", [{"stop_ids": frozenset({7})}, {"steered": True}])
+def test_a_stop_id_or_a_forced_end_tells_nothing_of_a_span(steering):
+    """Neither its beginning nor, as what matched, its next token."""
+    one, deltas = steered(SPAN, **steering), Deltas()
+    out = feed(one, *said("say canary so", deltas), deltas("", tokens=0, finish="stop", stop=7))
+    assert text_of(out) == "say "
+    assert (out[-1].finish_reason, out[-1].matched_stop) == ("stop", None)
+
+
+def test_a_stop_in_no_span_is_told():
+    """An ordinary stop id or string stays what the client expects."""
+    for stop in (7, "END"):
+        one, deltas = steered(SPAN, stop_ids=frozenset({7})), Deltas()
+        out = feed(one, *said("say no more!", deltas), deltas("", tokens=0, finish="stop", stop=stop))
+        assert (text_of(out), out[-1].matched_stop) == ("say no more!", stop)
+
+
+@pytest.mark.parametrize("stop", ["so", "ng 42", SPAN])
+def test_a_stop_string_within_a_span_is_not_told(stop):
+    """It would say that the model went on with it."""
+    one, deltas = screening(SPAN), Deltas()
+    out = feed(one, *said("say canary ", deltas), deltas("", tokens=0, finish="stop", stop=stop))
+    assert (text_of(out), out[-1].matched_stop) == ("say ", None)
+
+
+class Noting(Heard):
+    """Notes up to which word a reading left no doubt."""
+
+    def __init__(self, doubt: float, scores: Sequence[float]) -> None:
+        super().__init__(*scores)
+        self._doubt = doubt
+        self._words = self.doubtless = 0
+
+    def feed(self, text: str) -> float:
+        """See Heard."""
+        self._words += len(text.split())
+        p = super().feed(text)
+        self.doubtless = self._words if p < self._doubt else self.doubtless
+        return p
+
+
+@pytest.mark.parametrize(
+    ("finish", "stop"), [("length", None), ("abort", None), ("stop", "END"), ("stop", 7)]
+)
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_no_cut_reads_further_than_the_model_was_in_no_doubt(finish, stop, chunk):
+    """Cut anywhere, an answer ends where the uncut one had come to by then, or where there was no doubt."""
+    rules = policy()
+    floor = min(rules.output_thresholds(watched=False))
+    rng = random.Random(chunk)
+    words = [f"w{at} " for at in range(60)]
+    for _ in range(8):
+        scores = [rng.choice([0.1, 0.6, 0.7, 0.9, 0.99]) * floor for _ in range(20)] + [0.99] * 40
+        uncut, whole = Deltas(), steered(rules=rules, model=Heard(*scores))
+        out_by: list[int] = []
+        for at in range(0, 60, chunk):
+            out = whole.feed(uncut("".join(words[at : at + chunk]), tokens=chunk))
+            out_by.append((out_by[-1] if out_by else 0) + sum(len(delta.token_ids) for delta in out))
+        assert whole.halted is not None
+        for cut in range(chunk, 61, chunk):
+            model, deltas = Noting(GREY_PART * floor, scores), Deltas()
+            one = steered(rules=rules, model=model, stop_ids=frozenset({7}))
+            out = []
+            for at in range(0, cut, chunk):
+                out += one.feed(deltas("".join(words[at : at + chunk]), tokens=chunk))
+            out += one.feed(deltas("", tokens=0, finish=finish, stop=stop))
+            tokens = sum(len(delta.token_ids) for delta in out)
+            assert text_of(out) == "".join(words[:tokens])
+            assert tokens <= max(out_by[cut // chunk - 1], model.doubtless)
+            if one.halted is None:
+                assert tokens == out[-1].counts.completion_tokens
+
+
+def test_no_cut_reads_into_a_span():
+    """In any pieces, cut anywhere and however: but for a few letters, nothing beyond what came first."""
+    text = f"well, {SPAN} and on"
+    for size in (1, 2, 5):
+        for cut in range(1, len(text)):
+            for finish, stop in (("length", None), ("abort", None), ("stop", "x"), ("stop", 7)):
+                one, deltas = steered(SPAN, stop_ids=frozenset({7})), Deltas()
+                pieces = [text[at : min(at + size, cut)] for at in range(0, cut, size)]
+                out = feed(one, *map(deltas, pieces), deltas("", tokens=0, finish=finish, stop=stop))
+                assert len(text_of(out)) < len("well, ") + MIN_PREFIX
+                assert text_of(out) == text[: len(text_of(out))]
+
+
+def test_a_cut_in_no_doubt_loses_nothing():
+    """What is held of a watched answer, or on its way out after a doubt, goes out with a cut."""
+    rules = policy()
+    nearly = min(rules.output_thresholds(watched=False)) - 1e-9
+    for watched, model in ((True, WordModel()), (False, Heard(*[nearly] * 30, 0.0))):
+        one, deltas = screening(model=model, watched=watched, rules=rules), Deltas()
+        everything = [*(deltas("x ") for _ in range(35)), deltas("", tokens=0, finish="length")]
+        assert feed(one, *everything) == everything
+
+
+def test_an_end_over_the_threshold_is_told_as_filtered():
+    """One hit is no halt, but what a cut withheld there was not merely too long."""
+    one, deltas = screening(model=Heard(0.0, 0.0, 0.99)), Deltas()
+    out = feed(one, *said("a b c", deltas), deltas("", tokens=0, finish="length"))
+    assert (text_of(out), out[-1].finish_reason) == ("a b ", "content_filter")
+
+
+def test_harm_over_many_short_calls_adds_up():
+    """All that a choice says is heard by one listener, names and arguments in their order."""
+    heard: list[str] = []
+
+    class Counting(Heard):
+        def feed(self, text: str) -> float:
+            heard.append(text)
+            return 0.0 if len("".join(heard).split("bad")) < 6 else 0.99
+
+        def scores(self) -> Scores:
+            return {"S2": 0.99}
+
+    one, deltas = screening(model=Counting()), Deltas()
+    for call in range(8):
+        feed(one, deltas("", "tool", tool=ToolCall(call, f"call_{call}", f"tool{call}")))
+        feed(one, deltas('{"q": "bad"}', "tool", tool=ToolCall(call)))
+    assert one.halted is not None
+    assert "tool0" in "".join(heard)
+    one = screening(model=WordModel())
+    deltas = Deltas()
+    names = [deltas("", "tool", tool=ToolCall(i, f"c{i}", name)) for i, name in enumerate((HARM, HARM, HARM))]
+    feed(one, *names)
+    assert one.halted is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({}, Steering()),
+        ({"response_format": {"type": "json_object"}}, Steering()),
+        ({"stop_token_ids": [7]}, Steering(stop_ids=frozenset({7}))),
+        ({"regex": ".{10}"}, Steering(steered=True)),
+        ({"min_tokens": 9, "logit_bias": {"2": 100}}, Steering(steered=True)),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, Steering(steered=True)),
+        ({"tool_choice": "required"}, Steering(steered=True)),
+    ],
+)
+def test_parameters_that_can_force_an_end_are_seen(body, expected):
+    """A grammar, a bias for the end, a stop id: the model did not choose to end there."""
+    assert steering_of(body, [{"role": "user", "content": "hi"}]) == expected
+
+
+def test_what_an_answer_goes_on_with_is_all_parts_of_the_last_assistant_message():
+    """And the last turn is told, where a user asks to go on."""
+    parts = [{"type": "text", "text": "canary"}, {"type": "text", "text": " so"}]
+    last = {"role": "assistant", "content": parts}
+    assert steering_of({}, [last]) == Steering("canary so", continues=True)
+    assert steering_of({}, [last, {"role": "user", "content": "go on"}]) == Steering("canary so")
