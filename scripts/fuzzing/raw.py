@@ -10,7 +10,21 @@ import time
 from typing import NamedTuple
 
 READ_S = 20.0
-_VALUES = (None, True, -1, 2**63, 1e308, "", "\ud800", "\0", [], {}, [[]], {"": None}, "a" * 5000)
+_VALUES: tuple[object, ...] = (
+    None,
+    True,
+    -1,
+    2**63,
+    1e308,
+    "",
+    "\ud800",
+    "\0",
+    [],
+    {},
+    [[]],
+    {"": None},
+    "a" * 5000,
+)
 _BYTES = (b"\r\n", b"\n", b"\0", b"\xff", b":", b" ", b"{", b"[", b'"', b"\\u", b"0x", b"chunked", b"-1")
 _PATHS = (
     "POST /v1/chat/completions",

