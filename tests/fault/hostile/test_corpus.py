@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from corpus import REQUESTS, Case, cases, run
 from servers import ServerProcess, Spawn, chat
 from sse_client import fetch
+
+AFTERWARDS_S = 30.0
+"""For a plain answer once the case is over; the engine may be working off what it took."""
 
 
 def named(engine: str) -> pytest.MarkDecorator:
@@ -20,7 +25,8 @@ async def check(case: Case, server: ServerProcess, model: str) -> None:
     seen = await run(case, port, server.process.pid)
     key = {"authorization": "Bearer secret"} if case.api_key else {}
     body = chat(model=model, stream=False, max_tokens=2)
-    answer = await fetch(port, "POST", "/v1/chat/completions", body, key)
+    async with asyncio.timeout(AFTERWARDS_S):
+        answer = await fetch(port, "POST", "/v1/chat/completions", body, key)
     if answer.status != 200:
         seen.faults.append(f"afterwards a plain request is {answer.status}")
     if case.log_lines is not None and len(server.log) - lines > case.log_lines:
