@@ -16,6 +16,7 @@ from app.api.conversations import ConversationRoutes
 from app.api.limits import LimitHeaders
 from app.api.metrics import MetricsRoutes
 from app.api.moderations import ModerationRoutes
+from app.api.openapi import openapi
 from app.api.prefixes import PrefixRoutes
 from app.api.reading import Handler, ReadBounds
 from app.api.refusal import Guard, Refusals
@@ -48,6 +49,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
         return Route(where_, handler, methods=[method])
 
     routes = [
+        route("/openapi.json", openapi, "GET"),
         route("/healthz", service.healthz, "GET"),
         route("/readyz", service.readyz, "GET"),
         route("/metrics", metrics.metrics, "GET"),

@@ -24,10 +24,10 @@ from app.store.keys import (
 
 DEFAULT_OVERLAP_S = 86_400
 MAX_OVERLAP_S = 366 * 86_400
-_MAX_CHARS = 100
-_MAX_COUNT = 10**12
-_MAX_USD = 10**9
-_MAX_MODELS = 100
+MAX_CHARS = 100
+MAX_COUNT = 10**12
+MAX_USD = 10**9
+MAX_MODELS = 100
 _MICRO = 1_000_000
 
 
@@ -122,9 +122,9 @@ def _unix_s(at_us: int | None) -> int | None:
 def _text(param: str, value: Any) -> str:
     """One line that a terminal shows as it is."""
     check_kind(param, value, str)
-    if not (0 < len(value) <= _MAX_CHARS and value.isprintable() and value == value.strip()):
+    if not (0 < len(value) <= MAX_CHARS and value.isprintable() and value == value.strip()):
         raise BadRequest(
-            f"{param} must have 1 to {_MAX_CHARS} printable characters, and no space around them.",
+            f"{param} must have 1 to {MAX_CHARS} printable characters, and no space around them.",
             param=param,
         )
     return str(value)
@@ -141,8 +141,8 @@ def _choice(choices: Sequence[str]) -> Callable[[str, Any], str]:
 
 def _count(param: str, value: Any) -> int:
     check_kind(param, value, int)
-    if not 1 <= value <= _MAX_COUNT:
-        raise BadRequest(f"{param} must be 1 to {_MAX_COUNT:,}, got {value}; null is no limit.", param=param)
+    if not 1 <= value <= MAX_COUNT:
+        raise BadRequest(f"{param} must be 1 to {MAX_COUNT:,}, got {value}; null is no limit.", param=param)
     return int(value)
 
 
@@ -161,7 +161,7 @@ def _budget(param: str, value: Any) -> int:
         micro = Decimal(str(value)) * _MICRO
     except InvalidOperation:
         micro = Decimal("nan")
-    if not (micro.is_finite() and 0 < micro <= _MAX_USD * _MICRO and micro == micro.to_integral_value()):
+    if not (micro.is_finite() and 0 < micro <= MAX_USD * _MICRO and micro == micro.to_integral_value()):
         raise BadRequest(
             f"{param} must be USD above 0 with at most 6 decimals, got {value!r}; null is no limit.",
             param=param,
@@ -171,15 +171,15 @@ def _budget(param: str, value: Any) -> int:
 
 def _models(param: str, value: Any) -> tuple[str, ...]:
     check_kind(param, value, list)
-    if not 1 <= len(value) <= _MAX_MODELS:
-        raise BadRequest(f"{param} must name 1 to {_MAX_MODELS} models; null allows all.", param=param)
+    if not 1 <= len(value) <= MAX_MODELS:
+        raise BadRequest(f"{param} must name 1 to {MAX_MODELS} models; null allows all.", param=param)
     return tuple(dict.fromkeys(_model(f"{param}[{i}]", name) for i, name in enumerate(value)))
 
 
 def _model(param: str, value: Any) -> str:
     check_kind(param, value, str)
-    if not (0 < len(value) <= 2 * _MAX_CHARS and value.isprintable()):
-        raise BadRequest(f"{param} must have 1 to {2 * _MAX_CHARS} printable characters.", param=param)
+    if not (0 < len(value) <= 2 * MAX_CHARS and value.isprintable()):
+        raise BadRequest(f"{param} must have 1 to {2 * MAX_CHARS} printable characters.", param=param)
     return str(value)
 
 

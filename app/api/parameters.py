@@ -9,7 +9,7 @@ against the request model of the pinned SGLang.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
@@ -298,6 +298,14 @@ def _items(name: str, values: Sequence[Any], most: int) -> Iterator[tuple[str, A
         yield f"{name}[{i}]", value
 
 
+def treatment(name: str) -> Literal["honoured", "ignored", "refused"]:
+    """What becomes of a parameter of the table."""
+    parameter = PARAMETERS[name]
+    if parameter.refusal is not None:
+        return "refused"
+    return "honoured" if parameter.to_engine or name in _SERVERS_OWN else "ignored"
+
+
 def markdown() -> str:
     """The tables of docs/parameters.md."""
     honoured = ["| parameter | type | range |", "|---|---|---|"]
@@ -305,10 +313,11 @@ def markdown() -> str:
     refused = ["| parameter | why | passes |", "|---|---|---|"]
     for name, p in PARAMETERS.items():
         kinds = " or ".join(_kind_names(p.kinds))
-        if p.refusal is not None:
+        treated = treatment(name)
+        if treated == "refused":
             passes = ", ".join(f"`{orjson.dumps(v).decode()}`" for v in p.accepts)
             refused.append(f"| `{name}` | {p.refusal} | {passes} |")
-        elif p.to_engine or name in _SERVERS_OWN:
+        elif treated == "honoured":
             honoured.append(f"| `{name}` | {kinds} | {_range(p)} |")
         else:
             unheeded.append(f"| `{name}` | {kinds} | {_range(p)} |")

@@ -57,6 +57,11 @@ class Server:
             )
         )
 
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
     async def ready(self) -> None:
         """Wait until it takes requests. Raises ServerFailed."""
         ended = asyncio.create_task(self._process.wait())

@@ -136,6 +136,7 @@ class Draws:
 
     def model(self, kind: type[pydantic.BaseModel]) -> dict[str, Any]:
         """The fields of a model, those that need not be as it comes, until it is valid."""
+        kind.model_rebuild()  # types that name one another are resolved when they are first used
         for _ in range(4):
             fields = {
                 field.alias or name: self.value(field.annotation, name)
