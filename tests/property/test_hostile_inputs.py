@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from servers import chat
 
+from app.api.json_body import parse_body
 from app.api.key_terms import TERMS, read_new, read_overlap_us, read_terms
 from app.api.moderations import parse_moderation
 from app.api.parameters import PARAMETERS
-from app.api.wire import parse_body, parse_chat_request
+from app.api.wire import parse_chat_request
 from app.engine.splice import splice
 from app.errors import ServingError
 from app.metering.pricing import PriceTable
