@@ -245,6 +245,10 @@ class Connection:
                     yield decoded
             self._ahead = chunked.rest() + self._ahead
             return
+        if "content-length" not in head.headers:  # HTTP/1.0: to the end of the connection
+            while piece := await self.read(size()):
+                yield piece
+            return
         left = int(head.headers["content-length"])
         while left:
             piece = await self.read(min(left, size()))

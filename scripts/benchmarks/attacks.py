@@ -127,22 +127,20 @@ async def drip(target: Target, beginning: bytes, connections: int) -> None:
 
 
 async def bodies(target: Target) -> None:
-    """31 MB of containers, tiny messages, biases, one long string."""
-    many = 31_000_000
-    message = b'{"role":"user","content":"a"}'
-    beginning = b'{"model":"' + target.model.encode() + b'","max_tokens":1,"messages":['
-    shapes = [
-        beginning + message + b'],"metadata":{"a":[' + b"{}," * (many // 3) + b"{}]}}",
-        beginning + b",".join([message] * (many // 30)) + b"]}",
-        beginning
-        + message
-        + b'],"logit_bias":{'
-        + b",".join(b'"%d":1' % number for number in range(many // 12))
-        + b"}}",
-        beginning + b'{"role":"user","content":"' + b"a" * many + b'"}]}',
-        beginning + b'{"role":"user","content":"' + b"\\u0041" * (many // 6) + b'"}]}',
-    ]
+    """Containers, tiny messages, biases, one long string: 31 MB, and what passes the limit of a small model."""
+    shapes = [shape for size in (31_000_000, 1_000_000) for shape in _bodies(target.model, size)]
     await flood(target, [target.request("POST", CHAT, body) for body in shapes], 4)
+
+
+def _bodies(model: str, size_bytes: int) -> Iterator[bytes]:
+    message = b'{"role":"user","content":"a"}'
+    beginning = b'{"model":"' + model.encode() + b'","max_tokens":1,"messages":['
+    yield beginning + message + b'],"metadata":{"a":[' + b"{}," * (size_bytes // 3) + b"{}]}}"
+    yield beginning + b",".join([message] * (size_bytes // 30)) + b"]}"
+    biases = b",".join(b'"%d":1' % number for number in range(size_bytes // 12))
+    yield beginning + message + b'],"logit_bias":{' + biases + b"}}"
+    yield beginning + b'{"role":"user","content":"' + b"a" * size_bytes + b'"}]}'
+    yield beginning + b'{"role":"user","content":"' + b"\\u0041" * (size_bytes // 6) + b'"}]}'
 
 
 async def dripped_bodies(target: Target) -> None:

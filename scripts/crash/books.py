@@ -45,6 +45,11 @@ class Bill(NamedTuple):
         """What of the completion was given out, and so told and paid for."""
         return self.completion_tokens - self.withheld_tokens
 
+    @property
+    def cut_tokens(self) -> int:
+        """What was withheld of an answer that reached its length: tokens in doubt at its end."""
+        return self.withheld_tokens if self.outcome == "length" else 0
+
 
 @dataclass
 class Row:

@@ -151,7 +151,8 @@ class Reconnect:
     def _check_settled_bill(self, row: Row) -> None:
         asked, heard, bill = self._asked, self._asked.heard, row.bill
         if bill.outcome == asked.finish_reason:
-            self._check(bill.released_tokens == asked.length * asked.n, "a whole answer is billed whole")
+            made = bill.released_tokens + bill.cut_tokens
+            self._check(made == asked.length * asked.n, "a whole answer is billed whole")
             return
         stopped = bill.outcome == "abort" and asked.cancelled
         died = bill.outcome == "draining" and (heard.error is not None or asked.refused is not None)
@@ -231,7 +232,8 @@ class Reconnect:
         statuses = {answer.status for answer in row.answers}
         self._check(statuses == {status}, "the message says how it ended", answers=row.answers)
         if status == "complete":
-            self._check(asked.is_whole(stored), "a complete answer is whole", answers=row.answers)
+            as_asked = asked.is_beginning if row.bill.cut_tokens else asked.is_whole
+            self._check(as_asked(stored), "a complete answer is whole", answers=row.answers)
 
     def _check_view(self, row: Row, status: int, view: dict[str, Any]) -> None:
         if not self._check(status == 200, "its conversation can be looked at", view=view):

@@ -24,7 +24,7 @@ from app.store.keys import Issued, Terms
 CANARY = "canary-51d0"
 ADMIN_KEYS = "/api/admin/keys"
 TEXT = re.compile(r"tr-[0-9a-f]{12}-[0-9a-f]{64}")
-PUBLIC = {"/healthz", "/readyz"}
+PUBLIC = {"/healthz", "/readyz", "/openapi.json"}
 """Routes that want no key. Every other one must refuse a wrong one."""
 FOR_ADMINS = ("/api/admin/", "/metrics")
 EVERYONES = {
