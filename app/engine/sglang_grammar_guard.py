@@ -33,6 +33,7 @@ MIN_SHARE = 0.05
 STALL_S = 0.5
 """CPU time of a mask after which the step goes on without it."""
 LOOK_S = 0.1
+"""How often a step looks whether the mask in hand has stalled."""
 COMPILERS = 2
 COMPILER_NICE = 10
 MAX_COMPILED = 128
@@ -48,10 +49,10 @@ POLL_ENVIRON = {
 class GrammarGuard:
     """Counts what grammars cost in this scheduler; `install` puts it in SGLang's way."""
 
-    def __init__(self, mask_ms: float, *, stall_s: float | None = STALL_S) -> None:
+    def __init__(self, mask_ms: float, *, stall_s: float | None = STALL_S, look_s: float = LOOK_S) -> None:
         self._mask_ms = mask_ms
         self._share_ms = mask_ms
-        self._filler = None if stall_s is None else MaskFiller(stall_s)
+        self._filler = None if stall_s is None else MaskFiller(stall_s, look_s)
         self._any_exceeded = False
 
     def install(self) -> None:
@@ -137,8 +138,9 @@ class RequestMeter(CostMeter):
 class MaskFiller:
     """Fills a step's masks in a thread, and starts another thread where that stays in one mask."""
 
-    def __init__(self, stall_s: float) -> None:
+    def __init__(self, stall_s: float, look_s: float) -> None:
         self._stall_s = stall_s
+        self._look_s = look_s
         self._thread = _FillThread()
 
     def fill(self, rows: list[Any], vocab_mask: Any) -> list[Any]:
@@ -147,7 +149,7 @@ class MaskFiller:
         while rows:
             thread = self._thread
             thread.begin(rows, vocab_mask)
-            while not thread.done.wait(LOOK_S):
+            while not thread.done.wait(self._look_s):
                 if thread.current_s() > self._stall_s:
                     break
             else:

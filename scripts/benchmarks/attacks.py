@@ -127,7 +127,7 @@ async def drip(target: Target, beginning: bytes, connections: int) -> None:
 
 
 async def bodies(target: Target) -> None:
-    """Containers, tiny messages, biases, one long string: 31 MB, and what passes the limit of a small model."""
+    """Containers, tiny messages, biases, a long string: 31 MB, and what a small model may be sent."""
     shapes = [shape for size in (31_000_000, 1_000_000) for shape in _bodies(target.model, size)]
     await flood(target, [target.request("POST", CHAT, body) for body in shapes], 4)
 

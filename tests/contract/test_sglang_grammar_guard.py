@@ -111,7 +111,7 @@ def test_a_mask_that_stalls_is_left_behind(compiled: Any):
     mask = slow.allocate_vocab_mask(slow.vocab_size, 1, "cpu")
     slow.fill_vocab_mask(mask, 0)
     took_s = time.thread_time() - began_s
-    guard = GrammarGuard(1.0, stall_s=took_s / 20)
+    guard = GrammarGuard(1.0, stall_s=took_s / 20, look_s=took_s / 50)
     mask = step(guard, [slow, good], ord("a"))
     right = good.allocate_vocab_mask(good.vocab_size, 1, "cpu")
     good.fill_vocab_mask(right, 0)
