@@ -27,12 +27,12 @@ def compiled() -> Any:
 
         import app.engine.sglang_grammar_guard  # noqa: F401
 
-    tokens = [*(bytes([value]) for value in range(256)), *(b"a" * n for n in range(2, 9)), b"<end>"]
-    info = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, stop_token_ids=[len(tokens) - 1])
-    compiler = xgrammar.GrammarCompiler(info)
-
-    def make(regex: str) -> Any:
-        grammar = compiler.compile_regex(regex)
+    def make(regex: str, *, longest: int = 8) -> Any:
+        """With tokens of up to so many letters `a`: a mask tries each of them."""
+        letters = (b"a" * n for n in range(2, longest + 1))
+        tokens = [*(bytes([value]) for value in range(256)), *letters, b"<end>"]
+        info = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, stop_token_ids=[len(tokens) - 1])
+        grammar = xgrammar.GrammarCompiler(info).compile_regex(regex)
         return XGrammarGrammar(xgrammar.GrammarMatcher(grammar), len(tokens), grammar, None)
 
     return make
@@ -104,7 +104,7 @@ def test_a_mask_that_stalls_is_left_behind(compiled: Any):
     """The step goes on, the other's mask is right, and the request is ended."""
     from app.engine.sglang_grammar_guard import GrammarGuard
 
-    slow, good = compiled(NESTED), compiled("a*")
+    slow, good = compiled(NESTED, longest=130), compiled("a*", longest=130)
     for _ in range(40):
         slow.accept_token(ord("a"))
     began_s = time.thread_time()
