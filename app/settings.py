@@ -191,7 +191,7 @@ class Settings:
         maximum=10.0,
     )
     key_slowdown: float = _setting(
-        3.0,
+        2.0,
         "how many times longer an output token may take because of one key that has more than its share,"
         " while other keys are in use; 0 is any",
         minimum=0.0,
