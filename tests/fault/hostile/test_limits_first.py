@@ -312,6 +312,17 @@ async def test_every_page_of_an_export_waits_for_its_turn(serve: Serve):
     assert len(json.loads(b"".join(written))["messages"]) == len(messages) + 1
 
 
+async def test_floods_of_attaching_requests_are_paced(serve: Serve):
+    """A request that attaches is given back what it was charged, and counts among the reads instead."""
+    served = await serve(Script(tokens=4), max_reads_per_s=0.5)
+    ann = await made(served, "ann", rpm=10)
+    named = {**ann, "idempotency-key": "one"}
+    answers = [await served.post(chat(stream=False), **named) for _ in range(30)]
+    assert {answer.status for answer in answers} == {200, 429}
+    assert [answer.status for answer in answers].count(200) < 12
+    assert served.runtime.limiter.refused["standard"]["reads"] > 0
+
+
 async def test_floods_of_refusals_are_slowed_and_answers_are_not(serve: Serve):
     """On each connection a refusal a second, with a key and without; another key is answered at once."""
     served = await serve(Script(tokens=4))
