@@ -109,12 +109,12 @@ class Pipeline:
             place.engine.abort(check.rid)
             stream.fail(InternalError("The server failed to answer this request; it may be sent again."))
         finally:
-            check.close(stream)
             lease.settle(trace.counts)
             if entry is not None:
                 self._journal.settle_later(entry, trace.outcome)
             self._traffic.ended(request.model, trace.outcome, trace.timings())
             self._log.info("request", cancelled=stream.cancelled, **trace.fields())
+            check.close(stream)  # last: it reads the whole answer, and nothing above may depend on that
 
     async def _turn(
         self,

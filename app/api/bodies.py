@@ -60,12 +60,12 @@ class BodyReader:
     async def read(
         self, request: Request, client: Client, owner: str, limit_bytes: int = SMALL_BODY_BYTES
     ) -> bytes:
-        """The body of a caller's request, `limit_bytes` at most.
+        """The body of a caller's request, `limit_bytes` at most, and never more than `max_body_bytes` if set.
 
         Its memory counts as theirs until the response begins. Raises as `Client.body`, and Unavailable.
         """
         lease: BodyLease = request.scope[_LEASE]
-        limit_bytes = min(limit_bytes, self.limit_bytes)
+        limit_bytes = min(limit_bytes, self._runtime.settings.max_body_bytes or limit_bytes)
         declared = request.headers.get("content-length")
 
         async def hold(size_bytes: int) -> None:

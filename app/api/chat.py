@@ -109,6 +109,8 @@ class ChatRoutes:
         streaming = bool(body.get("stream"))
         stream = None if key is None else await self._made_before(owner, key, after)
         if stream is not None:
+            if lease is not UNLIMITED:  # else it was paced before its body was read
+                self._runtime.reads.pace(owner, caller.key)
             lease.withdraw()
             return stream, streaming
         _check_fresh(after)

@@ -110,7 +110,10 @@ class ConversationRoutes:
     async def _written(
         self, request: Request, outline: Outline, layout: Format, headers: Mapping[str, str] | None = None
     ) -> Response:
-        """A response in one piece where a page holds all; else a page is read once the last was taken."""
+        """A response in one piece where a page holds all; else a page is read once the last was taken.
+
+        Each of these pages waits for its own turn at the store: the handler's ends with the first.
+        """
         owner = self._gatekeeper.owner(request)
         first = await self._page(owner, outline, 0)
         pieces = self._pieces(owner, outline, layout, first)
@@ -128,7 +131,8 @@ class ConversationRoutes:
                 separator = layout.separator
             if page.next_start is None:
                 break
-            page = await self._page(owner, outline, page.next_start)
+            async with self._runtime.reads.turn(owner):  # the first page's, where it had one, is over
+                page = await self._page(owner, outline, page.next_start)
         yield layout.tail
 
     async def _page(self, owner: str, outline: Outline, start: int) -> Page:

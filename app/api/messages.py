@@ -48,6 +48,7 @@ TAKEN_OF_ASSISTANT = frozenset(
         "annotations",
         "audio",
         "function_call",
+        "parsed",  # OpenAI's SDK, of an answer that it has parsed
         "reasoning_details",  # OpenRouter
         "thinking_blocks",  # LiteLLM, as are the next two
         "images",
@@ -56,7 +57,7 @@ TAKEN_OF_ASSISTANT = frozenset(
 )
 TAKEN_OF_PART = frozenset({"cache_control", "annotations", "citations", "id", "index", "logprobs"})
 TAKEN_OF_CALL = frozenset({"index", "cache_control", "provider_specific_fields", "extra_content"})
-TAKEN_OF_FUNCTION = frozenset({"provider_specific_fields"})
+TAKEN_OF_FUNCTION = frozenset({"parsed_arguments", "provider_specific_fields"})
 TAKEN_OF_IMAGE = frozenset({"format"})
 """LiteLLM's media type of the image, which its data URL has too."""
 

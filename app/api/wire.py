@@ -94,7 +94,7 @@ def _stream_options(given: Mapping[str, Any]) -> tuple[bool, bool]:
     if not given.get("stream"):
         raise BadRequest("stream_options needs stream: true.", param="stream_options")
     for name, value in options.items():
-        if name == "include_obfuscation" and value is False:
+        if value is None or (name == "include_obfuscation" and value is False):
             continue
         if name not in ("include_usage", "continuous_usage_stats"):
             raise BadRequest(

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from app.engine.grammar_cost import GrammarBudget
-from app.errors import InternalError, Overloaded
+from app.errors import EngineNotReady, InternalError, Overloaded
 
 WORKERS = 2
 """60 MiB each, with 128,000 tokens 120 MiB. The second starts when the first is busy."""
@@ -88,7 +88,10 @@ class WorkerPool:
             await process.wait()
 
     async def check(self, owner: str, kind: str, source: str, tokens: int) -> Verdict:
-        """Compile and walk a grammar. Raises Overloaded where too many wait for that already."""
+        """Compile and walk a grammar.
+
+        Raises Overloaded where too many wait for that already, EngineNotReady once the pool is closed.
+        """
         if self._waiting.total() >= MAX_WAITING or self._waiting[owner] >= MAX_WAITING_PER_OWNER:
             raise Overloaded(
                 "Too many new grammars are being checked; send the request again.", retry_after_s=2
@@ -98,7 +101,11 @@ class WorkerPool:
         try:
             async with asyncio.timeout(self._setup.budget.check_s) as waiting, turn, self._slots:
                 waiting.reschedule(None)
-                return await self._ask(kind, source, tokens)
+                self._check_open()
+                verdict = await self._ask(kind, source, tokens)
+                if verdict.outcome != "passed":
+                    self._check_open()  # the worker was killed with the pool, and not for its grammar
+                return verdict
         except TimeoutError:
             raise Overloaded(
                 "The grammars before this one took too long to check; send the request again.",
@@ -110,6 +117,10 @@ class WorkerPool:
                 del self._waiting[owner], self._turns[owner]
 
     # --- inside
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineNotReady("The engine is being stopped.", retry_after_s=5)
 
     async def _ask(self, kind: str, source: str, tokens: int) -> Verdict:
         process = await self._worker()

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from app.core import ChatRequest
+from app.errors import EngineNotReady
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ class RenderLanes:
         self._long = _Lane("render-long", workers)
 
     async def run(self, convert: Callable[[ChatRequest], T], request: ChatRequest) -> T:
-        """`convert(request)`, in its turn. Raises what that does."""
+        """`convert(request)`, in its turn. Raises what that does, EngineNotReady once they are closed."""
         lane = self._short if is_short(request) else self._long
         return await lane.run(request.owner, convert, request)
 
@@ -64,7 +65,11 @@ class _Lane:
     async def run(self, owner: str, function: Callable[..., T], *arguments: Any) -> T:
         loop = asyncio.get_running_loop()
         await self._turn(owner, loop)
-        job = self._threads.submit(function, *arguments)
+        try:
+            job = self._threads.submit(function, *arguments)
+        except RuntimeError:  # closed meanwhile: those behind are to learn of it too
+            self._release()
+            raise EngineNotReady("The engine is being stopped.", retry_after_s=5) from None
         job.add_done_callback(lambda _: self._ended(loop))
         return await asyncio.wrap_future(job)
 

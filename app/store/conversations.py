@@ -26,9 +26,9 @@ Status = Literal["complete", "in_progress", "cancelled", "interrupted", "failed"
 ROOT = "root"
 """As `parent_id`: begin again above the first message."""
 MAX_BRANCH_MESSAGES = 10_000
-"""Messages that a turn can continue; as many as a request may have (app.api.messages)."""
+"""Messages that a turn can continue; a request that sends them all has a lower bound (app.api.parameters)."""
 MAX_BRANCH_BYTES = 32 * 1024**2
-"""Text, images and token ids that a turn can continue; a body in one piece may have as much by default."""
+"""Text, images and token ids that a turn can continue; where the model sees, a body may have as much."""
 _ANCESTORS = (
     "WITH RECURSIVE path (seq, parent_seq) AS ("
     " SELECT seq, parent_seq FROM messages WHERE seq = ? UNION ALL"

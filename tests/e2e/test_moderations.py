@@ -120,6 +120,12 @@ REFUSED = {
     "another parameter": ({"input": "a", "user": "me"}, 400, "unknown_parameter", "user"),
     "too many texts": ({"input": ["a"] * (MAX_INPUTS + 1)}, 400, "invalid_value", "input"),
     "too much text": ({"input": ["a" * MAX_CHARS, "b"]}, 400, "invalid_value", "input"),
+    "too much text, six bytes a letter": (
+        {"input": ["\u4e2d" * MAX_CHARS, "b"]},
+        400,
+        "invalid_value",
+        "input",
+    ),
 }
 
 

@@ -22,6 +22,8 @@ from app.safety.shipped import Models
 from app.safety.stream_terms import Listener
 from app.safety.verdict import Quick, Scores
 from app.settings import Settings, SettingsError
+from app.store import key_table, keys
+from app.store.keys import Terms
 
 LONG = " ".join(f"word{i}" for i in range(100))
 SECRET = "a secret in an exception"
@@ -280,4 +282,23 @@ async def test_a_lost_event_does_not_lose_the_answer(serve: Serve, tmp_path: Pat
         answer = await served.post(chat("forbidden", stream=False))
         await until(lambda: served.logged("safety_event_lost"))
     assert answer.json()["error"]["code"] == "content_filter"
+    assert SECRET not in repr(served.log)
+
+
+async def test_what_cannot_be_remembered_of_an_answer_leaves_nothing_open(serve: Serve, tmp_path: Path):
+    """The answer is whole, its lease and its journal line are settled, and the next one is answered."""
+    served = await served_by(serve, tmp_path, WordClassifier())
+    at_us = key_table.now_us()
+    issued = await served.runtime.database.write(lambda c: keys.create(c, Terms("a", max_streams=1), at_us))
+    await served.runtime.keys.load()
+    key = {"authorization": f"Bearer {issued.text}"}
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError(SECRET)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.screen.answers", broken)
+        assert (await served.post(chat("hello", stream=False), **key)).status == 200
+        await until(lambda: served.logged("generation_broke"))
+    assert (await served.post(chat("hello", stream=False), **key)).status == 200
     assert SECRET not in repr(served.log)

@@ -11,8 +11,12 @@ import pytest
 from servers import Serve, Served, chat
 from sse_client import Connection, Response, until
 
+from app.api.auth import Gatekeeper
+from app.api.conversations import ConversationRoutes
 from app.engine.scripted import Script
 from app.store import key_table, keys
+from app.store.conversation_view import PAGE_MESSAGES, page
+from app.store.export import VIEW
 from app.store.keys import Issued, Terms
 
 pytestmark = pytest.mark.timeout(120)
@@ -284,6 +288,39 @@ async def test_one_owners_slow_reads_leave_the_store_to_chat(serve: Serve):
     finally:
         let_go.set()
         await asyncio.gather(*slow_reads)
+
+
+async def test_every_page_of_an_export_waits_for_its_turn(serve: Serve):
+    """An export that is longer than a page reads none beside another read of its owner, and then all."""
+    served = await serve(Script(tokens=4))
+    ann = await made(served, "ann")
+    messages = [{"role": "user", "content": str(i)} for i in range(PAGE_MESSAGES + 10)]
+    turn = await served.post(chat(stream=False, store=True, messages=messages), **ann)
+    owner = served.runtime.keys.get(key_id(ann)).owner
+    database, conversation_id = served.runtime.database, turn.headers["x-conversation-id"]
+    outline = await database.read(lambda c: VIEW.outline(c, owner, conversation_id))
+    routes = ConversationRoutes(served.runtime, Gatekeeper(served.runtime.keys, "", "127.0.0.1"))
+    pieces = routes._pieces(owner, outline, VIEW, await routes._page(owner, outline, 0))
+    written = [await anext(pieces), await anext(pieces)]
+    async with served.runtime.reads.turn(owner):
+        second = asyncio.ensure_future(anext(pieces))
+        await database.read(lambda c: page(c, outline, PAGE_MESSAGES))
+        await asyncio.wait([second], timeout=0.2)
+        assert not second.done()
+    written.append(await second)
+    written += [piece async for piece in pieces]
+    assert len(json.loads(b"".join(written))["messages"]) == len(messages) + 1
+
+
+async def test_floods_of_attaching_requests_are_paced(serve: Serve):
+    """A request that attaches is given back what it was charged, and counts among the reads instead."""
+    served = await serve(Script(tokens=4), max_reads_per_s=0.5)
+    ann = await made(served, "ann", rpm=10)
+    named = {**ann, "idempotency-key": "one"}
+    answers = [await served.post(chat(stream=False), **named) for _ in range(30)]
+    assert {answer.status for answer in answers} == {200, 429}
+    assert [answer.status for answer in answers].count(200) < 12
+    assert served.runtime.limiter.refused["standard"]["reads"] > 0
 
 
 async def test_floods_of_refusals_are_slowed_and_answers_are_not(serve: Serve):

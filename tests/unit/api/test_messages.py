@@ -9,6 +9,7 @@ from openai.types import chat as types
 from openai.types.chat import chat_completion_assistant_message_param as assistant_types
 from openai.types.chat.chat_completion_message import Annotation, ChatCompletionMessage
 from openai.types.chat.chat_completion_message_function_tool_call_param import Function
+from openai.types.chat.parsed_chat_completion import ParsedChatCompletionMessage
 
 from app.api import messages as module
 from app.api.messages import MAX_MESSAGES, normalized
@@ -96,6 +97,15 @@ def test_every_key_of_an_answer_is_taken():
     )
     for dumped in (answer.model_dump(), answer.to_dict(), answer.model_dump(exclude_none=True)):
         assert one(dumped) == {"role": "assistant", "content": "hi"}
+
+
+def test_an_answer_that_the_sdk_has_parsed_is_taken():
+    """What `chat.completions.parse` adds to a message and to its calls is dropped; the call stays."""
+    call = CALL | {"function": CALL["function"] | {"parsed_arguments": {}}}
+    parsed = ParsedChatCompletionMessage[Any].model_validate(
+        {"role": "assistant", "content": "hi", "parsed": {"a": 1}, "tool_calls": [call]}
+    )
+    assert one(parsed.to_dict()) == said(tool_calls=[CALL])
 
 
 def test_every_part_of_the_sdk_is_decided():

@@ -233,6 +233,13 @@ def test_equal_limits_are_one():
     assert parse(max_completion_tokens=6).max_tokens == 6
 
 
+def test_a_null_stream_option_is_absent():
+    """As SDKs write out what was not set."""
+    options = {"include_usage": True, "include_obfuscation": None, "continuous_usage_stats": None}
+    chat = parse(stream=True, stream_options=options)
+    assert (chat.include_usage, chat.continuous_usage) == (True, False)
+
+
 def test_usage_is_an_event_only_when_asked():
     """A stream has a usage chunk only when asked; an answer in one piece has usage anyway."""
     assert not parse().include_usage

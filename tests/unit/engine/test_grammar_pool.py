@@ -13,7 +13,7 @@ import xgrammar
 from app.engine.grammar_cost import GrammarBudget
 from app.engine.grammar_pool import MAX_WAITING_PER_OWNER, Verdict, WorkerPool, WorkerSetup
 from app.engine.sglang_grammar import GrammarCheck
-from app.errors import BadRequest, GrammarTooSlow, Overloaded
+from app.errors import BadRequest, EngineNotReady, GrammarTooSlow, Overloaded
 
 MANY_RULES = "root ::= r0\n" + "\n".join(
     f'r{i} ::= r{(i * 7 + 1) % 1500} r{(i * 3 + 2) % 1500} | r{(i + 1) % 1500} | "a" | ""'
@@ -110,6 +110,18 @@ async def test_no_worker_outlives_the_pool():
     busy.cancel()
     await asyncio.gather(busy, return_exceptions=True)
     assert all(process.returncode is not None for process in pool._all)
+
+
+async def test_a_pool_that_closes_judges_no_grammar():
+    """Those that run and those that wait are told that the engine stops; no worker starts afterwards."""
+    pool = WorkerPool(setup(check_s=60.0), workers=1)
+    await pool.start()
+    waiting = [asyncio.create_task(pool.check(owner, "ebnf", MANY_RULES, 64)) for owner in ("ann", "bob")]
+    await asyncio.sleep(0.05)
+    await pool.aclose()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [EngineNotReady, EngineNotReady]
+    assert not pool._all
 
 
 async def test_a_verdict_is_kept(check: GrammarCheck):

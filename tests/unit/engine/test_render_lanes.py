@@ -10,6 +10,7 @@ import pytest
 
 from app.core import ChatRequest
 from app.engine.render_lanes import SHORT_BYTES, RenderLanes, is_short
+from app.errors import EngineNotReady
 
 pytestmark = pytest.mark.anyio
 
@@ -105,3 +106,24 @@ async def test_what_a_conversion_raises_is_raised():
             await lanes.run(lambda _: 1 / 0, asked())
     assert await lanes.run(lambda _: 1, asked()) == 1
     lanes.close()
+
+
+async def test_whoever_waits_when_the_lanes_close_is_told():
+    """What runs goes on; all that wait, and whoever comes later, are refused, and none waits for ever."""
+    lanes, gate, begun = RenderLanes(), threading.Event(), threading.Semaphore(0)
+
+    def convert(_: ChatRequest) -> str:
+        begun.release()
+        gate.wait(10)
+        return "converted"
+
+    tasks = [asyncio.create_task(lanes.run(convert, asked(LONG, f"owner {i}"))) for i in range(20)]
+    await asyncio.to_thread(begun.acquire)
+    lanes.close()
+    gate.set()
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert results.count("converted") >= 1
+    assert {type(result) for result in results} == {str, EngineNotReady}
+    with pytest.raises(EngineNotReady):
+        await lanes.run(convert, asked())
