@@ -214,6 +214,8 @@ class ChatRoutes:
         """GET /v1/…/{id}: the finished answer as JSON, or the stream to those who accept one."""
         if "text/event-stream" in request.headers.get("accept", ""):
             return await self.attach(request)
+        caller = self._gatekeeper.caller(request)
+        self._runtime.reads.pace(caller.owner, caller.key)  # the whole answer is built each time
         stream = await self._find(request)
         if request.method == "HEAD":
             return Response(media_type="application/json", headers=_headers(stream))

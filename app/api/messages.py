@@ -121,10 +121,14 @@ def _without_nulls(source: Mapping[str, Any], where: str, keys: Collection[str])
 
 
 def _content(sent: Mapping[str, Any], where: str) -> str | list[dict[str, Any]] | None:
-    """A string, parts, or None where an assistant only called tools."""
+    """A string, parts, or None where an assistant only called tools.
+
+    Null is an empty text of a tool: agents send back what returned nothing.
+    """
     content = sent.get("content")
     if content is None:
-        if sent["role"] != "assistant" or not any(sent.get(name) for name in _INSTEAD_OF_CONTENT):
+        may_be_null = sent["role"] == "assistant" and any(sent.get(name) for name in _INSTEAD_OF_CONTENT)
+        if sent["role"] != "tool" and not may_be_null:
             place = f"{where}.content"
             raise BadRequest(f"{place} is required.", code="missing_parameter", param=place)
         return None if sent.get("tool_calls") else ""

@@ -56,8 +56,7 @@ class ModerationRoutes:
         caller = self._gatekeeper.caller(request)
         lease = self._runtime.limiter.begin(caller.key, generates=False)
         try:
-            with self._lines.enter(caller.owner) as turn:
-                results = await self._read_and_classify(request, caller, lease, turn)
+            results = await self._read_and_classify(request, caller, lease)
         except Unavailable:
             lease.withdraw()
             raise
@@ -65,7 +64,7 @@ class ModerationRoutes:
         return JSONResponse({"id": answer_id, "model": moderation.MODEL, "results": results})
 
     async def _read_and_classify(
-        self, request: Request, caller: Caller, lease: Lease, turn: asyncio.Lock
+        self, request: Request, caller: Caller, lease: Lease
     ) -> list[moderation.Result]:
         client = Client(request.receive)
         raw = await self._bodies.read(request, client, caller.owner, MAX_BYTES)
@@ -74,7 +73,19 @@ class ModerationRoutes:
             raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
         lease.reserve_tokens(texts_estimate(texts, self._runtime.limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
-        results = self._results(self._runtime.moderator, texts, level, turn)
+        with self._lines.enter(caller.owner) as turn:
+            return await self._classify(client, texts, level, turn, self._runtime.moderator)
+
+    async def _classify(
+        self,
+        client: Client,
+        texts: Sequence[str],
+        level: str | None,
+        turn: asyncio.Lock,
+        moderator: Moderator,
+    ) -> list[moderation.Result]:
+        """The results, unless the client leaves before. Raises ClientDisconnect."""
+        results = self._results(moderator, texts, level, turn)
         work = asyncio.create_task(results, name="moderation")
         client.on_gone(lambda: _cancel(work))
         try:

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from app.engine.grammar_cost import GrammarBudget
-from app.errors import EngineNotReady, InternalError, Overloaded
+from app.errors import EngineNotReady, Overloaded, Unavailable
 
 WORKERS = 2
 """60 MiB each, with 128,000 tokens 120 MiB. The second starts when the first is busy."""
@@ -171,7 +171,7 @@ class WorkerPool:
             task.add_done_callback(self._tasks.discard)
 
     async def _refill(self) -> None:
-        with contextlib.suppress(InternalError):  # the next grammar tries again, and is told
+        with contextlib.suppress(Unavailable):  # the next grammar tries again, and is told
             process = await self._spawn()
             if self._closed:
                 await self._kill(process)
@@ -200,7 +200,7 @@ class WorkerPool:
             if not ready:
                 await self._kill(process)
         if not ready:
-            raise InternalError("The process that checks grammars did not start.")
+            raise Unavailable("The process that checks grammars did not start; try again.", retry_after_s=2)
         return process
 
     async def _kill(self, process: asyncio.subprocess.Process) -> None:
