@@ -140,6 +140,15 @@ async def test_a_known_idempotency_key_attaches_at_the_limit(serve: Serve):
     assert sum(served.runtime.limiter.refused["standard"].values()) == 1
 
 
+async def test_under_a_known_idempotency_key_no_other_body_is_parsed(serve: Serve):
+    """Whoever is let in uncharged for a known key learns that the body is another one, whatever is in it."""
+    served = await serve(Script(tokens=1))
+    named = {**await made(served, "ann", rpm=1), "idempotency-key": "one"}
+    assert (await served.post(chat("hello", stream=False), **named)).status == 200
+    for body in (b'{"model": ', b'{"a": [' + b"{}," * 90_000 + b"{}]}"):
+        assert (await served.post(body, **named)).refusal()[:2] == (409, "idempotency_key_reused")
+
+
 async def attach_once_live(served: Served, body: Any, headers: dict[str, str]) -> Response:
     """The same request again, once the first has begun."""
     await until(served.live)
