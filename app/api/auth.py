@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from app.api.limits import LIMITED_KEY
+from app.api.limits import LIMITED_KEY, NAMED
 from app.errors import EngineNotReady, Forbidden, ServingError, Unauthorized
 from app.store.key_table import KeyTable
 from app.store.keys import LOCAL_OWNER, Key, digest_of
@@ -47,9 +47,6 @@ class Caller:
 
 
 LOCAL = Caller(LOCAL_OWNER, is_admin=True)
-
-NAMED = "tokenring.named"
-"""Key of the scope under which the gatekeeper leaves that it knows who calls."""
 
 _PROXY_HEADERS = re.compile(
     "via|forwarded|x-forwarded(-.+)?|x-original-(forwarded-for|host)|x-(real|client|cluster-client)-ip"
@@ -101,7 +98,7 @@ class Gatekeeper:
     def caller(self, request: Request) -> Caller:
         """Who calls: one lookup and one SHA-256. Raises Unauthorized, Forbidden, EngineNotReady."""
         caller = self._caller(request)
-        request.scope[NAMED] = True
+        request.scope[NAMED] = caller.owner
         return caller
 
     def _caller(self, request: Request) -> Caller:

@@ -82,7 +82,7 @@ class Connections:
         self._move(connection, self._idle)
 
     def stalled(self, connection: Closable) -> None:
-        """Its client does not read what was written."""
+        """Its client does not read what was written, or is kept waiting for a refusal."""
         if connection not in self._idle:
             self._move(connection, self._stalled)
 

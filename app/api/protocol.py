@@ -19,6 +19,8 @@ import math
 import re
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -60,10 +62,12 @@ class Connection:
     The response is started and ended the usual way; in between, each frame is one HTTP chunk.
     """
 
-    __slots__ = ("_flow", "_transport", "chunked")
+    __slots__ = ("_flow", "_transport", "chunked", "give_way")
 
-    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl, give_way: Callable[[], None]) -> None:
         self._transport = transport
+        self.give_way = give_way
+        """Lets the connection be closed where others need it, though its client waits for an answer."""
         self._flow = flow
         self.chunked = True
         """Whether frames are HTTP chunks, which HTTP/1.0 does not have."""
@@ -219,7 +223,8 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self._head_bytes = 0
         self._close_in(HEAD_TIMEOUT_S)
-        extensions: dict[str, Any] = {CONNECTION: Connection(self.transport, self.flow)}
+        give_way = partial(self._connections.stalled, self)
+        extensions: dict[str, Any] = {CONNECTION: Connection(self.transport, self.flow, give_way)}
         self.scope["extensions"] = extensions
 
     def on_headers_complete(self) -> None:
