@@ -50,7 +50,8 @@ LOCAL = Caller(LOCAL_OWNER, is_admin=True)
 
 _PROXY_HEADERS = re.compile(
     "via|forwarded|x-forwarded(-.+)?|x-original-(forwarded-for|host)|x-(real|client|cluster-client)-ip"
-    "|true-client-ip|cf-.+|fastly-client-ip|x-envoy-.+|x-arr-.+|tailscale-.+"
+    "|true-client-ip|client-ip|forwarded-for|cf-.+|fastly-.+|fly-.+|do-connecting-ip|cdn-loop|x-envoy-.+|x-arr-.+"
+    "|x-azure-.+|x-amzn-.+|x-amz-cf-.+|x-cloud-trace-context|x-scheme|x-proxyuser-ip|x-request-start|tailscale-.+"
 )
 """What proxies, tunnels and load balancers write: RFC 9110 `Via`, RFC 7239 `Forwarded`, and their own."""
 
@@ -143,8 +144,8 @@ def _check_local(request: Request) -> None:
             f"This request came through a proxy ({through}), and without API keys this server answers"
             " local requests only. Make a key with `tokenring keys create`, and send it."
         )
-    hosts, origin = request.headers.getlist("host"), request.headers.get("origin")
-    from_outside = origin is not None and not is_loopback(_hostname(origin))
+    hosts, origins = request.headers.getlist("host"), request.headers.getlist("origin")
+    from_outside = any(not is_loopback(_hostname(origin)) for origin in origins)
     if from_outside or any(not is_loopback(_host_name(host)) for host in hosts):
         raise Forbidden(
             "Without API keys this server answers local requests only; make one with `tokenring keys create`."
