@@ -14,7 +14,6 @@ from starlette.responses import Response
 from app.api.auth import Gatekeeper
 from app.api.bodies import BodyReader
 from app.api.client import Client
-from app.api.json_body import parse
 from app.api.key_terms import as_json, issued_as_json, read_new, read_overlap_us, read_terms
 from app.errors import StorageUnavailable
 from app.runtime import Runtime
@@ -79,7 +78,7 @@ class AdminKeyRoutes:
 
     async def _body(self, request: Request, owner: str, *, may_be_empty: bool = False) -> dict[str, Any]:
         raw = await self._bodies.read(request, Client(request.receive), owner)
-        return {} if may_be_empty and not raw else await parse(raw)
+        return {} if may_be_empty and not raw else await self._bodies.parse(request, raw)
 
 
 def _answer(body: dict[str, Any], status: int = 200) -> Response:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from app.api.limits import LIMITED_KEY
+from app.api.limits import LIMITED_KEY, NAMED
 from app.errors import EngineNotReady, Forbidden, ServingError, Unauthorized
 from app.store.key_table import KeyTable
 from app.store.keys import LOCAL_OWNER, Key, digest_of
@@ -48,12 +48,10 @@ class Caller:
 
 LOCAL = Caller(LOCAL_OWNER, is_admin=True)
 
-NAMED = "tokenring.named"
-"""Key of the scope under which the gatekeeper leaves that it knows who calls."""
-
 _PROXY_HEADERS = re.compile(
     "via|forwarded|x-forwarded(-.+)?|x-original-(forwarded-for|host)|x-(real|client|cluster-client)-ip"
-    "|true-client-ip|cf-.+|fastly-client-ip|x-envoy-.+|x-arr-.+|tailscale-.+"
+    "|true-client-ip|client-ip|forwarded-for|cf-.+|fastly-.+|fly-.+|do-connecting-ip|cdn-loop|x-envoy-.+|x-arr-.+"
+    "|x-azure-.+|x-amzn-.+|x-amz-cf-.+|x-cloud-trace-context|x-scheme|x-proxyuser-ip|x-request-start|tailscale-.+"
 )
 """What proxies, tunnels and load balancers write: RFC 9110 `Via`, RFC 7239 `Forwarded`, and their own."""
 
@@ -101,7 +99,7 @@ class Gatekeeper:
     def caller(self, request: Request) -> Caller:
         """Who calls: one lookup and one SHA-256. Raises Unauthorized, Forbidden, EngineNotReady."""
         caller = self._caller(request)
-        request.scope[NAMED] = True
+        request.scope[NAMED] = caller.owner
         return caller
 
     def _caller(self, request: Request) -> Caller:
@@ -146,8 +144,8 @@ def _check_local(request: Request) -> None:
             f"This request came through a proxy ({through}), and without API keys this server answers"
             " local requests only. Make a key with `tokenring keys create`, and send it."
         )
-    hosts, origin = request.headers.getlist("host"), request.headers.get("origin")
-    from_outside = origin is not None and not is_loopback(_hostname(origin))
+    hosts, origins = request.headers.getlist("host"), request.headers.getlist("origin")
+    from_outside = any(not is_loopback(_hostname(origin)) for origin in origins)
     if from_outside or any(not is_loopback(_host_name(host)) for host in hosts):
         raise Forbidden(
             "Without API keys this server answers local requests only; make one with `tokenring keys create`."

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.body_budget import BodyBudget, BodyLease
 from app.api.client import Client
+from app.api.json_body import THREAD_BYTES, parse_body
 from app.core import ModelCard
 from app.errors import EngineNotReady
 from app.runtime import Runtime
@@ -76,6 +80,17 @@ class BodyReader:
         if declared is not None and int(declared) <= limit_bytes:
             await lease.grow_to(owner, int(declared))
         return await client.body(limit_bytes, declared, self._runtime.settings.body_timeout_s, hold)
+
+    async def parse(self, request: Request, raw: bytes) -> dict[str, Any]:
+        """The JSON object in a body that was read; a large one in a thread, when it is its caller's turn.
+
+        Raises as `parse_body`, RateLimited and Overloaded.
+        """
+        if len(raw) <= THREAD_BYTES:
+            return parse_body(raw)
+        lease: BodyLease = request.scope[_LEASE]
+        async with lease.turn():
+            return await asyncio.to_thread(parse_body, raw)
 
 
 class BodyMemory:

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from app.errors import Unavailable
+from app.metering.lines import Lines
 
 WAIT_S = 2.0
 """How long a body waits for room: others are read and parsed in milliseconds, unless the server is full."""
 
 MAX_WAITING = 256
 """Bodies that wait at once; whoever comes then is refused without waiting."""
+
+MAX_UNPARSED = 256
+"""Large bodies of one caller that may wait to be parsed."""
+MAX_UNPARSED_TOTAL = 1_024
 
 
 class BodyBudget:
@@ -26,6 +33,19 @@ class BodyBudget:
         self.held_bytes = 0
         self._by_owner: Counter[str] = Counter()
         self._waiting: set[asyncio.Future[None]] = set()
+        self._lines = Lines("large bodies", MAX_UNPARSED, MAX_UNPARSED_TOTAL)
+        self._parsing = asyncio.Semaphore(1)
+
+    @asynccontextmanager
+    async def turn(self, owner: str) -> AsyncIterator[None]:
+        """Wait for the owner's turn to have a large body parsed. Raises RateLimited, Overloaded.
+
+        One at a time: a parser holds the interpreter's lock, and with several the loop would wait for all
+        of them whenever it has something to do.
+        """
+        with self._lines.enter(owner) as turn:
+            async with turn, self._parsing:
+                yield
 
     def fits(self, owner: str, size_bytes: int) -> bool:
         """Whether `owner` may hold that much more now."""
@@ -86,6 +106,10 @@ class BodyLease:
         if size_bytes > self._size_bytes:
             await self._budget.take(owner, size_bytes - self._size_bytes)
             self._size_bytes = size_bytes
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """See `BodyBudget.turn`."""
+        return self._budget.turn(self._owner)
 
     def release(self) -> None:
         """Hold nothing; a second call does nothing."""

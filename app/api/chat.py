@@ -13,7 +13,7 @@ from app.api.bodies import BodyReader
 from app.api.choice import Choice, Wishes
 from app.api.client import Client
 from app.api.completion import completion
-from app.api.json_body import fingerprint, parse
+from app.api.json_body import fingerprint
 from app.api.limits import STREAM_ID
 from app.api.refusal import TOLD
 from app.api.sse import CONNECTION, ChunkWire, EventStream
@@ -94,8 +94,10 @@ class ChatRoutes:
         raw = await self._bodies.read(request, client, owner, self._bodies.limit_bytes)
         unread_s = request.scope["extensions"][CONNECTION].unread_s()
         wishes = Wishes.of(request)
-        body = await parse(raw)
-        key = await _idempotency_key(request, raw)
+        key, after = await _idempotency_key(request, raw), _last_event_id(request)
+        # Before the body is parsed: who was let in uncharged for a known key may send no other one under it.
+        made = None if key is None else await self._made_before(owner, key, after)
+        body = await self._bodies.parse(request, raw)
         del raw
         # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
         store = request.url.path.startswith("/api/")
@@ -105,14 +107,12 @@ class ChatRoutes:
         self._runtime.check_model(chat.model, caller.models)
         caller.check_grammars(body)
         chat = sorted_in(chat, caller.key, isolated=self._settings.isolation == "owner")
-        after = _last_event_id(request)
         streaming = bool(body.get("stream"))
-        stream = None if key is None else await self._made_before(owner, key, after)
-        if stream is not None:
+        if made is not None:
             if lease is not UNLIMITED:  # else it was paced before its body was read
                 self._runtime.reads.pace(owner, caller.key)
             lease.withdraw()
-            return stream, streaming
+            return made, streaming
         _check_fresh(after)
         chat = await self._choice.made(chat, caller, wishes)
         request.scope[TOLD] = chat.told

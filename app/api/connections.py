@@ -2,8 +2,8 @@
 
 Short are they where the next socket's descriptor is near the process's limit, whoever took the others: the
 store, the engine and the log need some too, and a server without any can neither accept nor say so. Closed
-are connections that wait for a request, the longest idle first, and then those that are still sending theirs.
-One that waits for its answer never is.
+are connections that wait for a request, the longest idle first, then those that are still sending theirs, and
+then those whose client does not read its answer. One that waits for its answer never is.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Connections:
         self._open: dict[Closable, str] = {}
         self._idle: dict[Closable, None] = {}
         self._reading: dict[Closable, None] = {}
+        self._stalled: dict[Closable, None] = {}
         self._closing: set[Closable] = set()
         """Told to close, and still with a descriptor."""
         self._by_address: Counter[str] = Counter()
@@ -59,7 +60,7 @@ class Connections:
         missing = self._missing(descriptor)
         if missing > 0:
             self._tell()
-            if not self._idle and not self._reading:
+            if not (self._idle or self._reading or self._stalled):
                 self._refused += 1
                 return False
             self._make_room(missing)
@@ -80,9 +81,19 @@ class Connections:
         """It has answered."""
         self._move(connection, self._idle)
 
+    def stalled(self, connection: Closable) -> None:
+        """Its client does not read what was written, or is kept waiting for a refusal."""
+        if connection not in self._idle:
+            self._move(connection, self._stalled)
+
+    def flowing(self, connection: Closable) -> None:
+        """It reads again."""
+        self._stalled.pop(connection, None)
+
     def _move(self, connection: Closable, where: dict[Closable, None] | None) -> None:
         self._idle.pop(connection, None)
         self._reading.pop(connection, None)
+        self._stalled.pop(connection, None)
         if where is not None and connection in self._open and connection not in self._closing:
             where[connection] = None
 
@@ -107,7 +118,9 @@ class Connections:
         return missing - len(self._closing)
 
     def _make_room(self, number: int) -> None:
-        for connection in list(itertools.islice(itertools.chain(self._idle, self._reading), number)):
+        for connection in list(
+            itertools.islice(itertools.chain(self._idle, self._reading, self._stalled), number)
+        ):
             self._move(connection, None)
             self._closing.add(connection)
             self._closed += 1

@@ -16,7 +16,6 @@ from app.answer import answers
 from app.api.auth import Gatekeeper
 from app.api.bodies import BodyReader
 from app.api.client import Client
-from app.api.json_body import parse
 from app.api.listing import check_names, limit_of
 from app.api.parameters import check_kind
 from app.errors import BadRequest, StorageUnavailable
@@ -67,7 +66,7 @@ class ConversationRoutes:
         """PATCH {id}: another title."""
         owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
         raw = await self._bodies.read(request, Client(request.receive), owner)
-        title = _title(await parse(raw))
+        title = _title(await self._bodies.parse(request, raw))
         at_us = time.time_ns() // 1000
         return _answer(
             await self._runtime.database.write(

@@ -33,13 +33,6 @@ _CHUNK_BYTES = 512 * 1024
 """Counted in one go, a millisecond: between two the loop has its turn."""
 
 
-async def parse(raw: bytes) -> dict[str, Any]:
-    """`parse_body`, in a thread where the body is large."""
-    if len(raw) <= THREAD_BYTES:
-        return parse_body(raw)
-    return await asyncio.to_thread(parse_body, raw)
-
-
 async def fingerprint(raw: bytes) -> bytes:
     """The SHA-256 of a body, in a thread where it is large."""
     if len(raw) <= THREAD_BYTES:

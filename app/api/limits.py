@@ -11,6 +11,7 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.sse import CONNECTION
 from app.metering.bucket import Bucket
 from app.metering.limiter import Limiter
 from app.store.keys import Key
@@ -19,9 +20,12 @@ STREAM_ID = "tokenring.stream_id"
 """Key of the scope under which a handler leaves the id of the request's generation."""
 LIMITED_KEY = "tokenring.limited_key"
 """Key of the scope under which the gatekeeper leaves a caller's key that has limits."""
+NAMED = "tokenring.named"
+"""Key of the scope under which the gatekeeper leaves the caller's owner."""
 
 REFUSALS_PER_S = 100.0
-"""Refusals that the whole server answers at once, in a second, before there is a generation."""
+"""Refusals that one owner, or all who have no key, are answered at once, in a second, before there is a
+generation."""
 HELD_S = 1.0
 """How long those beyond are held: less than any client waits, and than most wait before they try again."""
 
@@ -35,7 +39,7 @@ class LimitHeaders:
     def __init__(self, app: ASGIApp, limiter: Limiter) -> None:
         self._app = app
         self._limiter = limiter
-        self._refusals = Bucket(REFUSALS_PER_S, REFUSALS_PER_S, limiter.clock_s())
+        self._refusals: dict[str | None, Bucket] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -43,6 +47,8 @@ class LimitHeaders:
         async def send_with(message: Message) -> None:
             if message["type"] == "http.response.start":
                 if self._is_held(scope, message["status"]):
+                    if CONNECTION in scope.get("extensions", ()):
+                        scope["extensions"][CONNECTION].give_way()
                     await asyncio.sleep(HELD_S)
                 key: Key | None = scope.get(LIMITED_KEY)
                 headers = {} if key is None else self._limiter.headers(key)
@@ -53,8 +59,9 @@ class LimitHeaders:
         await self._app(scope, receive, send_with)
 
     def _is_held(self, scope: Scope, status: int) -> bool:
-        return (
-            400 <= status < 500
-            and STREAM_ID not in scope
-            and self._refusals.take(self._limiter.clock_s()) > 0
-        )
+        if not 400 <= status < 500 or STREAM_ID in scope:
+            return False
+        owner, now_s = scope.get(NAMED), self._limiter.clock_s()
+        if owner not in self._refusals:
+            self._refusals[owner] = Bucket(REFUSALS_PER_S, REFUSALS_PER_S, now_s)
+        return self._refusals[owner].take(now_s) > 0

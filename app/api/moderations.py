@@ -13,7 +13,6 @@ from starlette.responses import JSONResponse, Response
 from app.api.auth import Caller, Gatekeeper
 from app.api.bodies import ROOM_BYTES, BodyReader
 from app.api.client import Client
-from app.api.json_body import parse
 from app.api.parameters import check_kind, check_moderation_model, quoted
 from app.errors import BadRequest, SafetyUnavailable, Unavailable, UnsupportedParameter
 from app.metering.estimate import texts_estimate
@@ -68,7 +67,7 @@ class ModerationRoutes:
     ) -> list[moderation.Result]:
         client = Client(request.receive)
         raw = await self._bodies.read(request, client, caller.owner, MAX_BYTES)
-        texts = parse_moderation(await parse(raw))
+        texts = parse_moderation(await self._bodies.parse(request, raw))
         if self._runtime.moderator is None:
             raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
         lease.reserve_tokens(texts_estimate(texts, self._runtime.limiter.count_text))

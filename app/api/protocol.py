@@ -9,14 +9,18 @@ of a body that nobody reads. Here a connection is answering a request, or it has
     the rest of a head   | HEAD_TIMEOUT_S     | with any byte after an answer
     the rest of a body   | body_timeout_s     | when a handler reads it (app.api.client)
     the rest of a body   | DRAIN_S            | when it was answered unread
+    its answer to be read | twice stall_timeout_s | when the client takes no more of it
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -58,10 +62,12 @@ class Connection:
     The response is started and ended the usual way; in between, each frame is one HTTP chunk.
     """
 
-    __slots__ = ("_flow", "_transport", "chunked")
+    __slots__ = ("_flow", "_transport", "chunked", "give_way")
 
-    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl, give_way: Callable[[], None]) -> None:
         self._transport = transport
+        self.give_way = give_way
+        """Lets the connection be closed where others need it, though its client waits for an answer."""
         self._flow = flow
         self.chunked = True
         """Whether frames are HTTP chunks, which HTTP/1.0 does not have."""
@@ -129,9 +135,17 @@ class Protocol(HttpToolsProtocol):
     _framing_bytes = 0
     """Bytes beside a body's own that may still come: chunk sizes, their extensions, trailers."""
 
-    def __init__(self, *args: Any, connections: Connections, **kwargs: Any) -> None:
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered; uvicorn's `cycle` is the last one read, and may wait behind it."""
+    _stall_timer: asyncio.TimerHandle | None = None
+
+    def __init__(
+        self, *args: Any, connections: Connections, stall_timeout_s: float = math.inf, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._connections = connections
+        # Twice the time, so that a reader of a stream is cut, and logged, by the registry.
+        self._stall_timeout_s = 2 * stall_timeout_s
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Give the client time for its first request's head; later ones have uvicorn's keep-alive."""
@@ -151,9 +165,32 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clocks: a timer holds the connection, and with it all of its last request."""
         self._connections.gone(self)
+        self._leave_pipelined()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn 0.54 leaves it running where the client has reset
         self._stop_timer()
+
+    def _leave_pipelined(self) -> None:
+        """Tell the running request that its client has left, and begin no other; uvicorn tells the last."""
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def pause_writing(self) -> None:
+        """The client does not read: end it in time, and sooner where others need the connection."""
+        super().pause_writing()
+        self._connections.stalled(self)
+        if self._stall_timer is None and self._stall_timeout_s < math.inf:
+            self._stall_timer = self.loop.call_later(self._stall_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It reads again, or has gone."""
+        super().resume_writing()
+        self._connections.flowing(self)
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def data_received(self, data: bytes) -> None:
         """Parse, unless the connection is already being closed."""
@@ -186,7 +223,8 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self._head_bytes = 0
         self._close_in(HEAD_TIMEOUT_S)
-        extensions: dict[str, Any] = {CONNECTION: Connection(self.transport, self.flow)}
+        give_way = partial(self._connections.stalled, self)
+        extensions: dict[str, Any] = {CONNECTION: Connection(self.transport, self.flow, give_way)}
         self.scope["extensions"] = extensions
 
     def on_headers_complete(self) -> None:
@@ -241,6 +279,7 @@ class Protocol(HttpToolsProtocol):
                 self._close_in(DRAIN_S)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
         if cycle.scope["http_version"] == "1.0":
             app = Unchunked(app, cycle)
         super()._start_asgi_task(cycle, app)

@@ -16,8 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
-from app.api.auth import NAMED
-from app.api.limits import STREAM_ID
+from app.api.limits import NAMED, STREAM_ID
 from app.api.refusal_log import ThrottledLog
 from app.api.sse import CONNECTION
 from app.errors import InternalError, MethodNotAllowed, NotFound, RateLimited, ServingError

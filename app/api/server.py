@@ -81,7 +81,10 @@ def http_server(app: ASGIApp, settings: Settings, log: FilteringBoundLogger) -> 
     connections = Connections(log, settings.max_connections, settings.max_connections_per_address)
     config = uvicorn.Config(
         app,
-        http=cast("type[asyncio.Protocol]", partial(Protocol, connections=connections)),
+        http=cast(
+            "type[asyncio.Protocol]",
+            partial(Protocol, connections=connections, stall_timeout_s=settings.stall_timeout_s),
+        ),
         ws="none",
         lifespan="off",
         log_config=None,

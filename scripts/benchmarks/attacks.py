@@ -205,7 +205,7 @@ async def grammars(target: Target) -> None:
 
 
 async def tool_schemas(target: Target) -> None:
-    """Many tools that must be called, and a schema of 1,800 optional properties."""
+    """Many tools that must be called, a schema of 1,800 optional properties, tens of thousands of words."""
     tools = [
         {
             "type": "function",
@@ -220,9 +220,12 @@ async def tool_schemas(target: Target) -> None:
         for number in range(40)
     ]
     wide = {"type": "object", "properties": {f"property_{i}": {"type": "integer"} for i in range(1800)}}
+    enum = {"type": "object", "properties": {"p": {"enum": [f"w{number}" for number in range(60_000)]}}}
+    wordy = [{"type": "function", "function": {"name": "wordy", "parameters": enum}}]
     payloads = [
-        target.chat(tools=tools, tool_choice="required", stream=True),
-        target.chat(response_format=_format(wide), stream=True),
+        target.chat(tools=tools, tool_choice="required", stream=True, max_tokens=200),
+        target.chat(response_format=_format(wide), stream=True, max_tokens=200),
+        target.chat(tools=wordy, stream=True, max_tokens=200),
     ]
     await flood(target, payloads, 4, read_bytes=5_000)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from lateness import lateness
 from servers import Serve, ServerProcess, Spawn
 from sse_client import Connection, Response, fetch, until
 
+from app.api import bodies
+from app.api.body_budget import BodyBudget
+from app.api.json_body import parse_body
 from app.engine.scripted import Script
 
 CHAT = "/v1/chat/completions"
@@ -194,3 +198,41 @@ async def test_bodies_in_flight_have_a_budget(serve: Serve):
         "each waits for those before it"
     )
     await until(lambda: not served.live())
+
+
+async def test_large_bodies_are_parsed_one_at_a_time(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    """Parsers hold the interpreter's lock: the loop waits for one, however many bodies have arrived."""
+    lock, running = threading.Lock(), 0
+    seen: list[int] = []
+
+    def parse(raw: bytes) -> dict[str, Any]:
+        nonlocal running
+        with lock:
+            running += 1
+            seen.append(running)
+        try:
+            return parse_body(raw)
+        finally:
+            with lock:
+                running -= 1
+
+    monkeypatch.setattr(bodies, "parse_body", parse)
+    served = await serve(Script())
+    raw = b'{"model": "scripted", "messages": [], ' + b",".join(b'"k%d":1' % i for i in range(50_000)) + b"}"
+    answers = await asyncio.gather(*(post(served.port, raw) for _ in range(12)))
+    assert {answer.status for answer in answers} == {400}
+    assert seen == [1] * 12
+
+
+async def test_callers_take_turns_with_large_bodies():
+    """Who sends one large body waits for one of another caller's, not for all of them."""
+    budget = BodyBudget(1)
+    order: list[str] = []
+
+    async def parsed(owner: str) -> None:
+        async with budget.turn(owner):
+            order.append(owner)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(parsed("ann") for _ in range(9)), parsed("bob"))
+    assert order.index("bob") <= 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
+import socket
 
 import pytest
 from servers import Serve, ServerProcess, Spawn, chat
@@ -221,6 +223,59 @@ async def test_scarce_files_reset_nobody(spawn: Spawn, monkeypatch: pytest.Monke
     assert (await process.logged("connections_short"))["closed"] > 0
     for connection in dripping:
         connection.close()
+
+
+PIPELINED = request_bytes("GET", "/openapi.json", None) * 200
+"""Ten megabytes of answers, more than the kernel takes for a client that does not read."""
+
+
+async def unread(port: int) -> socket.socket:
+    """A client that asks for much, without a key, and reads nothing."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", port))
+    await loop.sock_sendall(client, PIPELINED)
+    return client
+
+
+@pytest.mark.parametrize("sips", [False, True], ids=["reads nothing", "sips"])
+async def test_answers_that_nobody_reads_end(serve: Serve, *, sips: bool):
+    """A client that asks for more than it reads is cut, even where it takes a little now and then."""
+    served = await serve(Script(), api_key="k", stall_timeout_s=0.2)
+    with await unread(served.port) as client:
+        await until(lambda: served.connections)
+        async with asyncio.timeout(FOREVER_S):
+            while served.connections:
+                if sips:
+                    with contextlib.suppress(BlockingIOError, ConnectionResetError):
+                        client.recv(1024)
+                await asyncio.sleep(0.02)
+    await until(lambda: not served.server.server_state.tasks)
+
+
+async def test_answers_that_nobody_reads_give_way(serve: Serve):
+    """Connections of clients that do not read their answers keep nobody out."""
+    served = await serve(Script(tokens=5), api_key="k", max_connections=3)
+    clients = [await unread(served.port) for _ in range(3)]
+    await until(lambda: len(served.server.server_state.tasks) == 3)
+    await until(lambda: sum(c.flow.write_paused for c in served.connections) == 3)
+    assert (await served.call("GET", "/healthz")).status == 200
+    for client in clients:
+        client.close()
+
+
+async def test_a_client_that_leaves_amid_pipelined_requests_is_no_error(spawn: Spawn):
+    """What was asked behind the running request is dropped with its connection, and writes no log line."""
+    process: ServerProcess = await spawn("tokens=5", "--api-key", "k")
+    port = await process.ready()
+    for _ in range(5):
+        with await unread(port) as client:
+            await asyncio.get_running_loop().sock_recv(client, 1024)
+    for _ in range(50):
+        assert (await fetch(port, "GET", "/healthz")).status == 200
+    assert [line for line in process.log if line.get("level") == "error"] == []
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/nowhere"])

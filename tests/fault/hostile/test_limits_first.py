@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from typing import Any
@@ -13,6 +14,7 @@ from sse_client import Connection, Response, until
 
 from app.api.auth import Gatekeeper
 from app.api.conversations import ConversationRoutes
+from app.api.limits import HELD_S
 from app.engine.scripted import Script
 from app.store import key_table, keys
 from app.store.conversation_view import PAGE_MESSAGES, page
@@ -142,6 +144,15 @@ async def test_a_known_idempotency_key_attaches_at_the_limit(serve: Serve):
     assert (await served.post(chat("other", stream=False), **named)).status == 409
     assert (await refused_by_head(served, ann | {"idempotency-key": "two"})).status == 429
     assert sum(served.runtime.limiter.refused["standard"].values()) == 1
+
+
+async def test_under_a_known_idempotency_key_no_other_body_is_parsed(serve: Serve):
+    """Whoever is let in uncharged for a known key learns that the body is another one, whatever is in it."""
+    served = await serve(Script(tokens=1))
+    named = {**await made(served, "ann", rpm=1), "idempotency-key": "one"}
+    assert (await served.post(chat("hello", stream=False), **named)).status == 200
+    for body in (b'{"model": ', b'{"a": [' + b"{}," * 90_000 + b"{}]}"):
+        assert (await served.post(body, **named)).refusal()[:2] == (409, "idempotency_key_reused")
 
 
 async def attach_once_live(served: Served, body: Any, headers: dict[str, str]) -> Response:
@@ -344,8 +355,37 @@ async def test_floods_of_refusals_are_slowed_and_answers_are_not(serve: Serve):
         for _ in range(20):
             assert (await served.post(chat(stream=False), **bob)).status == 200
         took_s = asyncio.get_running_loop().time() - began_s
-        # The bucket's hundred a second, and a second's wait on each of twenty connections.
-        assert refused[0] - began <= 20 + 120 * (took_s + 1)
+        # A hundred a second for each of the two, and a second's wait on each of twenty connections.
+        assert refused[0] - began <= 20 + 220 * (took_s + 1)
+    finally:
+        for task in flooding:
+            task.cancel()
+        await asyncio.gather(*flooding, return_exceptions=True)
+
+
+async def refusals(served: Served, headers: dict[str, str]) -> None:
+    """One after the other, for ever, on connections that the server may close."""
+    while True:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            async with await Connection.to(served.port) as connection:
+                while True:
+                    await connection.request("GET", "/api/usage?month=none", None, headers)
+                    await connection.response()
+
+
+@pytest.mark.parametrize("max_connections", [0, 12])
+async def test_a_flood_of_refusals_delays_and_displaces_nobody(serve: Serve, max_connections: int):
+    """Without a key, and with another: one's own refusals come at once, and on connections of one's own."""
+    served = await serve(Script(tokens=4), max_connections=max_connections, max_reads_per_s=0)
+    ann, bob = await made(served, "ann"), await made(served, "bob")
+    flooding = [asyncio.create_task(refusals(served, who)) for who in (ann, {}) for _ in range(12)]
+    try:
+        await asyncio.sleep(2 * HELD_S)  # each has had its hundred, and the rest is held
+        for _ in range(5):
+            began_s = asyncio.get_running_loop().time()
+            answer = await served.call("GET", "/api/usage?month=none", **bob)
+            assert answer.status == 400, answer.body
+            assert asyncio.get_running_loop().time() - began_s < HELD_S
     finally:
         for task in flooding:
             task.cancel()

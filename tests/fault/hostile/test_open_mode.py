@@ -30,6 +30,19 @@ async def raw(port: int, request: bytes) -> Response:
         ("/v1/models", "host: 127.0.0.1:8000\r\nx-forwarded-for: 203.0.113.9\r\n", 403),
         ("/v1/models", "host: localhost\r\nForwarded: for=203.0.113.9\r\n", 403),
         ("/v1/models", "host: localhost\r\nVia: 1.1 proxy\r\n", 403),
+        *(
+            ("/v1/models", f"host: localhost\r\n{name}: 1\r\n", 403)
+            for name in (
+                "client-ip",
+                "fly-client-ip",
+                "cdn-loop",
+                "x-amzn-trace-id",
+                "x-scheme",
+                "x-request-start",
+            )
+        ),
+        ("/v1/models", "host: localhost\r\norigin: http://localhost\r\norigin: http://evil.example\r\n", 403),
+        ("/v1/models", "host: localhost\r\norigin: null\r\n", 403),
         ("/v1/models", "host: evil.example\r\n", 403),
         ("/v1/models", "host: evil.example:80@127.0.0.1\r\n", 400),
         ("/v1/models", "host: localhost\r\nhost: localhost\r\n", 400),

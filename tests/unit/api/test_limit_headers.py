@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.api.limits import HELD_S, REFUSALS_PER_S, STREAM_ID, LimitHeaders
+from app.api.limits import HELD_S, NAMED, REFUSALS_PER_S, STREAM_ID, LimitHeaders
 from app.metering.limiter import Limiter
 
 
@@ -45,6 +45,15 @@ async def test_refusals_beyond_so_many_a_second_are_held(status: int):
         assert await answered_s(app, {}) < HELD_S / 2
     late_s = await asyncio.gather(*(answered_s(app, {}) for _ in range(100)))
     assert min(late_s) > 0.9 * HELD_S
+
+
+async def test_a_flood_without_a_key_holds_no_owners_refusals():
+    """Each owner has a hundred a second, and all without a key have as many together."""
+    app = refusing(401)
+    late_s = await asyncio.gather(*(answered_s(app, {}) for _ in range(2 * int(REFUSALS_PER_S))))
+    assert max(late_s) > 0.9 * HELD_S
+    for owner in ("ann", "bob"):
+        assert await answered_s(app, {NAMED: owner}) < HELD_S / 2
 
 
 @pytest.mark.parametrize(
