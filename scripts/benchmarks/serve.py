@@ -132,8 +132,8 @@ def measure_pairs(
         results = {side.server.name: _turn(side, streams, number, arguments) for side in (first, second)}
         pair = results["ours"], results[PEER]
         if number != WARM_UP:
-            print(_progress(number, *pair), file=sys.stderr)
             yield pair
+            print(_progress(number, *pair), file=sys.stderr)  # once it is kept, whatever ends the run now
 
 
 def _turn(side: Side, streams: int, pair: int, arguments: argparse.Namespace) -> RunResult:
