@@ -19,6 +19,7 @@ import math
 import re
 import socket
 import sys
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -223,7 +224,8 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self._head_bytes = 0
         self._close_in(HEAD_TIMEOUT_S)
-        give_way = partial(self._connections.stalled, self)
+        # Weak: a cycle would keep the connection, and all of its last request, for the garbage collector.
+        give_way = partial(_give_way, self._connections, weakref.ref(self))
         extensions: dict[str, Any] = {CONNECTION: Connection(self.transport, self.flow, give_way)}
         self.scope["extensions"] = extensions
 
@@ -341,6 +343,13 @@ def _has_length(message: Message) -> bool:
 
 def _no_room() -> Unavailable:
     return Unavailable("The server has as many connections as it can have; try again.", retry_after_s=2)
+
+
+def _give_way(connections: Connections, connection: weakref.ref[Protocol]) -> None:
+    """Let a connection be closed where others need it, if it is still there."""
+    protocol = connection()
+    if protocol is not None:
+        connections.stalled(protocol)
 
 
 def _headers_too_large() -> HeadersTooLarge:

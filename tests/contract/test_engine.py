@@ -96,14 +96,14 @@ async def test_max_tokens_ends_with_length(engine: Engine) -> None:
 
 async def test_every_choice_has_one_final_delta(engine: Engine) -> None:
     """With n=3 the choices come interleaved, each with its own counts and its own one end."""
-    answer = await ask(engine, chat(n=3, max_tokens=8, ignore_eos=True))
+    answer = await ask(engine, chat(n=3, max_tokens=48, ignore_eos=True))
     assert {delta.choice for delta in answer.deltas} == {0, 1, 2}
     first_end = next(i for i, delta in enumerate(answer.deltas) if delta.finish_reason)
     assert {delta.choice for delta in answer.deltas[:first_end]} == {0, 1, 2}
     for choice in range(3):
         finals = [delta for delta in answer.of(choice) if delta.finish_reason]
         assert finals == [answer.of(choice)[-1]]
-        assert answer.counts(choice).completion_tokens == len(answer.token_ids(choice)) == 8
+        assert answer.counts(choice).completion_tokens == len(answer.token_ids(choice)) == 48
 
 
 async def test_an_abort_ends_with_the_true_counts(engine: Engine) -> None:
