@@ -40,14 +40,8 @@ def build_app(runtime: Runtime) -> ASGIApp:
     service = ServiceRoutes(runtime, gatekeeper)
     usage = UsageRoutes(runtime, gatekeeper)
     bounds = ReadBounds(runtime.reads, gatekeeper)
-    path = "/chat/completions"
-    one = path + "/{id}"
     conversation = "/api/conversations/{id}"
     keys = "/api/admin/keys"
-
-    def route(where_: str, handler: Handler, method: str) -> Route:
-        return Route(where_, handler, methods=[method])
-
     routes = [
         route("/openapi.json", openapi, "GET"),
         route("/healthz", service.healthz, "GET"),
@@ -75,6 +69,19 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route("/v1/moderations", moderations.create, "POST"),
         route("/v1/models", bounds.paced(service.models_openai), "GET"),
         route("/v1/models/{id:path}", bounds.paced(service.model_openai), "GET"),
+        *_chat_routes(chat),
+    ]
+    app = Starlette(routes=routes, exception_handlers=Refusals(runtime.log).handlers())
+    app.router.redirect_slashes = False  # a redirect is built from the Host header, and drops bodies
+    bodies = BodyBudget(runtime.settings.body_memory_bytes)
+    return Guard(BodyMemory(LimitHeaders(app, runtime.limiter), bodies), runtime.log)
+
+
+def _chat_routes(chat: ChatRoutes) -> list[Route]:
+    """Under `/api` a DELETE stops and keeps, under `/v1` it forgets, as OpenAI's does."""
+    path = "/chat/completions"
+    one = path + "/{id}"
+    return [
         route("/api" + path, chat.create, "POST"),
         route("/api" + one, chat.attach, "GET"),
         route("/api" + one, chat.cancel, "DELETE"),
@@ -84,7 +91,8 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route("/v1" + one, chat.delete, "DELETE"),
         route("/v1" + one + "/cancel", chat.cancel, "POST"),
     ]
-    app = Starlette(routes=routes, exception_handlers=Refusals(runtime.log).handlers())
-    app.router.redirect_slashes = False  # a redirect is built from the Host header, and drops bodies
-    bodies = BodyBudget(runtime.settings.body_memory_bytes)
-    return Guard(BodyMemory(LimitHeaders(app, runtime.limiter), bodies), runtime.log)
+
+
+def route(path: str, handler: Handler, method: str) -> Route:
+    """A route of one method; Starlette adds HEAD to a GET."""
+    return Route(path, handler, methods=[method])

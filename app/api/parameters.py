@@ -68,7 +68,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_MESSAGES = 2048
 """As with Azure OpenAI: a conversation of a thousand turns."""
-MAX_PARTS = 4096
+MAX_REQUEST_PARTS = 4096
 """Content parts of all messages together."""
 MAX_TOOLS = 128
 """As OpenAI has it."""
@@ -259,9 +259,10 @@ def _check_parts(messages: Sequence[Mapping[str, Any]]) -> None:
     """Raise BadRequest for too many content parts; the messages were checked."""
     contents = (message.get("content") for message in messages)
     parts = sum(len(content) for content in contents if isinstance(content, list))
-    if parts > MAX_PARTS:
+    if parts > MAX_REQUEST_PARTS:
         raise BadRequest(
-            f"messages take at most {MAX_PARTS:,} content parts together, got {parts:,}.", param="messages"
+            f"messages take at most {MAX_REQUEST_PARTS:,} content parts together, got {parts:,}.",
+            param="messages",
         )
 
 
