@@ -51,6 +51,7 @@ class ChildServer:
         self._first_pause_s = first_pause_s
         self._stop_grace_s = stop_grace_s
         self._port = 0
+        self._reserved: socket.socket | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
@@ -71,7 +72,8 @@ class ChildServer:
 
     async def start(self) -> None:
         """Start the first process and watch it. It takes requests when it answers, not when this returns."""
-        self._port = free_port()
+        self._reserved = reserve_port()
+        self._port = self._reserved.getsockname()[1]
         await self._spawn()
         self._watching = asyncio.create_task(self._watch(), name="child")
 
@@ -90,6 +92,8 @@ class ChildServer:
         process, self._process = self._process, None
         if process is not None:
             await self._stop(process)
+        if self._reserved is not None:
+            self._reserved.close()
 
     # --- inside
 
@@ -159,12 +163,16 @@ class ChildServer:
                 await self._read_output(process)
 
 
-def free_port() -> int:
-    """A port of the loopback address that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def reserve_port() -> socket.socket:
+    """A port of the loopback address that only a server with SO_REUSEADDR, which asyncio sets, can listen on.
+
+    The socket is bound and never listens. As long as it is open, the kernel gives its port to no connection
+    and to nobody who asks for any port; a model takes long to load before its server binds.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((LOOPBACK, 0))
+    return reserved
 
 
 def _kill_group(pid: int) -> None:

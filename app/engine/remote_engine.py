@@ -74,11 +74,16 @@ class RemoteEngine:
         return self._ready_model().card
 
     async def start(self) -> None:
-        """Reach a server, learn its model, load the tokenizer. Raises EngineFailed with the reason."""
+        """Reach a server, learn its model, load the tokenizer. Raises EngineFailed with the reason.
+
+        What was started is stopped again where this fails or is given up.
+        """
         try:
             await self._start()
-        except Exception as exc:
-            self._health = Health.DEAD
+        except BaseException as exc:
+            await self.aclose()
+            if not isinstance(exc, Exception):
+                raise
             if isinstance(exc, EngineFailed):
                 raise
             raise EngineFailed(f"the remote model could not be loaded: {type(exc).__name__}: {exc}") from exc

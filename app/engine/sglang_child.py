@@ -71,11 +71,17 @@ def main() -> None:
     threads = cpu_threads(options, len(os.sched_getaffinity(0)))
     environ = child_environ(threads, server_args.tp_size * server_args.pp_size * server_args.dp_size)
     engine.run_data_parallel_controller_process = controller_entry(environ)
-    http_server.launch_server(
-        server_args,
-        run_scheduler_process_func=guarded_scheduler_entry(environ, options.grammar_mask_ms),
-        run_detokenizer_process_func=detokenizer_entry(environ),
-    )
+    try:
+        http_server.launch_server(
+            server_args,
+            run_scheduler_process_func=guarded_scheduler_entry(environ, options.grammar_mask_ms),
+            run_detokenizer_process_func=detokenizer_entry(environ),
+        )
+    finally:
+        # A server that could not bind would otherwise wait for its scheduler, which waits for requests.
+        # The parent ends the whole group as soon as this process is gone.
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _die_with(parent: int) -> None:

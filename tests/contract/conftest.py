@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from app.core import Engine
 from app.engine.scripted import Script, ScriptedEngine
+
+START_LIMIT_S = 240
+"""Below pytest's own limit, whose signal would break the loop of all tests."""
+
+
+@asynccontextmanager
+async def running(engine: Engine) -> AsyncIterator[Engine]:
+    """Start it, lend it, close it, whether or not it came up."""
+    try:
+        async with asyncio.timeout(START_LIMIT_S):
+            await engine.start()
+        yield engine
+    finally:
+        await engine.aclose()
 
 
 @pytest.fixture(scope="session")
@@ -18,9 +34,8 @@ async def sglang_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
     from app.engine.sglang_engine import SGLangEngine
 
     engine = SGLangEngine(SGLangOptions(server_args={"random_seed": 7}))
-    await engine.start()
-    yield engine
-    await engine.aclose()
+    async with running(engine) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")
@@ -30,18 +45,16 @@ async def remote_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
     from app.engines import child_engine
 
     engine = child_engine(SGLangOptions(server_args={"random_seed": 7}), print)
-    await engine.start()
-    yield engine
-    await engine.aclose()
+    async with running(engine) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")
 async def scripted_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
     """The engine without a model."""
     engine = ScriptedEngine(Script(rate=2000, tokens=400, context=8192))
-    await engine.start()
-    yield engine
-    await engine.aclose()
+    async with running(engine) as started:
+        yield started
 
 
 @pytest.fixture(

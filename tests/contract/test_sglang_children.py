@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from app.core import Engine
 from app.engine.child import ChildCommand, ChildServer
 from app.engine.remote_engine import RemoteEngine, RemoteOptions
 from app.engine.sglang_args import SGLangOptions, bare_server_command
+from app.engine.sglang_child import child_command
 from app.engine.sglang_platform import prepare_process
 from app.engines import build_guard_engine
 from app.errors import EngineFailed, ServingError
@@ -147,4 +149,19 @@ async def test_a_guard_in_a_child_beside_the_model_of_this_process(
     assert all(0 < p < 1 for p in scores.values())
     assert len(set(texts)) == 1
     assert texts[0]
+    assert processes() == before
+
+
+async def test_a_child_that_cannot_listen_ends_and_says_why() -> None:
+    """SGLang's server would wait for its scheduler for ever: nobody would learn that it serves nothing."""
+    deaths: asyncio.Queue[str] = asyncio.Queue()
+    before = processes()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        child = ChildServer(
+            lambda _port: child_command(SGLangOptions(), "a key", taken), on_exit=deaths.put_nowait
+        )
+        await child.start()
+        assert "address already in use" in await deaths.get()
+        await child.aclose()
     assert processes() == before

@@ -361,4 +361,4 @@ async def test_a_start_without_a_server_says_which(servers: list[FalseServer]) -
         await engine.start()
     assert servers[0].url in failed.value.message
     assert "secret" not in failed.value.message + repr(engine._options)
-    await engine.aclose()
+    assert engine._session is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -88,6 +89,17 @@ async def test_it_is_in_a_group_of_its_own(start: Any) -> None:
     """Ctrl-C does not reach it: when to stop is the server's to say."""
     child = await start()
     assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
+
+
+async def test_nobody_else_gets_its_port_while_it_loads(start: Any) -> None:
+    """Until it listens, its port is neither bound by others nor given away as a free one."""
+    child = await start("import time; time.sleep(600)")
+    port = int(child.url.rpartition(":")[2])
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    await child.aclose()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
 
 
 async def test_one_that_dies_is_started_again_on_the_same_port(start: Any, notes: Path) -> None:
