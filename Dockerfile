@@ -14,7 +14,8 @@ WORKDIR /opt/tokenring
 # Requirements before source, so that a change of source keeps the layer with the packages.
 COPY pyproject.toml README.md LICENSE ./
 COPY requirements requirements
-COPY scripts/setup scripts/set_up.py scripts/
+COPY scripts/setup scripts/setup
+COPY scripts/support/set_up.py scripts/support/set_up.py
 COPY app/__init__.py app/
 RUN PIP_NO_CACHE_DIR=1 scripts/setup --profile cpu
 COPY app app
@@ -38,7 +39,8 @@ ARG PIP_CERT
 WORKDIR /opt/tokenring
 COPY pyproject.toml README.md LICENSE ./
 COPY requirements requirements
-COPY scripts/setup scripts/set_up.py scripts/
+COPY scripts/setup scripts/setup
+COPY scripts/support/set_up.py scripts/support/set_up.py
 COPY app/__init__.py app/
 # The image has SGLang, torch and their kernels; only what is missing comes into .venv.
 RUN PIP_NO_CACHE_DIR=1 scripts/setup --profile gpu --system-site-packages

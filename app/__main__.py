@@ -3,7 +3,7 @@
 import os
 import sys
 
-from app.cli import main
+from app.cli.main import main
 
 
 def run() -> None:

@@ -1,7 +1,7 @@
 """What is kept of a message: known keys, of the types and lengths that they may have.
 
 `kept` never raises, whatever it is handed: rows of older versions hold what their callers sent.
-What a caller may send is `app.api.messages`' affair, which refuses by name.
+What a caller may send is `app.api.schema.messages`' affair, which refuses by name.
 """
 
 from __future__ import annotations

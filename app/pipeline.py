@@ -15,25 +15,25 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
+from app.admission.ticket import Ticket
 from app.core import ChatRequest, Prompt
-from app.engine.place import Place, Places
-from app.engine.prefix_report import PrefixReport
-from app.engine.ticket import Ticket
-from app.entry import Entry
 from app.errors import Cancelled, ContextOverflow, Draining, InternalError, ServingError, Unavailable
-from app.history import History
-from app.journal import Journal
+from app.generation.history import History
+from app.generation.journal import Journal
+from app.generation.journal_entry import Entry
+from app.generation.release import OnCached, Release
+from app.generation.safety_check import Check, Checks
+from app.generation.trace import Trace
 from app.log import where
 from app.metering.budget import Allowance
 from app.metering.limiter import UNLIMITED, Lease
 from app.metering.traffic import Traffic
-from app.release import OnCached, Release
-from app.screen import Check, Checks
+from app.prefix_report.report import PrefixReport
+from app.routing.backend import Place, Places
 from app.store.keys import Key
 from app.store.ledger import Usage
 from app.store.usage_body import usage_body
-from app.stream import TokenStream
-from app.trace import Trace
+from app.stream.token_stream import TokenStream
 
 
 class Pipeline:

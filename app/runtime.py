@@ -10,18 +10,12 @@ from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
-from app.archive import Archive
+from app.admission.controller import Admission
+from app.admission.load_shedder import Bounds
+from app.admission.throughput_profile import FILE as PACE_FILE
+from app.admission.throughput_profile import Pace
 from app.core import Engine, Health
-from app.engine.admission import Admission
-from app.engine.degrade import degrade_of
-from app.engine.door import Bounds
-from app.engine.pace import FILE as PACE_FILE
-from app.engine.pace import Pace
-from app.engine.place import Place, Places
-from app.engine.prefix_report import PrefixReport
-from app.engine.pressure import pressure_of
-from app.engine.routing import AUTO, Router
-from app.engines import (
+from app.engine_factory import (
     OnDeath,
     build_engine,
     build_guard,
@@ -31,8 +25,9 @@ from app.engines import (
     check_small_args,
 )
 from app.errors import Draining, EngineNotReady, UnknownModel
-from app.history import History
-from app.journal import Journal
+from app.generation.history import History
+from app.generation.journal import Journal
+from app.generation.safety_check import NoChecks, Screen
 from app.log import where
 from app.metering.abuse import AbuseWatch
 from app.metering.balance import Balance
@@ -43,19 +38,24 @@ from app.metering.pricing import PriceTable
 from app.metering.reads import Reads
 from app.metering.traffic import Histogram, Traffic
 from app.pipeline import Pipeline
-from app.registry import Streams
+from app.prefix_report.report import PrefixReport
+from app.routing.backend import Place, Places
+from app.routing.degraded_mode import degrade_of
+from app.routing.pressure import pressure_of
+from app.routing.router import AUTO, Router
+from app.safety.classifiers.bundled_models import Models, load
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
-from app.safety.guard import GuardTier
-from app.safety.moderator import Moderator
-from app.safety.policy import Policies, Policy
-from app.safety.prompt_screen import PromptScreen
-from app.safety.shipped import Models, load
-from app.safety.stream_screen import StreamScreen
-from app.screen import NoChecks, Screen
+from app.safety.guard.tier import GuardTier
+from app.safety.policies.policy import Policies, Policy
+from app.safety.screens.moderator import Moderator
+from app.safety.screens.prompt_screen import PromptScreen
+from app.safety.screens.stream_screen import StreamScreen
 from app.settings import Settings
 from app.store.database import Database
 from app.store.key_table import KeyTable
 from app.store.purge import Purge
+from app.stream.archive import Archive
+from app.stream.registry import Streams
 
 ONE_PIECE = 8
 """How many times `stream_bytes` an answer in one piece may take."""

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import MakeScript, Serve, Served, ServerProcess, Spawn, serve_here, start_process
 
-from app.engine.scripted import Script, ScriptedEngine
+from app.engine.scripted.engine import Script, ScriptedEngine
 from app.runtime import ModelLoader
 from app.settings import Settings
+from tests.support.servers import MakeScript, Serve, Served, ServerProcess, Spawn, serve_here, start_process
 
 
 @pytest.fixture(scope="session")

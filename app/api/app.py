@@ -6,23 +6,23 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from app.api.abuse import AbuseRoutes
-from app.api.admin import AdminKeyRoutes
-from app.api.auth import Gatekeeper
-from app.api.bodies import BodyMemory
-from app.api.body_budget import BodyBudget
-from app.api.chat import ChatRoutes
-from app.api.conversations import ConversationRoutes
-from app.api.limits import LimitHeaders
-from app.api.metrics import MetricsRoutes
-from app.api.moderations import ModerationRoutes
-from app.api.openapi import openapi
-from app.api.prefixes import PrefixRoutes
-from app.api.reading import Handler, ReadBounds
-from app.api.refusal import Guard, Refusals
-from app.api.safety import SafetyRoutes
-from app.api.service import ServiceRoutes
-from app.api.usage import UsageRoutes
+from app.api.http.auth import Gatekeeper
+from app.api.http.bodies import BodyMemory
+from app.api.http.body_budget import BodyBudget
+from app.api.http.errors import Guard, Refusals
+from app.api.http.rate_limit_headers import LimitHeaders
+from app.api.http.reading import Handler, ReadBounds
+from app.api.routes.abuse import AbuseRoutes
+from app.api.routes.admin import AdminKeyRoutes
+from app.api.routes.chat import ChatRoutes
+from app.api.routes.conversations import ConversationRoutes
+from app.api.routes.metrics import MetricsRoutes
+from app.api.routes.moderations import ModerationRoutes
+from app.api.routes.prefixes import PrefixRoutes
+from app.api.routes.safety import SafetyRoutes
+from app.api.routes.service import ServiceRoutes
+from app.api.routes.usage import UsageRoutes
+from app.api.schema.openapi import openapi
 from app.runtime import Runtime
 
 

@@ -18,13 +18,13 @@ from starlette.types import ASGIApp
 from structlog.typing import FilteringBoundLogger
 
 from app.api.app import build_app
-from app.api.auth import is_loopback
-from app.api.connections import Connections
-from app.api.protocol import Protocol
+from app.api.http.auth import is_loopback
+from app.api.http.connections import Connections
+from app.api.http.protocol import Protocol
 from app.errors import EngineFailed
 from app.log import configure
 from app.runtime import Runtime
-from app.safety.policy_file import PolicyError
+from app.safety.policies.policy_file import PolicyError
 from app.settings import Settings, SettingsError
 from app.store.key_table import now_us
 from app.store.keys import LOCAL_OWNER, Terms, create_first

@@ -77,7 +77,7 @@ class ScreenFailed(SafetyUnavailable):
 
 
 class Policed(Protocol):
-    """A policy in force, as the screens see it (app.safety.policy.Policy)."""
+    """A policy in force, as the screens see it (app.safety.policies.policy.Policy)."""
 
     def judge_prompt(self, scores: Scores, stage: Stage, *, texts: int = 1) -> Verdict:
         """What becomes of a prompt with these scores, the maximum over so many texts of it."""

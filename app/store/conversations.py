@@ -26,7 +26,7 @@ Status = Literal["complete", "in_progress", "cancelled", "interrupted", "failed"
 ROOT = "root"
 """As `parent_id`: begin again above the first message."""
 MAX_BRANCH_MESSAGES = 10_000
-"""Messages that a turn can continue; a request that sends them all has a lower bound (app.api.parameters)."""
+"""Messages that a turn can continue; fewer where a request sends them all (app.api.schema.parameters)."""
 MAX_BRANCH_BYTES = 32 * 1024**2
 """Text, images and token ids that a turn can continue; where the model sees, a body may have as much."""
 _ANCESTORS = (

@@ -1,7 +1,7 @@
 """Released events of streams as slices, and what it takes to replay them.
 
 A live stream's news are appended as they are checkpointed; settled, one slice takes their
-place. What is in a slice is the ring's affair (app.ring, `dump` and `restore`). A request
+place. What is in a slice is the ring's affair (app.stream.ring, `dump` and `restore`). A request
 whose `stream` is empty has been forgotten: nothing can be replayed, only its counts are left.
 Every function is a unit of the store, or a part of one.
 """

@@ -101,7 +101,7 @@ CREATE INDEX requests_by_day ON requests (day);
 CREATE INDEX requests_unstored ON requests (settled_at_us)
     WHERE conversation_seq IS NULL AND state = 'settled' AND stream <> x'';
 
--- A stream's released events, in slices as they were checkpointed; see app.ring.Ring.
+-- A stream's released events, in slices as they were checkpointed; see app.stream.ring.Ring.
 CREATE TABLE events (
     request_seq INTEGER NOT NULL REFERENCES requests (seq) ON DELETE CASCADE,
     first_id    INTEGER NOT NULL,

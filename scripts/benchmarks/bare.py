@@ -50,8 +50,8 @@ def peer_command(model: str, port: int, *, tp: int = 1) -> list[str]:
 
 
 def _command(model: str, port: int, tp: int) -> list[str]:
-    from app.engine.sglang_args import SGLangOptions, bare_server_command
-    from app.engine.sglang_platform import prepare_process
+    from app.engine.sglang.args import SGLangOptions, bare_server_command
+    from app.engine.sglang.platform import prepare_process
 
     prepare_process()
     return bare_server_command(SGLangOptions(model=model, tp=tp), port)

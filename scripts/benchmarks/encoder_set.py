@@ -12,9 +12,9 @@ import sys
 from functools import partial
 
 from app.api import server
-from app.cli import main
+from app.cli.main import main
 from app.runtime import Runtime
-from app.safety.shipped import Models, load
+from app.safety.classifiers.bundled_models import Models, load
 
 SURE_BELOW = {"always": 0.0, "never": math.inf, "shipped": None}
 

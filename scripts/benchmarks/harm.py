@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from app.safety import evaluation
-from app.safety.evaluation import Row
+from app.safety.evaluation import prompts as evaluation
+from app.safety.evaluation.prompts import Row
 from scripts.benchmarks import replaying
 from scripts.benchmarks.driver import served_model
 from scripts.benchmarks.harm_ask import BLOCKED, NOTHING, PART, TOO_LONG, WHOLE, Fate, ask

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.api import server
-from app.cli import main
+from app.cli.main import main
 from app.core import Counts, Prompt
-from app.entry import Entry
-from app.history import Asked
-from app.journal import Journal
+from app.generation.history import Asked
+from app.generation.journal import Journal
+from app.generation.journal_entry import Entry
 from app.pipeline import Pipeline
 from app.runtime import Runtime
-from app.stream import TokenStream
+from app.stream.token_stream import TokenStream
 
 
 class SilentJournal(Journal):

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from app.api import server
-from app.cli import main
+from app.cli.main import main
 from app.core import Counts, Delta, Engine
-from app.engine.scripted import Script, ScriptedEngine
+from app.engine.scripted.engine import Script, ScriptedEngine
 from app.runtime import Runtime
 from app.settings import Settings
-from scripts.safety.replies import tokens
+from scripts.training.safety.replies import tokens
 
 REPLIES = "REPLIES"
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from app.core import Counts, Delta
 from app.metering.traffic import Histogram
-from app.safety import shipped
+from app.safety.classifiers import bundled_models as shipped
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
-from app.safety.policy import Policies
-from app.safety.prompt_screen import PromptScreen
-from app.safety.stream_screen import Screening, StreamScreen
+from app.safety.policies.policy import Policies
+from app.safety.screens.prompt_screen import PromptScreen
+from app.safety.screens.stream_screen import Screening, StreamScreen
 from scripts.benchmarks.prompts import Work, chat_work
 from scripts.benchmarks.stats import percentile
 

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from app.api import server
-from app.cli import main
+from app.cli.main import main
 from app.core import ChatRequest
+from app.generation.safety_check import Check, Checks, NoChecks
 from app.runtime import Runtime
-from app.screen import Check, Checks, NoChecks
 from app.store.keys import Key
 from scripts.benchmarks.encoder_set import load_models
 
@@ -32,7 +32,7 @@ class Switched:
         self._off = off
 
     def of(self, request: ChatRequest, key: Key | None) -> Check:
-        """See app.screen.Checks."""
+        """See app.generation.safety_check.Checks."""
         checks = self._off if request.body.get("seed") == SEEDS["off"] else self._on
         return checks.of(request, key)
 

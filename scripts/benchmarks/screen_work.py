@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from scripts.benchmarks.driver import RunFailed
 from scripts.benchmarks.prompts import Work, chat_work
 from scripts.benchmarks.screen_cpu import PromptJudge
-from scripts.safety import rows
+from scripts.training.safety import rows
 
 ON, OFF = "on", "off"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from app.engine.scripted import scripted_text
+from app.engine.scripted.engine import scripted_text
 from scripts.crash.http import Event
 
 DONE = "[DONE]"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.core import Engine
-from app.engine.scripted import Script, ScriptedEngine
+from app.engine.scripted.engine import Script, ScriptedEngine
 
 START_LIMIT_S = 240
 """Below pytest's own limit, whose signal would break the loop of all tests."""
@@ -30,8 +30,8 @@ async def running(engine: Engine) -> AsyncIterator[Engine]:
 @pytest.fixture(scope="session")
 async def sglang_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
     """Real SGLang on the CPU with the built-in model."""
-    from app.engine.sglang_args import SGLangOptions
-    from app.engine.sglang_engine import SGLangEngine
+    from app.engine.sglang.args import SGLangOptions
+    from app.engine.sglang.engine import SGLangEngine
 
     engine = SGLangEngine(SGLangOptions(server_args={"random_seed": 7}))
     async with running(engine) as started:
@@ -41,8 +41,8 @@ async def sglang_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
 @pytest.fixture(scope="session")
 async def remote_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
     """SGLang's own server, as a child process on the CPU, with the built-in model."""
-    from app.engine.sglang_args import SGLangOptions
-    from app.engines import child_engine
+    from app.engine.sglang.args import SGLangOptions
+    from app.engine_factory import child_engine
 
     engine = child_engine(SGLangOptions(server_args={"random_seed": 7}), print)
     async with running(engine) as started:

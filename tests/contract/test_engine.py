@@ -6,11 +6,11 @@ import asyncio
 import dataclasses
 
 import pytest
-from engines import ask, chat, fresh_rid, next_turn
 
 from app.core import Engine, Health
 from app.errors import ContextOverflow
 from app.metering.estimate import text_counter
+from tests.support.engines import ask, chat, fresh_rid, next_turn
 
 # SGLang's imports warn; what our own code warns of would be an error in the other tests.
 pytestmark = pytest.mark.filterwarnings("default")

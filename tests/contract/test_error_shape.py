@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from servers import Serve, ServerProcess, Spawn, chat, start_process
-from sse_client import Connection, Response, fetch, open_stream, request_bytes
 
-from app.api.parameters import PARAMETERS
+from app.api.schema.parameters import PARAMETERS
 from app.core import ChatRequest
-from app.engine.scripted import Script
+from app.engine.scripted.engine import Script
 from app.errors import CODES
+from tests.support.servers import Serve, ServerProcess, Spawn, chat, start_process
+from tests.support.sse_client import Connection, Response, fetch, open_stream, request_bytes
 
 CANARY = "canary-7f3a"
 CHAT = "/v1/chat/completions"
@@ -404,7 +404,7 @@ async def test_a_body_that_does_not_come(serve: Serve):
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nhost: local", b"POST"])
 async def test_a_head_that_does_not_come(serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: bytes):
     """A connection whose request never gets past its head is closed after HEAD_TIMEOUT_S."""
-    monkeypatch.setattr("app.api.protocol.HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("app.api.http.protocol.HEAD_TIMEOUT_S", 0.1)
     served = await serve(Script(tokens=20, rate=50))
     async with await served.open(chat()) as slow, await Connection.to(served.port) as connection:
         await connection.send(sent)

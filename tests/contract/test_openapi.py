@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from servers import Serve, chat
 
-from app.api.key_terms import NULLABLE, TERMS
-from app.api.openapi import BODIES, HEADERS, OPERATIONS, QUERY, document
-from app.api.parameters import PARAMETERS, treatment
-from app.api.wire import parse_chat_request
+from app.api.schema.key_terms import NULLABLE, TERMS
+from app.api.schema.openapi import BODIES, HEADERS, OPERATIONS, QUERY, document
+from app.api.schema.parameters import PARAMETERS, treatment
+from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest
 from app.errors import CODES, BadRequest, ServingError, UnsupportedParameter
+from tests.support.servers import Serve, chat
 
 DOCUMENT = document()
 CHAT = BODIES["ChatRequest"]["properties"]

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from scripts import settings_table
+from scripts.support import settings_table
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -42,7 +42,7 @@ def test_every_module_of_the_top_level_is_in_the_tree() -> None:
 
 
 def test_the_settings_table_is_the_settings() -> None:
-    """README's table is what `python -m scripts.settings_table` writes."""
+    """README's table is what `python -m scripts.support.settings_table` writes."""
     assert settings_table.with_table(README) == README
 
 

@@ -13,21 +13,21 @@ from typing import Any
 
 import psutil
 import pytest
-import tiny_guard
-from engines import Answer, ask, chat
 
 from app.core import Engine
-from app.engine.child import ChildCommand, ChildServer
-from app.engine.remote_engine import RemoteEngine, RemoteOptions
-from app.engine.sglang_args import SGLangOptions, bare_server_command
-from app.engine.sglang_child import child_command
-from app.engine.sglang_platform import prepare_process
-from app.engines import build_guard_engine
+from app.engine.remote.child_server import ChildCommand, ChildServer
+from app.engine.remote.engine import RemoteEngine, RemoteOptions
+from app.engine.sglang.args import SGLangOptions, bare_server_command
+from app.engine.sglang.child import child_command
+from app.engine.sglang.platform import prepare_process
+from app.engine_factory import build_guard_engine
 from app.errors import EngineFailed, ServingError
 from app.safety.categories import CATEGORIES
-from app.safety.guard import Guard
-from app.safety.guard_templates import FORMATS
+from app.safety.guard.templates import FORMATS
+from app.safety.guard.tier import Guard
 from app.settings import Settings
+from tests.support import tiny_guard
+from tests.support.engines import Answer, ask, chat
 
 pytestmark = [
     pytest.mark.sglang,
@@ -98,7 +98,7 @@ async def lose(engine: Engine, child: ChildServer) -> None:
 
 async def test_a_remote_server_is_read_lost_and_found_again() -> None:
     """A bare SGLang that streams its default way is read to the token; killed, it is an error, then back."""
-    from app.engine.sglang_remote import RemoteModelOptions, load_remote_model
+    from app.engine.sglang.remote import RemoteModelOptions, load_remote_model
 
     prepare_process()
     before = processes()

@@ -9,10 +9,10 @@ import re
 from typing import Any
 
 import pytest
-from engines import Answer, ask, chat, next_turn
 
 from app.core import Counts, Delta
 from app.errors import BadRequest, ContextOverflow, ServingError, UnsupportedParameter
+from tests.support.engines import Answer, ask, chat, next_turn
 
 pytestmark = [
     pytest.mark.sglang,

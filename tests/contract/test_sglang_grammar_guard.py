@@ -17,7 +17,7 @@ NESTED = "((a{0,999}){0,999}){0,999}"
 @pytest.fixture(scope="module")
 def compiled() -> Any:
     """SGLang's grammars over single bytes, by regex."""
-    from app.engine.sglang_platform import prepare_process
+    from app.engine.sglang.platform import prepare_process
 
     prepare_process()
     with warnings.catch_warnings():
@@ -25,7 +25,7 @@ def compiled() -> Any:
         import xgrammar
         from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 
-        import app.engine.sglang_grammar_guard  # noqa: F401
+        import app.engine.sglang.grammar_guard  # noqa: F401
 
     def make(regex: str, *, longest: int = 8) -> Any:
         """With tokens of up to so many letters `a`: a mask tries each of them."""
@@ -84,8 +84,8 @@ class _Counted:
 
 def test_the_slow_one_alone_is_ended(compiled: Any):
     """Of two in a batch the costly one gets an abort that says what it cost."""
-    from app.engine.grammar_cost import GRAMMAR_ENDED
-    from app.engine.sglang_grammar_guard import GrammarGuard
+    from app.engine.grammar.cost import GRAMMAR_ENDED
+    from app.engine.sglang.grammar_guard import GrammarGuard
 
     guard = GrammarGuard(1.0)
     slow, good = compiled(NESTED), compiled("a*")
@@ -102,7 +102,7 @@ def test_the_slow_one_alone_is_ended(compiled: Any):
 
 def test_a_mask_that_stalls_is_left_behind(compiled: Any):
     """The step goes on, the other's mask is right, and the request is ended."""
-    from app.engine.sglang_grammar_guard import GrammarGuard
+    from app.engine.sglang.grammar_guard import GrammarGuard
 
     slow, good = compiled(NESTED, longest=130), compiled("a*", longest=130)
     for _ in range(40):
@@ -123,7 +123,7 @@ def test_a_mask_that_stalls_is_left_behind(compiled: Any):
 
 def test_many_cheap_grammars_are_left_alone(compiled: Any):
     """256 that share a step have little each, and need less."""
-    from app.engine.sglang_grammar_guard import GrammarGuard
+    from app.engine.sglang.grammar_guard import GrammarGuard
 
     guard = GrammarGuard(2.0)
     grammars = [compiled("[a-z]*") for _ in range(256)]
@@ -134,7 +134,7 @@ def test_many_cheap_grammars_are_left_alone(compiled: Any):
 
 def test_a_refused_token_tells_no_text(compiled: Any):
     """SGLang logs the error: it has neither the grammar nor the tokens so far."""
-    from app.engine.sglang_grammar_guard import GrammarGuard
+    from app.engine.sglang.grammar_guard import GrammarGuard
 
     guard, grammar = GrammarGuard(2.0), compiled("canary")
     with pytest.raises(ValueError, match=r"^the grammar does not allow the token$"):

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import ask, chat
 
 from app.core import Engine
 from app.safety.categories import CATEGORIES
+from tests.support.engines import ask, chat
 
 HERE = Path(__file__).parent
 
@@ -58,7 +58,7 @@ class Apart:
             process.communicate()
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, str(HERE / "sglang_scenarios.py")]
+        command = [sys.executable, "-m", "tests.support.sglang_scenarios"]
         pipe = subprocess.PIPE
         with self.log.open("w") as log:
             return subprocess.Popen(

@@ -54,7 +54,7 @@ def parse(
     """Feed a choice its text in pieces, one id each."""
     from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
-    from app.engine.sglang_parse import choice_sink
+    from app.engine.sglang.parse import choice_sink
 
     chat = copy.copy(engine._launched.chat)
     vars(chat).update(parsers)
@@ -134,7 +134,7 @@ def test_several_tokens_in_one_step_have_their_own_alternatives(sglang_engine: A
     """SGLang's own streaming gives every token of a step the alternatives of its first."""
     from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
-    from app.engine.sglang_parse import choice_sink
+    from app.engine.sglang.parse import choice_sink
 
     chat = sglang_engine._launched.chat
     ids = chat.tokenizer_manager.tokenizer.encode("ring stream")[:2]
@@ -192,7 +192,7 @@ def test_ids_of_a_batch_are_counted_unless_they_are_refused(
     sglang_engine: Any, finish: dict[str, Any] | None, handed_over: int
 ) -> None:
     """The tally takes the ids of a row from the batch itself; retractions are counted at the end."""
-    from app.engine.sglang_handover import HandoverTokenizerManager
+    from app.engine.sglang.handover import HandoverTokenizerManager
     from app.engine.tally import Tally
 
     tally, taken = Tally(), []
@@ -254,7 +254,7 @@ async def test_output_that_comes_faster_than_it_is_parsed_leaves_the_loop_to_oth
     """While batches keep coming, each slow to parse, whatever else waits for the loop has its turn."""
     from sglang.srt.managers.io_struct import AbortReq, sock_send
 
-    from app.engine.sglang_handover import RECEIVING_S, HandoverTokenizerManager
+    from app.engine.sglang.handover import RECEIVING_S, HandoverTokenizerManager
 
     context = zmq.Context()
     with context.socket(zmq.PULL) as inbox, context.socket(zmq.PUSH) as engine:

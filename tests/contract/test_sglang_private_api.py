@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.engine.sglang_platform import CPU_PLATFORM, activate, needs_cpu_platform, prepare_process
+from app.engine.sglang.platform import CPU_PLATFORM, activate, needs_cpu_platform, prepare_process
 
 pytestmark = [
     pytest.mark.sglang,
@@ -171,7 +171,7 @@ def test_a_batch_has_the_columns_that_are_handed_over() -> None:
 def test_a_plain_delta_is_what_its_constructor_makes() -> None:
     """The hot path builds its tuples without the constructor; they must stay of one shape."""
     from app.core import Counts, Delta
-    from app.engine.sglang_parse import PlainChoice
+    from app.engine.sglang.parse import PlainChoice
 
     made: list[Delta] = []
 
@@ -195,7 +195,7 @@ def test_owned_arguments_exist() -> None:
     """Each argument that this server keeps to itself is one of SGLang's."""
     from sglang.srt.server_args import ServerArgs
 
-    from app.engine.sglang_args import BUILTIN_DEFAULTS, CPU_DEFAULTS, DEFAULTS, OWNED
+    from app.engine.sglang.args import BUILTIN_DEFAULTS, CPU_DEFAULTS, DEFAULTS, OWNED
 
     known = set(inspect.get_annotations(ServerArgs))
     assert {*OWNED, *DEFAULTS, *CPU_DEFAULTS, *BUILTIN_DEFAULTS} <= known
@@ -226,7 +226,7 @@ def test_only_the_engine_and_its_process_modules_import_before_start() -> None:
 )
 def test_a_wrong_server_argument_is_refused_by_name(given: dict[str, Any], message: str) -> None:
     """Unknown, mistyped and server-owned arguments of `[engine.sglang]` never reach SGLang."""
-    from app.engine.sglang_args import check
+    from app.engine.sglang.args import check
     from app.settings import SettingsError
 
     with pytest.raises(SettingsError, match=r"^\[engine.sglang\]") as refused:
@@ -236,7 +236,7 @@ def test_a_wrong_server_argument_is_refused_by_name(given: dict[str, Any], messa
 
 def test_the_small_model_s_arguments_are_refused_by_name_too() -> None:
     """At the start of this process, not over and over in the child's."""
-    from app.engines import check_small_args
+    from app.engine_factory import check_small_args
     from app.settings import Settings, SettingsError
 
     check_small_args(Settings())

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import ServerProcess, start_process
-from sse_client import fetch
 
-from app.engine.sglang_args import BUILTIN_MODEL
+from app.engine.sglang.args import BUILTIN_MODEL
+from tests.support.servers import ServerProcess, start_process
+from tests.support.sse_client import fetch
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 

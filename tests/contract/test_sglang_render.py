@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engines import chat
 
-from app.aligned import Aligned
-from app.api.template_switches import SWITCHES
-from app.api.wire import parse_chat_request
+from app.api.schema.template_switches import SWITCHES
+from app.api.schema.wire import parse_chat_request
 from app.errors import BadRequest, ContextOverflow
+from app.safety.policies.policy_prompt import Aligned
+from tests.support.engines import chat
 
 pytestmark = [
     pytest.mark.sglang,

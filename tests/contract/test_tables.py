@@ -13,16 +13,16 @@ from typing import get_type_hints
 
 import pytest
 from openai.types.chat import completion_create_params
-from servers import Serve
 
 from app import errors
-from app.api.parameters import PARAMETERS, check
+from app.api.schema.parameters import PARAMETERS, check
 from app.errors import CODES, ServingError, UnsupportedParameter
-from scripts.generated_docs import ROOT, TABLES, generated
+from scripts.support.generated_docs import ROOT, TABLES, generated
+from tests.support.servers import Serve
 
 SGLANG_FIELDS = """
 import json
-from app.engine.sglang_platform import prepare_process
+from app.engine.sglang.platform import prepare_process
 prepare_process()
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 print(json.dumps(sorted(ChatCompletionRequest.model_fields)))

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from servers import Serve, Served, chat
-from sse_client import Connection, Response, SSEParser, open_stream, until
 
 from app.core import ChatRequest
-from app.engine.scripted import Script, scripted_text
-from app.registry import Streams
-from app.stream import TokenStream
+from app.engine.scripted.engine import Script, scripted_text
+from app.stream.registry import Streams
+from app.stream.token_stream import TokenStream
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import Connection, Response, SSEParser, open_stream, until
 
 BLOCK = re.compile(rb"id: (?P<id>[0-9]+)\n(?P<retry>retry: [0-9]+\n)?data: (?P<data>[^\n]+)", re.ASCII)
 WORDS = "".join(scripted_text(0, 0, 12))

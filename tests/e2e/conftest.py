@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sdks import Sdk, command_of
+
+from tests.support.sdks import Sdk, command_of
 
 
 @pytest.fixture

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from servers import Serve, Served, chat
-from sse_client import Connection
-
 from app.core import ChatRequest, Counts, Prompt
-from app.engine.scripted import Script
+from app.engine.scripted.engine import Script
 from app.store import key_table, keys, ledger, safety_events
 from app.store.keys import Issued, Terms
 from app.store.ledger import Price, Reservation, Settlement, Usage
 from app.store.safety_events import SafetyEvent
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import Connection
 
 RULES = " ".join(f"rule{n}" for n in range(60))
 CLOCKS = [f"Time: 10:0{minute}. {RULES}" for minute in range(3)]

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from screens import word_models
-from servers import Serve, Served, Spawn
-from sse_client import fetch
 
 from app.api.server import _hung_up
 from app.store import safety_events
 from app.store.safety_events import SafetyEvent
+from tests.support.screens import word_models
+from tests.support.servers import Serve, Served, Spawn
+from tests.support.sse_client import fetch
 
 SAFETY = "/api/admin/safety"
 EVENT = SafetyEvent(

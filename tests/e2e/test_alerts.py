@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 import yaml
-from servers import ROOT, Serve, chat
 
-from app.engine.scripted import Script
+from app.engine.scripted.engine import Script
+from tests.support.servers import ROOT, Serve, chat
 
 ALERTS = ROOT / "deploy/prometheus/alerts.yml"
 PROMETHEUS_OWN = {"up"}

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from sdks import command_of
-from servers import ROOT, Serve, Served
-from sse_client import until
 
-from app.engine.scripted import Script, scripted_text
-from scripts.openai_environments import NODE_DIRECTORY
+from app.engine.scripted.engine import Script, scripted_text
+from scripts.support.openai_environments import NODE_DIRECTORY
+from tests.support.sdks import command_of
+from tests.support.servers import ROOT, Serve, Served
+from tests.support.sse_client import until
 
 SCRIPT = Script(tokens=12, rate=60)
 TEXT = "".join(scripted_text(0, 0, 12))

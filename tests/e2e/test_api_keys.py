@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from screens import word_models
-from servers import Serve, Served, Spawn, chat
-from sse_client import Connection, Response, fetch, until
 
-from app.cli import main
-from app.engine.scripted import Script, scripted_text
+from app.cli.main import main
+from app.engine.scripted.engine import Script, scripted_text
 from app.store import key_table, keys
 from app.store.keys import Issued, Terms
+from tests.support.screens import word_models
+from tests.support.servers import Serve, Served, Spawn, chat
+from tests.support.sse_client import Connection, Response, fetch, until
 
 CANARY = "canary-51d0"
 ADMIN_KEYS = "/api/admin/keys"

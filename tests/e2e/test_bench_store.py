@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import servers
 
-from app.engine.scripted import Script
+from app.engine.scripted.engine import Script
 from app.settings import Settings
 from scripts.benchmarks.ledger_off import RuntimeWithoutLedger
+from tests.support import servers
 
 ROOT = Path(__file__).parents[2]
 

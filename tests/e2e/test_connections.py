@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from servers import Serve, chat
-from sse_client import Connection, Stream, request_bytes
-
-from app.engine.scripted import Script, scripted_text
+from app.engine.scripted.engine import Script, scripted_text
+from tests.support.servers import Serve, chat
+from tests.support.sse_client import Connection, Stream, request_bytes
 
 PATH = "/api/chat/completions"
 TEXT = "".join(scripted_text(0, 0, 30))

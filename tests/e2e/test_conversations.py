@@ -6,11 +6,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from conversing import Chats
-from servers import Serve, Served, chat
-from sse_client import until
 
-from app.engine.scripted import Script, scripted_text
+from app.engine.scripted.engine import Script, scripted_text
+from tests.support.conversing import Chats
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import until
 
 SCRIPT = Script(tokens=5, seed=1)
 TEXT = "".join(scripted_text(1, 0, 5))

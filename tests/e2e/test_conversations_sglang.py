@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from servers import ServerProcess
-from sse_client import fetch
+
+from tests.support.servers import ServerProcess
+from tests.support.sse_client import fetch
 
 pytestmark = pytest.mark.sglang
 

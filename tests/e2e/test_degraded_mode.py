@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from servers import Serve, Served, chat
-from sse_client import Connection, Stream, until
 
 from app.core import ChatRequest
-from app.engine.degrade import Step
-from app.engine.scripted import Script, ScriptedEngine
+from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import Overloaded
+from app.routing.degraded_mode import Step
 from app.runtime import Runtime
 from app.store import keys
 from app.store.key_table import now_us
 from app.store.keys import Terms
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import Connection, Stream, until
 
 SMALL = "scripted-small"
 POOL = 1000

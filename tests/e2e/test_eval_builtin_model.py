@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from scripts.builtin_model import evaluate
+from scripts.training.builtin_model import evaluate
 
 
 class OneAnswer(BaseHTTPRequestHandler):

@@ -6,11 +6,11 @@ import asyncio
 import json
 
 import pytest
-from sdks import Case, Sdk
-from servers import Serve, Served, chat
-from sse_client import until
 
-from app.engine.scripted import Script, scripted_text
+from app.engine.scripted.engine import Script, scripted_text
+from tests.support.sdks import Case, Sdk
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import until
 
 
 async def cut(served: Served, stream_id: str, after: int) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from servers import Serve, Served, chat
 
 from app.core import ChatRequest, Prompt
-from app.engine.place import PRIORITIES
-from app.engine.scripted import Script, ScriptedEngine
+from app.engine.scripted.engine import Script, ScriptedEngine
+from app.routing.backend import PRIORITIES
 from app.store import key_table, keys
 from app.store.keys import TIERS, Issued, Terms, Tier
+from tests.support.servers import Serve, Served, chat
 
 SECRET = " ".join(f"clause{n}" for n in range(100))
 

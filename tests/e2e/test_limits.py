@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sdks import Case, Sdk, refused, said
-from servers import Serve, Served, chat
-from sse_client import Transcript, fetch, open_stream, until
 
 from app.core import ChatRequest, Prompt
-from app.engine.scripted import Script, ScriptedEngine, scripted_text
+from app.engine.scripted.engine import Script, ScriptedEngine, scripted_text
 from app.store import key_table, keys
 from app.store.keys import Issued, Terms
+from tests.support.sdks import Case, Sdk, refused, said
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import Transcript, fetch, open_stream, until
 
 CHAT = "/api/chat/completions"
 PRICES = ({"model": "scripted", "input": "1000", "output": "1000"},)

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from servers import Serve, Served, chat
-from sse_client import until
 
-from app.api.metric_tables import METRICS
+from app.api.metrics.tables import METRICS
 from app.core import ChatRequest
-from app.engine.place import Place
-from app.engine.scripted import Script, ScriptedEngine
+from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import EngineNotReady, NotFound
+from app.routing.backend import Place
 from app.store import ledger as ledger_module
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import until
 
 PRICES = ({"model": "scripted", "input": "1", "cached_input": "0.5", "output": "2"},)
 
@@ -303,8 +303,8 @@ async def test_a_reader_that_breaks_is_explained(serve: Serve, monkeypatch: pyte
     def broken(_stream: Any, _delta: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr("app.stream.TokenStream.append", broken)
-    monkeypatch.setattr("app.trace.Trace.saw", lambda _trace, _delta: None)
+    monkeypatch.setattr("app.stream.token_stream.TokenStream.append", broken)
+    monkeypatch.setattr("app.generation.trace.Trace.saw", lambda _trace, _delta: None)
     await served.post(chat())
     samples = await balanced(served)
     assert of_model(samples, "unread_tokens_total") == 1

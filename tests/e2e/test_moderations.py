@@ -11,17 +11,17 @@ from typing import Any
 
 import openai
 import pytest
-from policies import WordClassifier, write_models
-from servers import Serve, Served
-from sse_client import request_bytes, until
 
-from app.api.moderations import MAX_CHARS, MAX_INPUTS
+from app.api.routes.moderations import MAX_CHARS, MAX_INPUTS
 from app.metering.traffic import Histogram
 from app.safety.categories import OPENAI_KEYS
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
-from app.safety.moderator import Moderator
-from app.safety.policy import Policies
-from app.safety.prompt_screen import PromptScreen
+from app.safety.policies.policy import Policies
+from app.safety.screens.moderator import Moderator
+from app.safety.screens.prompt_screen import PromptScreen
+from tests.support.policies import WordClassifier, write_models
+from tests.support.servers import Serve, Served
+from tests.support.sse_client import request_bytes, until
 
 PATHS = ["/api/moderations", "/v1/moderations"]
 SCORES = {"bomb": {"S9": 0.99}, "kill": {"S1": 0.45}, "doxx": {"S7": 0.99}}

@@ -7,11 +7,11 @@ Heartbeats flow at 100 ms, while ids are on and the engine is slower than that.
 from __future__ import annotations
 
 import pytest
-from sdks import FAST, WEATHER, Case, Sdk, Seen, refused, said
-from servers import Serve
 
 from app.core import ChatRequest
-from app.engine.scripted import Script, scripted_text
+from app.engine.scripted.engine import Script, scripted_text
+from tests.support.sdks import FAST, WEATHER, Case, Sdk, Seen, refused, said
+from tests.support.servers import Serve
 
 SLOW = Script(prefill_s=0.22, rate=6, tokens=4)
 

@@ -9,9 +9,10 @@ import json
 from typing import Any
 
 import pytest
-from sdks import WEATHER, Case, Sdk, Seen, refused
-from servers import ServerProcess
-from sse_client import fetch
+
+from tests.support.sdks import WEATHER, Case, Sdk, Seen, refused
+from tests.support.servers import ServerProcess
+from tests.support.sse_client import fetch
 
 # The engine takes its time to start, the more so on a busy machine.
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]

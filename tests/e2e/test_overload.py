@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from servers import Serve, Served, chat
-from sse_client import Connection, Response, request_bytes, until
 
 from app.core import ChatRequest
-from app.engine.scripted import Script, ScriptedEngine
+from app.engine.scripted.engine import Script, ScriptedEngine
 from app.store import key_table, keys
 from app.store.keys import Issued, Terms
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import Connection, Response, request_bytes, until
 
 POOL_TOKENS = 1000
 

@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cycles import few_cycles
-from screens import (
+
+from app.engine.scripted.engine import Script
+from app.generation.safety_check import HEAD_START_S
+from app.safety.policies.alignment import STRICT
+from app.safety.screens.prompt_screen import PromptScreen
+from app.store import safety_events
+from tests.support.cycles import few_cycles
+from tests.support.screens import (
     BLOCKED,
     HARM,
     SEEN_LATE,
@@ -22,14 +28,8 @@ from screens import (
     word_models,
     words,
 )
-from servers import Serve, Served, chat
-from sse_client import Connection, Transcript, until
-
-from app.engine.scripted import Script
-from app.safety.alignment import STRICT
-from app.safety.prompt_screen import PromptScreen
-from app.screen import HEAD_START_S
-from app.store import safety_events
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import Connection, Transcript, until
 
 LONG = " ".join(f"word{i}" for i in range(200))
 HARMFUL = f"{' '.join(f'fine{i}' for i in range(40))} {HARM} and {LONG}"

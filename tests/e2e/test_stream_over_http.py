@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from servers import Serve, Spawn, chat
-from sse_client import fetch
-
-from app.engine.scripted import Script, scripted_text
+from app.engine.scripted.engine import Script, scripted_text
+from tests.support.servers import Serve, Spawn, chat
+from tests.support.sse_client import fetch
 
 
 async def test_stream_delivers_engine_text(serve: Serve):

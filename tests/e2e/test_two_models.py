@@ -6,13 +6,13 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from servers import Serve, Served, chat
-from sse_client import until
 
-from app.engine.scripted import Script, ScriptedEngine
+from app.engine.scripted.engine import Script, ScriptedEngine
 from app.engine.standby import Standby
 from app.store import key_table, keys
 from app.store.keys import Terms
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import until
 
 SMALL, LARGE = "scripted-small", "scripted"
 EASY = "Who wrote Faust?"

@@ -14,8 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
-from servers import ROOT, ServerProcess, start_process
-from sse_client import Connection, Response, fetch, open_stream
+
+from tests.support.servers import ROOT, ServerProcess, start_process
+from tests.support.sse_client import Connection, Response, fetch, open_stream
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
@@ -145,7 +146,7 @@ async def test_the_small_one_s_death_leaves_the_large_serving(node: Node) -> Non
     (child,) = [
         process
         for process in psutil.Process(node.process.process.pid).children()
-        if "app.engine.sglang_child" in process.cmdline()
+        if "app.engine.sglang.child" in process.cmdline()
     ]
     os.kill(child.pid, signal.SIGKILL)
     await node.small("down")

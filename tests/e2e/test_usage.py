@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledgers import at, settled
-from servers import Serve, Served, chat
 
-from app.engine.scripted import Script
+from app.engine.scripted.engine import Script
 from app.store.keys import Terms, create
 from app.store.ledger import Price, Usage
+from tests.support.ledgers import at, settled
+from tests.support.servers import Serve, Served, chat
 
 PRICES = ({"model": "scripted", "input": "0.5", "cached_input": "0.05", "output": "1.5"},)
 USAGE = Usage(1000, 2000, 400, 300, 100)

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from servers import Serve, Served, chat
-from sse_client import Connection, request_bytes, until
 
 from app.core import ChatRequest, Prompt
-from app.engine.scripted import Script, ScriptedEngine, scripted_text
+from app.engine.scripted.engine import Script, ScriptedEngine, scripted_text
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import Connection, request_bytes, until
 
 PATH = "/api/chat/completions"
 ENDLESS = Script(rate=200, tokens=30_000)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from servers import Serve, chat
-from sse_client import until
 
 from app.core import ChatRequest
-from app.engine.scripted import Script, scripted_text
+from app.engine.scripted.engine import Script, scripted_text
+from tests.support.servers import Serve, chat
+from tests.support.sse_client import until
 
 PATH = "/api/chat/completions"
 TEXT = "".join(scripted_text(0, 0, 30))

@@ -10,12 +10,12 @@ import weakref
 from typing import Any
 
 import pytest
-from cycles import few_cycles
-from servers import Serve, Served, chat
-from sse_client import Connection, request_bytes, until
 
 from app.core import ChatRequest
-from app.engine.scripted import Script
+from app.engine.scripted.engine import Script
+from tests.support.cycles import few_cycles
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import Connection, request_bytes, until
 
 PATH = "/api/chat/completions"
 

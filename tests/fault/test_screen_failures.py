@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 import structlog
-from policies import WordClassifier, write_models
-from screens import WordModel, speaking
-from servers import Serve, Served, chat
-from sse_client import until
 
 from app.core import Health
-from app.engine.scripted import Script, ScriptedEngine
+from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import EngineNotReady
 from app.runtime import Runtime
-from app.safety.shipped import Models
-from app.safety.stream_terms import Listener
+from app.safety.classifiers.bundled_models import Models
+from app.safety.screens.stream_terms import Listener
 from app.safety.verdict import Quick, Scores
 from app.settings import Settings, SettingsError
 from app.store import key_table, keys
 from app.store.keys import Terms
+from tests.support.policies import WordClassifier, write_models
+from tests.support.screens import WordModel, speaking
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import until
 
 LONG = " ".join(f"word{i}" for i in range(100))
 SECRET = "a secret in an exception"
@@ -202,7 +202,7 @@ async def test_a_way_out_that_cannot_be_laid_is_counted_and_logged(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """With the request's id and where it broke, without a text; nothing goes out."""
-    monkeypatch.setattr("app.screen.WayOut", broken)
+    monkeypatch.setattr("app.generation.safety_check.WayOut", broken)
     served = await served_by(serve, tmp_path, answers=WordModel())
     async with await served.open(chat()) as stream:
         transcript = await stream.to_end()
@@ -297,7 +297,7 @@ async def test_what_cannot_be_remembered_of_an_answer_leaves_nothing_open(serve:
         raise RuntimeError(SECRET)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.screen.answers", broken)
+        patch.setattr("app.generation.safety_check.answers", broken)
         assert (await served.post(chat("hello", stream=False), **key)).status == 200
         await until(lambda: served.logged("generation_broke"))
     assert (await served.post(chat("hello", stream=False), **key)).status == 200

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from servers import ServerProcess, chat
-from sse_client import Stream, fetch, open_stream
+
+from tests.support.servers import ServerProcess, chat
+from tests.support.sse_client import Stream, fetch, open_stream
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 
 import pytest
-from servers import ServerProcess, Spawn, chat
-from sse_client import Connection, Stream, fetch, open_stream, until
 
-from app.engine.scripted import scripted_text
+from app.engine.scripted.engine import scripted_text
+from tests.support.servers import ServerProcess, Spawn, chat
+from tests.support.sse_client import Connection, Stream, fetch, open_stream, until
 
 PATH = "/api/chat/completions"
 

@@ -6,10 +6,10 @@ import asyncio
 import dataclasses
 
 import pytest
-from servers import Serve, chat
-from sse_client import open_stream, until
 
-from app.engine.scripted import Script, scripted_text
+from app.engine.scripted.engine import Script, scripted_text
+from tests.support.servers import Serve, chat
+from tests.support.sse_client import open_stream, until
 
 SMALL = 4096
 """Kernel buffers, in bytes: what the client does not read is felt at once."""

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import Serve, Served, ServerProcess, Spawn, chat
-from sse_client import fetch, open_stream, until
 
-from app.engine.scripted import Script, scripted_text
+from app.engine.scripted.engine import Script, scripted_text
 from app.errors import StorageUnavailable
 from app.store import ledger
 from app.store.database import FILE_NAME
 from app.store.usage import differences
+from tests.support.servers import Serve, Served, ServerProcess, Spawn, chat
+from tests.support.sse_client import fetch, open_stream, until
 
 PATH = "/api/chat/completions"
 SLOW = 150

@@ -7,11 +7,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from admissions import Node, Seen, Service, key_of, percentile, run_virtually
 
-from app.engine.door import Bounds
-from app.engine.pace import Pace
+from app.admission.load_shedder import Bounds
+from app.admission.throughput_profile import Pace
 from app.errors import KeyOverloaded, Overloaded
+from tests.support.admissions import Node, Seen, Service, key_of, percentile, run_virtually
 
 MINUTES_5 = 300
 MINUTES_3 = 180

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.growth import Growth, Lengths, expected
-from app.engine.pool import Claim, Pool
-from app.engine.prefixes import Held, PrefixTree
+from app.admission.kv_budget import Claim, Pool
+from app.admission.output_length import Growth, Lengths, expected
+from app.admission.prefix_tree import Held, PrefixTree
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=90), min_size=1, max_size=12)
 SPACES = st.sampled_from(["", "ann", "ben"])

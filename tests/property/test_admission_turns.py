@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from admissions import Node, Seen, Service, key_of, lane_of, percentile, run_virtually
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.decode_window import OVER
-from app.engine.door import Bounds
+from app.admission.decode_window import OVER
+from app.admission.load_shedder import Bounds
 from app.store.keys import Tier
+from tests.support.admissions import Node, Seen, Service, key_of, lane_of, percentile, run_virtually
 
 ENDLESS = Bounds(10_000, 1 << 40, dict.fromkeys(("interactive", "standard", "batch"), 1e6))
 SMALL = Service(capacity_tokens=6_000)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from conversing import Chats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.messages import SERVERS_OWN
-from app.api.wire import parse_chat_request
+from app.api.schema.messages import SERVERS_OWN
+from app.api.schema.wire import parse_chat_request
 from app.errors import BadRequest
-from app.history import _message
+from app.generation.history import _message
 from app.store.conversations import NewMessage
+from tests.support.conversing import Chats
 
 SHOWN = SERVERS_OWN - {"matched_stop"} | {"role", "content"}
 MAY_HAVE = {

@@ -20,9 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clocks import unhindered_s
-from policies import WordClassifier, write_models
-from screens import (
+
+from app.core import ChatRequest, Delta, ToolCall
+from app.engine.scripted.engine import Script
+from app.safety.classifiers.bundled_models import Models
+from app.store import indexing
+from app.stream.ring import Ring
+from tests.support.clocks import unhindered_s
+from tests.support.policies import WordClassifier, write_models
+from tests.support.screens import (
     HARM,
     WATCHED,
     WATCHED_LATE,
@@ -31,14 +37,8 @@ from screens import (
     WordListener,
     policy_file,
 )
-from servers import Serve, Served, chat
-from sse_client import Transcript, fetch, open_stream, until
-
-from app.core import ChatRequest, Delta, ToolCall
-from app.engine.scripted import Script
-from app.ring import Ring
-from app.safety.shipped import Models
-from app.store import indexing
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import Transcript, fetch, open_stream, until
 
 SEEDS = int(os.environ.get("CANARY_SEEDS", "2000"))
 AT_ONCE = 20
@@ -55,7 +55,7 @@ class Listener(WordListener):
     """Hears harm, and breaks where it is told to."""
 
     def feed(self, text: str) -> float:
-        """See app.safety.stream_terms.Listener."""
+        """See app.safety.screens.stream_terms.Listener."""
         if CRASH in text:
             raise RuntimeError(text)
         return super().feed(text)
@@ -65,7 +65,7 @@ class Answers:
     """Listens with `Listener`."""
 
     def listen(self, prior: float) -> Listener:
-        """See app.safety.stream_terms.Listens."""
+        """See app.safety.screens.stream_terms.Listens."""
         return Listener(prior)
 
 

@@ -15,22 +15,22 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servers import chat
 
-from app.api.json_body import parse_body
-from app.api.key_terms import TERMS, read_new, read_overlap_us, read_terms
-from app.api.moderations import parse_moderation
-from app.api.parameters import PARAMETERS
-from app.api.wire import parse_chat_request
-from app.engine.splice import splice
+from app.api.http.json_body import parse_body
+from app.api.routes.moderations import parse_moderation
+from app.api.schema.key_terms import TERMS, read_new, read_overlap_us, read_terms
+from app.api.schema.parameters import PARAMETERS
+from app.api.schema.wire import parse_chat_request
+from app.engine.sglang.splice import splice
 from app.errors import ServingError
 from app.metering.pricing import PriceTable
-from app.safety import policy_file
-from app.safety.escapes import undone
-from app.safety.hard_list import HardList
-from app.safety.normalize import views
+from app.safety.policies import policy_file
+from app.safety.text.escapes import undone
+from app.safety.text.hard_list import HardList
+from app.safety.text.normalize import views
 from app.settings import SettingsError, load, table
 from app.store.conversation_list import match_all
+from tests.support.servers import chat
 
 NOW_US = 1_790_000_000_000_000
 NORMALIZE_CAP_S = 2.0

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.safety.normalize import MAX_VIEWS, normalize, views
-from scripts.safety.obfuscate import DISGUISES, obfuscate
+from app.safety.text.normalize import MAX_VIEWS, normalize, views
+from scripts.training.safety.obfuscate import DISGUISES, obfuscate
 
 WORDS = [
     "someone",

@@ -22,12 +22,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from app.api.messages import ROLES
-from app.api.parameters import PARAMETERS
-from app.engine.remote_model import Facts
-from app.safety.escapes import undone
-from app.safety.guard_reading import turns_for
-from app.safety.turns import conversation_of, read_request
+from app.api.schema.messages import ROLES
+from app.api.schema.parameters import PARAMETERS
+from app.engine.remote.model import Facts
+from app.safety.guard.reading import turns_for
+from app.safety.text.escapes import undone
+from app.safety.text.turns import conversation_of, read_request
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("default")]
 
@@ -175,7 +175,7 @@ def _is_model(kind: Any) -> bool:
 @pytest.fixture(scope="module", params=TEMPLATES)
 def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """SGLang's conversion with the built-in model's tokenizer and a template; no engine, no weights."""
-    from app.engine.sglang_remote import RemoteModelOptions, load_remote_model
+    from app.engine.sglang.remote import RemoteModelOptions, load_remote_model
 
     template = tmp_path_factory.mktemp("templates") / f"{request.param}.jinja"
     template.write_text(TEMPLATES[request.param])

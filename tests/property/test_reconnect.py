@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from servers import Serve, ServerProcess, chat
-from sse_client import Connection, SSEParser, Transcript, fetch
 
 from app.core import ChatRequest
-from app.engine.scripted import Script, scripted_text
+from app.engine.scripted.engine import Script, scripted_text
+from tests.support.servers import Serve, ServerProcess, chat
+from tests.support.sse_client import Connection, SSEParser, Transcript, fetch
 
 SEEDS = 1000
 SEEDS_AT_ONCE = 100

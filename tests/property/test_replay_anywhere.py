@@ -8,12 +8,12 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from replays import BIG, OPENAI_USAGE, asked, frames, opened, stored, understood
 
-from app.api.sse import ChunkWire
+from app.api.http.sse import ChunkWire
 from app.core import Counts, Delta, ToolCall
-from app.replay import END_ID, revive
-from app.stream import TokenStream
+from app.stream.replay import END_ID, revive
+from app.stream.token_stream import TokenStream
+from tests.support.replays import BIG, OPENAI_USAGE, asked, frames, opened, stored, understood
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 counts = st.builds(Counts, *[st.integers(0, 10**6)] * 4)

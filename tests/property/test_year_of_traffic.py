@@ -10,11 +10,11 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledgers import checkpoint, empty_store, reserved
 
 from app.metering.pricing import PriceTable
 from app.store.ledger import Price, Settlement, Usage, cost_micro_usd, open_requests, settle
 from app.store.usage import differences, usage
+from tests.support.ledgers import checkpoint, empty_store, reserved
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 MODELS = ("llama", "qwen", "unlisted")

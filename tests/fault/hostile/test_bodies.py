@@ -8,14 +8,14 @@ import threading
 from typing import Any
 
 import pytest
-from lateness import lateness
-from servers import Serve, ServerProcess, Spawn
-from sse_client import Connection, Response, fetch, until
 
-from app.api import bodies
-from app.api.body_budget import BodyBudget
-from app.api.json_body import parse_body
-from app.engine.scripted import Script
+from app.api.http import bodies
+from app.api.http.body_budget import BodyBudget
+from app.api.http.json_body import parse_body
+from app.engine.scripted.engine import Script
+from tests.support.lateness import lateness
+from tests.support.servers import Serve, ServerProcess, Spawn
+from tests.support.sse_client import Connection, Response, fetch, until
 
 CHAT = "/v1/chat/completions"
 SIZE = 31 * 1024 * 1024

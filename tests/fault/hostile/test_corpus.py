@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from corpus import REQUESTS, Case, cases, run
-from servers import ServerProcess, Spawn, chat
-from sse_client import fetch
+
+from tests.support.hostile_corpus import REQUESTS, Case, cases, run
+from tests.support.servers import ServerProcess, Spawn, chat
+from tests.support.sse_client import fetch
 
 AFTERWARDS_S = 30.0
 """For a plain answer once the case is over; the engine may be working off what it took."""

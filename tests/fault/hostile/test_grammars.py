@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import ROOT, ServerProcess, start_process
-from sse_client import Response, Stream, fetch, open_stream, until
+
+from tests.support.servers import ROOT, ServerProcess, start_process
+from tests.support.sse_client import Response, Stream, fetch, open_stream, until
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from screens import Piece, policy_file, speaking, word_models
-from servers import Serve, chat
-from sse_client import fetch
 
-from app.engine.scripted import Script
+from app.engine.scripted.engine import Script
+from tests.support.screens import Piece, policy_file, speaking, word_models
+from tests.support.servers import Serve, chat
+from tests.support.sse_client import fetch
 
 SPAN = "canary song 42"
 

@@ -8,10 +8,10 @@ import resource
 import socket
 
 import pytest
-from servers import Serve, ServerProcess, Spawn, chat
-from sse_client import Connection, fetch, request_bytes, until
 
-from app.engine.scripted import Script
+from app.engine.scripted.engine import Script
+from tests.support.servers import Serve, ServerProcess, Spawn, chat
+from tests.support.sse_client import Connection, fetch, request_bytes, until
 
 CHAT = "/v1/chat/completions"
 BODY_TO_COME = "content-length: 100000\r\n\r\n"
@@ -23,7 +23,7 @@ FOREVER_S = 20.0
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines of a fifth of a second."""
     for name in ("HEAD_TIMEOUT_S", "DRAIN_S"):
-        monkeypatch.setattr(f"app.api.protocol.{name}", 0.2)
+        monkeypatch.setattr(f"app.api.http.protocol.{name}", 0.2)
 
 
 async def drip(connection: Connection, piece: bytes = b"x") -> None:

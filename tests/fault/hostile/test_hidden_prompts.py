@@ -10,11 +10,11 @@ import json
 from typing import Any
 
 import pytest
-from screens import SpeakingEngine, speaking
-from servers import Serve, Served, chat
-from sse_client import until
 
 from app.store import safety_events
+from tests.support.screens import SpeakingEngine, speaking
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import until
 
 pytestmark = pytest.mark.timeout(120)
 

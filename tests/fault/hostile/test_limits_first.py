@@ -9,17 +9,17 @@ import threading
 from typing import Any
 
 import pytest
-from servers import Serve, Served, chat
-from sse_client import Connection, Response, until
 
-from app.api.auth import Gatekeeper
-from app.api.conversations import ConversationRoutes
-from app.api.limits import HELD_S
-from app.engine.scripted import Script
+from app.api.http.auth import Gatekeeper
+from app.api.http.rate_limit_headers import HELD_S
+from app.api.routes.conversations import ConversationRoutes
+from app.engine.scripted.engine import Script
 from app.store import key_table, keys
 from app.store.conversation_view import PAGE_MESSAGES, page
 from app.store.export import VIEW
 from app.store.keys import Issued, Terms
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import Connection, Response, until
 
 pytestmark = pytest.mark.timeout(120)
 CHAT = "/v1/chat/completions"

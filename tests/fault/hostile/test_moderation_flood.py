@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 import pytest
-from servers import Serve, Served, chat
-from sse_client import Connection, Response, until
 
-from app.api.moderations import MAX_WAITING
-from app.engine.scripted import Script
+from app.api.routes.moderations import MAX_WAITING
+from app.engine.scripted.engine import Script
 from app.store import key_table, keys
 from app.store.keys import Issued, Terms
+from tests.support.servers import Serve, Served, chat
+from tests.support.sse_client import Connection, Response, until
 
 pytestmark = pytest.mark.timeout(120)
 MODERATIONS = "/v1/moderations"

@@ -9,10 +9,10 @@ from typing import Any
 
 import openai
 import pytest
-from servers import Serve, Spawn, chat
-from sse_client import Connection, Response, fetch, until
 
-from app.engine.scripted import Script
+from app.engine.scripted.engine import Script
+from tests.support.servers import Serve, Spawn, chat
+from tests.support.sse_client import Connection, Response, fetch, until
 
 KEYS = "/api/admin/keys"
 

@@ -7,8 +7,9 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-from servers import ServerProcess, chat
-from sse_client import fetch
+
+from tests.support.servers import ServerProcess, chat
+from tests.support.sse_client import fetch
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 

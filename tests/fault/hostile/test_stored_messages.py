@@ -13,11 +13,11 @@ from typing import Any
 
 import orjson
 import pytest
-from servers import Serve, Served, Spawn, chat
-from sse_client import fetch
 
 from app.store.database import FILE_NAME
 from app.store.migrations import MIGRATIONS
+from tests.support.servers import Serve, Served, Spawn, chat
+from tests.support.sse_client import fetch
 
 PATH = "/api/conversations"
 OLD_SCHEMA = Path(__file__).parents[2] / "unit" / "store" / "schema_006.sql"

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from sse_client import until
 
 from app.core import ChatRequest, Health
-from app.engine.scripted import Script, ScriptedEngine
+from app.engine.scripted.engine import Script, ScriptedEngine
 from app.engine.standby import Standby
 from app.errors import EngineFailed, EngineNotReady
+from tests.support.sse_client import until
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
-from ledgers import at, empty_store, settled
 
 from app.errors import StorageUnavailable
 from app.metering import abuse
@@ -18,6 +17,7 @@ from app.store import safety_events
 from app.store.keys import Key, Terms
 from app.store.ledger import Usage
 from app.store.safety_events import SafetyEvent
+from tests.support.ledgers import at, empty_store, settled
 
 T = TypeVar("T")
 NOW = at("2026-11-20T12:00")

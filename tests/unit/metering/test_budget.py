@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledgers import at, settled
 
 from app.errors import QuotaExceeded
 from app.metering.budget import Budgets
@@ -18,6 +17,7 @@ from app.metering.limiter import Limiter
 from app.store.database import Database
 from app.store.keys import Key, Terms
 from app.store.ledger import Price, Usage
+from tests.support.ledgers import at, settled
 
 DOLLAR_A_TOKEN = Price(1_000_000_000, 1_000_000_000, 1_000_000_000)
 NOVEMBER = 20211121

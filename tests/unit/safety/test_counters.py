@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from policies import policy
-
 from app.metering.traffic import Histogram
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
+from tests.support.policies import policy
 
 
 def test_verdicts_are_counted_by_stage_category_and_action():

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from app.safety.categories import ALL, LOCKED
-from app.safety.policy_file import PolicyFile, Rule, parse
+from app.safety.policies.policy_file import PolicyFile, Rule, parse
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs/safety.md").read_text("utf-8")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from app.safety.categories import CATEGORIES
-from app.safety.normalize import normalize
-from scripts.safety import balance, rows
-from scripts.safety.rows import BadRows, Row
+from app.safety.text.normalize import normalize
+from scripts.training.safety import balance, rows
+from scripts.training.safety.rows import BadRows, Row
 
 
 @pytest.fixture(scope="module")

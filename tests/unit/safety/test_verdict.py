@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from policies import policy
-
 from app.safety.verdict import ACTIONS, ScreenFailed, Verdict, harm, highest, stricter
+from tests.support.policies import policy
 
 
 def verdict(action, score: float = 0.5) -> Verdict:

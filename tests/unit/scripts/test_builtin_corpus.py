@@ -9,11 +9,11 @@ import jinja2
 import pytest
 from tokenizers import Tokenizer
 
-from scripts.builtin_model.corpus.dialogues import Dialogue, DialogueSource
-from scripts.builtin_model.corpus.intents import draw_question, load_wordings
-from scripts.builtin_model.examples import encode, pieces
-from scripts.builtin_model.grammar import expand, parse
-from scripts.builtin_model.measure_dev import load_questions
+from scripts.training.builtin_model.corpus.dialogues import Dialogue, DialogueSource
+from scripts.training.builtin_model.corpus.intents import draw_question, load_wordings
+from scripts.training.builtin_model.examples import encode, pieces
+from scripts.training.builtin_model.grammar import expand, parse
+from scripts.training.builtin_model.measure_dev import load_questions
 
 MODEL = Path(__file__).parents[3] / "app" / "engine" / "builtin"
 WORDINGS = load_wordings()

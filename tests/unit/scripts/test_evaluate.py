@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.builtin_model import evaluate
-from scripts.builtin_model.scoring import Question, Scorer, Verdict, read_questions
+from scripts.training.builtin_model import evaluate
+from scripts.training.builtin_model.scoring import Question, Scorer, Verdict, read_questions
 
 CHAT = "/api/chat/completions"
 STREAM = f"{CHAT}/{{id}}"

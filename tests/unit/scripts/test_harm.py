@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from app.safety.evaluation import Row
+from app.safety.evaluation.prompts import Row
 from scripts.benchmarks import harm
 from scripts.benchmarks.driver import RunFailed
 from scripts.benchmarks.harm_ask import BLOCKED, NOTHING, PART, TOO_LONG, WHOLE, Fate, _refused, _told

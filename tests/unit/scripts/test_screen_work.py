@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from app.safety.shipped import load
+from app.safety.classifiers.bundled_models import load
 from scripts.benchmarks.driver import RunFailed
 from scripts.benchmarks.encoder_set import load_models
 from scripts.benchmarks.screen_cpu import PromptJudge

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import set_up
+from scripts.support import set_up
 
 ROOT = Path(__file__).parents[3]
 
@@ -109,7 +109,8 @@ def test_current_means_same_requirements_and_same_place(site: Path) -> None:
 def test_two_runs_take_turns(site: Path) -> None:
     """A second set-up of the same checkout says that it waits, and goes on when the first is done."""
     code = (
-        f"import pathlib; from scripts import set_up; set_up.ROOT = pathlib.Path({str(set_up.ROOT)!r})\n"
+        "import pathlib; from scripts.support import set_up\n"
+        f"set_up.ROOT = pathlib.Path({str(set_up.ROOT)!r})\n"
         "with set_up.turn(): print('in')"
     )
     with set_up.turn():

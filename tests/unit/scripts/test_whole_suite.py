@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 RUN = """
 import sys
-from scripts.whole_suite import Half, run
+from scripts.support.whole_suite import Half, run
 halves = [Half(name, [sys.executable, "-c", code]) for name, code in zip(("one", "two"), sys.argv[1:])]
 sys.exit(run(*halves))
 """

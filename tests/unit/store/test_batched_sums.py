@@ -7,11 +7,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from ledgers import reserved
 
 from app.store.database import Database
 from app.store.ledger import Settlement, Usage, settle
 from app.store.usage import differences
+from tests.support.ledgers import reserved
 
 USED = Usage(10, 20, 4, 5, 3)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from conversing import NOW_US, Chats
 
 from app.errors import NotFound
 from app.store import conversations
 from app.store.conversations import NewMessage, NewTurn
+from tests.support.conversing import NOW_US, Chats
 
 
 def refused(chats: Chats, parent_seq: int | None, number: int = 1) -> NewTurn:

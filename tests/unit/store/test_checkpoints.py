@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlite3
 
 import pytest
-from ledgers import empty_store, reserved
 
 from app.store import checkpoints, events
 from app.store.checkpoints import Checkpoint
 from app.store.ledger import Settlement, Usage, open_requests, settle
+from tests.support.ledgers import empty_store, reserved
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import sqlite3
 import time
 
 import pytest
-from conversing import NOW_US, Chats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from app.errors import BadRequest, NotFound
 from app.store import conversation_list
 from app.store.conversation_list import Page, delete, rename, restore
 from app.store.indexing import index
+from tests.support.conversing import NOW_US, Chats
 
 STORE = Chats()
 """One without conversations."""

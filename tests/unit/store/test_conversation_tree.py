@@ -6,11 +6,11 @@ import time
 
 import orjson
 import pytest
-from conversing import NOW_US, Chats
 
 from app.errors import BadRequest, NotFound
 from app.store import conversations
 from app.store.conversations import MAX_BRANCH_MESSAGES, ROOT, NewMessage, NewTurn, SoFar, so_far
+from tests.support.conversing import NOW_US, Chats
 
 # Branches
 

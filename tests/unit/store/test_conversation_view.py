@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from conversing import NOW_US, Chats
 
 from app.errors import NotFound
 from app.store.conversations import NewMessage
 from app.store.export import file_name
+from tests.support.conversing import NOW_US, Chats
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 
 import pytest
-from ledgers import at, empty_store, reserved, settled
 
 from app.store import events
 from app.store.ledger import Settlement, Usage, settle
+from tests.support.ledgers import at, empty_store, reserved, settled
 
 NOW = at("2026-11-20")
 USAGE = Usage(prompt_tokens=10, completion_tokens=20, cached_tokens=4, reasoning_tokens=5, withheld_tokens=3)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from conversing import Chats
 
 from app.store import indexing
 from app.store.conversation_list import match_all
+from tests.support.conversing import Chats
 
 
 def found(chats: Chats, word: str) -> int:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import structlog
-from sse_client import until
 
 from app.errors import Conflict, NotFound
 from app.store import key_table, keys
@@ -21,6 +20,7 @@ from app.store.database import FILE_NAME, Database
 from app.store.key_table import KeyTable
 from app.store.keys import Issued, Key, Secret, Terms, digest_of
 from app.store.migrations import migrate
+from tests.support.sse_client import until
 
 NOW_US = 1_790_000_000_000_000
 HOUR_US = 3_600_000_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 
 import pytest
-from ledgers import at, checkpoint, empty_store, reserved, settled
 
 from app.store.ledger import (
     Price,
@@ -18,6 +17,7 @@ from app.store.ledger import (
     reserve,
     settle,
 )
+from tests.support.ledgers import at, checkpoint, empty_store, reserved, settled
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=20, cached_tokens=4, reasoning_tokens=5, withheld_tokens=3)
 COST = 29  # (10 - 4) * 0.5 + 4 * 0.05 + (20 - 3) * 1.5 = 28.7

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 
 import pytest
-from ledgers import at, empty_store, reserved, settled
 
 from app.store.ledger import Price, Usage
 from app.store.usage import Difference, Sums, differences, rebuild, usage
+from tests.support.ledgers import at, empty_store, reserved, settled
 
 ONE = Sums(requests=1, prompt_tokens=10, completion_tokens=20, cost_micro_usd=1)
 

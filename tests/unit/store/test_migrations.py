@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ledgers import at, settled
 
 from app.store.conversation_list import page
 from app.store.conversations import FinishedAnswer, NewMessage, NewTurn, add_turn, ensure, finish_answers
@@ -15,6 +14,7 @@ from app.store.indexing import index
 from app.store.ledger import Usage
 from app.store.migrations import MIGRATIONS, Migration, applied, migrate
 from app.store.words import register
+from tests.support.ledgers import at, settled
 
 SCHEMAS = sorted(Path(__file__).parent.glob("schema_*.sql"))
 """Each schema as it was released. Never change one: an installation may have it."""

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 import structlog
-from conversing import Chats
-from sse_client import until
 
 from app.errors import Conflict, NotFound
 from app.store import conversation_list, events, safety_events, scrub
@@ -22,6 +20,8 @@ from app.store.database import FILE_NAME, Database
 from app.store.export import VIEW, document
 from app.store.purge import MESSAGES, Purge, _claim_due, _wiping, purge_now
 from app.store.safety_events import SafetyEvent
+from tests.support.conversing import Chats
+from tests.support.sse_client import until
 
 DAY_US = 86_400_000_000
 

@@ -1,0 +1,1 @@
+"""Admission: which requests enter the engine, when, and which are refused."""

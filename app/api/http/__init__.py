@@ -1,0 +1,1 @@
+"""HTTP: requests in, responses and errors out, connections."""

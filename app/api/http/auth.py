@@ -1,0 +1,185 @@
+"""Who is calling, and what they may do: by the stored keys, the setting `api_key`, or from this machine."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from app.api.http.rate_limit_headers import LIMITED_KEY, NAMED
+from app.errors import EngineNotReady, Forbidden, ServingError, Unauthorized
+from app.store.key_table import KeyTable
+from app.store.keys import LOCAL_OWNER, Key, digest_of
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request. `key` is None in open mode, and for the setting `api_key`."""
+
+    owner: str
+    is_admin: bool
+    key: Key | None = None
+
+    @property
+    def models(self) -> tuple[str, ...] | None:
+        """The only models they may use; None for all."""
+        return None if self.key is None else self.key.terms.models
+
+    def check_grammars(self, body: Mapping[str, Any]) -> None:
+        """Raise Forbidden, naming the parameter, for a grammar that the key may not send."""
+        if self.key is None or self.key.terms.grammars == "all":
+            return
+        response_format = body.get("response_format")
+        tagged = isinstance(response_format, Mapping) and response_format.get("type") == "structural_tag"
+        sent = [name for name in ("regex", "ebnf") if body.get(name) is not None]
+        for param in [*sent, *(["response_format"] if tagged else [])]:
+            raise Forbidden(
+                f"{param}: this key may constrain answers by JSON schemas and tools only.",
+                code="grammar_forbidden",
+                param=param,
+            )
+
+
+LOCAL = Caller(LOCAL_OWNER, is_admin=True)
+
+_PROXY_HEADERS = re.compile(
+    "via|forwarded|x-forwarded(-.+)?|x-original-(forwarded-for|host)|x-(real|client|cluster-client)-ip"
+    "|true-client-ip|client-ip|forwarded-for|cf-.+|fastly-.+|fly-.+|do-connecting-ip|cdn-loop|x-envoy-.+|x-arr-.+"
+    "|x-azure-.+|x-amzn-.+|x-amz-cf-.+|x-cloud-trace-context|x-scheme|x-proxyuser-ip|x-request-start|tailscale-.+"
+)
+"""What proxies, tunnels and load balancers write: RFC 9110 `Via`, RFC 7239 `Forwarded`, and their own."""
+
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s@:/?#\[\]]*))(?::\d*)?")
+"""RFC 9110, section 7.2: a name or an address, and a port. No user, no path."""
+
+
+class Gatekeeper:
+    """Names the caller of a request by its API key.
+
+    Open mode: on a loopback address, while there has never been a key, requests need none. What
+    could still reach the server from outside is a web page in the user's own browser, and whoever a
+    proxy on this machine lets in: those requests are refused by their Host and Origin (DNS rebinding,
+    cross-site requests), and by what a proxy leaves in them.
+    """
+
+    def __init__(self, keys: KeyTable, api_key: str, host: str) -> None:
+        self._keys = keys
+        self._api_key = digest_of(api_key.encode()) if api_key else None
+        self._may_be_open = not api_key and is_loopback(host)
+
+    @property
+    def open(self) -> bool:
+        """Whether requests of this machine need no key."""
+        return self._may_be_open and self._keys.loaded and self._keys.empty
+
+    def owner(self, request: Request) -> str:
+        """The caller's owner: whose objects they may see. Raises Unauthorized, Forbidden, EngineNotReady."""
+        return self.caller(request).owner
+
+    def admin(self, request: Request) -> Caller:
+        """The caller, who has an admin key. Raises Forbidden for the others, and as `owner` does."""
+        caller = self.caller(request)
+        if not caller.is_admin:
+            raise Forbidden("This needs an admin key.")
+        return caller
+
+    def may_see_details(self, request: Request) -> bool:
+        """Whether the caller of a route that is for all is an admin."""
+        try:
+            return self.caller(request).is_admin
+        except ServingError:
+            return False
+
+    def caller(self, request: Request) -> Caller:
+        """Who calls: one lookup and one SHA-256. Raises Unauthorized, Forbidden, EngineNotReady."""
+        caller = self._caller(request)
+        request.scope[NAMED] = caller.owner
+        return caller
+
+    def _caller(self, request: Request) -> Caller:
+        if self.open:
+            _check_local(request)
+            return LOCAL
+        if self._may_be_open:
+            self._check_loaded()
+        key = _bearer(request.headers.get("authorization", ""))
+        digest = digest_of(key.encode("latin-1"))
+        if self._api_key is not None and hmac.compare_digest(digest, self._api_key):
+            return LOCAL
+        self._check_loaded()
+        found = self._keys.find(key, digest)
+        if found is None:
+            # The same for all, so that nobody learns which keys there are, or were.
+            raise Unauthorized("The API key is not valid: unknown, expired, or revoked.")
+        if found.terms.rpm is not None or found.terms.tpm is not None:
+            request.scope[LIMITED_KEY] = found
+        return Caller(found.owner, found.terms.scope == "admin", found)
+
+    def _check_loaded(self) -> None:
+        if not self._keys.loaded:
+            raise EngineNotReady("The server cannot take requests yet: it opens its store; try again.")
+
+
+def _bearer(header: str) -> str:
+    """The key in an Authorization header. Raises Unauthorized."""
+    scheme, _, key = header.partition(" ")
+    if scheme.lower() != "bearer" or not key:
+        raise Unauthorized(
+            "Send your API key as the header `Authorization: Bearer KEY`.", code="missing_api_key"
+        )
+    return key.strip(" \t")  # no other byte: in UTF-8 it may be a letter's
+
+
+def _check_local(request: Request) -> None:
+    """Raise Forbidden unless the request was made on this machine, for this machine."""
+    through = _proxy_sign(request)
+    if through is not None:
+        raise Forbidden(
+            f"This request came through a proxy ({through}), and without API keys this server answers"
+            " local requests only. Make a key with `tokenring keys create`, and send it."
+        )
+    hosts, origins = request.headers.getlist("host"), request.headers.getlist("origin")
+    from_outside = any(not is_loopback(_hostname(origin)) for origin in origins)
+    if from_outside or any(not is_loopback(_host_name(host)) for host in hosts):
+        raise Forbidden(
+            "Without API keys this server answers local requests only; make one with `tokenring keys create`."
+        )
+
+
+def _proxy_sign(request: Request) -> str | None:
+    """What shows that somebody passed the request on; None where nothing does."""
+    if request.client is not None and not is_loopback(request.client.host):
+        return "from another machine"
+    if request.scope.get("http_version") == "1.0":  # nginx as it comes sends nothing else that tells
+        return "HTTP/1.0"
+    return next((name for name in request.headers if _PROXY_HEADERS.fullmatch(name)), None)
+
+
+def _host_name(host: str) -> str:
+    """The name or address in a Host header; empty when it is not well formed."""
+    match = _HOST.fullmatch(host.lower())
+    return "" if match is None else match[1] or match[2]
+
+
+def _hostname(url: str) -> str:
+    """The host of a URL; empty when there is none, or the URL cannot be read."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address can only mean this machine."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

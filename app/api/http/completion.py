@@ -1,0 +1,50 @@
+"""A finished stream as one `chat.completion` object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from app.stream.ring import Lane, Notice, Part
+from app.stream.token_stream import TokenStream
+from app.stream.transcript import Answer, answers
+
+
+def completion(stream: TokenStream) -> dict[str, Any]:
+    """OpenAI's chat.completion object. Raises ServingError when the stream ended in one."""
+    if stream.error is not None:
+        raise stream.error
+    parts, specials = stream.whole()
+    request = stream.request
+    answer: dict[str, Any] = {
+        "id": request.request_id,
+        "object": "chat.completion",
+        "created": request.created_at_unix_s,
+        "model": request.model,
+    }
+    if request.conversation_id is not None:
+        answer |= {"conversation_id": request.conversation_id, "message_id": request.message_id}
+    answer |= {event.field: event.value for event in specials if isinstance(event, Notice)}
+    choices = answers(parts, specials)
+    answer["choices"] = [_choice(i, choices[i], parts) for i in sorted(choices)]
+    answer["usage"] = stream.usage
+    return answer
+
+
+def _choice(index: int, answer: Answer, parts: Mapping[Lane, Part]) -> dict[str, Any]:
+    choice = {
+        "index": index,
+        "message": answer.message,
+        "logprobs": _logprobs(index, parts),
+        "finish_reason": answer.finish_reason,
+    }
+    if answer.matched_stop is not None:
+        choice["matched_stop"] = answer.matched_stop
+    return choice
+
+
+def _logprobs(index: int, parts: Mapping[Lane, Part]) -> dict[str, Any] | None:
+    entries = b",".join(p.logprobs for lane, p in parts.items() if lane.choice == index and p.logprobs)
+    return {"content": orjson.loads(b"[" + entries + b"]")} if entries else None

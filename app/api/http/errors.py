@@ -1,0 +1,120 @@
+"""What becomes of an error before the first byte: OpenAI's body, its headers, one log line.
+
+Every such answer has an `x-request-id`, the one in the log. A request that got as far as a
+generation has that generation's id and log line (app.generation.trace); the others get theirs here.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from structlog.typing import FilteringBoundLogger
+
+from app.api.http.rate_limit_headers import NAMED, STREAM_ID
+from app.api.http.refusal_log import ThrottledLog
+from app.api.http.sse import CONNECTION
+from app.errors import InternalError, MethodNotAllowed, NotFound, RateLimited, ServingError
+from app.log import where
+
+TOLD = "tokenring.told"
+"""Key of the scope under which a handler leaves headers that say how the request would have been served."""
+
+_ANSWERED = "tokenring.answered"
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+class Refusals:
+    """Answers errors, and says so in the log without a word of the request."""
+
+    def __init__(self, log: FilteringBoundLogger) -> None:
+        self._log = log
+        self._unnamed = ThrottledLog(log)
+
+    def handlers(self) -> Mapping[Any, Handler]:
+        """Starlette's exception handlers."""
+        return {ServingError: self._serving, HTTPException: self._routing, Exception: self._unforeseen}
+
+    async def _serving(self, request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, ServingError)
+        return self._answer(request, exc)
+
+    async def _routing(self, request: Request, exc: Exception) -> Response:
+        """Starlette's own refusals, all of them about routes."""
+        assert isinstance(exc, HTTPException)
+        if exc.status_code == 405:
+            allowed = ", ".join(sorted(_methods(request)))
+            message = f"{request.method} is not possible here; allowed: {allowed}."
+            response = self._answer(request, MethodNotAllowed(message))
+            response.headers["allow"] = allowed
+            return response
+        message = f"There is no route {request.url.path!r}."
+        return self._answer(request, NotFound(message, code="route_not_found"))
+
+    async def _unforeseen(self, request: Request, exc: Exception) -> Response:
+        """Starlette raises the error on, to `Guard`, which logs where it happened."""
+        request.scope[_ANSWERED] = True
+        message = "The server failed to answer this request; it may be sent again."
+        return self._answer(request, InternalError(message))
+
+    def _answer(self, request: Request, error: ServingError) -> Response:
+        request_id = request.scope.get(STREAM_ID)
+        if request_id is None:
+            request_id = f"req_{secrets.token_hex(14)}"
+            route = getattr(request.scope.get("route"), "path", None)
+            # Whoever has no key could else write the log full.
+            log = self._log if request.scope.get(NAMED) else self._unnamed
+            log.info(
+                "refused",
+                request_id=request_id,
+                method=request.method,
+                route=route,
+                status=error.status,
+                error=error.code,
+            )
+        return error_response(error, request_id, request.scope.get(TOLD, {}))
+
+
+def error_response(error: ServingError, request_id: str, told: Mapping[str, str]) -> Response:
+    """An error as its status, body and the headers that go with its status, beside those in `told`."""
+    headers = {"x-request-id": request_id, **told}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    hopeless = isinstance(error, RateLimited) and error.retry_after_s is None
+    if error.status == 409 or hopeless or error.should_retry is False:
+        headers["x-should-retry"] = "false"  # OpenAI's SDKs send these twice more
+    return JSONResponse(error.as_body(), status_code=error.status, headers=headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """The methods of all routes that match the request's path; Starlette names the first route's."""
+    matching = [r for r in request.app.routes if r.path_regex.match(request.url.path)]
+    return {method for route in matching for method in route.methods}
+
+
+class Guard:
+    """The outermost layer: an unexpected error is a clean 500, and its message stays out of logs."""
+
+    def __init__(self, app: ASGIApp, log: FilteringBoundLogger) -> None:
+        self._app = app
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        try:
+            await self._app(scope, receive, send)
+        except ClientDisconnect:
+            return
+        except Exception as exc:
+            self._log.error("request_broke", path=scope.get("path"), error=where(exc))
+            if scope["type"] != "http":
+                raise
+            if _ANSWERED not in scope:  # the response had begun: cut it, so that the client sees it broke
+                scope["extensions"][CONNECTION].abort()

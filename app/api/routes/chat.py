@@ -1,0 +1,295 @@
+"""The chat completion routes: create, attach, stop."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from app.api.http.auth import Caller, Gatekeeper
+from app.api.http.bodies import BodyReader
+from app.api.http.client import Client
+from app.api.http.completion import completion
+from app.api.http.errors import TOLD
+from app.api.http.json_body import fingerprint
+from app.api.http.rate_limit_headers import STREAM_ID
+from app.api.http.sse import CONNECTION, ChunkWire, EventStream
+from app.api.routes.model_selection import Choice, Wishes
+from app.api.schema.wire import parse_chat_request
+from app.core import ChatRequest, IdempotencyKey
+from app.errors import BadRequest, NotFound, Overloaded, ReplayPositionUnknown, Unavailable
+from app.metering.budget import Allowance
+from app.metering.limiter import UNLIMITED, Lease
+from app.routing.backend import sorted_in
+from app.runtime import ONE_PIECE, Runtime
+from app.store.keys import Key
+from app.stream.token_stream import TokenStream
+
+
+class ChatRoutes:
+    """Handlers of `/api/chat/completions` and `/v1/chat/completions`."""
+
+    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._streams = runtime.streams
+        self._gatekeeper = gatekeeper
+        self._choice = Choice(runtime)
+        self._bodies = BodyReader(runtime)
+
+    async def create(self, request: Request) -> Response | EventStream:
+        """POST: start a generation, or attach to the one of the same Idempotency-Key."""
+        caller = self._gatekeeper.caller(request)
+        if caller.key is not None and request.client is not None:
+            self._runtime.abuse.addresses.saw(caller.key, request.client.host)
+        self._runtime.check_ready()
+        lease = await self._let_in(request, caller)
+        client = Client(request.receive)
+        patient = "idempotency-key" in request.headers
+        try:
+            stream, streaming = await self._stream_of(request, client, caller, lease)
+        except Unavailable:
+            lease.withdraw()
+            raise
+        except BaseException:
+            lease.settle({})
+            raise
+        request.scope[STREAM_ID], request.scope[TOLD] = stream.request_id, stream.request.told
+        try:
+            if streaming:
+                return await self._follow(_last_event_id(request), client, stream, patient=patient)
+            return await self._answer(client, stream, patient=patient)
+        except Overloaded:
+            request.scope[TOLD] = {**stream.request.told, **self._choice.refused(stream.request.model)}
+            raise
+
+    async def _let_in(self, request: Request, caller: Caller) -> Lease:
+        """Charge the request, of which only the head was read. Raises RateLimited.
+
+        Where the limit is reached, a request with a known Idempotency-Key is let in uncharged: it attaches.
+        """
+        limiter, key = self._runtime.limiter, request.headers.get("idempotency-key")
+        if key is not None and not limiter.has_room(caller.key) and await self._is_known(caller, key):
+            return UNLIMITED
+        return limiter.begin(caller.key)
+
+    async def _is_known(self, caller: Caller, key: str) -> bool:
+        """Whether a stream was made with this Idempotency-Key. Raises RateLimited."""
+        self._runtime.reads.pace(caller.owner, caller.key)
+        if self._streams.has_key(caller.owner, key):
+            return True
+        async with self._runtime.reads.turn(caller.owner):
+            return await self._runtime.archive.has_key(caller.owner, key)
+
+    async def _stream_of(
+        self, request: Request, client: Client, caller: Caller, lease: Lease
+    ) -> tuple[TokenStream, bool]:
+        """The stream that answers the request, and whether it is to be sent as one.
+
+        The lease is withdrawn where the stream was there already, and is the generation's where it was not.
+        """
+        owner = caller.owner
+        raw = await self._bodies.read(request, client, owner, self._bodies.limit_bytes)
+        unread_s = request.scope["extensions"][CONNECTION].unread_s()
+        wishes = Wishes.of(request)
+        key, after = await _idempotency_key(request, raw), _last_event_id(request)
+        # Before the body is parsed: who was let in uncharged for a known key may send no other one under it.
+        made = None if key is None else await self._made_before(owner, key, after)
+        body = await self._bodies.parse(request, raw)
+        del raw
+        # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
+        store = request.url.path.startswith("/api/")
+        chat = parse_chat_request(
+            body, new_request_id(), owner, store=store, idempotency=key, unread_s=unread_s
+        )
+        self._runtime.check_model(chat.model, caller.models)
+        caller.check_grammars(body)
+        chat = sorted_in(chat, caller.key, isolated=self._settings.isolation == "owner")
+        streaming = bool(body.get("stream"))
+        if made is not None:
+            if lease is not UNLIMITED:  # else it was paced before its body was read
+                self._runtime.reads.pace(owner, caller.key)
+            lease.withdraw()
+            return made, streaming
+        _check_fresh(after)
+        chat = await self._choice.made(chat, caller, wishes)
+        request.scope[TOLD] = chat.told
+        return await self._begin(caller, chat, lease, streaming=streaming), streaming
+
+    async def _made_before(self, owner: str, key: IdempotencyKey, after: int) -> TokenStream | None:
+        """The stream that this key made, in memory or in the store."""
+        stream = self._streams.find_by_key(owner, key)
+        if stream is not None:
+            return stream
+        archive = self._runtime.archive
+        stored_id = await archive.made_with(owner, key)
+        # Another request with this key may have begun meanwhile.
+        stream = self._streams.find_by_key(owner, key)
+        if stream is None and stored_id is not None:
+            async with self._runtime.reads.turn(owner):
+                stream = await archive.find(owner, stored_id, ChunkWire, after)
+        return stream
+
+    async def _begin(
+        self, caller: Caller, chat: ChatRequest, lease: Lease, *, streaming: bool
+    ) -> TokenStream:
+        """A new generation within the limits of the caller's key. Raises RateLimited."""
+        key = caller.key
+        allowance = await self._runtime.budgets.check(key, chat.request_id)
+        if chat.idempotency is not None:
+            # Another request with this key may have begun meanwhile.
+            stream = self._streams.find_by_key(caller.owner, chat.idempotency)
+            if stream is not None:
+                lease.withdraw()
+                return stream
+        if lease is UNLIMITED:  # let in to attach to what has been forgotten since, or it has no limits
+            lease = self._runtime.limiter.begin(key)
+        try:
+            lease.reserve(chat)
+            return self._start(chat, lease, allowance, key, streaming=streaming)
+        except Unavailable:
+            lease.withdraw()
+            raise
+        except BaseException:
+            lease.settle({})
+            raise
+
+    def _start(
+        self,
+        chat: ChatRequest,
+        lease: Lease,
+        allowance: Allowance | None,
+        key: Key | None,
+        *,
+        streaming: bool,
+    ) -> TokenStream:
+        # An answer in one piece needs its beginning too, and has nobody who reads along.
+        limit_bytes = None if streaming else ONE_PIECE * self._settings.stream_bytes
+        stream = self._streams.create(chat, ChunkWire(chat), limit_bytes=limit_bytes)
+        self._streams.run(stream, self._runtime.pipeline.serve(chat, stream, lease, allowance, key))
+        return stream
+
+    async def _follow(
+        self, after: int, client: Client, stream: TokenStream, *, patient: bool
+    ) -> Response | EventStream:
+        """The event stream after event `after`, once the request is admitted."""
+        if not patient:
+            client.on_gone(lambda: stream.cancel("disconnect"))
+        try:
+            await stream.opened()
+            client.on_gone(lambda: None)  # from here on, to leave is not to stop
+            if after and stream.done and after == stream.last_id:
+                client.stop()
+                return Response(status_code=204)
+            reader = stream.attach(after)
+        except BaseException:
+            client.stop()
+            raise
+        return EventStream(reader, self._streams, client, _headers(stream))
+
+    async def _answer(self, client: Client, stream: TokenStream, *, patient: bool) -> Response:
+        """The whole answer in one piece; a client that leaves stops it, unless it can return."""
+        await_reader = stream.attach()
+        grace_s = None if patient else 0.0
+        client.on_gone(lambda: self._streams.leave(await_reader, grace_s=grace_s))
+        try:
+            await stream.opened()
+            await stream.ended()
+        finally:
+            client.stop()
+            self._streams.leave(await_reader, grace_s=grace_s)
+        return JSONResponse(completion(stream), headers=_headers(stream))
+
+    async def attach(self, request: Request) -> Response | EventStream:
+        """GET {id}: replay after `Last-Event-ID`, then follow."""
+        after = _last_event_id(request)
+        stream = await self._find(request, after)
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream", headers=_headers(stream))
+        return await self._follow(after, Client(request.receive), stream, patient=True)
+
+    async def retrieve(self, request: Request) -> Response | EventStream:
+        """GET /v1/…/{id}: the finished answer as JSON, or the stream to those who accept one."""
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return await self.attach(request)
+        caller = self._gatekeeper.caller(request)
+        self._runtime.reads.pace(caller.owner, caller.key)  # the whole answer is built each time
+        stream = await self._find(request)
+        if request.method == "HEAD":
+            return Response(media_type="application/json", headers=_headers(stream))
+        return await self._answer(Client(request.receive), stream, patient=True)
+
+    async def cancel(self, request: Request) -> Response:
+        """DELETE {id} and POST {id}/cancel: stop; what was generated stays attachable."""
+        stream = await self._find(request)
+        stream.cancel("cancelled")
+        cancelled = stream.cancelled is not None
+        return JSONResponse({"id": stream.request_id, "object": "chat.completion", "cancelled": cancelled})
+
+    async def delete(self, request: Request) -> Response:
+        """DELETE /v1/…/{id}: stop and forget, in OpenAI's shape."""
+        stream = await self._find(request)
+        self._streams.delete(stream)
+        await self._runtime.archive.erase(stream.request.owner, stream.request_id)
+        return JSONResponse({"id": stream.request_id, "object": "chat.completion.deleted", "deleted": True})
+
+    async def _find(self, request: Request, after: int = 0) -> TokenStream:
+        """The stream in memory, or as it was stored. Raises NotFound."""
+        caller, request_id = self._gatekeeper.caller(request), request.path_params["id"]
+        owner = caller.owner
+        stream = self._streams.find(request_id, owner)
+        if stream is None:
+            self._runtime.reads.pace(owner, caller.key)
+            async with self._runtime.reads.turn(owner):
+                stream = await self._runtime.archive.find(owner, request_id, ChunkWire, after)
+        if stream is None:
+            raise NotFound(
+                f"No stream {request_id!r}: it does not exist, is not yours, or was not stored and ended"
+                f" more than {self._settings.retention_s:g} s ago.",
+                code="stream_not_found",
+            )
+        return stream
+
+
+def new_request_id() -> str:
+    """A fresh id: of fixed length, and not to be guessed."""
+    return f"chatcmpl-{secrets.token_hex(14)}"
+
+
+def _headers(stream: TokenStream) -> dict[str, str]:
+    headers = {"x-request-id": stream.request_id, **stream.request.told}
+    if stream.request.conversation_id is not None:
+        headers["x-conversation-id"] = stream.request.conversation_id
+    return headers
+
+
+async def _idempotency_key(request: Request, raw: bytes) -> IdempotencyKey | None:
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 0 < len(key) <= 255:
+        raise BadRequest("Idempotency-Key must have 1 to 255 characters.", param="Idempotency-Key")
+    return IdempotencyKey(key, await fingerprint(raw))
+
+
+def _check_fresh(after: int) -> None:
+    """Refuse to start a generation for a client that believes it has seen a part of it."""
+    if after:
+        raise ReplayPositionUnknown(
+            f"Last-Event-ID {after} was never sent: there is no generation under this request's"
+            " Idempotency-Key. Attach with GET …/chat/completions/{id}, or send no Last-Event-ID.",
+            param="Last-Event-ID",
+        )
+
+
+def _last_event_id(request: Request) -> int:
+    raw: Any = request.headers.get("last-event-id", request.query_params.get("last_event_id"))
+    if raw is None or raw == "":
+        return 0
+    if not (raw.isascii() and raw.isdigit() and len(raw) < 16):
+        raise ReplayPositionUnknown(
+            f"Last-Event-ID must be the id of an event, got {raw[:40]!r}.", param="Last-Event-ID"
+        )
+    return int(raw)

@@ -1,0 +1,179 @@
+"""The conversation routes: list and search, look at, rename, delete, restore, take away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from app.api.http.auth import Gatekeeper
+from app.api.http.bodies import BodyReader
+from app.api.http.client import Client
+from app.api.http.listing import check_names, limit_of
+from app.api.schema.parameters import check_kind
+from app.errors import BadRequest, StorageUnavailable
+from app.runtime import Runtime
+from app.store import conversation_list, indexing
+from app.store.conversation_view import Outline, Page, page
+from app.store.export import FORMATS, VIEW, Format, file_name
+from app.stream.transcript import answers
+
+MAX_TITLE = 200
+MAX_QUERY = 1000
+
+
+class ConversationRoutes:
+    """Handlers of `/api/conversations`. Another owner's conversation is not found."""
+
+    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
+        self._runtime = runtime
+        self._gatekeeper = gatekeeper
+        self._bodies = BodyReader(runtime)
+
+    async def list(self, request: Request) -> Response:
+        """GET: newest first, a page at a time, those that match `q` if it says something."""
+        owner = self._gatekeeper.owner(request)
+        check_names(request, ("limit", "cursor", "q"))
+        query = request.query_params
+        limit, cursor, words = limit_of(request), query.get("cursor"), _words(query.get("q", ""))
+        if words:
+            with contextlib.suppress(StorageUnavailable):  # then what is in the index is found
+                await indexing.index_all(self._runtime.database)
+        listed = await self._runtime.database.read(
+            lambda c: conversation_list.page(c, owner, limit, cursor, words)
+        )
+        return _answer(
+            {
+                "object": "list",
+                "data": listed.conversations,
+                "has_more": listed.next_cursor is not None,
+                "next_cursor": listed.next_cursor,
+            }
+        )
+
+    async def view(self, request: Request) -> Response:
+        """GET {id}: all messages of all branches, with what a live answer has said so far."""
+        outline = await self._outline(request, VIEW)
+        return await self._written(request, outline, VIEW)
+
+    async def rename(self, request: Request) -> Response:
+        """PATCH {id}: another title."""
+        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
+        raw = await self._bodies.read(request, Client(request.receive), owner)
+        title = _title(await self._bodies.parse(request, raw))
+        at_us = time.time_ns() // 1000
+        return _answer(
+            await self._runtime.database.write(
+                lambda c: conversation_list.rename(c, owner, conversation_id, title, at_us)
+            )
+        )
+
+    async def delete(self, request: Request) -> Response:
+        """DELETE {id}: hide it at once, and stop what is being answered in it."""
+        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
+        at_us = time.time_ns() // 1000
+        await self._runtime.database.write(
+            lambda c: conversation_list.delete(c, owner, conversation_id, at_us)
+        )
+        self._runtime.streams.delete_conversation(conversation_id)
+        return _answer({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+    async def restore(self, request: Request) -> Response:
+        """POST {id}/restore: undo the deletion."""
+        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
+        return _answer(
+            await self._runtime.database.write(lambda c: conversation_list.restore(c, owner, conversation_id))
+        )
+
+    async def export(self, request: Request) -> Response:
+        """GET {id}/export: a file, JSON with all branches or Markdown of the newest."""
+        check_names(request, ("format",))
+        form = request.query_params.get("format", "json")
+        if form not in FORMATS:
+            raise BadRequest(f"format must be one of {', '.join(FORMATS)}, got {form!r}.", param="format")
+        outline = await self._outline(request, FORMATS[form])
+        name = file_name(outline.conversation, form)
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return await self._written(request, outline, FORMATS[form], headers)
+
+    async def _outline(self, request: Request, layout: Format) -> Outline:
+        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
+        return await self._runtime.database.read(lambda c: layout.outline(c, owner, conversation_id))
+
+    async def _written(
+        self, request: Request, outline: Outline, layout: Format, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """A response in one piece where a page holds all; else a page is read once the last was taken.
+
+        Each of these pages waits for its own turn at the store: the handler's ends with the first.
+        """
+        owner = self._gatekeeper.owner(request)
+        first = await self._page(owner, outline, 0)
+        pieces = self._pieces(owner, outline, layout, first)
+        if first.next_start is not None:
+            return StreamingResponse(pieces, media_type=layout.media_type, headers=headers)
+        body = b"".join([piece async for piece in pieces])
+        return Response(body, media_type=layout.media_type, headers=headers)
+
+    async def _pieces(self, owner: str, outline: Outline, layout: Format, page: Page) -> AsyncIterator[bytes]:
+        yield layout.head(outline)
+        separator = b""
+        while True:
+            if page.messages:
+                yield separator + await asyncio.to_thread(layout.piece, page.messages)
+                separator = layout.separator
+            if page.next_start is None:
+                break
+            async with self._runtime.reads.turn(owner):  # the first page's, where it had one, is over
+                page = await self._page(owner, outline, page.next_start)
+        yield layout.tail
+
+    async def _page(self, owner: str, outline: Outline, start: int) -> Page:
+        shown = await self._runtime.database.read(lambda c: page(c, outline, start))
+        for message in shown.messages:
+            if message["status"] == "in_progress":
+                self._fill(message, owner)
+        return shown
+
+    def _fill(self, message: dict[str, Any], owner: str) -> None:
+        """Put in what a live answer has said."""
+        stream = self._runtime.streams.find(message["request_id"], owner)
+        if stream is not None:
+            said = answers(*stream.held()).get(message["choice"])
+            message |= said.message if said is not None else {}
+
+
+def _answer(body: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")
+
+
+def _words(raw: str) -> str:
+    if len(raw) > MAX_QUERY:
+        raise BadRequest(f"q must have at most {MAX_QUERY} characters, got {len(raw)}.", param="q")
+    return raw.strip()
+
+
+def _title(body: dict[str, Any]) -> str:
+    for name in body:
+        if name != "title":
+            raise BadRequest(
+                f"Unknown parameter {name!r}; only title can be changed.",
+                code="unknown_parameter",
+                param=name,
+            )
+    if "title" not in body:
+        raise BadRequest("title is required.", code="missing_parameter", param="title")
+    title = body["title"]
+    check_kind("title", title, str)
+    if not title.strip():
+        raise BadRequest("title must not be empty.", param="title")
+    if len(title) > MAX_TITLE:
+        raise BadRequest(f"title must have at most {MAX_TITLE} characters, got {len(title)}.", param="title")
+    assert isinstance(title, str)
+    return title

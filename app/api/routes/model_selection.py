@@ -1,0 +1,130 @@
+"""Which model answers a request, and with how much: `model: "auto"`, and degraded mode. docs/routing.md.
+
+Decided once, before anything is reserved; told in headers, of refusals too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import get_args
+from urllib.parse import quote
+
+from starlette.requests import Request
+
+from app.api.http.auth import Caller
+from app.core import ChatRequest, ModelCard
+from app.errors import BadRequest, NotFound
+from app.metering.estimate import prompt_estimate
+from app.routing.degraded_mode import Degrade, Step
+from app.routing.router import AUTO, NOTHING_BEFORE, Router, Size
+from app.runtime import Runtime
+from app.store.conversations import SoFar, so_far
+
+_YES, _NO = ("1", "true"), ("0", "false")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the caller says of it: which of the two models, and whether nothing may be done less."""
+
+    route: Size | None = None
+    in_full: bool | None = None
+    """None where the caller does not say: then the key's terms do."""
+
+    @classmethod
+    def of(cls, request: Request) -> Wishes:
+        """From `x-route` and `x-no-degrade`. Raises BadRequest."""
+        named = request.headers.get("x-route")
+        insists = request.headers.get("x-no-degrade")
+        if named not in (None, *get_args(Size)):
+            raise BadRequest(f"x-route must be small or large, got {named!r}.", param="x-route")
+        if insists not in (None, *_YES, *_NO):
+            raise BadRequest(f"x-no-degrade must be 1 or 0, got {insists!r}.", param="x-no-degrade")
+        route = next((size for size in get_args(Size) if size == named), None)
+        return cls(route, None if insists is None else insists in _YES)
+
+    def insists(self, caller: Caller) -> bool:
+        """Whether the request is to be served as it was asked for, or refused."""
+        if self.in_full is not None:
+            return self.in_full
+        return caller.key is not None and caller.key.terms.degrade == "off"
+
+
+class Choice:
+    """Routing and degraded mode in front of a request."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._places = runtime.places
+
+    async def made(self, chat: ChatRequest, caller: Caller, wishes: Wishes) -> ChatRequest:
+        """The request as it is to be served, and what is told of that. Raises StorageUnavailable."""
+        router = self._runtime.router if chat.model == AUTO else None
+        degrade = self._runtime.degrade
+        if degrade is not None and degrade.step is Step.NORMAL:
+            degrade = None
+        if router is None and degrade is None:
+            return chat
+        before, tokens = NOTHING_BEFORE, 0
+        if self._places.small is not None:  # else there is nothing to choose
+            before = await self._before(chat)
+            tokens = prompt_estimate(chat, self._runtime.limiter.count_text)
+        if router is not None:
+            chat = _routed(router, chat, tokens, caller, wishes, before)
+        if degrade is not None and chat.model == self._places.large.id:
+            chat = self._degraded(degrade, chat, tokens, caller, wishes, before)
+        return chat
+
+    def refused(self, model: str) -> Mapping[str, str]:
+        """What is told of a refusal by a model's full queue; the small one's is none of the mode."""
+        degrade = self._runtime.degrade
+        return {} if degrade is None or model != self._places.large.id else degrade.refused()
+
+    def _degraded(
+        self, degrade: Degrade, chat: ChatRequest, tokens: int, caller: Caller, wishes: Wishes, before: SoFar
+    ) -> ChatRequest:
+        small, insists = self._taker(caller), wishes.insists(caller)
+        done = degrade.apply(chat, tokens + before.tokens, small=small, before=before, insists=insists)
+        cut = done.max_tokens != chat.max_tokens
+        served = _served_by(chat, done.model)
+        told = {**chat.told, **_as_headers(done.headers)}
+        return replace(served, max_tokens=done.max_tokens, cut=cut, told=told)
+
+    def _taker(self, caller: Caller) -> ModelCard | None:
+        """The small model, where it is there, has room, and the caller may use it."""
+        small = self._places.small
+        if small is None or small not in self._places.allowed(caller.models):
+            return None
+        return small.engine.model if small.ready and not small.admission.busy else None
+
+    async def _before(self, chat: ChatRequest) -> SoFar:
+        """What the conversation has been that the request continues."""
+        conversation_id = chat.conversation_id
+        if conversation_id is None or chat.new_conversation:
+            return NOTHING_BEFORE
+        try:
+            return await self._runtime.database.read(
+                lambda c: so_far(c, chat.owner, conversation_id, chat.parent_id)
+            )
+        except NotFound:  # said by the pipeline, after all else that can be said
+            return NOTHING_BEFORE
+
+
+def _routed(
+    router: Router, chat: ChatRequest, tokens: int, caller: Caller, wishes: Wishes, before: SoFar
+) -> ChatRequest:
+    route = router.route(chat, tokens, asked=wishes.route, allowed=caller.models, before=before)
+    told = _as_headers({"x-route-reason": route.header, "x-served-model": route.model})
+    return replace(_served_by(chat, route.model), told=told)
+
+
+def _as_headers(told: Mapping[str, str]) -> Mapping[str, str]:
+    """The same in ASCII: a model's name may be in any language, and is percent-encoded then."""
+    return {name: text if text.isascii() else quote(text, safe=" /:;,=+") for name, text in told.items()}
+
+
+def _served_by(chat: ChatRequest, model: str) -> ChatRequest:
+    if model == chat.model:
+        return chat
+    return replace(chat, model=model, body={**chat.body, "model": model})

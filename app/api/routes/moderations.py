@@ -1,0 +1,165 @@
+"""POST /api/moderations and /v1/moderations: texts classified by this server's screens, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from app.api.http.auth import Caller, Gatekeeper
+from app.api.http.bodies import ROOM_BYTES, BodyReader
+from app.api.http.client import Client
+from app.api.schema.parameters import check_kind, check_moderation_model, quoted
+from app.errors import BadRequest, SafetyUnavailable, Unavailable, UnsupportedParameter
+from app.metering.estimate import texts_estimate
+from app.metering.limiter import Lease
+from app.metering.lines import Lines
+from app.runtime import Runtime
+from app.safety import moderation
+from app.safety.screens.moderator import Moderator
+from app.safety.screens.prompt_screen import QUICK_CHARS
+
+MAX_INPUTS = 1_024
+MAX_CHARS = 1_000_000
+"""Of all inputs together; a thread takes some ten seconds for it."""
+MAX_BYTES = ROOM_BYTES + 6 * MAX_CHARS
+"""Of a body: in JSON's ASCII a letter takes up to six."""
+LONG_AT_ONCE = 1
+SHORT_AT_ONCE = 2
+"""Texts at the screen at the same time. Chat shares its thread, and waits for so many slices at most, of
+different callers; what is read whole in a slice or two does not wait for what takes seconds."""
+MAX_WAITING = 256
+"""Requests of a caller in progress: pipelines send hundreds of short ones at once."""
+MAX_WAITING_TOTAL = 1_024
+
+
+class ModerationRoutes:
+    """The handler of both routes."""
+
+    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
+        self._runtime = runtime
+        self._gatekeeper = gatekeeper
+        self._bodies = BodyReader(runtime)
+        self._lines = Lines("moderations", MAX_WAITING, MAX_WAITING_TOTAL)
+        self._long, self._short = asyncio.Semaphore(LONG_AT_ONCE), asyncio.Semaphore(SHORT_AT_ONCE)
+
+    async def create(self, request: Request) -> Response:
+        """Classify each input as the prompt that it would be.
+
+        Raises RateLimited, SafetyUnavailable where nothing can be classified.
+        """
+        caller = self._gatekeeper.caller(request)
+        lease = self._runtime.limiter.begin(caller.key, generates=False)
+        try:
+            results = await self._read_and_classify(request, caller, lease)
+        except Unavailable:
+            lease.withdraw()
+            raise
+        answer_id = f"modr-{secrets.token_hex(14)}"
+        return JSONResponse({"id": answer_id, "model": moderation.MODEL, "results": results})
+
+    async def _read_and_classify(
+        self, request: Request, caller: Caller, lease: Lease
+    ) -> list[moderation.Result]:
+        client = Client(request.receive)
+        raw = await self._bodies.read(request, client, caller.owner, MAX_BYTES)
+        texts = parse_moderation(await self._bodies.parse(request, raw))
+        if self._runtime.moderator is None:
+            raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
+        lease.reserve_tokens(texts_estimate(texts, self._runtime.limiter.count_text))
+        level = None if caller.key is None else caller.key.terms.safety
+        with self._lines.enter(caller.owner) as turn:
+            return await self._classify(client, texts, level, turn, self._runtime.moderator)
+
+    async def _classify(
+        self,
+        client: Client,
+        texts: Sequence[str],
+        level: str | None,
+        turn: asyncio.Lock,
+        moderator: Moderator,
+    ) -> list[moderation.Result]:
+        """The results, unless the client leaves before. Raises ClientDisconnect."""
+        results = self._results(moderator, texts, level, turn)
+        work = asyncio.create_task(results, name="moderation")
+        client.on_gone(lambda: _cancel(work))
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if client.gone:
+                raise ClientDisconnect from None
+            raise
+        finally:
+            work.cancel()
+            client.stop()
+
+    async def _results(
+        self, moderator: Moderator, texts: Sequence[str], level: str | None, turn: asyncio.Lock
+    ) -> list[moderation.Result]:
+        """A result for each text; callers take turns, text by text."""
+        results = []
+        for text in texts:
+            slots = self._short if len(text) <= QUICK_CHARS else self._long
+            async with turn, slots:
+                results.append(await moderator.result(text, level))
+            await asyncio.sleep(0)  # what is known already is found without waiting
+        return results
+
+
+def _cancel(work: asyncio.Task[Any]) -> None:
+    work.cancel()
+
+
+def parse_moderation(body: Mapping[str, Any]) -> list[str]:
+    """The texts to classify. Raises BadRequest, UnknownModel, UnsupportedParameter naming the place."""
+    given = {name: value for name, value in body.items() if value is not None}
+    for name in given.keys() - {"input", "model"}:
+        raise UnsupportedParameter(
+            f"Unknown parameter {quoted(name)}; remove it.", code="unknown_parameter", param=name
+        )
+    check_moderation_model(given.get("model", moderation.MODEL), "model")
+    if "input" not in given:
+        raise BadRequest("input is required.", code="missing_parameter", param="input")
+    texts = _texts(given["input"])
+    total = sum(map(len, texts))
+    if total > MAX_CHARS:
+        raise BadRequest(
+            f"input has {total:,} characters, and at most {MAX_CHARS:,} are taken; send several requests.",
+            param="input",
+        )
+    return texts
+
+
+def _texts(given: Any) -> list[str]:
+    """A string, an array of them, or the parts of one message, which are one text."""
+    check_kind("input", given, str, list)
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise BadRequest("input must hold at least one text.", param="input")
+    if len(given) > MAX_INPUTS:
+        raise BadRequest(f"input takes at most {MAX_INPUTS:,} entries, got {len(given):,}.", param="input")
+    if isinstance(given[0], dict):
+        return ["\n".join(_part(f"input[{i}]", part) for i, part in enumerate(given))]
+    for i, text in enumerate(given):
+        check_kind(f"input[{i}]", text, str)
+    return list(given)
+
+
+def _part(where: str, part: Any) -> str:
+    check_kind(where, part, dict)
+    check_kind(f"{where}.type", part.get("type"), str)
+    if part["type"] != "text":
+        raise BadRequest(
+            f"{where}.type is {quoted(part['type'])}: this server classifies text, and no images;"
+            " send text parts.",
+            code="unsupported_content",
+            param=f"{where}.type",
+        )
+    check_kind(f"{where}.text", part.get("text"), str)
+    text: str = part["text"]
+    return text

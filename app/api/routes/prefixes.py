@@ -1,0 +1,105 @@
+"""The routes of the prefix report: what the cache should have had of each system prompt, and had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.http.auth import Gatekeeper
+from app.api.http.listing import check_names, limit_of
+from app.errors import BadRequest
+from app.prefix_report.family import Break, Family
+from app.runtime import Runtime
+
+_NOT_KEPT = {"cache-control": "no-store"}
+_MICRO = 1_000_000
+
+
+class PrefixRoutes:
+    """Handlers of `/api/admin/prefixes` and `/api/prefixes`. Text is for its owner, who asks for it."""
+
+    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
+        self._runtime = runtime
+        self._gatekeeper = gatekeeper
+
+    async def list(self, request: Request) -> Response:
+        """GET: the system prompts of all owners, those that lost most tokens first."""
+        caller = self._gatekeeper.admin(request)
+        check_names(request, ("limit", "owner", "key", "text"))
+        return self._answer(request, request.query_params.get("owner"), caller.owner)
+
+    async def own(self, request: Request) -> Response:
+        """GET: those of the caller's owner."""
+        owner = self._gatekeeper.owner(request)
+        check_names(request, ("limit", "key", "text"))
+        return self._answer(request, owner, owner)
+
+    def _answer(self, request: Request, owner: str | None, reader: str) -> Response:
+        report, limit, key = self._runtime.prefixes, limit_of(request), request.query_params.get("key")
+        shown_to = reader if _wants_text(request) else None
+        found = [f for f in report.families(owner) if key in (None, f.place.key_id)]
+        found.sort(key=lambda f: (f.expected_tokens - f.cached_tokens, f.seen_us), reverse=True)
+        body = {
+            "object": "list",
+            "data": [_as_json(f, text=f.place.owner == shown_to) for f in found[:limit]],
+            "has_more": len(found) > limit,
+        }
+        return Response(orjson.dumps(body), headers=_NOT_KEPT, media_type="application/json")
+
+
+def _wants_text(request: Request) -> bool:
+    raw = request.query_params.get("text", "false")
+    if raw not in ("true", "false"):
+        raise BadRequest(f"text must be true or false, got {raw!r}.", param="text")
+    return raw == "true"
+
+
+def _as_json(family: Family, *, text: bool) -> dict[str, Any]:
+    expected = family.expected_tokens
+    varies = family.varies
+    return {
+        "id": family.id,
+        "object": "prefix",
+        "owner": family.place.owner,
+        "key": family.place.key_id,
+        "model": family.place.model,
+        "characters": len(family.newest.stable.text),
+        "requests": family.requests,
+        "expected_tokens": expected,
+        "cached_tokens": family.cached_tokens,
+        "hit_rate": round(family.cached_tokens / expected, 4) if expected else None,
+        "recent_hit_rate": round(family.recent, 4) if family.judged else None,
+        "last_seen_at": family.seen_us // _MICRO,
+        "varies": None
+        if varies is None
+        else {
+            "kind": varies.kind,
+            "position": varies.position,
+            "length": varies.length,
+            **({"text": varies.shown} if text else {}),
+        },
+        "breaks": dict(family.breaks),
+        "last_breaks": _breaks(list(family.last), text=text),
+    }
+
+
+def _breaks(found: Sequence[Break], *, text: bool) -> list[dict[str, Any]]:
+    return [
+        {
+            "created_at": one.at_us // _MICRO,
+            "request_id": one.request_id,
+            "cause": one.cause,
+            "what": one.what or None,
+            "unit": one.unit,
+            "position": one.position,
+            "length": one.length,
+            "expected_tokens": one.expected_tokens,
+            "cached_tokens": one.cached_tokens,
+            **({"text": one.shown} if text else {}),
+        }
+        for one in reversed(found)
+    ]

@@ -1,0 +1,141 @@
+"""The routes of admin keys over safety: what the screens decided, and the policy in force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.http.auth import Gatekeeper
+from app.api.http.listing import check_names, limit_of
+from app.api.schema.key_terms import time_us
+from app.errors import BadRequest, Conflict
+from app.runtime import Runtime
+from app.safety.categories import CODE_OF, code_of, name_of
+from app.safety.policies.policy_file import PolicyError
+from app.safety.verdict import ACTIONS, STAGES
+from app.store import safety_events
+from app.store.safety_events import SafetyEvent
+
+_NOT_KEPT = {"cache-control": "no-store"}
+_MICRO = 1_000_000
+
+
+class SafetyRoutes:
+    """Handlers of `/api/admin/safety`. No answer of theirs has text of a prompt or an answer in it."""
+
+    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
+        self._runtime = runtime
+        self._gatekeeper = gatekeeper
+
+    async def list(self, request: Request) -> Response:
+        """GET: events of all owners, newest first, a page at a time, and the policy in force."""
+        self._gatekeeper.admin(request)
+        check_names(request, ("limit", "cursor", "from", "to", *_FILTERS))
+        query = request.query_params
+        limit, cursor = limit_of(request), query.get("cursor")
+        from_us, until_us = (time_us(n, query[n]) if n in query else None for n in ("from", "to"))
+        only = _only(query)
+        page = await self._runtime.database.read(
+            lambda c: safety_events.page(c, limit, cursor, only, from_us, until_us)
+        )
+        return _answer(
+            {
+                "object": "list",
+                "data": [_as_json(place, event) for place, event in page.events],
+                "has_more": page.next_cursor is not None,
+                "next_cursor": page.next_cursor,
+                "policy": self._policy(),
+            }
+        )
+
+    async def reload(self, request: Request) -> Response:
+        """POST reload: take the policy file as it is now; one that is wrong changes nothing."""
+        self._gatekeeper.admin(request)
+        if self._runtime.policies is None:
+            raise Conflict("This server runs with safety off: there is no policy to reload.")
+        try:
+            self._runtime.reload_policy()
+        except PolicyError as exc:
+            raise BadRequest(f"The policy stays as it is: {exc}", param="safety_policy") from exc
+        return _answer({"object": "safety.policy", **(self._policy() or {})})
+
+    def _policy(self) -> dict[str, Any] | None:
+        policies = self._runtime.policies
+        if policies is None:
+            return None
+        return {
+            "path": None if policies.path is None else str(policies.path),
+            "loaded_at": policies.loaded_at_us // _MICRO,
+            **policies.current.as_json(),
+        }
+
+
+def _as_json(place: int, event: SafetyEvent) -> dict[str, Any]:
+    return {
+        "id": f"safety-{place}",
+        "object": "safety.event",
+        "created_at": event.at_us // _MICRO,
+        "request_id": event.request_id,
+        "owner": event.owner,
+        "key": event.key_id,
+        "model": event.model,
+        "subject": event.subject,
+        "stage": event.stage,
+        "action": event.action,
+        "category": event.category,
+        "category_name": None if event.category is None else name_of(event.category),
+        "score": event.score,
+        "threshold": event.threshold,
+        "scores": event.scores,
+        "policy_hash": event.policy_hash,
+        "lag_tokens": event.lag_tokens,
+        "text_hmac": None if event.text_hmac is None else event.text_hmac.hex(),
+    }
+
+
+def _only(query: Mapping[str, str]) -> dict[str, str]:
+    """The columns that the query asks one value of. Raises BadRequest."""
+    return {column: read(name, query[name]) for name, (column, read) in _FILTERS.items() if name in query}
+
+
+def _any(_param: str, value: str) -> str:
+    return value
+
+
+def _choice(choices: Sequence[str]) -> Callable[[str, str], str]:
+    def read(param: str, value: str) -> str:
+        if value not in choices:
+            raise BadRequest(f"{param} must be one of {', '.join(choices)}, got {value!r}.", param=param)
+        return value
+
+    return read
+
+
+def _category(param: str, value: str) -> str:
+    try:
+        return code_of(value)
+    except KeyError:
+        raise BadRequest(
+            f"{param} must be one of {', '.join(CODE_OF)}, or its code, got {value!r}.", param=param
+        ) from None
+
+
+_FILTERS: Mapping[str, tuple[str, Callable[[str, str], str]]] = {
+    "subject": ("subject", _choice(("prompt", "answer"))),
+    "stage": ("stage", _choice(STAGES)),
+    "action": ("action", _choice(ACTIONS)),
+    "category": ("category", _category),
+    "owner": ("owner", _any),
+    "key": ("key_id", _any),
+    "request_id": ("request_id", _any),
+    "model": ("model", _any),
+    "policy_hash": ("policy_hash", _any),
+}
+
+
+def _answer(body: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(body), headers=_NOT_KEPT, media_type="application/json")

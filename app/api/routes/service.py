@@ -1,0 +1,145 @@
+"""The routes about the server itself: alive, ready, which models."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from app.admission.controller import Admission
+from app.api.http.auth import Gatekeeper
+from app.core import ModelCard
+from app.errors import EngineNotReady
+from app.metering.pricing import as_usd_per_1k
+from app.routing.backend import Place
+from app.routing.degraded_mode import Step
+from app.runtime import Runtime
+from app.store.keys import TIERS
+
+
+class ServiceRoutes:
+    """Handlers of `/healthz`, `/readyz` and the model lists."""
+
+    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
+        self._runtime = runtime
+        self._gatekeeper = gatekeeper
+        self._created_at_unix_s = int(time.time())
+
+    async def healthz(self, request: Request) -> Response:
+        """The process lives and its loop turns."""
+        return JSONResponse({"status": "alive"})
+
+    async def readyz(self, request: Request) -> Response:
+        """Whether requests can be served now, and why not; to an admin also how the server does."""
+        runtime = self._runtime
+        # Who has no admin key learns what a load balancer needs.
+        detail: dict[str, Any] = {"phase": runtime.state}
+        if self._gatekeeper.may_see_details(request):
+            detail |= self._details()
+        if not runtime.ready:
+            return JSONResponse(
+                {"status": "not_ready", **detail}, status_code=503, headers={"retry-after": "5"}
+            )
+        return JSONResponse({"status": "ready", **detail})
+
+    def _details(self) -> dict[str, Any]:
+        """How the server does: its load, the store, the ledger, the queue."""
+        runtime = self._runtime
+        detail: dict[str, Any] = {
+            "live_streams": runtime.streams.num_live,
+            "store": {
+                "failing": runtime.database.failing,
+                "writer_lag_s": round(runtime.database.writer_lag_s, 3),
+                "unsettled_requests": runtime.journal.num_unsettled,
+            },
+            "ledger": runtime.balance.detail(),
+            "queue": _queue(runtime.places.large.admission),
+        }
+        small, place = runtime.small_engine, runtime.places.small
+        if small is not None and place is not None:
+            detail["small_model"] = {
+                "model": small.name,
+                "state": small.state,
+                "failures": small.num_failures,
+                "queue": _queue(place.admission),
+            }
+        if runtime.degrade is not None:
+            mode = runtime.degrade
+            detail["degraded"] = {"step": mode.step.told, "pressure": round(mode.pressure, 2)}
+        if runtime.ready:
+            load = runtime.engine.load()
+            detail["engine"] = {
+                "num_running_reqs": load.num_running_reqs,
+                "num_queue_reqs": load.num_queue_reqs,
+                "used_tokens": load.used_tokens,
+                "max_total_tokens": load.max_total_tokens,
+            }
+        return detail
+
+    async def models(self, request: Request) -> Response:
+        """GET /api/models: what is served to the caller, its limits and capabilities."""
+        return JSONResponse({"object": "list", "data": [self._detailed(p) for p in self._places(request)]})
+
+    def _places(self, request: Request) -> list[Place]:
+        """Where the models are that the caller may use."""
+        allowed = self._gatekeeper.caller(request).models
+        self._runtime.check_ready()
+        return self._runtime.places.allowed(allowed)
+
+    def _detailed(self, place: Place) -> dict[str, Any]:
+        """A model's entry; what is not known before it has been loaded is null."""
+        card = _card(place)
+        return self._openai(place.id) | {
+            "context_length": card and card.context_length,
+            "kv_capacity_tokens": card and card.kv_capacity_tokens,
+            "capabilities": sorted(card.capabilities) if card else [],
+            "price_usd_per_1k": as_usd_per_1k(
+                self._runtime.prices.price_of(place.id, time.time_ns() // 1000)
+            ),
+            "state": "ready" if place.ready else "not_ready",
+            "degraded": self._degraded(place),
+        }
+
+    def _degraded(self, place: Place) -> bool:
+        """Whether less is done now for requests to a model than they ask for."""
+        mode = self._runtime.degrade
+        return mode is not None and place is self._runtime.places.large and mode.step is not Step.NORMAL
+
+    async def models_openai(self, request: Request) -> Response:
+        """GET /v1/models, in OpenAI's exact shape."""
+        return JSONResponse({"object": "list", "data": [self._openai(p.id) for p in self._places(request)]})
+
+    async def model_openai(self, request: Request) -> Response:
+        """GET /v1/models/{id}."""
+        caller = self._gatekeeper.caller(request)
+        self._runtime.check_ready()
+        model_id = request.path_params["id"]
+        self._runtime.check_model(model_id, caller.models)
+        return JSONResponse(self._openai(model_id))
+
+    def _openai(self, model_id: str) -> dict[str, Any]:
+        return {
+            "id": model_id,
+            "object": "model",
+            "created": self._created_at_unix_s,
+            "owned_by": "tokenring",
+        }
+
+
+def _card(place: Place) -> ModelCard | None:
+    try:
+        return place.engine.model
+    except EngineNotReady:
+        return None
+
+
+def _queue(admission: Admission) -> dict[str, Any]:
+    """What waits for room in the engine, and how wide its gate is."""
+    return {
+        "waiting_requests": len(admission.queue),
+        "waiting_tokens": admission.queue.tokens,
+        "oldest_wait_s": round(max(map(admission.waited_s, range(len(TIERS)))), 3),
+        "gate_window_tokens": int(admission.gate.window_tokens),
+    }

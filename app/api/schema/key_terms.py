@@ -1,0 +1,221 @@
+"""What a key may do, read from JSON or flags, and a key as the API shows it; the same for commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from app.api.schema.parameters import check_kind
+from app.errors import BadRequest
+from app.store.keys import (
+    DEGRADING,
+    GRAMMARS,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    SAFETY_LEVELS,
+    SCOPES,
+    TIERS,
+    Issued,
+    Key,
+    Terms,
+)
+
+DEFAULT_OVERLAP_S = 86_400
+MAX_OVERLAP_S = 366 * 86_400
+MAX_CHARS = 100
+MAX_COUNT = 10**12
+MAX_USD = 10**9
+MAX_MODELS = 100
+_MICRO = 1_000_000
+
+
+def read_terms(given: Mapping[str, Any], at_us: int) -> dict[str, Any]:
+    """Fields of `Terms` by what JSON calls them, those given only. Raises BadRequest naming the parameter."""
+    terms = {}
+    for name, value in given.items():
+        if name not in _READERS:
+            raise BadRequest(
+                f"Unknown parameter {name!r}; a key has {', '.join(_READERS)}.",
+                code="unknown_parameter",
+                param=name,
+            )
+        field, read = _READERS[name]
+        terms[field] = None if value is None and name in NULLABLE else read(name, value)
+    expires_at_us = terms.get("expires_at_us")
+    if expires_at_us is not None and expires_at_us <= at_us:
+        raise BadRequest("expires_at is past; to end a key now, revoke it.", param="expires_at")
+    return terms
+
+
+def read_new(given: Mapping[str, Any], at_us: int) -> tuple[Terms, str | None]:
+    """The terms of a new key, and its owner if it is not to be its own. Raises BadRequest."""
+    rest = dict(given)
+    owner = rest.pop("owner", None)
+    if "name" not in rest:
+        raise BadRequest("name is required.", code="missing_parameter", param="name")
+    terms = Terms(**read_terms(rest, at_us))
+    return terms, None if owner is None else _text("owner", owner)
+
+
+def read_overlap_us(given: Mapping[str, Any]) -> int:
+    """How long the secrets before a rotation stay valid, from `overlap_s`. Raises BadRequest."""
+    for name in given:
+        if name != "overlap_s":
+            raise BadRequest(
+                f"Unknown parameter {name!r}; a rotation takes overlap_s.",
+                code="unknown_parameter",
+                param=name,
+            )
+    overlap_s = given.get("overlap_s", DEFAULT_OVERLAP_S)
+    check_kind("overlap_s", overlap_s, int, float)
+    if not 0 <= overlap_s <= MAX_OVERLAP_S:
+        raise BadRequest(
+            f"overlap_s must be 0 to {MAX_OVERLAP_S} seconds, got {overlap_s}.", param="overlap_s"
+        )
+    return int(overlap_s * _MICRO)
+
+
+def as_json(key: Key, at_us: int) -> dict[str, Any]:
+    """A key as the API shows it: no secret, nor what is stored of one."""
+    terms = key.terms
+    ends = [secret.ends_at_us for secret in key.secrets if secret.ends_at_us and secret.ends_at_us > at_us]
+    return {
+        "id": key.id,
+        "object": "key",
+        "name": terms.name,
+        "owner": key.owner,
+        "scope": terms.scope,
+        "status": key.status(at_us),
+        "tier": terms.tier,
+        "weight": terms.weight,
+        "rpm": terms.rpm,
+        "tpm": terms.tpm,
+        "max_streams": terms.max_streams,
+        "budget_usd": as_usd(terms.budget_micro_usd),
+        "models": terms.models,
+        "safety": terms.safety,
+        "degrade": terms.degrade,
+        "grammars": terms.grammars,
+        "created_at": key.created_at_us // _MICRO,
+        "expires_at": _unix_s(terms.expires_at_us),
+        "revoked_at": _unix_s(key.revoked_at_us),
+        "old_secrets_end_at": _unix_s(max(ends, default=None)),
+    }
+
+
+def issued_as_json(issued: Issued, at_us: int) -> dict[str, Any]:
+    """The same with the key itself, this once."""
+    return {"id": issued.key.id, "key": issued.text, **as_json(issued.key, at_us)}
+
+
+def as_usd(micro_usd: int | None) -> float | None:
+    """An amount in dollars; its six decimals are all there are."""
+    return None if micro_usd is None else round(micro_usd / _MICRO, 6)
+
+
+def _unix_s(at_us: int | None) -> int | None:
+    return None if at_us is None else at_us // _MICRO
+
+
+def _text(param: str, value: Any) -> str:
+    """One line that a terminal shows as it is."""
+    check_kind(param, value, str)
+    if not (0 < len(value) <= MAX_CHARS and value.isprintable() and value == value.strip()):
+        raise BadRequest(
+            f"{param} must have 1 to {MAX_CHARS} printable characters, and no space around them.",
+            param=param,
+        )
+    return str(value)
+
+
+def _choice(choices: Sequence[str]) -> Callable[[str, Any], str]:
+    def read(param: str, value: Any) -> str:
+        if value not in choices:
+            raise BadRequest(f"{param} must be one of {', '.join(choices)}, got {value!r}.", param=param)
+        return str(value)
+
+    return read
+
+
+def _count(param: str, value: Any) -> int:
+    check_kind(param, value, int)
+    if not 1 <= value <= MAX_COUNT:
+        raise BadRequest(f"{param} must be 1 to {MAX_COUNT:,}, got {value}; null is no limit.", param=param)
+    return int(value)
+
+
+def _weight(param: str, value: Any) -> float:
+    check_kind(param, value, int, float)
+    if not MIN_WEIGHT <= value <= MAX_WEIGHT:
+        raise BadRequest(f"{param} must be {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, got {value}.", param=param)
+    return float(value)
+
+
+def _budget(param: str, value: Any) -> int:
+    """USD, as a number or as text, in micro-dollars exactly."""
+    check_kind(param, value, str, int, float)
+    try:
+        # A float's own text is the shortest that reads back the same: what was sent.
+        micro = Decimal(str(value)) * _MICRO
+    except InvalidOperation:
+        micro = Decimal("nan")
+    if not (micro.is_finite() and 0 < micro <= MAX_USD * _MICRO and micro == micro.to_integral_value()):
+        raise BadRequest(
+            f"{param} must be USD above 0 with at most 6 decimals, got {value!r}; null is no limit.",
+            param=param,
+        )
+    return int(micro)
+
+
+def _models(param: str, value: Any) -> tuple[str, ...]:
+    check_kind(param, value, list)
+    if not 1 <= len(value) <= MAX_MODELS:
+        raise BadRequest(f"{param} must name 1 to {MAX_MODELS} models; null allows all.", param=param)
+    return tuple(dict.fromkeys(_model(f"{param}[{i}]", name) for i, name in enumerate(value)))
+
+
+def _model(param: str, value: Any) -> str:
+    check_kind(param, value, str)
+    if not (0 < len(value) <= 2 * MAX_CHARS and value.isprintable()):
+        raise BadRequest(f"{param} must have 1 to {2 * MAX_CHARS} printable characters.", param=param)
+    return str(value)
+
+
+def time_us(param: str, value: Any) -> int:
+    """A UTC day, a time, or Unix seconds, in microseconds. Raises BadRequest naming the parameter."""
+    check_kind(param, value, str, int)
+    try:
+        if isinstance(value, int):
+            at = datetime.fromtimestamp(value, UTC)
+        else:
+            at = datetime.fromisoformat(value)
+            at = at.replace(tzinfo=at.tzinfo or UTC)
+        return int(at.timestamp()) * _MICRO
+    except (ValueError, OverflowError, OSError):
+        raise BadRequest(
+            f"{param} must be a UTC day or time, as 2026-11-20 or 2026-11-20T18:00Z, or Unix seconds;"
+            f" got {value!r}.",
+            param=param,
+        ) from None
+
+
+_READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "name": ("name", _text),
+    "scope": ("scope", _choice(SCOPES)),
+    "tier": ("tier", _choice(TIERS)),
+    "weight": ("weight", _weight),
+    "rpm": ("rpm", _count),
+    "tpm": ("tpm", _count),
+    "max_streams": ("max_streams", _count),
+    "budget_usd": ("budget_micro_usd", _budget),
+    "models": ("models", _models),
+    "expires_at": ("expires_at_us", time_us),
+    "safety": ("safety", _choice(SAFETY_LEVELS)),
+    "degrade": ("degrade", _choice(DEGRADING)),
+    "grammars": ("grammars", _choice(GRAMMARS)),
+}
+TERMS = tuple(_READERS)
+"""What JSON calls them."""
+NULLABLE = ("rpm", "tpm", "max_streams", "budget_usd", "models", "expires_at")

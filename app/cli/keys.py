@@ -1,0 +1,251 @@
+"""`tokenring keys`: make, list, change, rotate, end; beside the server, or before its first start."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from app.api.schema.key_terms import (
+    DEFAULT_OVERLAP_S,
+    NULLABLE,
+    TERMS,
+    as_json,
+    issued_as_json,
+    read_new,
+    read_overlap_us,
+    read_terms,
+)
+from app.errors import BadRequest
+from app.store import keys
+from app.store.key_table import now_us
+from app.store.offline import make_missing, opened
+
+EXIT_OK = 0
+NEVER = "never"
+NONE = "none"
+"""Given to a flag, takes the limit away."""
+_FIRST = (
+    "This was the first key: from now on every request needs one, from this machine too."
+    f" What was kept without a key is of the owner {keys.LOCAL_OWNER!r}."
+)
+
+
+def add_commands(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    """Add `keys` and its verbs to the parser of the command line."""
+    top = commands.add_parser("keys", help="make, list, change, rotate, expire or revoke API keys")
+    verbs = top.add_subparsers(dest="verb", required=True)
+
+    def verb(name: str, help_: str, *, takes_id: bool = True) -> argparse.ArgumentParser:
+        parser = verbs.add_parser(
+            name,
+            parents=[common],
+            allow_abbrev=False,
+            help=help_,
+            argument_default=argparse.SUPPRESS,  # terms that no flag gives are not there
+        )
+        if takes_id:
+            parser.add_argument("id", metavar="ID", help="the key's id, the part before its second hyphen")
+        return parser
+
+    _add_create(verb("create", "make a key, and print it this once", takes_id=False))
+    verb("list", "list every key, revoked ones too", takes_id=False).set_defaults(run=_list)
+    update = verb("update", f"change what a key may do; {NONE!r} takes a limit away")
+    update.add_argument("--name", help="what the key is for, as people call it")
+    _add_terms(update)
+    update.set_defaults(run=_update)
+    rotate = verb("rotate", "give a key a new secret, and print it this once")
+    rotate.add_argument(
+        "--overlap-s",
+        type=int,
+        default=DEFAULT_OVERLAP_S,
+        metavar="SECONDS",
+        help="how long the old secret stays valid (default: a day); 0 ends it now",
+    )
+    rotate.set_defaults(run=_rotate)
+    expire = verb("expire", "say when a key ends; it can be put off again")
+    expire.add_argument(
+        "--at", metavar="DATE", default=None, help=f"a UTC day or time, or {NEVER!r} (default: now)"
+    )
+    expire.set_defaults(run=_expire)
+    verb("revoke", "end a key for good").set_defaults(run=_revoke)
+
+
+def _add_create(create: argparse.ArgumentParser) -> None:
+    create.add_argument("--name", required=True, help="what the key is for, as people call it")
+    create.add_argument(
+        "--owner", help="keys of one owner share their conversations and usage (default: its own)"
+    )
+    _add_terms(create)
+    create.add_argument(
+        "--expires", dest="expires_at", metavar="DATE", help="a UTC day or time from which on it is not valid"
+    )
+    create.set_defaults(run=_create)
+
+
+def _add_terms(verb: argparse.ArgumentParser) -> None:
+    """What a key may do, but for when it ends."""
+    verb.add_argument("--scope", choices=keys.SCOPES, help="a new key's: chat")
+    verb.add_argument(
+        "--tier", choices=keys.TIERS, help="who goes first when the server is full (a new key's: standard)"
+    )
+    verb.add_argument(
+        "--weight",
+        type=float,
+        metavar="X",
+        help="its part of what its tier is served, 0.1 to 100 (a new key's: 1)",
+    )
+    verb.add_argument("--rpm", type=_count, metavar="N", help="requests a minute")
+    verb.add_argument("--tpm", type=_count, metavar="N", help="tokens a minute")
+    verb.add_argument("--max-streams", type=_count, metavar="N", help="generations at once")
+    verb.add_argument("--budget-usd", metavar="X", help="what it may cost in a UTC month")
+    verb.add_argument("--models", metavar="A,B", help="the only models it may use (a new key's: all)")
+    verb.add_argument(
+        "--safety",
+        choices=keys.SAFETY_LEVELS,
+        help="strict: blocks what the policy only watches or records (a new key's: standard)",
+    )
+    verb.add_argument(
+        "--degrade",
+        choices=keys.DEGRADING,
+        help="off: its answers are never shortened, nor the small model's, when the server is full",
+    )
+    verb.add_argument(
+        "--grammars",
+        choices=keys.GRAMMARS,
+        help="schemas: JSON schemas and tools only, no regex, ebnf or structural tag (a new key's: all)",
+    )
+
+
+def _count(text: str) -> int | str:
+    """A whole number, or `NONE`."""
+    try:
+        return text if text == NONE else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, or {NONE!r}; got {text!r}") from None
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """What flags say of a key, as JSON has it."""
+    given = {name: value for name, value in vars(args).items() if name in (*TERMS, "owner")}
+    given |= {name: None for name in NULLABLE if given.get(name) == NONE}
+    if given.get("models") is not None:
+        given["models"] = [name.strip() for name in given["models"].split(",")]
+    return given
+
+
+def _create(args: argparse.Namespace, data_dir: Path) -> int:
+    at_us = now_us()
+    terms, owner = read_new(_given(args), at_us)
+    make_missing(data_dir)
+    with opened(data_dir, write=True) as connection:
+        is_first = keys.create_first(connection, terms, at_us, owner)
+        issued = is_first or keys.create(connection, terms, at_us, owner)
+    return _tell(args, issued, at_us, [_FIRST] if is_first else [])
+
+
+def _update(args: argparse.Namespace, data_dir: Path) -> int:
+    at_us = now_us()
+    terms = read_terms(_given(args), at_us)
+    if not terms:
+        raise BadRequest("Nothing to change: give at least one flag, as --weight 2.")
+    with opened(data_dir, write=True) as connection:
+        key = keys.change(connection, args.id, terms)
+    return _say(args, key, at_us, "\n".join(_table([as_json(key, at_us)])))
+
+
+def _rotate(args: argparse.Namespace, data_dir: Path) -> int:
+    at_us, overlap_us = now_us(), read_overlap_us({"overlap_s": args.overlap_s})
+    with opened(data_dir, write=True) as connection:
+        issued = keys.rotate(connection, args.id, at_us, overlap_us)
+    ends = "is no longer valid" if not args.overlap_s else f"is valid for {args.overlap_s:,} s more"
+    return _tell(args, issued, at_us, [f"The old secret {ends}."])
+
+
+def _tell(args: argparse.Namespace, issued: keys.Issued, at_us: int, notes: Sequence[str]) -> int:
+    """The key alone on standard output, for scripts; what is to be said about it beside it."""
+    if args.json:
+        print(json.dumps(issued_as_json(issued, at_us)))
+        return EXIT_OK
+    print(issued.text, flush=True)
+    lines = [f"Key {issued.key.id}, {issued.key.terms.name!r}. It is not shown again.", *notes]
+    print("\n".join(lines), file=sys.stderr)
+    return EXIT_OK
+
+
+def _list(args: argparse.Namespace, data_dir: Path) -> int:
+    at_us = now_us()
+    with opened(data_dir) as connection:
+        found = [as_json(key, at_us) for key in keys.all_keys(connection)]
+    if args.json:
+        print(json.dumps({"object": "list", "data": found}))
+    else:
+        print("\n".join(_table(found)))
+    return EXIT_OK
+
+
+def _expire(args: argparse.Namespace, data_dir: Path) -> int:
+    at_us = now_us()
+    terms: Mapping[str, Any] = {"expires_at_us": at_us}
+    if args.at is not None:
+        terms = read_terms({"expires_at": None if args.at == NEVER else args.at}, at_us)
+    with opened(data_dir, write=True) as connection:
+        key = keys.change(connection, args.id, terms)
+    ends_at_us = key.terms.expires_at_us
+    when = "does not expire" if ends_at_us is None else f"ends at {_text_of(ends_at_us // 1_000_000)}"
+    return _say(args, key, at_us, f"{key.id} {when}.")
+
+
+def _revoke(args: argparse.Namespace, data_dir: Path) -> int:
+    at_us = now_us()
+    with opened(data_dir, write=True) as connection:
+        key = keys.revoke(connection, args.id, at_us)
+    return _say(args, key, at_us, f"{key.id} is revoked.")
+
+
+def _say(args: argparse.Namespace, key: keys.Key, at_us: int, line: str) -> int:
+    print(json.dumps(as_json(key, at_us)) if args.json else line)
+    return EXIT_OK
+
+
+def _table(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line a key, under heads."""
+    heads = ("id", "name", "owner", "scope", "status", "tier", "limits", "models", "expires")
+    rows = [heads, *(_row(key) for key in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _row(key: Mapping[str, Any]) -> Sequence[str]:
+    limits = [f"{name} {key[name]:,}" for name in ("rpm", "tpm", "max_streams") if key[name] is not None]
+    if key["budget_usd"] is not None:
+        limits.append(f"${key['budget_usd']:,} a month")
+    if key["weight"] != 1:
+        limits.append(f"weight {key['weight']:g}")
+    if key["safety"] == "strict":
+        limits.append("strict safety")
+    if key["degrade"] == "off":
+        limits.append("never degraded")
+    if key["grammars"] == "schemas":
+        limits.append("schemas only")
+    return (
+        key["id"],
+        key["name"],
+        "its own" if key["owner"] == key["id"] else key["owner"],
+        key["scope"],
+        key["status"],
+        key["tier"],
+        ", ".join(limits) or "none",
+        "all" if key["models"] is None else ",".join(key["models"]),
+        NEVER if key["expires_at"] is None else _text_of(key["expires_at"]),
+    )
+
+
+def _text_of(unix_s: int) -> str:
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%dT%H:%MZ}"

@@ -1,0 +1,84 @@
+"""The command line: `serve`, `settings`, and the commands of `keys`, `store` and `safety` beside it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from app import settings as settings_module
+from app.cli import keys, safety, store
+from app.errors import ServingError
+from app.settings import Settings, SettingsError
+from app.store.opening import StoreRefused
+
+EXIT_USAGE = 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; `serve` has one flag per setting."""
+    top = argparse.ArgumentParser(prog="tokenring", description="A complete chat service on one node.")
+    commands = top.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="serve the model over HTTP", allow_abbrev=False)
+    serve.add_argument(
+        "--config", type=Path, default=None, help="settings file (tokenring.toml, if there is one)"
+    )
+    for setting in settings_module.table():
+        default = "" if setting.default in ("", None) else f" (default {setting.default})"
+        serve.add_argument(
+            setting.flag,
+            dest=setting.name,
+            default=argparse.SUPPRESS,
+            choices=setting.choices or None,
+            metavar=None if setting.choices else setting.kind.__name__.upper(),
+            help=(setting.help + default).replace("%", "%%"),
+        )
+    show = commands.add_parser("settings", help="list every setting")
+    show.add_argument("--markdown", action="store_true", help="as the README's table")
+    common = store.common_flags()
+    keys.add_commands(commands, common)
+    store.add_commands(commands, common)
+    safety.add_commands(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    args = parser().parse_args(argv)
+    try:
+        if args.command == "settings":
+            print(settings_module.markdown(), end="")
+            return 0
+        if args.command == "safety":
+            return safety.run(args)
+        if args.command != "serve":
+            return store.run(args)
+        flags = {k: v for k, v in vars(args).items() if k not in ("command", "config")}
+        _warn_of_secrets(flags)
+        return _serve(settings_module.load(flags, os.environ, args.config))
+    except (SettingsError, StoreRefused, ServingError) as error:
+        print(f"tokenring: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _warn_of_secrets(flags: Collection[str]) -> None:
+    """Say which flags should have been variables: a command line is for every user of the machine to see."""
+    for setting in settings_module.table():
+        if setting.secret and setting.name in flags:
+            print(
+                f"tokenring: every user of this machine can read {setting.flag} (ps); set {setting.env}"
+                " instead, or have it in a file",
+                file=sys.stderr,
+            )
+
+
+def _serve(settings: Settings) -> int:
+    import uvloop
+
+    from app.api.server import listen, serve
+
+    with listen(settings) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(settings, sock))

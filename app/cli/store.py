@@ -1,0 +1,267 @@
+"""The commands over the store. Each opens the file itself, beside the server that may be running."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from app import settings
+from app.errors import BadRequest
+from app.metering.period import groups_of, period_of, text_of
+from app.metering.report import sums_as_json, usage_report
+from app.store.conversations import no_conversation
+from app.store.export import FORMATS, document
+from app.store.offline import backup, connected, conversations, deleted_before, opened
+from app.store.opening import StoreRefused
+from app.store.purge import purge_now
+from app.store.usage import Difference, Sums, differences, rebuild
+
+EXIT_OK = 0
+EXIT_DIFFERENT = 1
+EXIT_PIPE = 1
+EXIT_INCOMPLETE = 1
+_DAY_US = 86_400_000_000
+ALL = "all"
+_COLUMNS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
+
+
+def common_flags() -> argparse.ArgumentParser:
+    """The flags that every command over the store has."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--data-dir", type=Path, help="the server's data directory (as the settings say)")
+    common.add_argument("--config", type=Path, help="settings file (tokenring.toml, if there is one)")
+    common.add_argument("--json", action="store_true", help="print one JSON object")
+    return common
+
+
+def add_commands(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    """Add the commands to the parser of the command line."""
+    _add_usage(commands, common)
+    _add_backup(commands, common)
+    _add_conversations(commands, common)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a command over the store; returns its exit status.
+
+    Raises StoreRefused, SettingsError, ServingError.
+    """
+    flags = {} if args.data_dir is None else {"data_dir": args.data_dir}
+    data_dir = settings.load(flags, os.environ, args.config).data_dir
+    try:
+        status: int = args.run(args, data_dir)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read has enough, as `head`; the interpreter flushes once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    return status
+
+
+def _add_usage(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    usage = commands.add_parser(
+        "usage", parents=[common], allow_abbrev=False, help="show what was used and what it cost"
+    )
+    usage.add_argument("--period", help="a UTC month or day, as 2026-11 or 2026-11-20 (default: this month)")
+    usage.add_argument("--from", dest="first", metavar="DAY", help="instead of a period, the first day")
+    usage.add_argument("--to", dest="last", metavar="DAY", help="and the last one (default: today)")
+    usage.add_argument("--group-by", default="", metavar="NAMES", help="any of day,model,key")
+    check = usage.add_mutually_exclusive_group()
+    check.add_argument("--verify", action="store_true", help="compare all daily sums with their rows")
+    check.add_argument("--rebuild", action="store_true", help="the same, and put right those that differ")
+    usage.set_defaults(run=_usage)
+
+
+def _add_backup(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    copy = commands.add_parser(
+        "backup", parents=[common], allow_abbrev=False, help="copy the store to a new file, while serving"
+    )
+    copy.add_argument("file", type=Path, metavar="FILE")
+    copy.set_defaults(run=_backup)
+
+
+def _add_conversations(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    top = commands.add_parser("conversations", help="export or purge conversations")
+    verbs = top.add_subparsers(dest="verb", required=True)
+    export_ = verbs.add_parser(
+        "export", parents=[common], allow_abbrev=False, help="write them as JSON or Markdown"
+    )
+    export_.add_argument("--id", default=ALL, help=f"which one (default: {ALL})")
+    export_.add_argument("--format", choices=tuple(FORMATS), default="json")
+    export_.add_argument(
+        "--out", type=Path, help=f"a new file, or for {ALL} a directory of files (default: standard output)"
+    )
+    export_.set_defaults(run=_export)
+    purge = verbs.add_parser(
+        "purge", parents=[common], allow_abbrev=False, help="delete for good, text and all; counts stay"
+    )
+    which = purge.add_mutually_exclusive_group(required=True)
+    which.add_argument("--id", help="this one, deleted or not")
+    which.add_argument(
+        "--deleted-before", type=_days, metavar="DAYS", help="those deleted more than so many days ago"
+    )
+    purge.set_defaults(run=_purge)
+
+
+def _days(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
+        raise argparse.ArgumentTypeError(f"expected a number of days, got {text!r}")
+    return int(text)
+
+
+def _usage(args: argparse.Namespace, data_dir: Path) -> int:
+    if args.verify or args.rebuild:
+        return _verify(args, data_dir)
+    period = period_of(args.period, args.first, args.last, datetime.now(UTC).date())
+    group_by = groups_of(args.group_by)
+    with opened(data_dir) as connection:
+        report = usage_report(connection, period, group_by, owner=None)
+    _print(args, report, _usage_table(report, group_by))
+    return EXIT_OK
+
+
+def _verify(args: argparse.Namespace, data_dir: Path) -> int:
+    with opened(data_dir) as connection:
+        found = differences(connection)
+    if args.rebuild:
+        for day in sorted({difference.day for difference in found}):
+            with opened(data_dir, write=True) as connection:  # a day at a time: a server waits meanwhile
+                rebuild(connection, day)
+    report = {
+        "object": "usage.verification",
+        "balanced": not found,
+        "rebuilt": bool(args.rebuild and found),
+        "differences": [_difference_as_json(difference) for difference in found],
+    }
+    lines = [_difference_as_text(difference) for difference in found]
+    if not found:
+        lines.append("Every daily sum is the sum of its rows.")
+    elif args.rebuild:
+        lines.append(f"{len(found)} daily sums were put right.")
+    else:
+        lines.append(f"{len(found)} daily sums are not those of their rows; --rebuild puts them right.")
+    _print(args, report, lines)
+    return EXIT_DIFFERENT if found and not args.rebuild else EXIT_OK
+
+
+def _backup(args: argparse.Namespace, data_dir: Path) -> int:
+    with opened(data_dir, older=True) as connection:
+        size_bytes = backup(connection, args.file)
+    report = {"object": "backup", "file": str(args.file), "size_bytes": size_bytes}
+    _print(args, report, [f"{args.file}: {size_bytes} bytes, checked."])
+    return EXIT_OK
+
+
+def _export(args: argparse.Namespace, data_dir: Path) -> int:
+    if args.json and args.out is None and args.format != "json":
+        raise BadRequest("--json needs --format json, or --out.")
+    with opened(data_dir) as connection:
+        ids = [(id_, owner) for id_, owner in conversations(connection) if args.id in (ALL, id_)]
+        if args.id != ALL and not ids:
+            raise no_conversation(args.id)
+        documents = ((id_, document(connection, owner, id_, FORMATS[args.format])) for id_, owner in ids)
+        if args.out is None:
+            _write_out(documents, as_list=args.id == ALL and args.format == "json")
+            return EXIT_OK
+        files = _write_files(documents, args)
+    report = {"object": "export", "conversations": len(files), "files": [str(path) for path in files]}
+    _print(args, report, [f"{len(files)} conversations exported to {args.out}."])
+    return EXIT_OK
+
+
+def _write_out(documents: Iterable[tuple[str, Iterable[bytes]]], *, as_list: bool) -> None:
+    """Documents as they come: the object of one, those of all in a list, or Markdown below Markdown."""
+    out = sys.stdout.buffer
+    out.write(b'{"object": "list", "data": [' if as_list else b"")
+    for number, (_, pieces) in enumerate(documents):
+        out.write((b",\n" if as_list else b"\n") if number else b"")
+        out.writelines(pieces)
+    out.write(b"]}\n" if as_list else b"\n")
+    out.flush()
+
+
+def _write_files(documents: Iterable[tuple[str, Iterable[bytes]]], args: argparse.Namespace) -> list[Path]:
+    """One new file, or a directory with one a conversation; only their owner can read them."""
+    files = []
+    for id_, pieces in documents:
+        path = args.out / f"{id_}{FORMATS[args.format].suffix}" if args.id == ALL else args.out
+        try:
+            if args.id == ALL:
+                args.out.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.writelines(pieces)
+        except OSError as exc:
+            raise StoreRefused(f"{path} cannot be written: {exc.strerror}.") from exc
+        files.append(path)
+    return files
+
+
+def _purge(args: argparse.Namespace, data_dir: Path) -> int:
+    with connected(data_dir, write=True) as connection:
+        if args.id is None:
+            ids = deleted_before(connection, time.time_ns() // 1000 - args.deleted_before * _DAY_US)
+        else:
+            ids = [args.id]
+        complete = purge_now(connection, ids) if ids else True
+    lines = [f"{len(ids)} conversations purged."]
+    if not complete:
+        lines = ["Another process reads the store, and the text may still be in its log: purge again."]
+    _print(args, {"object": "purge", "conversations": len(ids), "complete": complete}, lines)
+    return EXIT_OK if complete else EXIT_INCOMPLETE
+
+
+def _print(args: argparse.Namespace, report: Mapping[str, Any], lines: Sequence[str]) -> None:
+    print(json.dumps(report) if args.json else "\n".join(lines))
+
+
+def _usage_table(report: Mapping[str, Any], group_by: Sequence[str]) -> list[str]:
+    """The groups of a report, and its total, as lines."""
+    heads = [*group_by, *(name.removesuffix("_tokens") for name in _COLUMNS), "USD"]
+    rows = [[*(str(group[name]) for name in group_by), *_numbers(group)] for group in report["groups"]]
+    if rows:
+        rows.append([""] * len(group_by) + ["-" * len(number) for number in _numbers(report)])
+    rows.append([""] * len(group_by) + _numbers(report))
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if place < len(group_by) else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (heads, *rows)
+    ]
+    return [f"Usage from {report['from']} to {report['to']} (UTC)", *lines]
+
+
+def _numbers(sums: Mapping[str, Any]) -> list[str]:
+    whole, micro = divmod(sums["cost_micro_usd"], 1_000_000)
+    return [*(str(sums[name]) for name in _COLUMNS), f"{whole}.{micro:06}"]
+
+
+def _difference_as_json(difference: Difference) -> dict[str, Any]:
+    return {
+        "day": text_of(difference.day),
+        "model": difference.model,
+        "key": difference.owner,
+        "kept": difference.kept and sums_as_json(difference.kept),
+        "rows": difference.rows and sums_as_json(difference.rows),
+    }
+
+
+def _difference_as_text(difference: Difference) -> str:
+    pairs = zip(Sums._fields, difference.kept or Sums(), difference.rows or Sums(), strict=True)
+    wrong = ", ".join(f"{name} is {kept}, its rows say {rows}" for name, kept, rows in pairs if kept != rows)
+    return f"{text_of(difference.day)} {difference.model} {difference.owner}: {wrong}"

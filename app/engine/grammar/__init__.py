@@ -1,0 +1,1 @@
+"""Grammars: what they cost, measured ahead in a process that can be killed."""

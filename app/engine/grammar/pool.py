@@ -1,0 +1,214 @@
+"""The processes that check grammars (app.engine.grammar.worker): started, asked, killed, started anew.
+
+One owner has one of them at a time, so that whoever sends slow grammars keeps only their own next ones
+waiting. Knows nothing of SGLang, nor of what a grammar is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from dataclasses import dataclass
+
+from app.engine.grammar.cost import GrammarBudget
+from app.errors import EngineNotReady, Overloaded, Unavailable
+
+WORKERS = 2
+"""60 MiB each, with 128,000 tokens 120 MiB. The second starts when the first is busy."""
+MAX_WAITING = 64
+MAX_WAITING_PER_OWNER = 8
+START_S = 60.0
+CLOCK_FACTOR = 4
+"""Times the CPU time that a grammar may take: the longest by the clock, for one that waits for the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What every worker is told first. `serialized` is xgrammar's `TokenizerInfo` as JSON."""
+
+    serialized: str
+    any_whitespace: bool
+    stop_token_ids: tuple[int, ...] | None
+    budget: GrammarBudget
+
+    def line(self) -> bytes:
+        """As a worker reads it."""
+        setup = {
+            "parent": os.getpid(),
+            "serialized": self.serialized,
+            "any_whitespace": self.any_whitespace,
+            "stop_token_ids": self.stop_token_ids,
+            "mask_ms": self.budget.mask_ms,
+            "limit_s": self.budget.check_s,
+            "threads": 1,
+        }
+        return json.dumps(setup).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found: `reason` is for the caller, where it did not pass."""
+
+    outcome: str
+    reason: str = ""
+
+
+class WorkerPool:
+    """Checks grammars in processes of their own, `WORKERS` at a time."""
+
+    def __init__(self, setup: WorkerSetup, workers: int = WORKERS) -> None:
+        self._setup = setup
+        self._slots = asyncio.Semaphore(workers)
+        self._idle: list[asyncio.subprocess.Process] = []
+        self._all: set[asyncio.subprocess.Process] = set()
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._waiting: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Start one worker, so that the first grammar does not wait for it."""
+        self._idle.append(await self._spawn())
+
+    async def aclose(self) -> None:
+        """Kill the workers; a second call does nothing."""
+        self._closed = True
+        await asyncio.gather(*self._tasks, return_exceptions=True)  # not cancelled: one may be starting
+        idle, self._idle = self._idle, []
+        for process in idle:
+            await self._kill(process)
+        for process in list(self._all):  # those that are asked something; who asked closes them
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def check(self, owner: str, kind: str, source: str, tokens: int) -> Verdict:
+        """Compile and walk a grammar.
+
+        Raises Overloaded where too many wait for that already, EngineNotReady once the pool is closed.
+        """
+        if self._waiting.total() >= MAX_WAITING or self._waiting[owner] >= MAX_WAITING_PER_OWNER:
+            raise Overloaded(
+                "Too many new grammars are being checked; send the request again.", retry_after_s=2
+            )
+        self._waiting[owner] += 1
+        turn = self._turns.setdefault(owner, asyncio.Lock())
+        try:
+            async with asyncio.timeout(self._setup.budget.check_s) as waiting, turn, self._slots:
+                waiting.reschedule(None)
+                self._check_open()
+                verdict = await self._ask(kind, source, tokens)
+                if verdict.outcome != "passed":
+                    self._check_open()  # the worker was killed with the pool, and not for its grammar
+                return verdict
+        except TimeoutError:
+            raise Overloaded(
+                "The grammars before this one took too long to check; send the request again.",
+                retry_after_s=2,
+            ) from None
+        finally:
+            self._waiting[owner] -= 1
+            if not self._waiting[owner]:
+                del self._waiting[owner], self._turns[owner]
+
+    # --- inside
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineNotReady("The engine is being stopped.", retry_after_s=5)
+
+    async def _ask(self, kind: str, source: str, tokens: int) -> Verdict:
+        process = await self._worker()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        reply = b""
+        try:
+            async with asyncio.timeout(CLOCK_FACTOR * self._setup.budget.check_s):
+                asked = {"kind": kind, "source": source, "tokens": tokens}
+                process.stdin.write(json.dumps(asked).encode() + b"\n")
+                await process.stdin.drain()
+                reply = await process.stdout.readline()
+        except (TimeoutError, OSError):
+            pass
+        finally:
+            if reply.endswith(b"\n"):
+                self._idle.append(process)
+            else:
+                await self._replace(process)
+        if reply.endswith(b"\n"):
+            said = json.loads(reply)
+            return Verdict(said["outcome"], said["reason"])
+        return self._died(process)
+
+    async def _worker(self) -> asyncio.subprocess.Process:
+        while self._idle:
+            process = self._idle.pop()
+            if process.returncode is None:
+                return process
+            self._all.discard(process)
+        return await self._spawn()
+
+    def _died(self, process: asyncio.subprocess.Process) -> Verdict:
+        """A worker ends with the grammar that it had: out of time, out of memory, or xgrammar crashed."""
+        if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+            limit_s = self._setup.budget.check_s
+            return Verdict(
+                "slow", f"to compile and follow it took more than the {limit_s:g} s that a grammar may"
+            )
+        return Verdict("slow", "the compiler could not hold it in memory, or failed at it")
+
+    async def _replace(self, process: asyncio.subprocess.Process) -> None:
+        """Kill a worker, and have another ready for who comes next."""
+        await self._kill(process)
+        if not self._closed and not self._idle:
+            task = asyncio.get_running_loop().create_task(self._refill(), name="grammar-worker")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _refill(self) -> None:
+        with contextlib.suppress(Unavailable):  # the next grammar tries again, and is told
+            process = await self._spawn()
+            if self._closed:
+                await self._kill(process)
+            else:
+                self._idle.append(process)
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "app.engine.grammar.worker"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,  # xgrammar's warnings quote the grammar
+            start_new_session=True,  # a group of its own, which Ctrl-C does not reach
+        )
+        self._all.add(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        ready = b""
+        try:
+            with contextlib.suppress(TimeoutError, OSError):
+                async with asyncio.timeout(START_S):
+                    process.stdin.write(self._setup.line())
+                    await process.stdin.drain()
+                    ready = await process.stdout.readline()
+        finally:
+            if not ready:
+                await self._kill(process)
+        if not ready:
+            raise Unavailable("The process that checks grammars did not start; try again.", retry_after_s=2)
+        return process
+
+    async def _kill(self, process: asyncio.subprocess.Process) -> None:
+        self._all.discard(process)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        await process.stdout.read()  # to its end, which closes the pipe
+        await process.wait()

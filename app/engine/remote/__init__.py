@@ -1,0 +1,1 @@
+"""The engine that uses SGLang servers over HTTP, child processes among them."""

@@ -1,0 +1,280 @@
+"""`RemoteEngine`: any SGLang server, several of them, or a cluster behind SGLang's router, over HTTP.
+
+Requests are rendered here, for the remote model, and sent as token ids over SGLang's native streaming
+API; each choice is a request of its own there. A choice moves to another server, or is tried again,
+only while nothing of it has come. `child` is a server that this process runs: it lives as long as the
+engine. Nothing of SGLang is imported before `start()`, and then in a thread of the engine's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from app.core import ChatRequest, Delta, EngineLoad, Health, ModelCard, Prompt
+from app.engine.generation_stream import GenerationStream
+from app.engine.remote.child_server import ChildServer
+from app.engine.remote.circuit_breaker import Breaker
+from app.engine.remote.events import Refusal
+from app.engine.remote.exchange import Exchange
+from app.engine.remote.model import Facts, LoadModel, RemoteModel
+from app.engine.remote.server import RemoteServer, ServerGone, Timeouts
+from app.engine.remote.server_pool import POLL_S, Pool, describe
+from app.engine.render_lanes import RenderLanes
+from app.engine.tally import Tallies, Tally
+from app.errors import EngineFailed, EngineNotReady
+from app.settings import SettingsError
+
+START_RETRY_S = 0.25
+MAX_CONNECTIONS = 0
+"""Of the pool; 0 is no limit, for each choice that runs holds one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    """Where the servers are. `start_s` is how long `start()` waits for the first of them, in seconds."""
+
+    urls: Sequence[str] = ()
+    api_key: str = field(default="", repr=False)
+    start_s: float = 60.0
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    poll_s: float = POLL_S
+
+
+class RemoteEngine:
+    """One model served elsewhere; see the module. `health` is STARTING while no server can be reached."""
+
+    def __init__(
+        self, options: RemoteOptions, load_model: LoadModel, child: ChildServer | None = None
+    ) -> None:
+        self._options = options
+        self._load_model = load_model
+        self._child = child
+        self._health = Health.STARTING
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
+        self._lanes = RenderLanes()
+        self._session: aiohttp.ClientSession | None = None
+        self._pool = Pool(())
+        self._model: RemoteModel | None = None
+        self._running: dict[str, _Generation] = {}
+        self._tallies = Tallies()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- life
+
+    @property
+    def model(self) -> ModelCard:
+        return self._ready_model().card
+
+    async def start(self) -> None:
+        """Reach a server, learn its model, load the tokenizer. Raises EngineFailed with the reason.
+
+        What was started is stopped again where this fails or is given up.
+        """
+        try:
+            await self._start()
+        except BaseException as exc:
+            await self.aclose()
+            if not isinstance(exc, Exception):
+                raise
+            if isinstance(exc, EngineFailed):
+                raise
+            raise EngineFailed(f"the remote model could not be loaded: {type(exc).__name__}: {exc}") from exc
+        # As in SGLangEngine: SGLang's import leaves objects that a full collection stops the loop for.
+        gc.collect()
+        gc.freeze()
+        self._health = Health.READY
+
+    async def _start(self) -> None:
+        if self._child is not None:
+            await self._child.start()
+        key = self._options.api_key
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, ttl_dns_cache=10),
+            headers={"authorization": f"Bearer {key}"} if key else None,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._options.timeouts.connect_s),
+            # A redirect would take prompts and the key elsewhere; proxies and cookies are not for servers.
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        urls = [self._child.url] if self._child is not None else self._options.urls
+        servers = [RemoteServer(url, self._session, self._options.timeouts, Breaker()) for url in urls]
+        self._pool = Pool(servers, poll_s=self._options.poll_s)
+        facts = await self._first_facts()
+        loop = asyncio.get_running_loop()
+        self._model = await loop.run_in_executor(self._thread, self._load_model, facts)
+        await self._model.start()
+        if self._child is not None:
+            self._child.is_up()
+        self._pool.watch(facts)
+
+    def child_ended(self) -> None:
+        """The child has died: what is open on it is over, and nothing new goes there before a probe."""
+        now_s = asyncio.get_running_loop().time()
+        for server in self._pool.servers:
+            server.breaker.trip(now_s)
+            server.cut()
+
+    async def aclose(self) -> None:
+        """End generations, connections and the child; a second call does nothing."""
+        self._health = Health.DEAD
+        for generation in list(self._running.values()):
+            generation.stream.fail(EngineFailed("The engine was stopped."))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._model is not None:
+            await self._model.aclose()
+        await self._pool.aclose()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+        if self._child is not None:
+            await self._child.aclose()
+        self._thread.shutdown(wait=False)
+        self._lanes.close()
+
+    # --- requests
+
+    def tokenizer_json(self) -> str | None:
+        """See Engine.tokenizer_json."""
+        return self._ready_model().tokenizer_json()
+
+    async def render(self, request: ChatRequest) -> Prompt:
+        """Template, tokenize and check a request, here. Raises BadRequest naming it, ContextOverflow."""
+        model = self._ready_model()
+        prompt = await self._lanes.run(model.render, request)
+        await model.check_grammar(request.owner, prompt)
+        return prompt
+
+    def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
+        """Generate all choices of `prompt`, interleaved as they come; begins at the first read."""
+        if rid in self._running:
+            raise ValueError(f"request id {rid} is in use")
+        choices = self._ready_model().choices(prompt)
+        stream = GenerationStream(choices, lambda: self._begin(rid, prompt), lambda: self._ended(rid))
+        self._running[rid] = _Generation(stream, self._tallies.begin(rid))
+        return stream
+
+    def abort(self, rid: str) -> None:
+        """Stop all choices of `rid` at once; unknown and finished ids are ignored."""
+        generation = self._running.get(rid)
+        if generation is not None:
+            generation.stream.aborted = True
+            for exchange in generation.exchanges:
+                exchange.abort()
+
+    def handed_over(self, rid: str) -> int:
+        """Token ids handed over for `rid` so far; forgets it once its stream has ended."""
+        return self._tallies.of(rid)
+
+    def load(self) -> EngineLoad:
+        """What the servers last said, at most a poll ago; our own streams where they say nothing."""
+        load = self._pool.load
+        if load is not None:
+            return load
+        running = sum(len(generation.exchanges) for generation in self._running.values())
+        return EngineLoad(running, 0, 0, self.model.kv_capacity_tokens, 0.0)
+
+    def health(self) -> Health:
+        if self._health is Health.READY and not self._pool.is_well:
+            return Health.STARTING
+        return self._health
+
+    # --- inside
+
+    def _ready_model(self) -> RemoteModel:
+        if self._model is None or self._health is Health.DEAD:
+            raise EngineNotReady(f"The engine is {self._health.value}.", retry_after_s=5)
+        return self._model
+
+    async def _first_facts(self) -> Facts:
+        """What the first server that answers says. The others may come later."""
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self._options.start_s
+        while True:
+            reasons = []
+            for server in self._pool.servers:
+                try:
+                    facts = await describe(server)
+                except (ServerGone, Refusal) as exc:
+                    reasons.append(f"{server.url}: {exc}")
+                else:
+                    self._trip_others(server)
+                    return facts
+            if self._child is not None and self._child.failure is not None:
+                raise EngineFailed(f"SGLang did not start: {self._child.failure}")
+            if loop.time() >= give_up_s:
+                raise EngineFailed(f"no SGLang server could be reached: {'; '.join(reasons)}")
+            await asyncio.sleep(START_RETRY_S)
+
+    def _trip_others(self, first: RemoteServer) -> None:
+        """Until a probe has seen that they have the same model, the others get nothing."""
+        now_s = asyncio.get_running_loop().time()
+        for server in self._pool.servers:
+            if server is not first:
+                server.breaker.trip(now_s)
+                server.breaker.next_probe_s = now_s
+
+    async def _begin(self, rid: str, prompt: Prompt) -> None:
+        """Send every choice as a request of its own: the prefix cache shares their prompt."""
+        generation = self._running[rid]
+        try:
+            model = self._ready_model()
+            generation.exchanges += [
+                Exchange(
+                    self._pool,
+                    f"{rid}-{index:03d}",
+                    model.body(prompt, index),
+                    model.sink(prompt, index, generation.stream),
+                    generation.tally,
+                    self._spawn,
+                )
+                for index in range(model.choices(prompt))
+            ]
+        except BaseException:
+            self._ended(rid)
+            raise
+        for exchange in generation.exchanges:
+            exchange.start(aborted=generation.stream.aborted)
+
+    def _ended(self, rid: str) -> None:
+        generation = self._running.pop(rid, None)
+        self._tallies.end(rid)
+        if generation is not None:
+            for exchange in generation.exchanges:
+                exchange.leave()  # where one choice failed the others have no reader any more
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def parse_urls(text: str) -> tuple[str, ...]:
+    """The base URLs in `remote_url`, commas between them. Raises SettingsError."""
+    urls = tuple(url.strip().rstrip("/") for url in text.split(",") if url.strip())
+    if not urls:
+        raise SettingsError("remote_url: the remote engine needs the URL of an SGLang server")
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
+            raise SettingsError("remote_url: expected URLs as http://host:port, without a user or a query")
+    return urls
+
+
+@dataclass(slots=True)
+class _Generation:
+    """A request that runs; its choices have exchanges once it has begun."""
+
+    stream: GenerationStream
+    tally: Tally
+    exchanges: list[Exchange] = field(default_factory=list)

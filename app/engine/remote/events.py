@@ -1,0 +1,150 @@
+"""What a remote SGLang streams, read: from bytes to server-sent events, from events to increments.
+
+SGLang's `/generate` sends each step's text and ids alone with `incremental_streaming_output`, and
+everything so far without it; both are read. Nothing here does input or output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+from app.core import Counts
+from app.engine.grammar.cost import GRAMMAR_ENDED
+
+MAX_EVENT_BYTES = 16 * 1024**2
+_DATA = b"data:"
+DONE = b"[DONE]"
+
+
+class Unreadable(Exception):
+    """The server sent what no SGLang sends; the message never quotes it."""
+
+
+class EventReader:
+    """The payloads of `data:` lines in a stream of bytes, whole ones only; bounded memory."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The payloads that `data` completes. Raises Unreadable at a line that never ends."""
+        *lines, self._rest = (self._rest + data).split(b"\n") if self._rest else data.split(b"\n")
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise Unreadable("an event without an end")
+        for line in lines:
+            if line.startswith(_DATA):
+                yield line[len(_DATA) :].strip()
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRow:
+    """One step's logprobs, in the columns that `sglang_parse` reads; its row is 0."""
+
+    output_token_logprobs_val: Sequence[Sequence[float]]
+    output_token_logprobs_idx: Sequence[Sequence[int]]
+    output_top_logprobs_val: Sequence[Sequence[Sequence[float]]]
+    output_top_logprobs_idx: Sequence[Sequence[Sequence[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one event adds to a choice. `finish` is SGLang's finish reason."""
+
+    text: str
+    token_ids: Sequence[int]
+    counts: Counts
+    finish: dict[str, Any] | None
+    logprobs: LogprobRow | None
+
+
+class ChoiceReader:
+    """The steps of one choice, and its counts so far; `counts.completion_tokens` are those received."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.counts = Counts(prompt_tokens)
+        self._text_chars = 0
+
+    def read(self, payload: bytes) -> Step:
+        """One event as a step. Raises Unreadable, and Refusal for an event that is an error."""
+        try:
+            event = orjson.loads(payload)
+            if "error" in event:
+                raise _refusal(event["error"])
+            return self._step(event)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as exc:
+            raise Unreadable(f"an event that cannot be read ({type(exc).__name__})") from None
+
+    def _step(self, event: Mapping[str, Any]) -> Step:
+        meta, token_ids, text = event["meta_info"], event["output_ids"], event["text"]
+        finish = meta["finish_reason"]
+        if not isinstance(text, str) or not isinstance(token_ids, list):
+            raise TypeError
+        if finish is not None and "prompt_tokens" not in meta:
+            # SGLang's answer to an abort in its queue repeats what it sent before, and knows no counts.
+            return Step("", (), self.counts, finish, None)
+        received, completion = self.counts.completion_tokens, int(meta["completion_tokens"])
+        fresh = completion - received
+        if fresh < 0 or fresh > len(token_ids):
+            raise ValueError
+        if len(token_ids) == completion and received:
+            text = text[self._text_chars :]
+        self._text_chars += len(text)
+        self.counts = Counts(
+            int(meta["prompt_tokens"]),
+            completion,
+            int(meta.get("cached_tokens") or 0),
+            int(meta.get("reasoning_tokens") or 0),
+        )
+        token_ids = token_ids[len(token_ids) - fresh :]
+        return Step(text, token_ids, self.counts, finish, _logprobs(meta, fresh))
+
+
+class Refusal(Exception):
+    """The server answered with an error of its own: an HTTP status and its words."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"refused with status {status}")
+        if message.startswith(GRAMMAR_ENDED):  # SGLang gives every abort of its own a 503
+            status = HTTPStatus.BAD_REQUEST
+        self.status = status
+        self.finish = {"type": "abort", "status_code": status, "message": message[:500]}
+
+
+def _refusal(error: Any) -> Refusal:
+    code = error.get("code")
+    return Refusal(code if isinstance(code, int) else 500, str(error.get("message") or ""))
+
+
+def refusal_of(status: int, body: bytes) -> Refusal:
+    """The refusal in an answer that is no stream; its words, where it has SGLang's or OpenAI's shape."""
+    message = ""
+    try:
+        document = orjson.loads(body)
+        error = document.get("error", document)
+        message = str(error.get("message") or "") if isinstance(error, dict) else ""
+    except (ValueError, AttributeError):
+        pass
+    return Refusal(status, message)
+
+
+def _logprobs(meta: Mapping[str, Any], fresh: int) -> LogprobRow | None:
+    tokens = meta.get("output_token_logprobs")
+    if not tokens or not fresh:
+        return None
+    tokens = tokens[-fresh:]
+    tops = [top or () for top in (meta.get("output_top_logprobs") or [()] * fresh)[-fresh:]]
+    if len(tokens) != fresh or len(tops) != fresh:
+        raise ValueError
+    return LogprobRow(
+        [[entry[0] for entry in tokens]],
+        [[entry[1] for entry in tokens]],
+        [[[entry[0] for entry in top] for top in tops]],
+        [[[entry[1] for entry in top] for top in tops]],
+    )

@@ -1,0 +1,80 @@
+"""What `RemoteEngine` needs of a model that another server holds, and what that server says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from app.core import ChatRequest, Counts, ModelCard, Prompt
+from app.engine.generation_stream import GenerationStream
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A server's `/model_info` and `/server_info`."""
+
+    model: Mapping[str, Any]
+    server: Mapping[str, Any]
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Servers that answer for one another agree in this; paths may differ from node to node."""
+        names = ("served_model_name", "model_type", "architectures", "reasoning_parser", "tool_call_parser")
+        return tuple(str(self.model.get(name)) for name in names)
+
+
+class Sink(Protocol):
+    """Where one choice's steps go (app.engine.sglang.parse)."""
+
+    counts: Counts
+
+    def take(
+        self,
+        text: str,
+        token_ids: Any,
+        finish: dict[str, Any] | None,
+        counts: Counts,
+        batch: Any,
+        row: int,
+    ) -> None: ...
+
+    def fail(self, error: Any) -> None: ...
+
+
+class RemoteModel(Protocol):
+    """Renders requests here for a model that runs elsewhere, and parses what it says."""
+
+    card: ModelCard
+
+    def render(self, request: ChatRequest) -> Prompt:
+        """See Engine.render; blocks."""
+        ...
+
+    async def start(self) -> None:
+        """Start what it needs on the event loop. Raises InternalError."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop it; a second call does nothing."""
+        ...
+
+    async def check_grammar(self, owner: str, prompt: Prompt) -> None:
+        """Refuse a grammar that cannot be followed or costs too much. Raises BadRequest, Overloaded."""
+        ...
+
+    def choices(self, prompt: Prompt) -> int: ...
+
+    def body(self, prompt: Prompt, index: int) -> dict[str, Any]:
+        """The body of `/generate` for one choice, less `rid` and `stream`."""
+        ...
+
+    def sink(self, prompt: Prompt, index: int, out: GenerationStream) -> Sink: ...
+
+    def tokenizer_json(self) -> str | None:
+        """See Engine.tokenizer_json."""
+        ...
+
+
+LoadModel = Callable[[Facts], RemoteModel]
+"""Makes a model from what its server says; blocks for seconds. Raises EngineFailed with the reason."""

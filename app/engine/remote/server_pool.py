@@ -1,0 +1,151 @@
+"""The remote servers of one model: which of them takes the next request, and which are well.
+
+A task per server polls its load once a second. Where nothing has come from it meanwhile, a failed poll
+counts for its breaker; once that is open, what is still open on the server is cut off, and probes look
+whether it is back, and still has the same model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from app.core import EngineLoad
+from app.engine.remote.events import Refusal
+from app.engine.remote.model import Facts
+from app.engine.remote.server import HEALTH_TIMEOUT_S, RemoteServer, ServerGone
+
+POLL_S = 1.0
+HEALTH_S = 15.0
+NOT_FOUND = 404
+
+
+class Pool:
+    """The servers, in the order in which they were named."""
+
+    def __init__(self, servers: Sequence[RemoteServer], *, poll_s: float = POLL_S) -> None:
+        self.servers = servers
+        self._poll_s = poll_s
+        self._identity: tuple[str, ...] = ()
+        self._watching: list[asyncio.Task[None]] = []
+
+    def pick(self, tried: Collection[RemoteServer] = ()) -> RemoteServer | None:
+        """The server with the fewest of our streams among those that are well and not `tried`."""
+        well = [s for s in self.servers if not s.breaker.is_open and s not in tried]
+        return min(well, key=lambda server: server.num_open, default=None)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether any server takes requests."""
+        return any(not server.breaker.is_open for server in self.servers)
+
+    @property
+    def load(self) -> EngineLoad | None:
+        """The sum of what the servers last said; None where none says."""
+        loads = [s.load for s in self.servers if s.load is not None and not s.breaker.is_open]
+        if not loads:
+            return None
+        return EngineLoad(
+            num_running_reqs=sum(load.num_running_reqs for load in loads),
+            num_queue_reqs=sum(load.num_queue_reqs for load in loads),
+            used_tokens=sum(load.used_tokens for load in loads),
+            max_total_tokens=sum(load.max_total_tokens for load in loads),
+            gen_throughput_tokens_per_s=sum(load.gen_throughput_tokens_per_s for load in loads),
+            max_running_reqs=sum(load.max_running_reqs for load in loads),
+        )
+
+    def watch(self, facts: Facts) -> None:
+        """Begin to poll; servers are expected to have the model of `facts`."""
+        self._identity = facts.identity
+        self._watching = [asyncio.create_task(self._watch(s), name=f"watch {s.url}") for s in self.servers]
+
+    async def aclose(self) -> None:
+        """Stop polling."""
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        self._watching = []
+
+    async def _watch(self, server: RemoteServer) -> None:
+        loop = asyncio.get_running_loop()
+        polls = True
+        next_health_s = loop.time() + HEALTH_S
+        while True:
+            now_s = loop.time()
+            if server.breaker.is_open:
+                if now_s >= server.breaker.next_probe_s:
+                    await self._probe(server)
+            elif now_s >= next_health_s:
+                next_health_s = now_s + HEALTH_S
+                await self._check_health(server)
+            elif polls:
+                polls = await self._poll(server)
+            await asyncio.sleep(self._poll_s)
+
+    async def _poll(self, server: RemoteServer) -> bool:
+        """Read its load; False where the server has none to read: a router, or an older SGLang."""
+        began_s = asyncio.get_running_loop().time()
+        try:
+            await server.poll()
+        except Refusal as refused:
+            return refused.status != NOT_FOUND
+        except ServerGone:
+            self._missed(server, began_s)
+        else:
+            server.breaker.succeeded()
+        return True
+
+    async def _check_health(self, server: RemoteServer) -> None:
+        """Ask whether it generates. One that says no gets nothing new, and may end what it has."""
+        began_s = asyncio.get_running_loop().time()
+        try:
+            await server.get("/health", HEALTH_TIMEOUT_S)
+        except Refusal as refused:
+            if refused.status != NOT_FOUND:
+                server.breaker.trip(began_s)
+        except ServerGone:
+            self._missed(server, began_s)
+
+    def _missed(self, server: RemoteServer, began_s: float) -> None:
+        if server.heard_since(began_s):
+            return
+        server.breaker.failed(asyncio.get_running_loop().time())
+        if server.breaker.is_open:
+            server.cut()
+
+    async def _probe(self, server: RemoteServer) -> None:
+        if await self._is_back(server):
+            server.breaker.close()
+        else:
+            server.breaker.failed(asyncio.get_running_loop().time())
+
+    async def _is_back(self, server: RemoteServer) -> bool:
+        try:
+            same = (await describe(server)).identity == self._identity
+            await server.get("/health", HEALTH_TIMEOUT_S)
+        except (Refusal, ServerGone):
+            return False
+        return same
+
+
+async def describe(server: RemoteServer) -> Facts:
+    """What a server says of itself, under the newer or the older names.
+
+    Raises ServerGone, and Refusal, of which 404 says that it is no SGLang.
+    """
+    return Facts(
+        await _either(server, "/model_info", "/get_model_info"),
+        await _either(server, "/server_info", "/get_server_info"),
+    )
+
+
+async def _either(server: RemoteServer, path: str, older_path: str) -> dict[str, object]:
+    try:
+        document = await server.get(path)
+    except Refusal as refused:
+        if refused.status != NOT_FOUND:
+            raise
+        document = await server.get(older_path)
+    if not isinstance(document, dict):
+        raise ServerGone(f"{path} is no JSON object")
+    return document

@@ -1,0 +1,396 @@
+"""ScriptedEngine: deterministic tokens, delays and faults; no model.
+
+For tests, and for measuring everything that is not the engine. What it says is a function
+of seed, prompt and choice alone; when it says it, and how it fails, is the `Script`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.core import ChatRequest, Counts, Delta, EngineLoad, FinishReason, Health, ModelCard, Prompt, ToolCall
+from app.engine.limits import answer_budget, check_text_only
+from app.engine.scripted.service import Pace, Seat, Service
+from app.engine.tally import Tallies
+from app.errors import EngineFailed, EngineNotReady, EngineOverloaded
+from app.settings import SettingsError
+
+_SENTENCE = (
+    "a ring holds each token once and every reader follows at its own pace so that nothing is lost"
+    ' when the line drops naïve 世界 😀 "quoted" back\\slash <tag> & done'
+)
+_WORDS = (*_SENTENCE.split(), "tab\tnew\nline", "e\u0301", "\u05e9\u05dc\u05d5\u05dd")
+_VOCABULARY = 50_000
+_REMEMBERED_PAGES = 4096
+_FAULTS = ("", "fail", "die", "hang", "overload", "miscount")
+_FINISHES = ("stop", "length")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """How one answer goes. `rate` is tokens per second, 0 as fast as the loop turns.
+
+    `fault` happens after `fault_after` tokens: `fail` breaks this answer, `die` the engine,
+    `hang` says nothing more until aborted, `overload` refuses instead of the first token;
+    `miscount` claims one token more of the first choice than was handed over, from then on.
+    """
+
+    rate: float = 0.0
+    tokens: int = 64
+    seed: int = 0
+    prefill_s: float = 0.0
+    start_s: float = 0.0
+    reasoning: int = 0
+    tool: str = ""
+    finish: str = "stop"
+    fault: str = ""
+    fault_after: int = 0
+    context: int = 32_768
+    pool: int = 0
+    """KV tokens; 0 has 64 contexts."""
+    prefill_rate: float = 0.0
+    step_s: float = 0.0
+    step_per_request_s: float = 0.0
+    """With any of these three requests share one pace and pool (app.engine.scripted.service), not `rate`.
+
+    Answers with `ignore_eos` have all of their `max_tokens` then."""
+    step_per_held_token_s: float = 0.0
+    wake_s: float = 0.0
+    spread: float = 0.0
+    """What a shared pace has besides; see app.engine.scripted.service.Pace."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether requests share one service."""
+        return bool(self.prefill_rate or self.step_s or self.step_per_request_s)
+
+    @classmethod
+    def parse(cls, text: str) -> Script:
+        """A script from `"rate=50,tokens=200,seed=1"`. Raises SettingsError."""
+        kinds = {f.name: type(getattr(cls(), f.name)) for f in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for item in filter(None, text.split(",")):
+            name, _, raw = item.partition("=")
+            if name not in kinds:
+                raise SettingsError(f"--scripted: unknown key {name!r}; known: {', '.join(kinds)}")
+            try:
+                values[name] = kinds[name](raw)
+            except ValueError as exc:
+                raise SettingsError(f"--scripted: {name}={raw!r} is no {kinds[name].__name__}") from exc
+        script = cls(**values)
+        if script.fault not in _FAULTS or script.finish not in _FINISHES:
+            raise SettingsError(f"--scripted: fault is one of {_FAULTS}, finish one of {_FINISHES}")
+        return script
+
+
+class _Run:
+    """One generation in progress."""
+
+    __slots__ = ("aborted", "error", "waiter")
+
+    def __init__(self) -> None:
+        self.aborted = False
+        self.error: EngineFailed | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    request: ChatRequest
+    script: Script
+    prompt_tokens: int
+    cached_tokens: int
+    max_tokens: int
+
+
+class ScriptedEngine:
+    """An engine without a model; see the module."""
+
+    def __init__(
+        self,
+        script: Script | Callable[[ChatRequest], Script],
+        *,
+        name: str = "scripted",
+        on_death: Callable[[str], None] = lambda _reason: None,
+    ) -> None:
+        self._script_for = script if callable(script) else lambda _request: script
+        self._default = script if isinstance(script, Script) else Script()
+        self._on_death = on_death
+        self._health = Health.STARTING
+        self._runs: dict[str, _Run] = {}
+        self._tallies = Tallies()
+        self._seen_prefixes: dict[int, None] = {}
+        self._used_tokens = 0
+        self._service = _service(self._default)
+        self._card = ModelCard(
+            id=name,
+            context_length=self._default.context,
+            kv_capacity_tokens=self._default.pool or self._default.context * 64,
+            max_prompt_tokens=self._default.context - 1,
+            capabilities=frozenset({"tools", "reasoning"}),
+        )
+
+    @property
+    def model(self) -> ModelCard:
+        """The scripted model's card, known from the start."""
+        return self._card
+
+    async def start(self) -> None:
+        """Become ready after the script's `start_s`."""
+        await asyncio.sleep(self._default.start_s)
+        self._health = Health.READY
+
+    def tokenizer_json(self) -> None:
+        """None: its ids are made of words."""
+
+    async def render(self, request: ChatRequest) -> Prompt:
+        """Ids made from the words of the messages. Raises ContextOverflow, BadRequest."""
+        check_text_only(request)
+        token_ids = list(_prompt_ids(request.body["messages"]))
+        script = self._script_for(request)
+        max_tokens = answer_budget(len(token_ids), request.max_tokens, self._card)
+        cached_tokens = self._cached_tokens(token_ids, request.cache_salt)
+        answer = _Answer(request, script, len(token_ids), cached_tokens, max_tokens)
+        past_runs, rerendered = _taken_over(token_ids, request.past)
+        return Prompt(token_ids, max_tokens, answer, past_runs, rerendered, space=request.cache_salt)
+
+    def _cached_tokens(self, token_ids: Sequence[int], salt: str) -> int:
+        """Tokens of the longest prefix seen before with the salt, by 16-token pages; remembers it."""
+        cached, digest = 0, zlib.crc32(salt.encode())
+        for start in range(0, len(token_ids) - 16, 16):
+            digest = zlib.crc32(repr(token_ids[start : start + 16]).encode(), digest)
+            if digest in self._seen_prefixes:
+                cached = start + 16
+            self._seen_prefixes[digest] = None
+        while len(self._seen_prefixes) > _REMEMBERED_PAGES:
+            del self._seen_prefixes[next(iter(self._seen_prefixes))]
+        return cached
+
+    def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
+        """See Engine.generate; choices take turns token by token."""
+        if self._health is not Health.READY:
+            raise EngineNotReady(f"The engine is {self._health.value}.", retry_after_s=5)
+        run = self._runs[rid] = _Run()
+        return self._generate(rid, run, prompt.handle)
+
+    async def _generate(self, rid: str, run: _Run, answer: _Answer) -> AsyncIterator[Delta]:
+        script = answer.script
+        live = {choice: self._deltas(answer, choice) for choice in range(answer.request.n)}
+        counts = dict.fromkeys(live, Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0))
+        self._used_tokens += answer.prompt_tokens
+        tally = self._tallies.begin(rid)
+        seat = Seat(run, answer.prompt_tokens, answer.cached_tokens)
+        try:
+            await self._pause(run, script.prefill_s)
+            if self._service is not None:
+                self._service.enter(seat)
+                await self._woken(run)
+            made = 0
+            while live:
+                self._misbehave(run, script, made)
+                if script.fault == "hang" and made >= script.fault_after:
+                    await self._pause(run, 1e6)
+                for choice in list(live):
+                    delta = _aborted(choice, counts[choice]) if run.aborted else next(live[choice])
+                    counts[choice] = delta.counts
+                    if delta.finish_reason is not None:
+                        del live[choice]
+                    tally.token_ids += len(delta.token_ids)
+                    yield delta
+                made += 1
+                if self._service is None:
+                    await self._pause(run, 1 / script.rate if script.rate else 0.0)
+                elif live:
+                    self._service.next_tokens(seat, len(live))
+                    await self._woken(run)
+        finally:
+            if self._service is not None:
+                self._service.leave(seat)
+            self._used_tokens -= answer.prompt_tokens
+            del self._runs[rid]
+            self._tallies.end(rid)
+
+    def _deltas(self, answer: _Answer, choice: int) -> Iterator[Delta]:
+        """What a choice says, if it is not stopped."""
+        return _choice(answer, choice)
+
+    async def _pause(self, run: _Run, duration_s: float) -> None:
+        """Wait, less long when aborted. Raises EngineFailed when the engine dies meanwhile."""
+        if run.aborted:
+            return
+        if duration_s <= 0:
+            await asyncio.sleep(0)
+        else:
+            timer = asyncio.get_running_loop().call_later(duration_s, run.wake)
+            await self._woken(run)
+            timer.cancel()
+        if run.error is not None:
+            raise run.error
+
+    async def _woken(self, run: _Run) -> None:
+        """Wait to be woken; at once when aborted. Raises EngineFailed when the engine dies meanwhile."""
+        if run.aborted:
+            return
+        run.waiter = asyncio.get_running_loop().create_future()
+        await run.waiter
+        if run.error is not None:
+            raise run.error
+
+    def _misbehave(self, run: _Run, script: Script, made: int) -> None:
+        if not script.fault or made < script.fault_after or run.aborted:
+            return
+        if script.fault == "overload":
+            raise EngineOverloaded("The scripted engine is full.", retry_after_s=1)
+        if script.fault == "fail":
+            raise EngineFailed("The scripted engine failed.")
+        if script.fault == "die":
+            self.die("scripted")
+            raise EngineFailed("The scripted engine died.")
+
+    def die(self, reason: str) -> None:
+        """End as an engine whose process was killed: every generation fails at once."""
+        self._health = Health.DEAD
+        for run in self._runs.values():
+            run.error = EngineFailed("The scripted engine died.")
+            run.wake()
+        self._on_death(reason)
+
+    def abort(self, rid: str) -> None:
+        """See Engine.abort."""
+        run = self._runs.get(rid)
+        if run is not None:
+            run.aborted = True
+            run.wake()
+
+    def handed_over(self, rid: str) -> int:
+        """See Engine.handed_over."""
+        return self._tallies.of(rid)
+
+    def load(self) -> EngineLoad:
+        """See Engine.load."""
+        running, capacity, service = len(self._runs), self._card.kv_capacity_tokens, self._service
+        if service is None:
+            return EngineLoad(running, 0, self._used_tokens, capacity, 0.0)
+        waiting, used = service.num_waiting, service.used_tokens
+        return EngineLoad(
+            running - waiting, waiting, used, capacity, 0.0, num_retractions=service.num_retractions
+        )
+
+    def health(self) -> Health:
+        """See Engine.health."""
+        return self._health
+
+    async def aclose(self) -> None:
+        """End; generations in progress fail."""
+        if self._health is not Health.DEAD:
+            self._health = Health.DEAD
+            for run in self._runs.values():
+                run.error = EngineFailed("The server is stopping.")
+                run.wake()
+
+
+def _service(script: Script) -> Service | None:
+    """What the requests of a script share; None where each goes by itself."""
+    if not script.shared:
+        return None
+    pace = Pace(
+        script.pool or script.context * 64,
+        script.prefill_rate,
+        script.step_s,
+        script.step_per_request_s,
+        script.step_per_held_token_s,
+        script.wake_s,
+        script.spread,
+    )
+    return Service(pace, script.seed)
+
+
+def _prompt_ids(messages: Iterable[Mapping[str, Any]]) -> Iterator[int]:
+    """One id a word; an answer's words have the ids they were generated as, and no role before them."""
+    for message in messages:
+        if message.get("role") != "assistant":
+            yield _token_id(str(message.get("role")))
+        content = message.get("content") or ""
+        parts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
+        for word in filter(None, " ".join(parts).split(" ")):
+            yield _token_id(word)
+
+
+def _taken_over(token_ids: list[int], past: Sequence[Sequence[int]]) -> tuple[int, str | None]:
+    """How many runs the ids begin with, and why not with all."""
+    at = 0
+    for turn, run in enumerate(past, start=1):
+        if token_ids[at : at + len(run)] != list(run):
+            return turn - 1, f"template changed turn {turn}"
+        at += len(run)
+    return len(past), None
+
+
+def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:
+    """The pieces of text that a plain scripted answer consists of, one a token."""
+    rng = random.Random(f"{seed}:{choice}")  # noqa: S311  # reproducible, not secret
+    return [rng.choice(_WORDS) + " " for _ in range(tokens)]
+
+
+def _choice(answer: _Answer, choice: int) -> Iterator[Delta]:
+    """All deltas of one choice, the last with a finish reason."""
+    script, body = answer.script, answer.request.body
+    length = answer.max_tokens if script.shared and body.get("ignore_eos") else script.tokens
+    pieces = scripted_text(body.get("seed", script.seed), choice, length)
+    budget = min(len(pieces), answer.max_tokens)
+    cut = _Stop(body.get("stop") or ())
+    miscounted = script.fault_after if script.fault == "miscount" and choice == 0 else budget
+    counts = Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0)
+    for index, piece in enumerate(pieces[:budget], start=1):
+        thinking = index <= script.reasoning
+        claimed = index + (index > miscounted)
+        counts = Counts(answer.prompt_tokens, claimed, answer.cached_tokens, min(index, script.reasoning))
+        text = piece if thinking else cut.kept(piece)
+        token_ids = (_token_id(piece.rstrip(" ")),)
+        yield Delta(choice, "reasoning" if thinking else "text", text, token_ids, counts)
+        if cut.hit is not None:
+            yield Delta(choice, "text", "", (), counts, "stop", matched_stop=cut.hit)
+            return
+    ending: FinishReason = "length" if budget < len(pieces) or script.finish == "length" else "stop"
+    if script.tool:
+        call = ToolCall(0, f"call_{choice:024d}", script.tool)
+        yield Delta(choice, "tool", "", (), counts, tool=call)
+        yield Delta(choice, "tool", '{"city": "Paris"}', (), counts, tool=ToolCall(0))
+        ending = "tool_calls"
+    yield Delta(choice, "text", "", (), counts, ending)
+
+
+class _Stop:
+    """Cuts text at the first stop string; one that spans pieces is cut where it ends."""
+
+    def __init__(self, stops: str | Sequence[str]) -> None:
+        self._stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        self._said = ""
+        self.hit: str | None = None
+
+    def kept(self, piece: str) -> str:
+        if not self._stops:
+            return piece
+        before, self._said = self._said, self._said + piece
+        self.hit = next((s for s in self._stops if s in self._said), None)
+        if self.hit is None:
+            return piece
+        return self._said.split(self.hit)[0][len(before) :]
+
+
+def _token_id(piece: str) -> int:
+    return zlib.crc32(piece.encode()) % _VOCABULARY
+
+
+def _aborted(choice: int, counts: Counts) -> Delta:
+    return Delta(choice, "text", "", (), counts, "abort")

@@ -1,0 +1,1 @@
+"""The engine that embeds SGLang; the only package that imports it."""

@@ -1,0 +1,95 @@
+"""The process of a child server: SGLang's own HTTP server, for a model beside the one in the main process.
+
+`python -m app.engine.sglang.child`, with a `ChildSpec` as JSON on standard input. It dies with whoever
+started it, and no grammar can end its scheduler (app.engine.sglang.scheduler).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import signal
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from app.engine.remote.child_server import LOOPBACK, ChildCommand
+from app.engine.sglang.args import SGLangOptions, cpu_threads, server_arguments
+from app.engine.sglang.platform import prepare_process
+from app.engine.sglang.process import (
+    child_environ,
+    controller_entry,
+    detokenizer_entry,
+    guarded_scheduler_entry,
+)
+
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What a child serves, where, under which key, and whose child it is."""
+
+    options: dict[str, Any]
+    port: int
+    parent: int
+    api_key: str = field(repr=False)
+
+
+def child_command(options: SGLangOptions, api_key: str, port: int) -> ChildCommand:
+    """How to start a child that serves `options` on `port`."""
+    shown = asdict(options) | {"server_args": dict(options.server_args)}
+    spec = ChildSpec(shown, port, os.getpid(), api_key)
+    argv = [sys.executable, "-m", "app.engine.sglang.child"]
+    return ChildCommand(argv, json.dumps(asdict(spec)).encode())
+
+
+def fresh_key() -> str:
+    """A key that only this process and its child know: other users of the machine have no way in."""
+    return secrets.token_hex(16)
+
+
+def main() -> None:
+    """Serve until killed."""
+    spec = ChildSpec(**json.load(sys.stdin))
+    _die_with(spec.parent)
+    prepare_process()
+    from sglang.srt.entrypoints import engine, http_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
+
+    from app.engine.sglang.tools import register
+
+    load_plugins()
+    register()
+    options = SGLangOptions(**spec.options)
+    arguments = server_arguments(options)
+    arguments |= {"host": LOOPBACK, "port": spec.port, "api_key": spec.api_key}
+    server_args = ServerArgs(**arguments)
+    threads = cpu_threads(options, len(os.sched_getaffinity(0)))
+    environ = child_environ(threads, server_args.tp_size * server_args.pp_size * server_args.dp_size)
+    engine.run_data_parallel_controller_process = controller_entry(environ)
+    try:
+        http_server.launch_server(
+            server_args,
+            run_scheduler_process_func=guarded_scheduler_entry(environ, options.grammar_mask_ms),
+            run_detokenizer_process_func=detokenizer_entry(environ),
+        )
+    finally:
+        # A server that could not bind would otherwise wait for its scheduler, which waits for requests.
+        # The parent ends the whole group as soon as this process is gone.
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process with its parent; SGLang's own end with this one."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before it was asked for
+        sys.exit("whoever started this process has ended")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""SGLang's processes: launched, watched and stopped without ending ours.
+
+`launch` must run in a thread that lives as long as the engine: SGLang's children ask the kernel to
+be killed with the thread that started them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sglang.srt.entrypoints import engine as sglang_engine
+from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+from sglang.srt.managers.io_struct import ShutdownReq
+from sglang.srt.managers.load_snapshot import shm_path_for
+from sglang.srt.plugins import load_plugins
+from sglang.srt.runtime_context import get_schedule
+from sglang.srt.server_args import ServerArgs
+
+from app.engine.grammar.cost import GrammarBudget
+from app.engine.grammar.pool import WorkerSetup
+from app.engine.sglang.args import SGLangOptions, cpu_threads, server_arguments
+from app.engine.sglang.grammar import worker_setup
+from app.engine.sglang.handover import HandoverTokenizerManager
+from app.engine.sglang.platform import needs_cpu_platform
+from app.engine.sglang.process import (
+    child_environ,
+    controller_entry,
+    guarded_scheduler_entry,
+    lean_detokenizer_entry,
+)
+from app.engine.sglang.tools import register
+
+STOP_TIMEOUT_S = 10.0
+
+Capability = Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A running SGLang: its tokenizer manager in this process, and its children."""
+
+    manager: HandoverTokenizerManager
+    chat: OpenAIServingChat
+    processes: tuple[tuple[str, Any], ...]
+    kv_capacity_tokens: int
+    max_req_input_len: int
+    page_size: int
+    replicas: int
+    grammar_backend: str
+    deterministic: bool
+    load_file: Path
+
+    def capabilities(self) -> frozenset[Capability]:
+        """What requests may ask of this model."""
+        found: set[Capability] = {"logprobs"}
+        if self.manager.mm_processor is not None and self.manager.image_token_id is not None:
+            found.add("vision")
+        if self.chat.tool_call_parser:
+            found.add("tools")
+        if self.chat.reasoning_parser:
+            found.add("reasoning")
+        if self.grammar_backend != "none":
+            found.add("json_schema")
+        return frozenset(found)
+
+    def grammar_setup(self, options: SGLangOptions) -> WorkerSetup | None:
+        """What a process needs to check grammars as this engine's backend reads them."""
+        if self.grammar_backend != "xgrammar":
+            return None
+        config = self.manager.model_config
+        return worker_setup(
+            self.manager.tokenizer,
+            config.vocab_size,
+            config.hf_eos_token_id,
+            any_whitespace=not self.manager.server_args.constrained_json_disable_any_whitespace,
+            budget=GrammarBudget(options.grammar_check_s, options.grammar_mask_ms),
+        )
+
+    def stop(self) -> None:
+        """End the children and wait for them; blocks up to `STOP_TIMEOUT_S`."""
+        if not needs_cpu_platform():  # schedulers end by themselves, so that they release the GPU
+            with contextlib.suppress(Exception):  # its socket may be gone already
+                self.manager._dispatch_to_scheduler(ShutdownReq())  # noqa: SLF001
+            schedulers = [process for name, process in self.processes if name.startswith("scheduler")]
+            _join(schedulers, STOP_TIMEOUT_S)
+        _kill([process for _, process in self.processes])
+        self.load_file.unlink(missing_ok=True)  # 16 KiB of shared memory that SGLang would leave
+        if self.manager.mm_processor is not None:
+            self.manager.mm_processor.shutdown()
+        self.manager.cuda_vmm_feature_transport.shutdown()
+
+
+def launch(options: SGLangOptions) -> Launched:
+    """Start SGLang's processes and wait until the model is loaded.
+
+    Raises SettingsError for a bad server argument, anything else when a process fails.
+    """
+    load_plugins()
+    register()
+    server_args = ServerArgs(**server_arguments(options))
+    if needs_cpu_platform():
+        _keep_images_on_the_cpu()
+    threads = cpu_threads(options, len(os.sched_getaffinity(0)))
+    environ = child_environ(threads, server_args.tp_size * server_args.pp_size * server_args.dp_size)
+    sglang_engine.run_data_parallel_controller_process = controller_entry(environ)
+    before = set(multiprocessing.active_children())
+    try:
+        with _our_logging():
+            manager, templates, ports, init, watchdog, _ = sglang_engine.Engine._launch_subprocesses(  # noqa: SLF001
+                server_args,
+                _tokenizer_manager,
+                guarded_scheduler_entry(environ, options.grammar_mask_ms),
+                lean_detokenizer_entry(environ),
+            )
+    except BaseException:
+        _kill(list(set(multiprocessing.active_children()) - before))
+        raise
+    watchdog.stop()  # polls once a second and ends the process; ours waits on the children's sentinels
+    infos = init.scheduler_infos
+    return Launched(
+        manager=manager,
+        chat=OpenAIServingChat(manager, templates),
+        processes=tuple(zip(watchdog._names, watchdog._processes, strict=True)),  # noqa: SLF001
+        kv_capacity_tokens=infos[0]["max_total_num_tokens"],
+        max_req_input_len=infos[0]["max_req_input_len"],
+        page_size=get_schedule().page_size,
+        replicas=server_args.dp_size,
+        grammar_backend=manager.config_value("grammar_backend") or "none",
+        load_file=Path(shm_path_for(ports.instance_id)),
+        deterministic=server_args.enable_deterministic_inference,
+    )
+
+
+def _tokenizer_manager(server_args: Any, port_args: Any) -> Any:
+    return sglang_engine.init_tokenizer_manager(server_args, port_args, HandoverTokenizerManager)
+
+
+def _keep_images_on_the_cpu() -> None:
+    """SGLang sends the fast image processor's work to `cuda:0` unless its AMX mode is on."""
+    from sglang.srt.multimodal.processors import base_processor
+
+    base_processor._is_cpu = True  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def _our_logging() -> Iterator[None]:
+    """SGLang replaces the root logger's handlers; put ours back."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+def _join(processes: list[Any], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+
+
+def _kill(processes: list[Any]) -> None:
+    """End processes and their children for good."""
+    import psutil
+
+    for process in processes:
+        descendants: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            descendants = psutil.Process(process.pid).children(recursive=True)
+        if process.is_alive():
+            process.kill()
+        for descendant in descendants:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                descendant.kill()
+        process.join(STOP_TIMEOUT_S)

@@ -1,0 +1,344 @@
+"""From the raw text of one choice to `Delta`s, by SGLang's own reasoning, tool-call and logprob code.
+
+`choice_sink` picks the cheapest sink that a request needs: most need no parser at all. The order of
+the steps is that of SGLang's `OpenAIServingChat._generate_stream_content`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import orjson
+from sglang.srt.entrypoints.openai.protocol import ToolChoice
+from sglang.srt.function_call.function_call_parser import FunctionCallParser
+from sglang.srt.function_call.json_array_parser import JsonArrayParser
+
+from app.core import Channel, Counts, Delta, FinishReason, ToolCall
+from app.engine.sglang.grammar import grammar_param
+from app.engine.sglang.handover import refusal
+from app.errors import EngineFailed, ServingError
+
+_new_tuple = tuple.__new__
+PARSED_AGAIN = 32
+"""A call's text is parsed again when it has grown by this fraction of it.
+
+SGLang's parsers read all of a call again with each token: 12 ms a token after 8,000, on the event loop.
+"""
+FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class Output(Protocol):
+    """The stream that a choice's deltas go to."""
+
+    def put(self, delta: Delta) -> None: ...
+
+    def put_final(self, delta: Delta) -> None: ...
+
+    def fail(self, error: ServingError) -> None: ...
+
+
+class PlainChoice:
+    """A choice whose text is all answer: no parser, no logprobs."""
+
+    __slots__ = ("_grammar_param", "_out", "counts", "index")
+
+    def __init__(self, index: int, out: Output, prompt_tokens: int, grammar_param: str | None = None) -> None:
+        self.index = index
+        self._out = out
+        self._grammar_param = grammar_param
+        self.counts = Counts(prompt_tokens)
+
+    def take(
+        self,
+        text: str,
+        token_ids: Any,
+        finish: dict[str, Any] | None,
+        counts: Counts,
+        batch: Any,
+        row: int,
+    ) -> None:
+        del batch, row
+        self.counts = counts
+        if finish is None:
+            # What `Delta(...)` does, without its Python-level call: this line runs once per token.
+            values = (self.index, "text", text, token_ids, counts, None, None, None, None)
+            self._out.put(_new_tuple(Delta, values))
+        elif (error := refusal(finish, self._grammar_param)) is not None:
+            self._out.fail(error)
+        else:
+            reason = FINISH_REASONS[finish["type"]]
+            matched = finish.get("matched")
+            self._out.put_final(
+                Delta(self.index, "text", text, token_ids, counts, reason, matched_stop=matched)
+            )
+
+    def fail(self, error: ServingError) -> None:
+        self._out.fail(error)
+
+
+class _Piece:
+    """A parsed piece of text on its way to becoming a delta."""
+
+    __slots__ = ("channel", "text", "tool")
+
+    def __init__(self, channel: Channel, text: str, tool: ToolCall | None = None) -> None:
+        self.channel = channel
+        self.text = text
+        self.tool = tool
+
+
+class ParsedChoice:
+    """A choice with reasoning, tool calls or logprobs in it."""
+
+    def __init__(self, index: int, out: Output, prompt_tokens: int, chat: Any, request: Any) -> None:
+        self.index = index
+        self.counts = Counts(prompt_tokens)
+        self._out = out
+        self._chat = chat
+        self._request = request
+        self._reasoning: dict[int, Any] = {}
+        self._tools: Any = None
+        self._unparsed = ""
+        self._before_call: _TextBeforeCall | None = None
+        self._called_tools = False
+        self._reads_reasoning = bool(chat.reasoning_parser and request.separate_reasoning)
+        self._reads_tools = chat._tool_call_parsing_active(request)  # noqa: SLF001
+
+    def take(
+        self,
+        text: str,
+        token_ids: Any,
+        finish: dict[str, Any] | None,
+        counts: Counts,
+        batch: Any,
+        row: int,
+    ) -> None:
+        self.counts = counts
+        if finish is not None and (error := refusal(finish, grammar_param(self._request))) is not None:
+            self._out.fail(error)
+            return
+        try:
+            pieces = list(self._pieces(text, finish["type"] if finish else None))
+            logprobs = self._logprobs(batch, row) if self._request.logprobs else None
+        except Exception as exc:  # noqa: BLE001  # SGLang's parsers raise anything
+            self._out.put(Delta(self.index, "text", "", token_ids, counts))  # generated all the same
+            self._out.fail(EngineFailed(f"the model's output could not be parsed: {type(exc).__name__}"))
+            return
+        self._emit(pieces, token_ids, finish, logprobs)
+
+    def fail(self, error: ServingError) -> None:
+        self._out.fail(error)
+
+    def _emit(
+        self,
+        pieces: list[_Piece],
+        token_ids: Any,
+        finish: dict[str, Any] | None,
+        logprobs: Sequence[Mapping[str, Any]] | None,
+    ) -> None:
+        """One delta per piece; the ids and logprobs go with the first, the finish with the last."""
+        if not pieces:
+            pieces.append(_Piece("text", ""))
+        last = len(pieces) - 1
+        for number, piece in enumerate(pieces):
+            final = finish is not None and number == last
+            delta = Delta(
+                choice=self.index,
+                channel=piece.channel,
+                text=piece.text,
+                token_ids=token_ids if number == 0 else (),
+                counts=self.counts,
+                finish_reason=self._finish_reason(finish) if final and finish else None,
+                logprobs=logprobs if number == 0 else None,
+                tool=piece.tool,
+                matched_stop=finish.get("matched") if final and finish else None,
+            )
+            (self._out.put_final if final else self._out.put)(delta)
+
+    def _finish_reason(self, finish: dict[str, Any]) -> FinishReason:
+        reason = FINISH_REASONS[finish["type"]]
+        return "tool_calls" if reason == "stop" and self._called_tools else reason
+
+    def _pieces(self, text: str, finish_type: str | None) -> Iterator[_Piece]:
+        if self._reads_reasoning:
+            thought, text = self._chat._process_reasoning_stream(  # noqa: SLF001
+                self.index, text, self._reasoning, {}, self._request, finish_type
+            )
+            if thought:
+                yield _Piece("reasoning", thought)
+        if self._reads_tools:
+            yield from self._tool_pieces(text, finish_type)
+        elif text:
+            yield _Piece("text", text)
+
+    def _tool_pieces(self, text: str, finish_type: str | None) -> Iterator[_Piece]:
+        if self._tools is None:
+            self._tools = self._tool_parser()
+            self._before_call = _TextBeforeCall(getattr(self._tools, "detector", None))
+        gathered = bool(self._unparsed) or finish_type is not None
+        self._unparsed += text
+        if finish_type is None and len(self._unparsed) * PARSED_AGAIN < self._unfinished():
+            return
+        text, self._unparsed = self._unparsed, ""
+        ended = finish_type not in {None, "abort"}
+        answer, calls = self._parse_tools(text, gathered=gathered, ended=ended)
+        if answer:
+            yield _Piece("text", answer)
+        history = self._chat._get_history_tool_calls_cnt(self._request) if calls else 0  # noqa: SLF001
+        for call in calls:
+            self._called_tools = True
+            call_id = self._chat._process_tool_call_id(call, history) if call.name else None  # noqa: SLF001
+            tool = ToolCall(call.tool_index, call_id, call.name or None)
+            yield _Piece("tool", call.parameters, tool)
+        if finish_type is not None:
+            yield from self._unstreamed_arguments()
+
+    def _unfinished(self) -> int:
+        """Characters that the parser keeps and reads again with each piece."""
+        detector = getattr(self._tools, "detector", self._tools)
+        return len(getattr(detector, "_buffer", ""))
+
+    def _parse_tools(self, text: str, *, gathered: bool, ended: bool) -> tuple[str, list[Any]]:
+        if isinstance(self._tools, JsonArrayParser):
+            return self._parse_piece(text, gathered=gathered)
+        assert self._before_call is not None
+        answer, calls = "", []
+        for piece in self._before_call.pieces(text):
+            piece_answer, piece_calls = self._parse_piece(piece, gathered=gathered)
+            answer += piece_answer
+            calls += piece_calls
+        if ended:
+            end_answer, end_calls = self._tools.parse_stream_end()
+            answer += end_answer
+            calls += end_calls
+        answer += self._before_call.lost(answer, ended=ended)
+        return answer, calls
+
+    def _parse_piece(self, piece: str, *, gathered: bool) -> tuple[str, list[Any]]:
+        """What the parser finds. Of several tokens at once it tells one call's name, or arguments, a time."""
+        answer, calls = self._parse_step(piece)
+        step = calls
+        while gathered and any(call.name or call.parameters for call in step) and self._unfinished():
+            more, step = self._parse_step("")
+            answer += more
+            calls = calls + step
+        return answer, calls
+
+    def _parse_step(self, piece: str) -> tuple[str, list[Any]]:
+        if isinstance(self._tools, JsonArrayParser):
+            tools = self._chat._effective_tools(self._request)  # noqa: SLF001
+            result = self._tools.parse_streaming_increment(piece, tools)
+            return result.normal_text or "", result.calls
+        answer, calls = self._tools.parse_stream_chunk(piece)
+        return answer or "", calls
+
+    def _tool_parser(self) -> Any:
+        """As SGLang chooses: plain JSON where the grammar forces it, else the model's own format."""
+        required = self._request.tool_choice == "required" or isinstance(
+            self._request.tool_choice, ToolChoice
+        )
+        if not self._chat.tool_call_parser:
+            return JsonArrayParser()
+        parser = FunctionCallParser(
+            tools=self._chat._effective_tools(self._request),  # noqa: SLF001
+            tool_call_parser=self._chat.tool_call_parser,
+            tokenizer=self._chat.tokenizer_manager.tokenizer,
+        )
+        detector = parser.detector
+        native = detector.supports_structural_tag() or detector.parses_required_natively()
+        return parser if native or not required else JsonArrayParser()
+
+    def _unstreamed_arguments(self) -> Iterator[_Piece]:
+        """What the parser knows of the last call's arguments but has not given out."""
+        frame = self._chat._check_for_unstreamed_tool_args(  # noqa: SLF001
+            self._tools, {"meta_info": {"id": ""}}, self._request, self.index
+        )
+        if frame:
+            chunk = orjson.loads(frame.removeprefix("data: "))
+            call = chunk["choices"][0]["delta"]["tool_calls"][0]
+            yield _Piece("tool", call["function"]["arguments"], ToolCall(call["index"]))
+
+    def _logprobs(self, batch: Any, row: int) -> list[dict[str, Any]] | None:
+        """OpenAI's `logprobs.content` entries of this step's tokens.
+
+        Not SGLang's `_process_streaming_logprobs`: with several tokens in one step that gives each
+        the alternatives of the first.
+        """
+        if batch is None or not batch.output_token_logprobs_val:
+            return None
+        values, ids = batch.output_token_logprobs_val[row], batch.output_token_logprobs_idx[row]
+        texts = self._texts(ids)
+        entries = [_entry(text, value) for text, value in zip(texts, values, strict=True)]
+        count = self._request.top_logprobs or 0
+        for step, entry in enumerate(entries):
+            top: list[dict[str, Any]] = []
+            if count:
+                top_values = batch.output_top_logprobs_val[row][step] or []
+                top_ids = batch.output_top_logprobs_idx[row][step] or []
+                top = [_entry(t, v) for t, v in zip(self._texts(top_ids), top_values, strict=True)]
+            entry["top_logprobs"] = top
+        return entries
+
+    def _texts(self, ids: Sequence[int]) -> list[str]:
+        # One list per id: transformers 5 decodes a flat list to one string.
+        tokenizer = self._chat.tokenizer_manager.tokenizer
+        texts: list[str] = tokenizer.batch_decode([[token_id] for token_id in ids])
+        return texts
+
+
+class _TextBeforeCall:
+    """Keeps what SGLang's base detector loses of the text before a tool call.
+
+    It drops text that shares its buffer with the marker of a call, and what it holds back as the
+    possible start of a marker when the answer ends.
+    """
+
+    def __init__(self, detector: Any) -> None:
+        self._marker: str = getattr(detector, "bot_token", None) or ""
+        self._seen_marker = not self._marker
+        self._held = ""
+        self._given: list[str] = []
+        self._parsed: list[str] = []
+
+    def pieces(self, text: str) -> list[str]:
+        """New text, cut so that a marker shares no piece with what stands before it."""
+        if self._seen_marker:
+            return [text]
+        self._given.append(text)
+        text = self._held + text
+        at = text.find(self._marker)
+        self._seen_marker = at >= 0
+        cut = at if self._seen_marker else len(text) - _overlap(text, self._marker)
+        self._held = "" if self._seen_marker else text[cut:]
+        pieces = (text[:cut], text[cut:] if self._seen_marker else "")
+        return [piece for piece in pieces if piece]
+
+    def lost(self, answer: str, *, ended: bool) -> str:
+        """What an answer without a call still lacks at its end."""
+        if self._seen_marker:
+            return ""
+        self._parsed.append(answer)
+        if not ended:
+            return ""
+        given, parsed = "".join(self._given), "".join(self._parsed)
+        return given[len(parsed) :] if given.startswith(parsed) else ""
+
+
+def _overlap(text: str, marker: str) -> int:
+    """Characters at the end of `text` that may be the start of `marker`."""
+    longest = min(len(text), len(marker) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)
+
+
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def choice_sink(index: int, out: Output, prompt_tokens: int, chat: Any, request: Any) -> Any:
+    """The cheapest sink that can parse this request's output."""
+    reasoning = chat.reasoning_parser and request.separate_reasoning
+    tools = chat._tool_call_parsing_active(request)  # noqa: SLF001
+    if reasoning or tools or request.logprobs:
+        return ParsedChoice(index, out, prompt_tokens, chat, request)
+    return PlainChoice(index, out, prompt_tokens, grammar_param(request))

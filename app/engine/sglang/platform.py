@@ -1,0 +1,64 @@
+"""SGLang on a machine without an accelerator: the platform plug-in and what a process needs before SGLang.
+
+SGLang's own CPU path needs Intel AMX and a kernel wheel no registry has; its plug-in path runs each
+layer's plain torch forward instead. Nothing here imports SGLang: it must run before SGLang does, in
+the server and in each process that SGLang spawns. Where there is an accelerator everything is a no-op.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+
+CPU_PLATFORM = "app.engine.sglang.cpu:CpuPlatform"
+
+
+def activate() -> str | None:
+    """The name of the CPU platform class (entry point `sglang.srt.platforms`); None beside an accelerator."""
+    return CPU_PLATFORM if needs_cpu_platform() else None
+
+
+def needs_cpu_platform() -> bool:
+    """Whether SGLang would find no device of its own on this machine."""
+    if os.environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1":  # the operator has SGLang's AMX kernels
+        return False
+    torch = importlib.import_module("torch")
+    if torch.cuda.is_available() or torch.xpu.is_available():
+        return False
+    return not (hasattr(torch, "npu") and torch.npu.is_available())
+
+
+def visible_devices() -> int:
+    """How many accelerators SGLang would see here; 1 where there is only the CPU."""
+    torch = importlib.import_module("torch")
+    return max(1, torch.cuda.device_count())
+
+
+def prepare_process() -> None:
+    """Make SGLang importable in this process. Call it before the first import of SGLang.
+
+    torchvision's wheel is a CUDA build: beside a CPU torch its operators are missing and the
+    import itself fails where it registers their fake kernels. Their schemas are enough.
+    """
+    if not needs_cpu_platform() or _torchvision_loads():
+        return
+    torch = importlib.import_module("torch")
+    library = torch.library.Library("torchvision", "DEF")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define(
+        "qnms(Tensor dets, Tensor scores, float iou_threshold, float scale, int zero_point) -> Tensor"
+    )
+    # torch drops the schemas with the Library object: they must live as long as torchvision does.
+    vars(importlib.import_module("torchvision"))["_tokenring_schemas"] = library
+
+
+def _torchvision_loads() -> bool:
+    """Whether torchvision is absent, imports as it is, or was prepared already."""
+    if importlib.util.find_spec("torchvision") is None:
+        return True
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:  # "operator torchvision::nms does not exist"
+        return False
+    return True

@@ -1,0 +1,289 @@
+"""Rendering and parsing for a model that another SGLang server runs, by the same code as our own engine's.
+
+SGLang's chat conversion asks its tokenizer manager for a tokenizer, a model configuration and two
+parser names; `_Standin` has them, loaded from the model's files or from a copy of the small ones.
+A server could render too (`/v1/tokenize`), but then nothing could be refused by name, no grammar
+checked, no past turn taken over as the ids it was, before a request has left.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from app.core import ChatRequest, ModelCard, Prompt
+from app.engine.generation_stream import GenerationStream
+from app.engine.grammar.cost import GrammarBudget
+from app.engine.limits import check_text_only
+from app.engine.remote.model import Facts, Sink
+from app.engine.sglang.platform import prepare_process
+from app.errors import BadRequest, EngineFailed
+
+if TYPE_CHECKING:
+    from app.engine.sglang.grammar import GrammarCheck
+
+Capability = Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]
+
+# Of SGLang's internal request, what `/generate` takes and this server lets through.
+SENT = (
+    "sampling_params",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "require_reasoning",
+    "priority",
+    "extra_key",
+    "cache_salt",
+    "routing_key",
+)
+EAGLE = frozenset({"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP"})
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModelOptions:
+    """`tokenizer` is a path or hub id of the model's small files; empty takes the server's own path."""
+
+    served_model_name: str = ""
+    tokenizer: str = ""
+    default_max_tokens: int = sys.maxsize
+    grammars: GrammarBudget = GrammarBudget()  # noqa: RUF009  # a tuple, immutable
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A prompt's handle."""
+
+    body: Mapping[str, Any]
+    chat_request: Any
+    choices: int
+    seed: int | None
+
+
+class _Standin:
+    """What SGLang's chat conversion asks of a tokenizer manager."""
+
+    def __init__(self, facts: Facts, path: str) -> None:
+        from sglang.srt.configs.model_config import ModelConfig
+        from sglang.srt.sampling.sampling_params import SamplingParams
+        from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+
+        server = facts.server
+        trusted = False  # code that comes with a model is run by the server that serves it, not here
+        self.server_args = self.processor = None
+        self.sampling_params_class = SamplingParams
+        self.model_path = str(facts.model["model_path"])
+        self.served_model_name = str(facts.model["served_model_name"])
+        self.model_config = ModelConfig(
+            path,
+            trust_remote_code=trusted,
+            context_length=server.get("context_length"),
+            model_override_args=server.get("json_model_override_args") or "{}",
+            sampling_defaults=server.get("sampling_defaults") or "model",
+        )
+        self.tokenizer = get_tokenizer(
+            path, tokenizer_mode=server.get("tokenizer_mode") or "auto", trust_remote_code=trusted
+        )
+        self._parsers = {name: facts.model.get(name) for name in ("tool_call_parser", "reasoning_parser")}
+
+    def config_value(self, name: str) -> Any:
+        return self._parsers[name]
+
+
+class SGLangRemoteModel:
+    """See app.engine.remote.model.RemoteModel."""
+
+    def __init__(self, facts: Facts, options: RemoteModelOptions) -> None:
+        from app.engine.sglang.render import Limits, Renderer
+
+        path = options.tokenizer or str(facts.model.get("tokenizer_path") or facts.model["model_path"])
+        standin = _load(facts, path)
+        self._chat = _chat(standin, facts)
+        server = facts.server
+        self._deterministic = bool(server.get("enable_deterministic_inference"))
+        grammar = server.get("grammar_backend") or "none"
+        self._grammar = None if grammar != "xgrammar" else _grammar_check(standin, facts, options.grammars)
+        context = int(standin.model_config.context_len)
+        capacity = int(server["max_total_num_tokens"])
+        self._limits = Limits(
+            context_length=context,
+            kv_capacity_tokens=capacity,
+            max_prompt_tokens=int(server.get("max_req_input_len") or min(context, capacity) - 5) - 1,
+            page_size=int(server.get("page_size") or 1),
+            reserved_tokens=_reserved_tokens(server),
+            default_max_tokens=options.default_max_tokens,
+        )
+        self._renderer = Renderer(
+            self._chat,
+            self._limits,
+            name=standin.served_model_name,
+            remote_media=False,
+            deterministic=self._deterministic,
+        )
+        self.card = ModelCard(
+            id=options.served_model_name or standin.served_model_name,
+            context_length=context,
+            kv_capacity_tokens=capacity * int(server.get("dp_size") or 1),
+            max_prompt_tokens=self._limits.max_prompt_tokens,
+            capabilities=self._capabilities(grammar),
+        )
+
+    def _capabilities(self, grammar: str) -> frozenset[Capability]:
+        """No vision: only the server's image processor knows how many tokens an image is."""
+        found: set[Capability] = {"logprobs"}
+        if self._chat.tool_call_parser:
+            found.add("tools")
+        if self._chat.reasoning_parser:
+            found.add("reasoning")
+        if grammar != "none":
+            found.add("json_schema")
+        return frozenset(found)
+
+    def render(self, request: ChatRequest) -> Prompt:
+        """Template, tokenize and check a request. Raises BadRequest naming the parameter, ContextOverflow."""
+        from app.engine.sglang.render import MAX_CHOICES, refused
+
+        if not 1 <= request.n <= MAX_CHOICES:
+            raise BadRequest(f"n: must be between 1 and {MAX_CHOICES}.", param="n")
+        check_text_only(request)
+        internal, chat_request, spliced = self._renderer.convert(request)
+        token_ids = internal.input_ids
+        try:
+            internal.normalize_batch_and_arguments()
+        except ValueError as exc:
+            raise refused(exc) from None
+        sampling = internal.sampling_params
+        sampling["max_new_tokens"] = self._limits.max_tokens(len(token_ids), sampling.get("max_new_tokens"))
+        body = {name: value for name in SENT if (value := getattr(internal, name)) is not None}
+        body["input_ids"] = list(token_ids)
+        return Prompt(
+            token_ids,
+            sampling["max_new_tokens"],
+            _Rendered(body, chat_request, request.n, chat_request.seed),
+            past_runs=spliced.past_runs,
+            rerendered=spliced.rerendered,
+            space=request.cache_salt,
+        )
+
+    async def start(self) -> None:
+        """Start a worker for grammars."""
+        if self._grammar is not None:
+            await self._grammar.start()
+
+    async def aclose(self) -> None:
+        """Stop the workers."""
+        if self._grammar is not None:
+            await self._grammar.aclose()
+
+    async def check_grammar(self, owner: str, prompt: Prompt) -> None:
+        """See GrammarCheck.check."""
+        if self._grammar is not None:
+            rendered = prompt.handle
+            await self._grammar.check(owner, rendered.body["sampling_params"], rendered.chat_request)
+
+    def choices(self, prompt: Prompt) -> int:
+        count: int = prompt.handle.choices
+        return count
+
+    def body(self, prompt: Prompt, index: int) -> dict[str, Any]:
+        """The body of `/generate` for one choice; a seeded request's choices differ, reproducibly."""
+        body = dict(prompt.handle.body)
+        if self._deterministic:
+            import secrets
+
+            seed = prompt.handle.seed
+            seed = secrets.randbits(31) if seed is None else seed + index
+            body["sampling_params"] = body["sampling_params"] | {"sampling_seed": seed}
+        return body
+
+    def sink(self, prompt: Prompt, index: int, out: GenerationStream) -> Sink:
+        from app.engine.sglang.parse import choice_sink
+
+        sink: Sink = choice_sink(index, out, len(prompt.token_ids), self._chat, prompt.handle.chat_request)
+        return sink
+
+    def tokenizer_json(self) -> str | None:
+        """See Engine.tokenizer_json; None for tokenizers that are not of the `tokenizers` library."""
+        backend = getattr(self._chat.tokenizer_manager.tokenizer, "backend_tokenizer", None)
+        return None if backend is None else backend.to_str()
+
+
+def load_remote_model(facts: Facts, options: RemoteModelOptions) -> SGLangRemoteModel:
+    """The model that `facts` describe. Imports SGLang, which takes seconds. Raises EngineFailed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # imports warn of hardware that this machine does not have
+        prepare_process()
+        try:
+            return SGLangRemoteModel(facts, options)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise EngineFailed(
+                f"the server says too little of its model: {type(exc).__name__}: {exc}"
+            ) from exc
+
+
+def _load(facts: Facts, path: str) -> _Standin:
+    from sglang.srt.plugins import load_plugins
+
+    from app.engine.sglang.tools import register
+
+    load_plugins()
+    register()
+    _publish(path)
+    try:
+        return _Standin(facts, path)
+    except Exception as exc:
+        raise EngineFailed(
+            f"the tokenizer of {facts.model['served_model_name']!r} could not be loaded from {path!r}"
+            f" ({type(exc).__name__}); set `remote_tokenizer` to a copy of the model's configuration and"
+            " tokenizer files"
+        ) from exc
+
+
+def _publish(path: str) -> None:
+    """SGLang reads one configuration of the process; an engine in this one has published its own."""
+    from sglang.srt import runtime_context
+    from sglang.srt.server_args import ServerArgs
+
+    from app.engine.sglang.args import SGLangOptions, server_arguments
+
+    if runtime_context.publish_role() is None:
+        runtime_context.publish(ServerArgs(**server_arguments(SGLangOptions(model=path))), role="tokenizer")
+
+
+def _chat(standin: _Standin, facts: Facts) -> Any:
+    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+    from sglang.srt.parser.template_manager import TemplateManager
+
+    templates = TemplateManager()
+    named = facts.server.get("chat_template")
+    if named and ("/" in named or "." in named) and not Path(named).exists():
+        raise EngineFailed(f"the server's chat template {named!r} is a file that is not on this machine")
+    templates.initialize_templates(standin, standin.model_path, chat_template=named)
+    chat = OpenAIServingChat(standin, templates)
+    chat.default_chat_template_kwargs = facts.server.get("default_chat_template_kwargs") or {}
+    return chat
+
+
+def _grammar_check(standin: _Standin, facts: Facts, budget: GrammarBudget) -> GrammarCheck | None:
+    from app.engine.sglang.grammar import GrammarCheck, worker_setup
+
+    config = standin.model_config
+    setup = worker_setup(
+        standin.tokenizer,
+        config.vocab_size,
+        config.hf_eos_token_id,
+        any_whitespace=not facts.server.get("constrained_json_disable_any_whitespace"),
+        budget=budget,
+    )
+    return None if setup is None else GrammarCheck(setup)
+
+
+def _reserved_tokens(server: Mapping[str, Any]) -> int:
+    """Of each request's context, what speculation takes (SGLang's `compute_num_reserved_tokens`)."""
+    if str(server.get("speculative_algorithm") or "").upper() not in EAGLE:
+        return 0
+    topk, steps = server.get("speculative_eagle_topk") or 1, server.get("speculative_num_steps") or 1
+    return int(max(topk * steps, server.get("speculative_num_draft_tokens") or 1))

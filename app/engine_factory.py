@@ -1,0 +1,198 @@
+"""Which engine runs a model, by the settings: the one place that knows them all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.core import Engine
+from app.engine.grammar.cost import GrammarBudget
+from app.engine.scripted.engine import Script, ScriptedEngine
+from app.engine.standby import Standby
+from app.routing.router import AUTO
+from app.safety.counters import SafetyCounters
+from app.safety.guard.templates import GuardFormat, format_of
+from app.safety.guard.tier import Guard, GuardTier
+from app.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from app.engine.sglang.args import SGLangOptions
+
+_CHILD_START_S = 1800.0
+"""How long a child may take to load its model; one that fails says so long before."""
+
+GUARD_ARGS: Mapping[str, str | None] = {"reasoning_parser": None, "tool_call_parser": None}
+"""A guard's server has no parser: told of reasoning, SGLang lets words pass before it holds to a regex."""
+
+OnDeath = Callable[[str], None]
+
+
+def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
+    """The engine the settings ask for, not yet started. Raises SettingsError."""
+    if settings.engine == "scripted":
+        name = settings.served_model_name or "scripted"
+        return ScriptedEngine(Script.parse(settings.scripted), name=name, on_death=on_death)
+    if settings.engine == "remote":
+        return _remote_engine(settings)
+    # Imported here, not above: the scripted engine must start without torch.
+    from app.engine.image_limits import ImageLimits
+    from app.engine.sglang.args import SGLangOptions
+    from app.engine.sglang.engine import SGLangEngine
+
+    options = SGLangOptions(
+        model=settings.model,
+        served_model_name=settings.served_model_name,
+        tp=settings.tp,
+        grammar_mask_ms=settings.grammar_mask_ms,
+        grammar_check_s=settings.grammar_check_s,
+        server_args=settings.engine_args.get("sglang", {}),
+        default_max_tokens=settings.default_max_tokens or sys.maxsize,
+        images=ImageLimits(settings.max_images, settings.max_image_pixels, settings.max_request_pixels),
+    )
+    return SGLangEngine(options, on_death=on_death)
+
+
+def _remote_engine(settings: Settings) -> Engine:
+    """The model of the servers at `remote_url`. Raises SettingsError."""
+    from app.engine.remote.engine import RemoteEngine, RemoteOptions, parse_urls
+    from app.engine.remote.server import Timeouts
+    from app.engine.sglang.remote import RemoteModelOptions, load_remote_model
+
+    model = RemoteModelOptions(
+        served_model_name=settings.served_model_name,
+        tokenizer=settings.remote_tokenizer,
+        grammars=GrammarBudget(settings.grammar_check_s, settings.grammar_mask_ms),
+        default_max_tokens=settings.default_max_tokens or sys.maxsize,
+    )
+    options = RemoteOptions(
+        urls=parse_urls(settings.remote_url),
+        api_key=settings.remote_api_key,
+        timeouts=Timeouts(silence_s=settings.remote_timeout_s),
+    )
+    return RemoteEngine(options, lambda facts: load_remote_model(facts, model))
+
+
+def build_small_engine(settings: Settings) -> Standby | None:
+    """The engine of the second model, not yet started; None without one. Raises SettingsError.
+
+    A child of this process, or, where `small_model` is `scripted` or `scripted:SHAPE`, a scripted engine.
+    """
+    if not settings.small_model:
+        return None
+    from app.engine.sglang.args import SGLangOptions
+
+    kind, _, shape = settings.small_model.partition(":")
+    if kind == "scripted":
+        script, name = Script.parse(shape), settings.small_served_model_name or "scripted-small"
+        check_names(_large_name(settings), name)
+        return Standby(name, lambda on_exit: ScriptedEngine(script, name=name, on_death=on_exit))
+    options = SGLangOptions(
+        model=settings.small_model,
+        served_model_name=settings.small_served_model_name,
+        server_args=settings.engine_args.get("small", {}),
+        default_max_tokens=settings.default_max_tokens or sys.maxsize,
+        table="small",
+        grammar_mask_ms=settings.grammar_mask_ms,
+        grammar_check_s=settings.grammar_check_s,
+    )
+    check_names(_large_name(settings), options.name)
+    return Standby(options.name, lambda on_exit: child_engine(options, on_exit))
+
+
+def _large_name(settings: Settings) -> str:
+    """The main model's name, as far as the settings say it."""
+    if settings.served_model_name or settings.engine == "remote":
+        return settings.served_model_name
+    if settings.engine == "scripted":
+        return "scripted"
+    from app.engine.sglang.args import SGLangOptions
+
+    return SGLangOptions(model=settings.model).name
+
+
+def check_names(large: str, small: str) -> None:
+    """Raise SettingsError unless requests can tell two models apart."""
+    if small == large:
+        raise SettingsError(
+            f"both models are called {large!r}; give the small one another name: small_served_model_name"
+        )
+    if AUTO in (small, large):
+        raise SettingsError(
+            f"with a small model {AUTO!r} is the name that leaves the choice to the server; give the model of"
+            " that name another: served_model_name, small_served_model_name"
+        )
+
+
+def check_small_args(settings: Settings) -> None:
+    """Raise SettingsError for what is wrong in `[engine.small]`. Imports SGLang where anything is in it."""
+    args = settings.engine_args.get("small")
+    if args:
+        from app.engine.sglang.args import check
+        from app.engine.sglang.platform import prepare_process
+
+        prepare_process()
+        check(args, "[engine.small]")
+
+
+def child_engine(options: SGLangOptions, on_exit: OnDeath) -> Engine:
+    """A model beside this process's own, in a server that is started, watched and stopped here."""
+    from app.engine.remote.child_server import ChildServer
+    from app.engine.remote.engine import RemoteEngine, RemoteOptions
+    from app.engine.sglang.child import child_command, fresh_key
+    from app.engine.sglang.remote import RemoteModelOptions, load_remote_model
+
+    def exited(reason: str) -> None:
+        engine.child_ended()
+        on_exit(reason)
+
+    key = fresh_key()
+    model = RemoteModelOptions(
+        default_max_tokens=options.default_max_tokens,
+        grammars=GrammarBudget(options.grammar_check_s, options.grammar_mask_ms),
+    )
+    child = ChildServer(lambda port: child_command(options, key, port), on_exit=exited)
+    remote = RemoteOptions(api_key=key, start_s=_CHILD_START_S)
+    engine = RemoteEngine(remote, lambda facts: load_remote_model(facts, model), child)
+    return engine
+
+
+def build_guard_engine(settings: Settings, on_death: OnDeath) -> Engine | None:
+    """The engine of the guard model, not yet started; None without one. Raises SettingsError.
+
+    Here and nowhere else is decided what runs a guard. `app.safety.guard.tier` knows the protocol alone.
+    """
+    if not settings.safety_guard_model or settings.safety == "off":
+        return None
+    form = format_of(settings.safety_guard_model)
+    from app.engine.sglang.args import SGLangOptions
+
+    options = SGLangOptions(
+        model=settings.safety_guard_model,
+        server_args={
+            **settings.engine_args.get("guard", {}),
+            **GUARD_ARGS,
+            "chat_template": str(_guard_template(form, settings.data_dir)),
+        },
+        table="guard",
+    )
+    if settings.engine != "scripted":  # SGLang runs one model per process
+        return child_engine(options, on_death)
+    from app.engine.sglang.engine import SGLangEngine
+
+    return SGLangEngine(options, on_death=on_death)
+
+
+def _guard_template(form: GuardFormat, data_dir: Path) -> Path:
+    """The format's chat template as a file, for the guard's server."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    path = data_dir / "guard_template.jinja"
+    path.write_text(form.template, "utf-8")
+    return path
+
+
+def build_guard(settings: Settings, engine: Engine, counters: SafetyCounters) -> GuardTier:
+    """The guard tier over the engine of `build_guard_engine`, once that has started."""
+    guard = Guard(engine, format_of(settings.safety_guard_model))
+    return GuardTier(guard, counters, fail_open=settings.safety_fail_open)

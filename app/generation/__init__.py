@@ -1,0 +1,1 @@
+"""What a generation goes through: history, safety check, release, journal, trace."""

@@ -1,0 +1,372 @@
+"""What outlives the process: each request's reservation, checkpoints and settlement.
+
+    reserve ──(queued with the prefill)──▶ durable ──▶ checkpoint, once a second ──▶ settle
+
+The reservation is committed before the first token is released, with the turn's messages. Live
+streams are checkpointed together, events and counts in one transaction. The answer and its
+settlement are one unit. A unit that could not be written is kept and tried again; what a dead
+process left open is settled at its checkpoint by `reconcile`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from structlog.typing import FilteringBoundLogger
+
+from app.core import ChatRequest, Counts, Prompt
+from app.errors import InternalError, StorageUnavailable, Unavailable
+from app.generation.history import Asked
+from app.generation.journal_entry import Entry, Ids, finished_answer, stream_facts
+from app.log import where
+from app.metering.balance import Balance
+from app.metering.pricing import PriceTable
+from app.metering.traffic import Traffic
+from app.store import checkpoints, conversations, events, indexing, ledger
+from app.store.batch import Unit, probe
+from app.store.checkpoints import Checkpoint
+from app.store.database import Database
+from app.store.ledger import OpenRequest, Reservation, Settlement, Settling, cost_micro_usd
+from app.stream.ring import Ring
+from app.stream.token_stream import DELETED, STORAGE, TokenStream
+from app.stream.transcript import Answer, answers
+
+CHECKPOINT_S = 1.0
+PATIENCE_S = 10.0
+"""How long live streams go on while nothing can be written."""
+LINGER_S = 0.02
+"""How long a reservation waits at most for others to be committed with."""
+SWEEP_S = 5.0
+AT_ONCE = 64
+"""Streams that are looked at without giving way to others."""
+_EVERYTHING = 1 << 40
+OnSettled = Callable[[str, int, str, int], None]
+"""Told of each committed settlement: owner, day, request id, cost in micro-dollars."""
+
+
+class Journal:
+    """All requests' entries, and the clock of their checkpoints."""
+
+    def __init__(
+        self,
+        database: Database,
+        prices: PriceTable,
+        balance: Balance,
+        traffic: Traffic,
+        log: FilteringBoundLogger,
+        retention_s: float,
+        *,
+        checkpoint_s: float = CHECKPOINT_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._database = database
+        self._prices = prices
+        self._balance = balance
+        self._traffic = traffic
+        self._log = log
+        self._retention_s = retention_s
+        self._checkpoint_s = checkpoint_s
+        self._patience_s = patience_s
+        self._live: set[Entry] = set()
+        self._unsettled: dict[Entry, float] = {}  # since when, in seconds; oldest first
+        self._ticker: asyncio.Task[None] | None = None
+        self._lead_s = 0.0  # between a reservation and its first token, lately; rises slowly
+        self._written_at_s = time.monotonic()
+        self.on_settled: OnSettled = lambda _owner, _day, _request_id, _cost: None
+
+    @property
+    def num_unsettled(self) -> int:
+        """Ended requests whose settlement could not be written yet."""
+        return len(self._unsettled)
+
+    @property
+    def unsettled_age_s(self) -> float:
+        """How long the oldest of them has waited; 0 when there is none."""
+        now_s = time.monotonic()
+        return now_s - next(iter(self._unsettled.values()), now_s)
+
+    @property
+    def checkpoint_age_s(self) -> float:
+        """How long ago everything there was to write was written."""
+        return time.monotonic() - self._written_at_s
+
+    def start(self) -> None:
+        """Begin to checkpoint; needs a running loop."""
+        self._ticker = asyncio.create_task(self._tick(), name="journal-ticker")
+
+    async def aclose(self) -> None:
+        """Try once more what could not be written, and stop. A second call does nothing."""
+        if self._ticker is None:
+            return
+        self._ticker.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._ticker
+        self._ticker = None
+        await self._settle_left()
+
+    # One request
+
+    async def reserve(
+        self, asked: Asked, prompt: Prompt, stream: TokenStream, counts: Mapping[int, Counts]
+    ) -> Entry:
+        """Queue the reservation, and the turn's messages with it.
+
+        It lingers for company while the prompt is prefilled. It is waited for only where the last commit
+        failed, so that the refusal comes before the status line. Raises StorageUnavailable, NotFound.
+        """
+        entry = Entry(asked, prompt, stream, counts)
+        reservation = self._reservation(asked.request, prompt)
+        entry.price, entry.terms = reservation.price, reservation.terms
+        turn = asked.turn
+
+        def unit(connection: sqlite3.Connection) -> int:
+            conversation_seq = None if turn is None else conversations.ensure(connection, turn)
+            request_seq = ledger.reserve(connection, reservation, conversation_seq)
+            if turn is not None and conversation_seq is not None:
+                conversations.add_turn(connection, turn, conversation_seq, request_seq)
+            return request_seq
+
+        entry.reserved = self._database.submit(unit, linger_s=min(self._lead_s / 2, LINGER_S))
+        entry.hurry = partial(self._needed, time.monotonic())
+        if self._database.failing:
+            try:
+                await entry.committed()
+            except BaseException:
+                self.settle_later(entry, entry.outcome)  # its caller has gone, and it may be committed yet
+                raise
+        self._live.add(entry)
+        return entry
+
+    def _needed(self, reserved_at_s: float) -> None:
+        """A reservation is waited for: how long after it was made tells how long the next may linger."""
+        lead_s = time.monotonic() - reserved_at_s
+        self._lead_s = min(lead_s, self._lead_s + (lead_s - self._lead_s) / 8)
+        self._database.hurry()
+
+    def _reservation(self, request: ChatRequest, prompt: Prompt) -> Reservation:
+        created_at_us = time.time_ns() // 1000
+        key = request.idempotency
+        return Reservation(
+            request_id=request.request_id,
+            owner=request.owner,
+            model=request.model,
+            created_at_us=created_at_us,
+            max_tokens=prompt.max_tokens * request.n,
+            prompt_tokens=prompt.billed_tokens,
+            price=self._prices.price_of(request.model, created_at_us),
+            stream=stream_facts(request),
+            idempotency_key=None if key is None else key.key,
+            fingerprint=None if key is None else key.fingerprint,
+            rerendered=prompt.rerendered,
+        )
+
+    async def settle(self, entry: Entry, outcome: str) -> None:
+        """Write the answer and the bill, once. Raises StorageUnavailable; it is tried again later."""
+        entry.outcome = outcome
+        self._live.discard(entry)
+        if entry.request_seq is None:
+            return  # never reserved, so nothing was released and nothing is owed
+        self._unsettled[entry] = time.monotonic()
+        self._close(entry, await self._database.write(_settlement(entry)))
+
+    def settle_later(self, entry: Entry, outcome: str) -> None:
+        """The same, without waiting for it; nothing where it is settled."""
+        if not entry.settled:
+            entry.outcome = outcome
+        self._live.discard(entry)
+        if entry.settled or entry.reserved is None or entry in self._unsettled:
+            return
+        if entry.reserved.done():
+            self._queue_settlement(entry, entry.reserved)
+        else:
+            entry.reserved.add_done_callback(lambda reserved: self._queue_settlement(entry, reserved))
+
+    def _queue_settlement(self, entry: Entry, reserved: asyncio.Future[int]) -> None:
+        if reserved.cancelled() or reserved.exception() is not None:
+            return
+        entry.request_seq = reserved.result()
+        self._unsettled[entry] = time.monotonic()
+        with contextlib.suppress(StorageUnavailable):  # closed: the next start reconciles
+            settled = self._database.submit(_settlement(entry))
+            settled.add_done_callback(lambda s: self._settled(entry, s))
+
+    def _settled(self, entry: Entry, settled: asyncio.Future[int]) -> None:
+        error = None if settled.cancelled() else settled.exception()
+        if error is None:
+            self._close(entry, settled.result())
+        elif not isinstance(error, StorageUnavailable):
+            self._give_up(entry, error)
+
+    def _give_up(self, entry: Entry, error: BaseException) -> None:
+        """Leave a settlement that is itself faulty to the next start, which settles at the checkpoint."""
+        self._unsettled.pop(entry, None)
+        self._log.error("settlement_broke", request_id=entry.stream.request_id, error=where(error))
+
+    # All of them, once a second
+
+    async def _tick(self) -> None:
+        swept_at_s = 0.0
+        while True:
+            await asyncio.sleep(self._checkpoint_s)
+            try:
+                await self._settle_left()
+                await self._checkpoint()
+                await indexing.index_all(self._database)
+                if self._database.failing:
+                    await self._database.write(probe)
+                if time.monotonic() - swept_at_s >= SWEEP_S:
+                    swept_at_s = time.monotonic()
+                    await self._sweep()
+            except StorageUnavailable as error:
+                self._not_written(error)
+            except Exception as exc:  # noqa: BLE001  # the next checkpoint must come
+                self._log.error("checkpoint_broke", error=where(exc))
+            else:
+                self._written_at_s = time.monotonic()
+
+    async def _checkpoint(self) -> None:
+        """Write what every live stream has said since the last time, in one unit."""
+        news: list[Checkpoint] = []
+        saved: dict[Entry, int] = {}
+        for number, entry in enumerate(list(self._live), start=1):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)  # thousands of streams: their tokens do not wait for all of them
+            if entry.request_seq is None or entry.stream.last_id == entry.saved_id:
+                continue
+            if (said := entry.stream.dump(entry.saved_id)) is not None:
+                entry.checkpointed = True
+                news.append(Checkpoint(entry.request_seq, entry.usage(), *said))
+                saved[entry] = entry.stream.last_id
+        if not news:
+            return
+        await self._database.write(lambda connection: checkpoints.write(connection, news))
+        for entry, last_id in saved.items():
+            entry.saved_id = last_id
+
+    async def _settle_left(self) -> None:
+        for entry in list(self._unsettled):
+            if entry.stream.done:
+                try:
+                    billed_tokens = await self._database.write(_settlement(entry))
+                except StorageUnavailable:
+                    raise
+                except Exception as exc:  # noqa: BLE001  # it must not hold up the others
+                    self._give_up(entry, exc)
+                else:
+                    self._close(entry, billed_tokens)
+
+    def _close(self, entry: Entry, billed_tokens: int) -> None:
+        self._unsettled.pop(entry, None)
+        if entry.settled:  # a settlement that was tried again may be told of twice
+            return
+        entry.settled = True
+        if entry.stream.cancelled == DELETED:
+            self._database.forgotten.set()
+        model, usage = entry.stream.request.model, entry.usage()
+        cost = cost_micro_usd(usage, entry.price)
+        self._traffic.settled(model, usage, cost)
+        if entry.terms is not None:
+            self.on_settled(entry.terms.owner, entry.terms.day, entry.stream.request_id, cost)
+        self._balance.settled(
+            model,
+            entry.stream.request_id,
+            billed_tokens,
+            entry.handed_over,
+            read_whole=entry.read_whole,
+        )
+
+    async def _sweep(self) -> None:
+        """Forget the events of streams that nobody stored, once their retention has ended."""
+        before_us = time.time_ns() // 1000 - int(self._retention_s * 1e6)
+        forgotten = events.LIMIT
+        while forgotten == events.LIMIT:
+            forgotten = await self._database.write(lambda c: events.forget_unstored(c, before_us))
+            if forgotten:
+                self._database.forgotten.set()
+
+    def _not_written(self, error: StorageUnavailable) -> None:
+        stuck_s = time.monotonic() - self._written_at_s
+        self._log.warning("not_written", error=error.code, stuck_s=round(stuck_s, 1), live=len(self._live))
+        if stuck_s >= self._patience_s:
+            for entry in list(self._live):
+                entry.stream.cancel(STORAGE)
+
+    async def reconcile(self) -> int:
+        """Settle what a dead process left open, at its checkpoint. Returns how many requests."""
+
+        def unit(connection: sqlite3.Connection) -> int:
+            left = ledger.open_requests(connection)
+            for request in left:
+                _reconcile_one(connection, request)
+            return len(left)
+
+        return await self._database.write(unit)
+
+
+def _settlement(entry: Entry) -> Unit[int]:
+    """The unit that writes an entry's end; what it writes is read now, on the loop.
+
+    It returns the completion tokens that the row has then.
+    """
+    stream, request_seq = entry.stream, entry.request_seq
+    assert request_seq is not None
+    at_us = time.time_ns() // 1000
+    settlement = Settlement(request_seq, entry.usage(), entry.outcome, at_us, terms=entry.terms)
+    status = entry.status()
+    done = not stream.done  # the last event is sent once this is committed
+    news = stream.dump(0, done=done)
+    whole = news is not None and news[0] == 1
+    if not whole:
+        news = stream.dump(entry.saved_id, done=done)
+    said = answers(*stream.held()) if whole else None
+    send_again = stream.refused or isinstance(stream.error, Unavailable | InternalError)
+
+    def end(connection: sqlite3.Connection) -> None:
+        deleted = stream.cancelled == DELETED
+        if news is not None and not deleted:
+            if entry.checkpointed:  # a slice of everything takes the place of the checkpoints
+                events.compact(connection, request_seq, *news)
+            else:
+                events.append(connection, request_seq, *news)
+        if send_again:
+            events.free_key(connection, request_seq)
+        if entry.turn is not None:
+            # Where the ring has lost its beginning, the checkpoints have it.
+            heard = {} if deleted else said if said is not None else _heard(connection, request_seq)
+            tokens = settlement.usage.told_tokens
+            finished = entry.finished(heard, status)
+            conversations.finish_answers(connection, finished, settlement.settled_at_us, tokens)
+        if deleted:
+            events.erase(connection, request_seq)
+
+    return Settling(settlement, end)
+
+
+def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
+    at_us = time.time_ns() // 1000
+    ledger.settle(connection, Settlement(left.seq, left.usage, "interrupted", at_us, reconciled=True))
+    events.free_key(connection, left.seq)
+    erased = events.is_erased(connection, left.seq)
+    said = {} if erased else _heard(connection, left.seq)
+    finished = [
+        finished_answer(answer_id, said.get(choice, Answer()), "interrupted", Ids())
+        for answer_id, choice in conversations.answers_of(connection, left.seq)
+    ]
+    tokens = left.usage.told_tokens
+    conversations.finish_answers(connection, finished, at_us, tokens)
+    if erased:
+        events.erase(connection, left.seq)  # what was checkpointed after it was deleted, too
+
+
+def _heard(connection: sqlite3.Connection, request_seq: int) -> dict[int, Answer]:
+    """What the stored events of a request say, up to the first gap; nothing where they are damaged."""
+    try:
+        ring = Ring.restore(events.slices(connection, request_seq), _EVERYTHING, only_prefix=True)
+    except ValueError:
+        return {}  # a replay says so (app.stream.replay); it must not keep the server from starting
+    return answers(*ring.whole())

@@ -1,0 +1,1 @@
+"""The report on shared prompt prefixes."""

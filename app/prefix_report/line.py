@@ -1,0 +1,173 @@
+"""What the prefix report remembers of one system prompt with one tool list: how far it should be cached.
+
+A prompt's ids are compared with those of the line's first request. Where they part is where the part
+that stays ends, or later, by what the two users' words have in common: `slack` bounds by how much.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+
+from app.core import ChatRequest, Prompt
+from app.prefix_report.diff import common_prefix
+
+HEAD_TOKENS = 32_768
+"""As many of a prompt's first ids are compared; a longer system prompt is judged by these."""
+OPENING_CHARACTERS = 256
+UNKNOWN = 1 << 40
+_SYSTEM = ("system", "developer")
+_OPTIONS = ("chat_template_kwargs", "reasoning_effort", "tool_choice", "response_format", "documents")
+"""Parameters, other than messages and tools, that a model's template may write into the prompt."""
+_FEWEST_OF_ESTIMATE = 3
+_OVERHEAD_BYTES = 1024
+
+
+class Stable(NamedTuple):
+    """What of a request is meant to stay the same from one to the next: its system text and tools."""
+
+    text: str
+    tools: bytes
+
+
+def stable_of(body: Mapping[str, Any]) -> Stable:
+    """The system messages that a request begins with, and its tools as JSON."""
+    messages, tools = body["messages"], body.get("tools")
+    packed = orjson.dumps(tools) if tools else b""
+    if not messages or messages[0]["role"] not in _SYSTEM:
+        return Stable("", packed)
+    if len(messages) == 1 or messages[1]["role"] not in _SYSTEM:
+        return Stable(_text(messages[0].get("content")), packed)
+    end = next((i for i, m in enumerate(messages) if m["role"] not in _SYSTEM), len(messages))
+    return Stable("\n".join(_text(m.get("content")) for m in messages[:end]), packed)
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """One system text with one tool list, of one key and model."""
+
+    stable: Stable
+    salt: str
+    epoch: int
+    since_s: float
+    """When its prompt was in the cache; requests that were asked before are expected to find nothing."""
+    estimate: int
+    """About how many tokens its text and tools are; 0 where that cannot be told."""
+    unbilled: int
+    head: array[int] | None = None
+    boundary: int | None = None
+    """How many tokens stay the same, at most; None before there were two requests."""
+    slack: int = UNKNOWN
+    opening: str = ""
+    options: dict[str, int] = field(default_factory=dict)
+    seen_s: float = 0.0
+    counted_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes in memory."""
+        head = 0 if self.head is None else len(self.head) * self.head.itemsize
+        text = self.stable.text
+        characters = len(text) if text.isascii() else 4 * len(text)
+        return characters + len(self.stable.tools) + head + _OVERHEAD_BYTES
+
+    @property
+    def expected(self) -> int:
+        """Tokens that a request with this text and these tools should find, the operator's included."""
+        return self.estimate if self.boundary is None else self.boundary
+
+    def render(self, request: ChatRequest, prompt: Prompt) -> None:
+        """Take a prompt as what the line's prompts begin like."""
+        self.head = _packed(prompt.token_ids)
+        self.boundary, self.slack = None, UNKNOWN
+        self.opening, self.options = _opening(request), _options(request)
+        self.unbilled = prompt.unbilled_tokens
+
+    def compare(self, request: ChatRequest, prompt: Prompt) -> int | None:
+        """Learn from another prompt how far they stay the same; the token where it is *rendered* differently.
+
+        None where it is not: where they part is then where the users' own words begin.
+        """
+        if self.head is None:
+            return None
+        ids = _packed(prompt.token_ids[: len(self.head)])
+        if ids is None:
+            return None
+        if ids.typecode != self.head.typecode:
+            ids, self.head = array("q", ids), array("q", self.head)
+        shared = common_prefix(self.head, ids)
+        known = UNKNOWN if self.boundary is None else self.boundary
+        if shared >= known:
+            return None
+        beyond_slack = self.slack < UNKNOWN and shared < known - self.slack - 1
+        if beyond_slack or shared * _FEWEST_OF_ESTIMATE < self.estimate:
+            return shared
+        self.boundary, self.slack = shared, _slack(self.opening, _opening(request))
+        self.head = self.head[:shared]
+        return None
+
+    def changed_option(self, request: ChatRequest, prompt: Prompt) -> str:
+        """Why a prompt is rendered differently: a parameter's name, `policy`, or `template`."""
+        if prompt.unbilled_tokens != self.unbilled:
+            return "policy"
+        now = _options(request)
+        return next((name for name in _OPTIONS if now.get(name) != self.options.get(name)), "template")
+
+
+def estimate_of(request: ChatRequest, prompt: Prompt, stable: Stable) -> int:
+    """About how many tokens the stable part is, by its share of the bytes; 0 with media."""
+    stable_bytes = len(stable.text.encode("utf-8", "surrogatepass")) + len(stable.tools)
+    others = 0
+    messages: Sequence[Mapping[str, Any]] = request.body["messages"]
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and any(part.get("type") != "text" for part in content):
+            return 0
+        if message["role"] not in _SYSTEM:
+            others += len(_text(content).encode("utf-8", "surrogatepass"))
+    if not stable_bytes:
+        return 0
+    return prompt.unbilled_tokens + prompt.billed_tokens * stable_bytes // (stable_bytes + others)
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.get("text") or "" for part in content or ())
+
+
+def _opening(request: ChatRequest) -> str:
+    """The beginning of what follows the system prompt, without the white space that templates trim."""
+    messages: Sequence[Mapping[str, Any]] = request.body["messages"]
+    first = next((m for m in messages if m["role"] not in _SYSTEM), None)
+    return (
+        ""
+        if first is None
+        else _text(first.get("content"))[: 4 * OPENING_CHARACTERS].strip()[:OPENING_CHARACTERS]
+    )
+
+
+def _slack(opening: str, other: str) -> int:
+    """At most how many tokens two users' words begin with in common: a token has a byte."""
+    shared = common_prefix(opening, other)
+    if shared == min(len(opening), len(other)) and (shared == OPENING_CHARACTERS or opening == other):
+        return UNKNOWN  # they may go on alike
+    return len(opening[:shared].encode("utf-8", "surrogatepass"))
+
+
+def _options(request: ChatRequest) -> dict[str, int]:
+    body = request.body
+    return {name: hash(orjson.dumps(body[name])) for name in _OPTIONS if body.get(name) is not None}
+
+
+def _packed(token_ids: Sequence[int]) -> array[int] | None:
+    for typecode in ("I", "q"):
+        try:
+            return array(typecode, token_ids[:HEAD_TOKENS])
+        except OverflowError:  # placeholders of images
+            continue
+    return None

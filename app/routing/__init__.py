@@ -1,0 +1,1 @@
+"""Which model serves a request, and how much of it under load."""

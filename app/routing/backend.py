@@ -1,0 +1,71 @@
+"""A model's place in this process: its engine, and the way into it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from app.admission.controller import Admission
+from app.core import ChatRequest, Engine, Health
+from app.errors import EngineNotReady
+from app.store.keys import Key, Tier
+
+PRIORITIES: Mapping[Tier, int] = {"interactive": 20, "standard": 10, "batch": 0}
+"""SGLang sets a request aside for one that is more than ten above it: batch for interactive, no other."""
+
+
+def sorted_in(request: ChatRequest, key: Key | None, *, isolated: bool) -> ChatRequest:
+    """The request as its key has it: its priority, and with whom it shares cached prompts."""
+    salt = f"owner:{request.owner}" if isolated else ""
+    tier: Tier = "standard" if key is None else key.terms.tier
+    return replace(request, cache_salt=salt, priority=PRIORITIES[tier])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One model's engine, and the admission before it."""
+
+    engine: Engine
+    admission: Admission
+    name: str = ""
+    """The model's, where that is known before the engine has started."""
+
+    @property
+    def id(self) -> str:
+        """What requests call the model. Raises EngineNotReady while that is not known."""
+        return self.name or self.engine.model.id
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine takes requests."""
+        return self.engine.health() is Health.READY
+
+    def check_ready(self) -> None:
+        """Raise EngineNotReady unless it does."""
+        if not self.ready:
+            raise EngineNotReady(f"The engine is {self.engine.health().value}; see /readyz.", retry_after_s=5)
+
+    def knock(self, request: ChatRequest, key: Key | None) -> None:
+        """Refuse at once what would be refused later. Raises EngineNotReady, KeyOverloaded, Overloaded."""
+        self.check_ready()
+        self.admission.knock(request, key)
+
+
+class Places:
+    """The models that this process serves: the large one, and a small one beside it where there is one."""
+
+    def __init__(self, large: Place, small: Place | None = None) -> None:
+        self.large = large
+        self.small = small
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter((self.large,) if self.small is None else (self.large, self.small))
+
+    def of(self, model: str) -> Place:
+        """Where a model is served, also while it is away; the large one's place for any other name."""
+        small = self.small
+        return small if small is not None and small.id == model else self.large
+
+    def allowed(self, models: Collection[str] | None) -> list[Place]:
+        """Those that a key may use which may use `models`; None for all."""
+        return [place for place in self if models is None or place.id in models]

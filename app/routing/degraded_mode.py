@@ -1,0 +1,222 @@
+"""Degraded mode: what the node does less of while its queue is too long, step by step, and back.
+
+    normal ──▶ short ──▶ small ──▶ refuse       one step up after `rise_s` above its `enter`
+       ◀──────── ◀──────── ◀────────            one step down after `fall_s` below its `leave`
+
+*short* gives shorter answers, *small* sends to the small model as well; in *refuse* the queue is full, and
+what it does not take is refused, key by key, by admission (app.admission.load_shedder). Each step's
+`leave` lies below its `enter`. No two changes are nearer than the shorter of the two times: pressure that
+swings around a bound does not swing the mode. What is done is told in `x-degraded` and `x-served-model`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from app.core import ChatRequest, ModelCard
+from app.routing.router import NOTHING_BEFORE, unserved
+from app.settings import Settings
+from app.store.conversations import SoFar
+
+SHORT_OUTPUT = "short-output"
+SMALL_MODEL = "small-model"
+REFUSED = "refused"
+
+
+class Step(enum.IntEnum):
+    """How far the mode has gone; each step does what those before it do."""
+
+    NORMAL = 0
+    SHORT = 1
+    SMALL = 2
+    REFUSE = 3
+
+    @property
+    def told(self) -> str:
+        """Its name in `/readyz` and the metrics."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """The queue as it is: what must be waited for, and what may be waited for at most."""
+
+    wait_s: float
+    """How long a request that came now would wait: backlog over measured throughput."""
+    target_s: float
+    """How long it may wait at most, above zero."""
+    queued_share: float = 0.0
+    """Of the queue's bounds in requests and tokens, the fuller one, 0..1."""
+
+    @property
+    def value(self) -> float:
+        """1 is a wait as long as it may be at most, or a queue that is full."""
+        return max(self.wait_s / self.target_s, self.queued_share, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The pressure from which on a step is entered, and below which it is left."""
+
+    enter: float
+    leave: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When the mode changes, and how short an answer becomes. Times in seconds."""
+
+    short: Bounds = Bounds(0.5, 0.3)
+    small: Bounds = Bounds(0.75, 0.5)
+    refuse: Bounds = Bounds(1.0, 0.7)
+    rise_s: float = 2.0
+    fall_s: float = 10.0
+    short_tokens: int = 512
+    default_tokens: float = math.inf
+    """How long an answer may become where its request does not say."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for bounds that would let the mode swing."""
+        all_bounds = (self.short, self.small, self.refuse)
+        if any(b.leave >= b.enter for b in all_bounds):
+            raise ValueError("a step must be left below the pressure at which it is entered")
+        for lower, higher in pairwise(all_bounds):
+            if lower.enter > higher.enter or lower.leave > higher.leave:
+                raise ValueError("the steps' bounds must rise")
+        if min(self.rise_s, self.fall_s) <= 0 or self.short_tokens < 1:
+            raise ValueError("times and tokens must be above zero")
+
+    def of(self, step: Step) -> Bounds:
+        """A step's bounds; the normal one has none."""
+        return (self.short, self.small, self.refuse)[step - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Degraded:
+    """What is to be done to one request: which model serves it, and how long its answer may be."""
+
+    model: str
+    max_tokens: int | None
+    done: Sequence[str] = ()
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """`x-degraded` and `x-served-model`, where anything was done."""
+        if not self.done:
+            return {}
+        return {"x-degraded": ", ".join(self.done), "x-served-model": self.model}
+
+
+class Degrade:
+    """The mode, moved by `observe`, applied by `apply`."""
+
+    def __init__(self, limits: Limits | None = None, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits or Limits()
+        self._clock_s = clock_s
+        self.step = Step.NORMAL
+        self.changes: Counter[str] = Counter()
+        """How often each step was entered."""
+        self.touched: Counter[str] = Counter({SHORT_OUTPUT: 0, SMALL_MODEL: 0, REFUSED: 0})
+        """Requests by what was done to them."""
+        self.pressure = 0.0
+        """As observed last."""
+        self._above_since_s: float | None = None
+        self._below_since_s: float | None = None
+
+    def observe(self, pressure: Pressure) -> Step:
+        """Take the pressure as it is now; at most one step is gone. To be called once a second."""
+        now_s, value = self._clock_s(), pressure.value
+        self.pressure = value
+        self._above_since_s = self._since(self._above_since_s, now_s, holds=self._over(value))
+        self._below_since_s = self._since(self._below_since_s, now_s, holds=self._under(value))
+        if self._above_since_s is not None and now_s - self._above_since_s >= self.limits.rise_s:
+            self._go(Step(self.step + 1))
+        elif self._below_since_s is not None and now_s - self._below_since_s >= self.limits.fall_s:
+            self._go(Step(self.step - 1))
+        return self.step
+
+    def _over(self, value: float) -> bool:
+        return self.step < Step.REFUSE and value >= self.limits.of(Step(self.step + 1)).enter
+
+    def _under(self, value: float) -> bool:
+        return self.step > Step.NORMAL and value < self.limits.of(self.step).leave
+
+    @staticmethod
+    def _since(since_s: float | None, now_s: float, *, holds: bool) -> float | None:
+        if not holds:
+            return None
+        return now_s if since_s is None else since_s
+
+    def _go(self, step: Step) -> None:
+        self.step = step
+        self.changes[step.told] += 1
+        self._above_since_s = self._below_since_s = None
+
+    def apply(
+        self,
+        request: ChatRequest,
+        prompt_tokens: int,
+        *,
+        small: ModelCard | None = None,
+        before: SoFar = NOTHING_BEFORE,
+        insists: bool = False,
+    ) -> Degraded:
+        """What becomes of a request of about so many prompt tokens, as the mode is now.
+
+        `small` is the small model where it has room, `before` the conversation so far. `insists`
+        (`x-no-degrade`) has the request served as asked for, or refused, and nothing in between. An
+        answer that is no use cut short keeps its length: with tools, a format, `min_tokens` or `ignore_eos`.
+        """
+        if insists or self.step is Step.NORMAL:
+            return Degraded(request.model, request.max_tokens)
+        model, max_tokens = request.model, request.max_tokens
+        done = []
+        longest = self.limits.default_tokens if max_tokens is None else max_tokens
+        if _may_be_cut(request) and longest > self.limits.short_tokens:
+            max_tokens = self.limits.short_tokens
+            done.append(SHORT_OUTPUT)
+        taker = small if self.step >= Step.SMALL else None
+        if (
+            taker is not None
+            and taker.id != model
+            and unserved(taker, request, prompt_tokens, before) is None
+        ):
+            model = taker.id
+            done.append(SMALL_MODEL)
+        self.touched.update(done)
+        return Degraded(model, max_tokens, tuple(done))
+
+    def refused(self) -> Mapping[str, str]:
+        """The headers of a refusal by the full queue, which is counted; none in the steps before."""
+        if self.step is not Step.REFUSE:
+            return {}
+        self.touched[REFUSED] += 1
+        return {"x-degraded": REFUSED}
+
+
+def degrade_of(settings: Settings) -> Degrade | None:
+    """The mode as the settings have it; None where it is off."""
+    if settings.degrade == "off":
+        return None
+    return Degrade(
+        Limits(
+            rise_s=settings.degrade_rise_s,
+            fall_s=settings.degrade_fall_s,
+            short_tokens=settings.degrade_short_tokens,
+            default_tokens=settings.default_max_tokens or math.inf,
+        )
+    )
+
+
+def _may_be_cut(request: ChatRequest) -> bool:
+    body = request.body
+    wanted = body.get("response_format")
+    has_format = isinstance(wanted, dict) and wanted.get("type") not in (None, "text")
+    forced = any(body.get(name) for name in ("tools", "min_tokens", "ignore_eos", "regex", "ebnf"))
+    return not (has_format or forced)

@@ -1,0 +1,235 @@
+"""`model: "auto"`: which of two models answers, by rules that docs/routing.md lists with their points.
+
+The decision reads the request alone, bounded, asks no model, and tells its reason. It is in this order:
+what the caller asks for, what the key may use, which model is there, what a model can serve at all, which
+one has answered the conversation so far, and then points: from `LARGE_FROM` on the large model, below it
+the small one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from app.core import ChatRequest, ModelCard
+from app.routing.backend import Place
+from app.routing.keywords import (
+    CODE_SIGNS,
+    CODE_WORDS,
+    EASY_WORDS,
+    HARD_WORDS,
+    MATH_SIGNS,
+    MATH_WORDS,
+    TASK_WORDS,
+)
+from app.store.conversations import SoFar
+
+Size = Literal["small", "large"]
+AUTO = "auto"
+"""The model's name in a request that leaves the choice to the server."""
+LARGE_FROM = 2
+READ_CHARACTERS = 8192
+"""Of the last user turns so much is read, half of it at the beginning and half at the end."""
+_TURNS_READ = 3
+_WORD_CHARACTERS = 2048
+
+LENGTHS = ((1500, 3), (500, 1))
+"""(prompt tokens, points)"""
+DEPTHS = ((8, 3), (5, 2), (3, 1))
+"""(turns of the user, points)"""
+DETAILS = ((40, 2), (12, 1))
+"""(words of the last turn, points); two numbers in it are one more"""
+ANSWERS = ((2048, 2), (1024, 1))
+"""(max_tokens, points)"""
+MARKS = 3
+TOOLS = 4
+IMAGES = 2
+SCHEMA = 1
+_FORMULA_POINTS = 1
+
+_MOST_OF_WORDS = 4
+_MOST_OF_EASY = 2
+_MOST_OF_TASKS = 2
+_NUMBERS = 2
+_NUMBER = re.compile(r"\d[\d.,]*")
+_EASY_BELOW = 200
+"""Prompt tokens; in a longer one an easy word says nothing."""
+_FORMULA = re.compile(r"[0-9a-z)] ?[*^=] ?-?[0-9a-z(]")
+_WORD = re.compile(r"[a-z][a-z+'-]*")
+_SIGNS = 2
+_OTHERS: Sequence[tuple[Size, Size]] = (("small", "large"), ("large", "small"))
+
+
+NOTHING_BEFORE = SoFar()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which model answers, and why; `reason` is one word, for the metric."""
+
+    model: str
+    size: Size
+    reason: str
+    points: Mapping[str, int]
+
+    @property
+    def header(self) -> str:
+        """The value of `x-route-reason`."""
+        told = [f"{name}={points:+d}" for name, points in self.points.items() if points]
+        return "; ".join([self.size, self.reason, *([", ".join(told)] if told else [])])
+
+
+class Router:
+    """Chooses between a small model and a large one, and counts what it chose."""
+
+    def __init__(self, small: Place, large: Place) -> None:
+        self._places: Mapping[Size, Place] = {"small": small, "large": large}
+        self.routed: dict[str, Counter[str]] = defaultdict(Counter)
+        """Requests by model and reason."""
+
+    def route(
+        self,
+        request: ChatRequest,
+        prompt_tokens: int,
+        *,
+        asked: Size | None = None,
+        allowed: Collection[str] | None = None,
+        before: SoFar = NOTHING_BEFORE,
+    ) -> Route:
+        """The model for a request whose own messages have about so many tokens.
+
+        `asked` is the caller's own choice (`x-route`), `allowed` the models of the key. Where neither model
+        can serve it, the large one refuses.
+        """
+        route = self._decide(request, prompt_tokens + before.tokens, asked, allowed, before)
+        self.routed[route.model][route.reason] += 1
+        return route
+
+    def _decide(
+        self,
+        request: ChatRequest,
+        prompt_tokens: int,
+        asked: Size | None,
+        allowed: Collection[str] | None,
+        before: SoFar,
+    ) -> Route:
+        usable = [s for s, place in self._places.items() if allowed is None or place.id in allowed]
+        there = [size for size in usable if self._places[size].ready]
+        if asked is not None and asked in there:
+            return self._to(asked, "asked")
+        if len(usable) == 1:
+            return self._to(usable[0], "key")
+        if len(there) < len(usable):
+            return self._to(there[0] if there else "large", "alone")
+        for size, other in _OTHERS:
+            lacking = unserved(self._places[size].engine.model, request, prompt_tokens, before)
+            if lacking is not None:
+                return self._to(other, lacking)
+        if before.model == self._places["large"].id:
+            return self._to("large", "conversation")
+        return self._by_points(points_of(request, prompt_tokens, before.turns))
+
+    def _by_points(self, points: Mapping[str, int]) -> Route:
+        if sum(points.values()) >= LARGE_FROM:
+            return self._to("large", max(points, key=lambda name: points[name]), points)
+        return self._to("small", "simple", points)
+
+    def _to(self, size: Size, reason: str, points: Mapping[str, int] | None = None) -> Route:
+        return Route(self._places[size].id, size, reason, points or {})
+
+
+def unserved(
+    card: ModelCard, request: ChatRequest, prompt_tokens: int, before: SoFar = NOTHING_BEFORE
+) -> str | None:
+    """What a request needs, or the conversation it continues, that a model does not have; or None."""
+    body = request.body
+    needs = {
+        "vision": before.images or _has_images(body["messages"]),
+        "tools": _has_tools(body),
+        "json_schema": _kind_of_format(body) == "json_schema",
+        "reasoning": body.get("reasoning_effort") not in (None, "none"),
+        "logprobs": request.logprobs,
+    }
+    for name, needed in needs.items():
+        if needed and name not in card.capabilities:
+            return name
+    room = min(card.context_length - (request.max_tokens or 1), card.max_prompt_tokens)
+    return "context" if prompt_tokens > room else None
+
+
+def points_of(request: ChatRequest, prompt_tokens: int, turns_before: int = 0) -> dict[str, int]:
+    """The points for the large model, by what they are for; easy words are below zero."""
+    body = request.body
+    messages: Sequence[Mapping[str, Any]] = body["messages"]
+    said = [message for message in messages if message["role"] == "user"]
+    recent = _read(said[-_TURNS_READ:])
+    last = _read(said[-1:])[:_WORD_CHARACTERS].lower()
+    listed = _WORD.findall(last)
+    words = set(listed)
+    code = MARKS if _is_code(recent) else _of(CODE_WORDS, words)
+    math = MARKS if any(sign in recent for sign in MATH_SIGNS) else _of(MATH_WORDS, words)
+    return {
+        "code": code,
+        "math": math + _FORMULA_POINTS * (_FORMULA.search(last) is not None),
+        "tools": TOOLS if _has_tools(body) else 0,
+        "images": IMAGES if _has_images(messages) else 0,
+        "length": _step(LENGTHS, prompt_tokens),
+        "depth": _step(DEPTHS, len(said) + turns_before),
+        "words": _of(HARD_WORDS, words),
+        "task": min(_of(TASK_WORDS, words), _MOST_OF_TASKS),
+        "detail": _step(DETAILS, len(listed)) + (len(_NUMBER.findall(last)) >= _NUMBERS),
+        "answer": _step(ANSWERS, request.max_tokens or 0),
+        "format": SCHEMA if _kind_of_format(body) == "json_schema" else 0,
+        "easy": -min(len(words & EASY_WORDS), _MOST_OF_EASY) if prompt_tokens < _EASY_BELOW else 0,
+    }
+
+
+def _of(table: Mapping[str, int], words: Collection[str]) -> int:
+    return min(sum(points for word, points in table.items() if word in words), _MOST_OF_WORDS)
+
+
+def _step(steps: Sequence[tuple[int, int]], value: int) -> int:
+    return next((points for least, points in steps if value >= least), 0)
+
+
+def _is_code(text: str) -> bool:
+    if "```" in text:
+        return True
+    return sum(sign in text for sign in CODE_SIGNS) >= _SIGNS
+
+
+def _read(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of messages, the middle of a long one left out."""
+    text = "\n".join(part for message in messages for part in _texts(message.get("content")))
+    if len(text) <= READ_CHARACTERS:
+        return text
+    return f"{text[: READ_CHARACTERS // 2]}\n{text[-READ_CHARACTERS // 2 :]}"
+
+
+def _texts(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    else:
+        yield from (part["text"] for part in content or () if part.get("type") == "text")
+
+
+def _has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
+    return any(
+        part.get("type") not in (None, "text")
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+    )
+
+
+def _has_tools(body: Mapping[str, Any]) -> bool:
+    return bool(body.get("tools")) and body.get("tool_choice") != "none"
+
+
+def _kind_of_format(body: Mapping[str, Any]) -> str | None:
+    wanted = body.get("response_format")
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    return kind if isinstance(kind, str) else None

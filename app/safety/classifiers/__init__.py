@@ -1,0 +1,1 @@
+"""The classifiers and their files."""

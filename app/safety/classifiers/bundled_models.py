@@ -1,0 +1,38 @@
+"""The classifiers that come with the server: all as they were shipped, or it does not start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from app.safety.classifiers.model_files import ModelDamaged, verify
+from app.safety.classifiers.output_model import OutputModel
+from app.safety.screens.prompt_screen import Classifies
+from app.safety.screens.stream_terms import Listens
+
+MODELS = Path(__file__).parents[1] / "models"
+OUTPUT = "output.npz"
+
+
+class Models(NamedTuple):
+    """The classifiers of prompts and of answers, and the directory that has their calibration."""
+
+    prompts: Classifies
+    answers: Listens
+    directory: Path
+    sure_below: float = 0.0
+    """Below this harm the n-grams alone let a prompt pass; see PromptScreen."""
+
+
+def load(directory: Path = MODELS) -> Models:
+    """The classifiers of a directory; takes about half a second. Raises ModelDamaged."""
+    # Imported here: a server with safety off needs no ONNX Runtime.
+    from app.safety.classifiers.classifier import Classifier
+
+    verify(directory, [OUTPUT])
+    try:
+        answers = OutputModel.load(directory / OUTPUT)
+    except Exception as exc:  # NumPy has errors of its own
+        raise ModelDamaged(f"{directory / OUTPUT}: cannot be read: {exc!r}") from exc
+    prompts = Classifier.load(directory)
+    return Models(prompts, answers, directory, prompts.sure_below)

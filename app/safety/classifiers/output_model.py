@@ -1,0 +1,204 @@
+"""The model of answers: hashed n-grams of a text that grows, added up as it comes.
+
+    text → ASCII look, lower case, signs as spaces → words, pairs of words, stems
+         → weight of each, less a drift: the sum, which starts again where it would fall below 0 → logit → p
+
+So the sum is that of the stretch up to now which speaks most for harm, however long and wherever it
+began: a harmless beginning hides nothing (Page, Biometrika 41, 1954). What an answer says again counts
+half. A token costs its own n-grams, about 3 µs, whatever came before; reading in other pieces gives the
+same n-grams. The category comes of the last ones, and only when asked for.
+Knows text, not what becomes of it.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from array import array
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.safety.categories import CATEGORIES
+from app.safety.text.normalize import folded
+from app.safety.verdict import Scores
+
+BITS = 18
+"""The harm weights are 2**BITS, places in them the lower bits of an n-gram's CRC-32."""
+CATEGORY_BITS = 14
+STEP_BYTES = 12
+"""About 3 tokens: more at once is read in steps, so that no stretch is passed over."""
+AGAIN = 0.5
+"""What an n-gram counts that the answer has had before."""
+PRIOR = 1.0
+"""What a prompt that is certainly harmful adds to the logit of its answer."""
+
+_LONGEST_WORD = 64
+_REMEMBERED = 4096  # n-grams of an answer that are known again; then it forgets them all
+_RECENT = 600  # n-grams, about 200 words, that tell the category
+_STEM = 5
+_STEM_SALT = 7
+_PLACES = (1 << BITS) - 1
+_SPACE = 32
+
+
+def _table() -> bytes:
+    """Letters and digits in lower case, bytes of other scripts as they are, everything else a space."""
+    kept = bytearray(b" " * 128) + bytes(range(128, 256))
+    for byte in b"abcdefghijklmnopqrstuvwxyz0123456789'":
+        kept[byte] = byte
+    for byte in b"ABCDEFGHIJKLMNOPQRSTUVWXYZ":
+        kept[byte] = byte + 32
+    return bytes(kept)
+
+
+_TABLE = _table()
+
+
+def plain_bytes(text: str) -> bytes:
+    """A text as it is read: bytes of words, and spaces."""
+    return (text if text.isascii() else folded(text)).encode("utf-8", "replace").translate(_TABLE)
+
+
+class Grams:
+    """The n-grams of a text that comes in pieces, as places in the table.
+
+    A word counts once the byte after it has come; one of more than 64 bytes is cut.
+    """
+
+    __slots__ = ("_last", "_word")
+
+    def __init__(self) -> None:
+        self._word = b""
+        self._last = 0
+
+    def read(self, data: bytes) -> list[int]:
+        """The places of the n-grams that these bytes of `plain_bytes` complete."""
+        text = self._word + data
+        words = text.split()
+        self._word = words.pop() if words and text[-1] != _SPACE and len(words[-1]) < _LONGEST_WORD else b""
+        places: list[int] = []
+        crc = zlib.crc32
+        for word in words:
+            pair = crc(word, self._last)
+            self._last = crc(word)
+            places += (self._last & _PLACES, pair & _PLACES, crc(word[:_STEM], _STEM_SALT) & _PLACES)
+        return places
+
+
+class Answer:
+    """One text as it is heard: the sum of its stretch, and what it was made of."""
+
+    __slots__ = ("_grams", "_known", "_model", "_now", "_prior", "_recent", "_sum", "logit", "p")
+
+    def __init__(self, model: OutputModel, prior: float) -> None:
+        self._model = model
+        self._prior = prior
+        self._grams = Grams()
+        self._known: set[int] = set()
+        self._recent: list[int] = []
+        self._sum = 0.0
+        self._now = 0.0
+        self.logit = -math.inf
+        self.p = 0.0
+        """The harm score as of now, calibrated."""
+
+    def feed(self, text: str) -> float:
+        """The harm score, 0 to 1, now that `text` has come; of several steps the highest of two in a row."""
+        data = plain_bytes(text)
+        if len(data) <= STEP_BYTES:
+            self._step(data)
+            self.p = self._now
+            return self.p
+        before = highest = self._step(data[:STEP_BYTES])
+        for at in range(STEP_BYTES, len(data), STEP_BYTES):
+            now = self._step(data[at : at + STEP_BYTES])
+            highest = min(now, before) if at == STEP_BYTES else max(highest, min(now, before))
+            before = now
+        self.p = _sigmoid(highest)
+        return self.p
+
+    def scores(self) -> Scores:
+        """The scores by category as of now; the likeliest has the harm score."""
+        likely = self._model.likely(self._recent)
+        return {category: self.p * share for category, share in zip(CATEGORIES, likely, strict=True)}
+
+    def _step(self, data: bytes) -> float:
+        """Read a few tokens; the logit then."""
+        places = self._grams.read(data)
+        if not places:  # within a word
+            return self.logit
+        model, known, recent = self._model, self._known, self._recent
+        weight, total = model.weight, max(self._sum, 0.0) - model.drift * len(places)
+        for place in places:
+            if place in known:
+                total += AGAIN * weight(place)
+            else:
+                known.add(place)
+                total += weight(place)
+        if len(known) > _REMEMBERED:
+            known.clear()
+        recent += places
+        if len(recent) > 2 * _RECENT:
+            del recent[:-_RECENT]
+        self._sum = total
+        self.logit = self._prior + model.logit(total)
+        self._now = _sigmoid(self.logit)
+        return self.logit
+
+
+class OutputModel:
+    """The weights. Immutable; any thread may hear answers by it, one thread an answer.
+
+    `harm` has a weight for each place, `categories` a row for each category over the lower bits of the
+    same places. `drift` is taken off for each n-gram; `line` is slope and intercept of the logit.
+    """
+
+    def __init__(
+        self,
+        harm: NDArray[np.float16],
+        categories: NDArray[np.int8],
+        category_scale: float,
+        offsets: NDArray[np.float32],
+        drift: float,
+        line: tuple[float, float],
+    ) -> None:
+        self._harm = array("f", harm.astype(np.float32).tobytes())
+        self.weight = self._harm.__getitem__
+        """The weight at a place."""
+        self.drift = drift
+        self._categories = categories
+        self._category_scale = category_scale
+        self._offsets = offsets
+        self._slope, self._intercept = line
+
+    @classmethod
+    def load(cls, path: Path) -> OutputModel:
+        """The model of a file. Raises OSError, KeyError or ValueError if it is none."""
+        with np.load(path, allow_pickle=False) as arrays:
+            harm, categories, offsets = arrays["harm"], arrays["categories"], arrays["offsets"]
+            scale, drift = float(arrays["category_scale"]), float(arrays["drift"])
+            slope, intercept = (float(value) for value in arrays["line"])
+        if harm.shape != (1 << BITS,) or categories.shape != (len(CATEGORIES), 1 << CATEGORY_BITS):
+            raise ValueError(f"{path.name} has tables of another size")
+        return cls(harm, categories, scale, offsets, drift, (slope, intercept))
+
+    def listen(self, prior: float) -> Answer:
+        """A new answer, to a prompt of this harm."""
+        return Answer(self, PRIOR * prior)
+
+    def logit(self, total: float) -> float:
+        """The logit of a stretch with this sum."""
+        return self._slope * total + self._intercept
+
+    def likely(self, places: list[int]) -> list[float]:
+        """How likely each category is beside the likeliest, which has 1, by the n-grams at these places."""
+        at = np.array(places, np.intp) & ((1 << CATEGORY_BITS) - 1)
+        sums = self._categories[:, at].sum(axis=1, dtype=np.int64) * self._category_scale
+        logits = sums / math.sqrt(max(len(places), 1)) + self._offsets
+        return [float(share) for share in np.exp(logits - logits.max())]
+
+
+def _sigmoid(logit: float) -> float:
+    return 1.0 / (1.0 + math.exp(-logit)) if logit > -60.0 else 0.0

@@ -1,0 +1,1 @@
+"""Policies: the file, the thresholds, the notices, the prompt text."""

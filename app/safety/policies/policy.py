@@ -1,0 +1,266 @@
+"""The policy in force: what becomes of scores. Immutable; a reload puts another one in its place.
+
+A category acts at a threshold, the score that its target false positive rate stands for in the table
+that came with the classifiers. One policy is a family of four: as it is or strict, wary or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from app.safety.categories import CATEGORIES, LOCKED, name_of
+from app.safety.policies import policy_file
+from app.safety.policies.notices import Notices
+from app.safety.policies.policy_file import PolicyError, PolicyFile
+from app.safety.policies.thresholds import FILE_NAME, MIN_FPR, Thresholds
+from app.safety.verdict import ACTIONS, Action, Scores, Stage, Verdict
+
+Level = Literal["standard", "strict"]
+"""How a key's requests are judged: by the policy as it is, or tightened."""
+
+NGRAMS_BLOCK_SHARE, NGRAMS_WATCH_SHARE = 0.1, 0.2
+"""The shares of a category's rates that the n-grams may spend, before the encoder has read the text."""
+GUARD_BLOCK, GUARD_WATCH = 0.5, 0.25
+"""A guard model gives the probability of its own *unsafe*; there is no calibration of ours for it."""
+WARY_AFTER, STRICT_AFTER = 1, 3
+"""Blocked turns after which all of a conversation is watched, and after which it is judged strictly."""
+
+
+class Limit(NamedTuple):
+    """What a category does to a text from this score on."""
+
+    action: Action
+    threshold: float
+    category: str
+
+
+class Policy:
+    """One policy. `strict` has the terms of a strict key, `wary` watches every prompt."""
+
+    def __init__(
+        self,
+        file: PolicyFile,
+        thresholds: Thresholds,
+        country: str = "",
+        *,
+        strict: bool = False,
+        wary: bool = False,
+        _family: dict[tuple[bool, bool], Policy] | None = None,
+    ) -> None:
+        self.strict = strict
+        self.wary = wary
+        self.hard_list: Sequence[str] = file.hard_list
+        self._again = partial(Policy, file, thresholds, country)
+        self._family = {} if _family is None else _family
+        self._family[strict, wary] = self
+        self._file = file
+        self._thresholds = thresholds
+        self._rules = {c: r.tightened() if strict else r for c, r in file.rules.items()}
+        self._notices = Notices(country, file.messages)
+        self._limits: dict[tuple[Stage, int], list[Limit]] = {}
+        self._answers = {watched: self._answer_limits(watched=watched) for watched in (False, True)}
+        self._floors = {watched: _lowest(limits) for watched, limits in self._answers.items()}
+        self._prompt_floors: dict[Stage, float] = {}
+        self.hash = self._hash()
+        """Sixteen hex digits over rules, thresholds and texts; with every event."""
+
+    def tightened(self, level: str | None) -> Policy:
+        """The policy for a key of that level; never a looser one."""
+        return self._relative(strict=self.strict or level == "strict", wary=self.wary)
+
+    def after(self, strikes: int) -> Policy:
+        """The policy for a conversation of which so many turns were blocked."""
+        return self._relative(
+            strict=self.strict or strikes >= STRICT_AFTER, wary=self.wary or strikes >= WARY_AFTER
+        )
+
+    def judge_prompt(self, scores: Scores, stage: Stage, *, texts: int = 1) -> Verdict:
+        """What becomes of a prompt with these scores.
+
+        Where they are the maximum over several slices of a text, each is held to a share of the rate: one
+        over the square root of their number, for slices of one text are alike.
+        """
+        verdict = self._judge(scores, stage, self._prompt_limits(stage, texts))
+        if self.wary and verdict.action not in ("block", "watch"):
+            return Verdict("watch", None, verdict.score, 0.0, stage, self.hash, scores)
+        return verdict
+
+    def clear_prompt(self, harm: float, stage: Stage) -> Verdict | None:
+        """The verdict on a prompt of this harm, where it is the same whatever the categories."""
+        floor = self._prompt_floors.get(stage)
+        if floor is None:
+            floor = self._prompt_floors[stage] = _lowest(self._prompt_limits(stage, 1))
+        return None if self.wary or harm >= floor else Verdict(None, None, harm, floor, stage, self.hash)
+
+    def clear_output(self, harm: float, *, watched: bool) -> Verdict | None:
+        """The verdict of the stream screen on an answer of this harm, where it is the same."""
+        floor = self._floors[watched]
+        return None if harm >= floor else Verdict(None, None, harm, floor, "stream", self.hash)
+
+    def judge_output(self, scores: Scores, *, watched: bool, stage: Stage = "stream") -> Verdict:
+        """What becomes of an answer with these scores: `block` halts it; `watched` is its prompt's."""
+        limits = self._answers[watched]
+        if stage == "guard":
+            at = GUARD_WATCH if watched or self.strict else GUARD_BLOCK
+            limits = [limit._replace(threshold=at) for limit in limits]
+        return self._judge(scores, stage, limits)
+
+    def halted(self, *, lag_tokens: int = 0) -> Verdict:
+        """The verdict on an answer that has a span of the hard list."""
+        return Verdict("block", None, 1.0, 0.0, "hard_list", self.hash, {}, lag_tokens)
+
+    def output_thresholds(self, *, watched: bool) -> tuple[float, ...]:
+        """Where each of CATEGORIES halts an answer; infinity for those that do not."""
+        at = {limit.category: limit.threshold for limit in self._answers[watched] if limit.action == "block"}
+        return tuple(at.get(category, math.inf) for category in CATEGORIES)
+
+    def blocked(self, scores: Scores, stage: Stage) -> tuple[str, ...]:
+        """The categories that would each block a prompt with these scores."""
+        limits = self._prompt_limits(stage, 1)
+        return tuple(
+            c for action, threshold, c in limits if action == "block" and scores.get(c, 0.0) >= threshold
+        )
+
+    def notice(self, category: str | None) -> str:
+        """What the person is told whose prompt or answer was blocked."""
+        return self._notices.message(category)
+
+    def alignment(self, *, watched: bool) -> str | None:
+        """What the model is told before all else; None for nothing."""
+        return self._file.alignment.text(watched=watched or self.strict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The policy as the admin API shows it; of the hard list only how long it is."""
+        alignment = self._file.alignment
+        return {
+            "hash": self.hash,
+            "strict_hash": self.tightened("strict").hash,
+            "alignment": {"mode": alignment.mode, "version": alignment.version},
+            "hard_list": len(self.hard_list),
+            "categories": {c: self._category_as_json(c) for c in CATEGORIES},
+        }
+
+    def _category_as_json(self, category: str) -> dict[str, Any]:
+        at = {
+            "block": self._at("encoder", category, self._rules[category].block_fpr),
+            "watch": self._at("encoder", category, self._rules[category].watch_fpr),
+            "answer": self._thresholds.at("output", category, self._rules[category].answer_fpr),
+            "watched_answer": self._thresholds.at(
+                "output", category, self._rules[category].watched_answer_fpr
+            ),
+        }
+        return {
+            "name": name_of(category),
+            "locked": category in LOCKED,
+            **asdict(self._rules[category]),
+            "thresholds": {name: round(threshold, 6) for name, threshold in at.items()},
+        }
+
+    def _judge(self, scores: Scores, stage: Stage, limits: Sequence[Limit]) -> Verdict:
+        """By the category that does most; of several, the one that is furthest over its threshold."""
+        for action, threshold, category in _over(scores, limits):
+            return Verdict(action, category, scores[category], threshold, stage, self.hash, scores)
+        top = max(scores, key=lambda c: scores[c], default=None)
+        if top is None:
+            return Verdict(None, None, 0.0, 1.0, stage, self.hash, scores)
+        threshold = min((limit.threshold for limit in limits if limit.category == top), default=1.0)
+        return Verdict(None, top, scores[top], threshold, stage, self.hash, scores)
+
+    def _prompt_limits(self, stage: Stage, texts: int) -> list[Limit]:
+        shares = 1 << ((texts - 1).bit_length() + 1) // 2  # powers of two, so that there are few of them
+        if (stage, shares) not in self._limits:
+            self._limits[stage, shares] = [
+                limit for category in CATEGORIES for limit in self._limits_of(category, stage, shares)
+            ]
+        return self._limits[stage, shares]
+
+    def _limits_of(self, category: str, stage: Stage, shares: int) -> list[Limit]:
+        rule = self._rules[category]
+        block = self._at(stage, category, rule.block_fpr / shares)
+        watch = self._at(stage, category, rule.watch_fpr / shares, watch=True)
+        if rule.action == "block":
+            return [Limit("block", block, category), Limit("watch", watch, category)]
+        if rule.action == "watch":
+            return [Limit("watch", watch, category)]
+        return [Limit("flag", block, category)] if rule.action == "flag" else []
+
+    def _at(self, stage: Stage, category: str, fpr: float, *, watch: bool = False) -> float:
+        if stage == "guard":
+            return GUARD_WATCH if watch or self.strict else GUARD_BLOCK
+        if stage == "ngrams":
+            share = NGRAMS_WATCH_SHARE if watch else NGRAMS_BLOCK_SHARE
+            return self._thresholds.at("ngrams", category, max(fpr * share, MIN_FPR))
+        return self._thresholds.at("categories", category, max(fpr, MIN_FPR))
+
+    def _answer_limits(self, *, watched: bool) -> list[Limit]:
+        limits = []
+        for category, rule in self._rules.items():
+            fpr = rule.watched_answer_fpr if watched else rule.answer_fpr
+            halts = rule.action == "block" or (rule.action == "watch" and watched)
+            if rule.action != "off":
+                at = self._thresholds.at("output", category, fpr)
+                limits.append(Limit("block" if halts else "flag", at, category))
+        return limits
+
+    def _relative(self, *, strict: bool, wary: bool) -> Policy:
+        known = self._family.get((strict, wary))
+        return known or self._again(strict=strict, wary=wary, _family=self._family)
+
+    def _hash(self) -> str:
+        stages: Sequence[Stage] = ("ngrams", "encoder", "guard")
+        content = [
+            {category: asdict(rule) for category, rule in self._rules.items()},
+            [self._prompt_limits(stage, 1) for stage in stages],
+            [self._answers[False], self._answers[True]],
+            self._file.alignment,
+            dict(self._file.messages),
+            list(self.hard_list),
+        ]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Policies:
+    """The policy in force, and how its file is read anew."""
+
+    def __init__(self, path: Path | None, models: Path, country: str = "") -> None:
+        """Read both files. Raises PolicyError, CalibrationDamaged."""
+        if country and not (len(country) == 2 and country.isascii() and country.isalpha()):
+            raise PolicyError(f"safety_country: expected two letters, as US, got {country!r}")
+        self.path = path
+        self._thresholds = Thresholds.load(models / FILE_NAME)
+        self._country = country
+        self.current = self._read()
+        self.loaded_at_us = time.time_ns() // 1000
+
+    def reload(self) -> Policy:
+        """Read the policy file again; the calibration stays that of the classifiers in memory.
+
+        Raises PolicyError, and then the policy stays as it is.
+        """
+        self.current = self._read()
+        self.loaded_at_us = time.time_ns() // 1000
+        return self.current
+
+    def _read(self) -> Policy:
+        return Policy(policy_file.read(self.path), self._thresholds, self._country)
+
+
+def _lowest(limits: Sequence[Limit]) -> float:
+    """The least harm that does anything; 1 where none does."""
+    return min((limit.threshold for limit in limits), default=1.0)
+
+
+def _over(scores: Mapping[str, float], limits: Sequence[Limit]) -> list[Limit]:
+    """The limits that the scores reach, the one that decides first."""
+    reached = [limit for limit in limits if scores.get(limit.category, 0.0) >= limit.threshold]
+    return sorted(
+        reached, key=lambda limit: (ACTIONS.index(limit.action), limit.threshold - scores[limit.category])
+    )

@@ -1,0 +1,1 @@
+"""The screens: of prompts, of streams, and the moderation route's."""

@@ -1,0 +1,25 @@
+"""Classifies texts that are no one's request: what `/moderations` asks for, by the screens of prompts."""
+
+from __future__ import annotations
+
+from app.safety import moderation
+from app.safety.policies.policy import Policies
+from app.safety.screens.prompt_screen import PromptScreen
+
+
+class Moderator:
+    """A text's result, as it would meet the prompt screen in a conversation of its own."""
+
+    def __init__(self, screen: PromptScreen, policies: Policies) -> None:
+        self._screen = screen
+        self._policies = policies
+
+    async def result(self, text: str, level: str | None = None) -> moderation.Result:
+        """One entry of OpenAI's `results`, by the policy for a key of that level.
+
+        Counted as the screen's verdicts are, stored nowhere. Raises ScreenFailed.
+        """
+        policy = self._policies.current.tightened(level)
+        verdict = await self._screen.both([{"role": "user", "content": text}], policy)
+        blocked = policy.blocked(verdict.scores, "encoder") if verdict.blocked else ()
+        return moderation.result(verdict, blocked)

@@ -1,0 +1,334 @@
+"""The prompt screen: a quick look on the loop, a thorough one in a thread of its own.
+
+Every character is read. A long text is read in slices; its ends, where the request stands as a rule,
+are held to the policy's targets as they are, and the slices between them, the more there are the more
+strictly, so that a long document is no likelier to be refused than a short one. The encoder reads the
+ends and the slices that the n-grams find worst; the n-grams read all. Of what stands before the newest
+turn it reads the texts that the n-grams are in doubt of.
+
+Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set to fail open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from app.safety.counters import Failure, SafetyCounters
+from app.safety.screens.remembered import Remembered
+from app.safety.text.turns import SLICE_CHARS, Message, Read, Turns, slices, turns_of
+from app.safety.verdict import Policed, Quick, Scores, ScreenFailed, Stage, Verdict, harm, highest, stricter
+
+TIMEOUT_S = 10.0
+"""From the call of `full` to its verdict, the wait for the thread included; for long texts there is more."""
+CHARS_A_SECOND = 20_000
+"""What is read in another second of it, on a slow machine that has others to read for."""
+QUICK_CHARS = 2 * SLICE_CHARS
+"""What `fast` reads of one text: the whole of it, or its first and last slice."""
+QUICK_EARLIER = 3
+"""How many earlier turns `fast` scores that it does not know yet; `full` scores all."""
+LOOKED_AT = 512
+"""How many of them it looks for among those that it knows."""
+ENCODED_TEXTS = 128
+"""How many texts before the newest turns the encoder reads: those that the n-grams find worst."""
+ENCODED = 8
+"""How many slices between the ends of a text the encoder reads: those that the n-grams find worst."""
+REMEMBERED = 8_192
+"""Texts whose scores are kept, so that a conversation's past is scored once."""
+
+
+class Classifies(Protocol):
+    """The classifier (app.safety.classifiers.classifier). Both may be called at once, in two threads.
+
+    A text has at most QUICK_CHARS characters, and all of it is read.
+    """
+
+    def fast(self, text: str) -> Quick:
+        """What the n-grams make of it, in less than a millisecond; the scores take half as long again."""
+        ...
+
+    def full(self, text: str) -> Scores:
+        """The scores of n-grams and encoder together; takes its time."""
+        ...
+
+
+Said = Turns | Sequence[Message]
+
+
+class _Found(NamedTuple):
+    """What was found in a text: in its ends, and in so many slices between."""
+
+    ends: Scores
+    between: Scores
+    num_between: int
+
+
+class PromptScreen:
+    """Judges conversations. Construct once; `close()` ends its thread.
+
+    `said` are the messages that the model will see, or what was taken from a request to be read. Turns that
+    were blocked are not among them: these are `strikes`, a number, and make the policy stricter. Failures
+    are counted here, verdicts by who acts on them.
+    """
+
+    def __init__(
+        self,
+        classifier: Classifies,
+        counters: SafetyCounters,
+        *,
+        sure_below: float = 0.0,
+        timeout_s: float = TIMEOUT_S,
+        fail_open: bool = False,
+    ) -> None:
+        """Below a harm of `sure_below` the n-grams alone let a prompt pass; 0 has the encoder read all."""
+        self._classifier = classifier
+        self._counters = counters
+        self._sure_below = sure_below
+        self._timeout_s = timeout_s
+        self._fail_open = fail_open
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompt-screen")
+        self._harms = Remembered[float](REMEMBERED)
+        self._quick = Remembered[Scores](REMEMBERED)
+        self._thorough = Remembered[Scores](REMEMBERED)
+
+    def fast(self, said: Said, policy: Policed, strikes: int = 0) -> Verdict:
+        """The verdict of the n-grams, on the loop. It blocks only what it is surer of than `full` need be.
+
+        Raises ScreenFailed.
+        """
+        return self.glance(said, policy, strikes)[0]
+
+    def glance(
+        self, said: Said, policy: Policed, strikes: int = 0, *, scored: bool = True
+    ) -> tuple[Verdict, bool]:
+        """The verdict of the n-grams, and whether it is the last: all was read, and little harm found.
+
+        Not `scored`, one on little harm has no scores by category, which most prompts need not.
+        Raises ScreenFailed.
+        """
+        policy = policy.after(strikes)
+        try:
+            turns = _turns(said)
+            looked: dict[str, Quick] = {}
+            clear = None if scored or strikes else self._clear(turns, policy, looked)
+            if clear is not None:
+                return clear
+            scores, doubted = self._look(turns, looked)
+            least_doubt = max(harm(scores), harm(doubted)) < self._sure_below
+            sure = not strikes and least_doubt and _is_read_whole(turns)
+            verdict = policy.judge_prompt(scores, "ngrams")
+            return _at_least_watched(verdict, policy.judge_prompt(doubted, "ngrams")), sure
+        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
+            return self._failed("ngrams", "error", policy, exc), False
+
+    async def full(
+        self, said: Said, policy: Policed, strikes: int = 0, *, head_start_s: float = 0.0
+    ) -> Verdict:
+        """The verdict of n-grams and encoder, in the thread; of every character. Raises ScreenFailed.
+
+        The thread does not begin before `head_start_s` from now, for whom this is read beside.
+        """
+        policy = policy.after(strikes)
+        thorough = _Later(self._classifier.full, time.monotonic() + head_start_s)
+        try:
+            turns = _turns(said)
+            num_chars = sum(len(read.text) for read in (*turns.newest, *turns.earlier))
+            async with asyncio.timeout(self._timeout_s + num_chars / CHARS_A_SECOND):
+                return await self._read(
+                    turns, policy, thorough, skip_below=0.0 if strikes else self._sure_below
+                )
+        except TimeoutError as exc:
+            return self._failed("encoder", "timeout", policy, exc)
+        except Exception as exc:  # noqa: BLE001  # same
+            return self._failed("encoder", "error", policy, exc)
+
+    async def both(self, said: Said, policy: Policed, strikes: int = 0) -> Verdict:
+        """What a request would meet, with the scores of `full` in any case. Raises ScreenFailed."""
+        first, sure = self.glance(said, policy, strikes)
+        second = await self.full(said, policy, strikes)
+        return replace(first if sure else stricter(first, second), scores=second.scores)
+
+    def close(self) -> None:
+        """End the thread once it is done with what it is at; a second call does nothing."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _clear(self, turns: Turns, policy: Policed, looked: dict[str, Quick]) -> tuple[Verdict, bool] | None:
+        """What `glance` says to a prompt of so little harm that no category can do anything; None to others.
+
+        What is read for it is left in `looked`.
+        """
+        if not _is_read_whole(turns):
+            return None
+        most = 0.0
+        for text, weight, watch in (*turns.newest, *turns.earlier):
+            most = max(most, self._harm(text, looked) * (1.0 if watch else weight))
+        verdict = policy.clear_prompt(most, "ngrams")
+        return None if verdict is None else (verdict, most < self._sure_below)
+
+    def _look(self, turns: Turns, looked: Mapping[str, Quick]) -> tuple[Scores, Scores]:
+        """The scores by weight, and those of the texts that are to be watched, as they are."""
+        found: Scores = {}
+        doubted: Scores = {}
+        for text, weight, _ in turns.newest:
+            for piece in _ends(text):
+                found = highest(found, _faded(self._quickly(piece, looked), weight))
+        new = 0
+        for text, weight, watch in turns.earlier[:LOOKED_AT]:
+            for piece in _ends(text):
+                known = self._quick.get(self._quick.key(piece))
+                if known is None and new < QUICK_EARLIER:
+                    new += 1
+                    known = self._quickly(piece, looked)
+                found = highest(found, _faded(known or {}, weight))
+                doubted = highest(doubted, known or {}) if watch else doubted
+        return found, doubted
+
+    async def _read(
+        self, turns: Turns, policy: Policed, thorough: Callable[[str], Scores], *, skip_below: float
+    ) -> Verdict:
+        ends: Scores = {}
+        doubted: Scores = {}
+        verdicts: list[Verdict] = []
+        watched: list[Verdict] = []
+        passed_over = await self._passed_over(turns.earlier, skip_below)
+        for number, read in enumerate((*turns.newest, *turns.earlier), start=-len(turns.newest)):
+            found = passed_over.get(number) or await self._read_one(read, thorough)
+            ends = highest(ends, _faded(found.ends, read.weight))
+            if found.num_between:
+                faded = _faded(found.between, read.weight)
+                verdicts.append(policy.judge_prompt(faded, "encoder", texts=found.num_between))
+            if read.watch:
+                doubted = highest(doubted, found.ends)
+                between = policy.judge_prompt(found.between, "encoder", texts=max(found.num_between, 1))
+                watched.append(between)
+        verdict = policy.judge_prompt(ends, "encoder")
+        for other in verdicts:
+            verdict = replace(stricter(other, verdict), scores=highest(verdict.scores, other.scores))
+        for other in (policy.judge_prompt(doubted, "encoder"), *watched):
+            verdict = _at_least_watched(verdict, other)
+        return verdict
+
+    async def _passed_over(self, earlier: Sequence[Read], skip_below: float) -> dict[int, _Found]:
+        """The texts before the newest turns, by number, that the encoder has not to read, and their scores.
+
+        These are the texts that the n-grams alone would let pass, and those beyond the worst ENCODED_TEXTS.
+        """
+        if not skip_below and len(earlier) <= ENCODED_TEXTS:
+            return {}
+        quick: dict[int, _Found] = {}
+        for number, read in enumerate(earlier):
+            if skip_below or len(earlier) > ENCODED_TEXTS:
+                ends: Scores = {}
+                for piece in slices(read.text):
+                    ends = highest(ends, await self._remembered(self._quick, self._quick_scores, piece))
+                quick[number] = _Found(ends, {}, 0)
+        worst = sorted(quick, key=lambda number: -harm(quick[number].ends))[:ENCODED_TEXTS]
+        for number in worst:
+            if harm(quick[number].ends) >= skip_below:
+                del quick[number]
+        return quick
+
+    async def _read_one(self, read: Read, thorough: Callable[[str], Scores]) -> _Found:
+        pieces = slices(read.text)
+        between = pieces[1:-1]
+        ends: Scores = {}
+        for piece in (pieces[0], pieces[-1])[: len(pieces)]:
+            ends = highest(ends, await self._remembered(self._thorough, thorough, piece))
+        quick = [await self._remembered(self._quick, self._quick_scores, piece) for piece in between]
+        worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED]
+        for i in worst:
+            quick[i] = await self._remembered(self._thorough, thorough, between[i])
+        return _Found(ends, highest(*quick), len(between))
+
+    def _quickly(self, text: str, looked: Mapping[str, Quick]) -> Scores:
+        key = self._quick.key(text)
+        known = self._quick.get(key)
+        if known is not None:
+            return known
+        quick = looked.get(text)
+        return self._quick.put(key, _checked(quick.scores() if quick else self._quick_scores(text)))
+
+    def _quick_scores(self, text: str) -> Scores:
+        return self._classifier.fast(text).scores()
+
+    def _harm(self, text: str, looked: dict[str, Quick]) -> float:
+        key = self._harms.key(text)
+        known = self._harms.get(key)
+        if known is not None:
+            return known
+        quick = looked[text] = self._classifier.fast(text)
+        if not 0.0 <= quick.harm <= 1.0:
+            raise ValueError("harm out of range")
+        return self._harms.put(key, quick.harm)
+
+    async def _remembered(
+        self, memory: Remembered[Scores], score: Callable[[str], Scores], text: str
+    ) -> Scores:
+        """Scored in the thread: a slice at a time, so that a long prompt does not keep it from the others."""
+        key = memory.key(text)
+        known = memory.get(key)
+        if known is not None:
+            return known
+        scores = await asyncio.get_running_loop().run_in_executor(self._thread, score, text)
+        return memory.put(key, _checked(scores))
+
+    def _failed(self, stage: Stage, why: Failure, policy: Policed, exc: Exception) -> Verdict:
+        self._counters.failed(stage, why, passed=self._fail_open)
+        if not self._fail_open:
+            raise ScreenFailed from exc
+        return replace(policy.judge_prompt({}, stage), unread=True)
+
+
+class _Later:
+    """Scores texts, the first of them not before a moment has come."""
+
+    def __init__(self, score: Callable[[str], Scores], from_s: float) -> None:
+        self._score = score
+        self._from_s = from_s
+
+    def __call__(self, text: str) -> Scores:
+        left_s = self._from_s - time.monotonic()
+        if left_s > 0:
+            time.sleep(left_s)
+        return self._score(text)
+
+
+def _ends(text: str) -> Iterator[str]:
+    if len(text) <= QUICK_CHARS:
+        yield text
+    else:
+        yield text[:SLICE_CHARS]
+        yield text[-SLICE_CHARS:]
+
+
+def _turns(said: Said) -> Turns:
+    return said if isinstance(said, Turns) else turns_of(said)
+
+
+def _at_least_watched(verdict: Verdict, doubted: Verdict) -> Verdict:
+    """The verdict, or a watch where what is only to be watched would have been refused."""
+    if not doubted.blocked or verdict.blocked:
+        return verdict
+    return replace(doubted, action="watch", scores=highest(verdict.scores, doubted.scores))
+
+
+def _is_read_whole(turns: Turns) -> bool:
+    """Whether `fast` has read all of it."""
+    if len(turns.earlier) > QUICK_EARLIER:
+        return False
+    return max((len(read.text) for read in (*turns.newest, *turns.earlier)), default=0) <= QUICK_CHARS
+
+
+def _faded(scores: Scores, weight: float) -> Scores:
+    return scores if weight == 1.0 else {category: p * weight for category, p in scores.items()}
+
+
+def _checked(scores: Scores) -> Scores:
+    """The scores, if they are any: NaN would pass under every threshold."""
+    if not scores or not all(0.0 <= p <= 1.0 for p in scores.values()):
+        raise ValueError("scores out of range")
+    return scores

@@ -1,0 +1,95 @@
+"""What the screens remember of texts: by a keyed hash of each, bounded, and never the text."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from app.safety.text.strings import fields_of
+
+JUDGED = 65_536
+"""Turns and answers that are known to have been judged: some 10 MB."""
+
+T = TypeVar("T")
+
+
+class Remembered(Generic[T]):
+    """Something about each of the texts seen last."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._secret = secrets.token_bytes(16)
+        self._found: OrderedDict[bytes, T] = OrderedDict()
+
+    def key(self, text: str) -> bytes:
+        """What a text is found by."""
+        encoded = text.encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(encoded, digest_size=16, key=self._secret).digest()
+
+    def get(self, key: bytes) -> T | None:
+        """What is remembered under a key, which counts as seen now."""
+        if key in self._found:
+            self._found.move_to_end(key)
+        return self._found.get(key)
+
+    def put(self, key: bytes, value: T) -> T:
+        """Remember a value, at the cost of the one that was not seen for longest."""
+        self._found[key] = value
+        if len(self._found) > self._capacity:
+            self._found.popitem(last=False)
+        return value
+
+
+class Judged:
+    """The texts that this server has judged, by whose they are and which policy was in force.
+
+    Users' turns that were let pass, and answers: those that it released, and those that were read in an
+    unwatched prompt. After a restart it is empty, and what clients send of a conversation is read again.
+    """
+
+    def __init__(self, capacity: int = JUDGED) -> None:
+        self._texts = Remembered[bool](capacity)
+
+    def of(self, owner: str, policy_hash: str) -> JudgedTexts:
+        """The texts of an owner under a policy."""
+        return JudgedTexts(self._texts, f"{policy_hash} {owner}")
+
+
+class JudgedTexts(NamedTuple):
+    """The texts of one owner that were judged by one policy."""
+
+    texts: Remembered[bool]
+    whose: str
+
+    def is_passed(self, turn: str) -> bool:
+        """Whether a user's turn was judged and let pass."""
+        return self.texts.get(self._key("user", turn)) is not None
+
+    def is_answer(self, field: str) -> bool:
+        """Whether a field of an answer was released, or read before."""
+        return self.texts.get(self._key("assistant", _canonical(field))) is not None
+
+    def add_passed(self, turns: Iterable[str]) -> None:
+        """Remember users' turns of a prompt that was let pass."""
+        for turn in turns:
+            self.texts.put(self._key("user", turn), True)
+
+    def add_answers(self, fields: Iterable[str]) -> None:
+        """Remember fields of answers."""
+        for field in fields:
+            self.texts.put(self._key("assistant", _canonical(field)), True)
+
+    def add_released(self, message: Mapping[str, Any]) -> None:
+        """Remember an answer as it was released."""
+        self.add_answers(fields_of(message))
+
+    def _key(self, role: str, text: str) -> bytes:
+        return self.texts.key(f"{role} {len(self.whose)} {self.whose} {text}")
+
+
+def _canonical(field: str) -> str:
+    """A field without white space around it, its lines in order: clients write tool calls anew."""
+    return "\n".join(sorted(field.strip().split("\n")))

@@ -1,0 +1,247 @@
+"""Where a choice stands in the hard list: how far a span may have begun in what it has said so far.
+
+    each channel     as it is, and as shown: escapes undone, Markdown's marks taken away
+    across channels  what the last channel had begun, as long as the next one goes on with it
+    logprobs         their tokens, and for each the likely others
+
+Positions are counted in folded characters over all channels. A character costs the same whatever came
+earlier. Knows nothing of tokens or of what is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from app.safety.text.escapes import TRIGGERS, undone
+from app.safety.text.hard_list import FOUND, MARKS, HardList
+
+Channel = tuple[str, int]
+_as_it_is = frozenset(TRIGGERS + MARKS).isdisjoint
+"""Whether a text is shown as it is."""
+_CHANNELS = 16
+"""Channels whose beginnings are remembered; of tool calls, which come in order, only the last go on."""
+
+
+class Position(NamedTuple):
+    """Folded characters so far: as it is, as a client shows it, and in logprobs."""
+
+    said: int
+    shown: int
+    spelled: int
+
+
+class Begun(NamedTuple):
+    """States of the list after a text as it is and as it is shown, and an escape at its end."""
+
+    state: int = 0
+    shown: int = 0
+    after_space: bool = False
+    pending: str = ""
+
+
+NOT_BEGUN = Begun()
+
+
+class _Track:
+    """One reading of a text: its state in the list."""
+
+    __slots__ = ("after_space", "state")
+
+    def __init__(self, state: int = 0, *, after_space: bool = False) -> None:
+        self.state = state
+        self.after_space = after_space
+
+    def walk(self, hard_list: HardList, text: str) -> int:
+        """Read on; returns how many folded characters it was."""
+        folded = hard_list.fold(text, after_space=self.after_space)
+        if folded:
+            self.state = hard_list.walk(self.state, folded)
+            self.after_space = folded[-1] == " "
+        return len(folded)
+
+
+class _Reading(_Track):
+    """One channel: as it is, and as shown where that differs."""
+
+    __slots__ = ("pending", "shown")
+
+    def __init__(self, state: int = 0, *, after_space: bool = False) -> None:
+        super().__init__(state, after_space=after_space)
+        self.shown: _Track | None = None
+        self.pending = ""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether a new reading would go on just so."""
+        return not (self.state or self.shown or self.pending)
+
+
+class SpanReader:
+    """One choice's text, logprobs and names of tools, read for the spans of a list."""
+
+    __slots__ = (
+        "_across",
+        "_list",
+        "_reading",
+        "_readings",
+        "_said",
+        "_shown",
+        "_spelled",
+        "_spelling",
+        "channel",
+    )
+
+    def __init__(self, hard_list: HardList, begun: Begun = NOT_BEGUN) -> None:
+        """`begun` is how the text ends that a client reads before."""
+        self._list = hard_list
+        self.channel: Channel | None = None
+        self._reading = _Reading(begun.state, after_space=begun.after_space)
+        if begun.shown != begun.state or begun.pending:
+            self._reading.shown = _Track(begun.shown, after_space=begun.after_space)
+            self._reading.pending = begun.pending
+        self._readings: dict[Channel, _Reading] = {}
+        self._across: _Track | None = None
+        self._spelling = _Reading()
+        self._said = self._shown = self._spelled = 0
+
+    def turn_to(self, channel: Channel) -> None:
+        """Go on in another channel; what the last one may have begun may go on there."""
+        if channel == self.channel:
+            return
+        old = self._reading
+        if self.channel is None:  # whichever comes first goes on with what stands in front of the answer
+            self.channel = channel
+            return
+        self._readings.pop(self.channel, None)
+        if not old.quiet:
+            self._readings[self.channel] = old
+            if len(self._readings) > _CHANNELS:
+                self._readings.pop(next(iter(self._readings)))
+        if self._across is None and old.state:
+            self._across = _Track(old.state, after_space=old.after_space)
+        self.channel, self._reading = channel, self._readings.get(channel) or _Reading()
+
+    def finds(self, text: str) -> bool:
+        """Whether a span is complete, now that `text` has come in this channel."""
+        hard_list, reading, across = self._list, self._reading, self._across
+        shown = reading.shown
+        if shown is None and across is None and _as_it_is(text):  # what most tokens come to
+            folded = hard_list.fold(text, after_space=reading.after_space)
+            if folded:
+                reading.state = hard_list.walk(reading.state, folded)
+                reading.after_space = folded[-1] == " "
+                self._said += len(folded)
+                self._shown += len(folded)
+            return reading.state == FOUND
+        if shown is None and not _as_it_is(text):
+            shown = reading.shown = _Track(reading.state, after_space=reading.after_space)
+        length = reading.walk(hard_list, text)
+        self._said += length
+        if shown is None:
+            self._shown += length
+        else:
+            self._shown += _walk_shown(hard_list, reading, shown, text)
+        if across is not None:
+            across.walk(hard_list, text)
+            if across.state == FOUND:
+                return True
+            if not across.state or across.state == reading.state:
+                self._across = None
+        return reading.state == FOUND or (shown is not None and shown.state == FOUND)
+
+    def finds_name(self, name: str) -> bool:
+        """Whether a span is complete in the name of a tool, or across the names of several."""
+        if self.finds_in(name):
+            return True
+        self.turn_to(("name", 0))
+        return self.finds(name)
+
+    def finds_in(self, text: str) -> bool:
+        """Whether a text that stands for itself has a span in it."""
+        return self._list.found_in(text)
+
+    def finds_in_logprobs(self, entries: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a span is complete in tokens, or would be with another that was likely.
+
+        Logprobs may be ahead of the text, which a parser holds, and say what is not in it at all.
+        """
+        hard_list, spelling = self._list, self._spelling
+        for entry in entries:
+            before = spelling.state, spelling.after_space
+            token = entry["token"]
+            if spelling.shown is None and not _as_it_is(token):
+                spelling.shown = _Track(spelling.state, after_space=spelling.after_space)
+            self._spelled += spelling.walk(hard_list, token)
+            shown = spelling.shown
+            if shown is not None:
+                _walk_shown(hard_list, spelling, shown, token)
+            if spelling.state == FOUND or (shown is not None and shown.state == FOUND):
+                return True
+            for other in entry.get("top_logprobs") or ():
+                track = _Track(before[0], after_space=before[1])
+                track.walk(hard_list, other["token"])
+                if track.state == FOUND:
+                    return True
+        return False
+
+    @property
+    def begun(self) -> bool:
+        """Whether the end of what was said, or spelled, may yet become a span."""
+        reading = self._reading
+        return bool(
+            reading.state or reading.shown or self._across or self._spelling.state or self._spelling.shown
+        )
+
+    @property
+    def position(self) -> Position:
+        """How far it has read; one further where an escape goes on."""
+        return Position(self._said, self._shown + bool(self._reading.pending), self._spelled)
+
+    def decided(self, shortest: int = 1) -> Position:
+        """Up to where no span of `shortest` characters or more has begun."""
+        depth, reading, spelling = self._list.depth, self._reading, self._spelling
+        said = depth[reading.state]
+        if self._across is not None:
+            said = max(said, depth[self._across.state])
+        shown = said if reading.shown is None else depth[reading.shown.state]
+        spelled = depth[spelling.state]
+        if spelling.shown is not None:
+            spelled = max(spelled, depth[spelling.shown.state])
+        return Position(
+            self._said - (said if said >= shortest else 0),
+            self._shown - shown if shown >= shortest else self._shown + (shortest > 1),
+            self._spelled - (spelled if spelled >= shortest else 0),
+        )
+
+
+def begun_in(hard_list: HardList | None, text: str) -> Begun:
+    """What the end of a text has begun, which may have whole spans in it."""
+    if hard_list is None or not text:
+        return NOT_BEGUN
+    shown, pending = undone(text)
+    return Begun(
+        _state_after(hard_list, text),
+        _state_after(hard_list, shown.translate(hard_list.marks)),
+        hard_list.fold(text, after_space=False).endswith(" "),
+        pending,
+    )
+
+
+def _state_after(hard_list: HardList, text: str) -> int:
+    tail = hard_list.fold(text, after_space=False)[-max(hard_list.depth) :]
+    for first in range(len(tail)):
+        state = hard_list.walk(0, tail[first:])
+        if state != FOUND:
+            return state
+    return 0
+
+
+def _walk_shown(hard_list: HardList, reading: _Reading, shown: _Track, text: str) -> int:
+    """Read on as a client shows it, until that is again what the text itself says."""
+    said, reading.pending = undone(reading.pending + text)
+    length = shown.walk(hard_list, said.translate(hard_list.marks))
+    same = shown.state == reading.state and shown.after_space == reading.after_space
+    if same and not reading.pending:
+        reading.shown = None
+    return length

@@ -1,0 +1,154 @@
+"""The stream screen: every delta goes in, and comes out once what it says is ruled harmless enough.
+
+    engine ──▶ feed ──▶ [held: newest tokens of each choice] ──▶ released, per choice in order
+                 └─ hard-listed span, or two hits in a row ──▶ halted: what is held is dropped
+
+The hold-back is elastic, in tokens: none while the model is in no doubt, for to build it up would take
+gaps that every reader sees. The more it is in doubt, the more are held; they are let go again two for each
+that comes. Where the prompt is watched many are held from the first on. The beginning of what may
+become a hard-listed span is held until it is ruled out, however long that takes. Everything is
+read before it goes out: answer, reasoning, tool names and arguments, logprobs.
+
+Synchronous and incremental: a token costs its own characters, whatever came before.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from app.core import Delta
+from app.safety.screens.choice_screen import ChoiceScreen
+from app.safety.screens.span_reader import begun_in
+from app.safety.screens.stream_terms import UNSTEERED, HoldBack, Listens, Rules, Steering, Terms
+from app.safety.text.hard_list import HardList, compiled
+from app.safety.verdict import Verdict
+
+CONTINUED_CHARS = 2_000
+"""Of the message that an answer goes on with, what the model of answers hears: about 500 tokens, 2 ms."""
+GREY_PART = 0.55
+"""Of the lowest threshold: from here on the model is in doubt."""
+
+
+class StreamScreen:
+    """Makes the screenings of all requests. `model` None looks for hard-listed spans alone."""
+
+    def __init__(
+        self,
+        model: Listens | None,
+        hold_back: HoldBack = HoldBack(),  # noqa: B008  # a tuple
+        held_s: Callable[[float], None] = lambda _seconds: None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._hold_back = hold_back
+        self._held_s = held_s
+        self._clock_s = clock_s
+        self._policy: Rules | None = None
+        self._floors = (math.inf, math.inf)
+        """Of that policy, the lowest harm that may halt: of an answer, and of one to a watched prompt."""
+        self._spans: Sequence[str] = ()
+        self._hard_list: HardList | None = None
+
+    def for_request(
+        self,
+        n: int,
+        watched: bool,  # noqa: FBT001
+        prior: float,
+        policy: Rules,
+        steering: Steering = UNSTEERED,
+    ) -> Screening:
+        """The screening of one request's `n` choices, whose prompt had the harm `prior`."""
+        if policy is not self._policy:
+            self._take(policy)
+        hold_back, floor, hard_list = self._hold_back, self._floors[watched], self._hard_list
+        tail = steering.last_said
+        terms = Terms(
+            model=self._model,
+            hard_list=hard_list,
+            begun=begun_in(hard_list, tail),
+            continues=tail[-CONTINUED_CHARS:] if steering.continues else "",
+            steered=steering.steered,
+            stop_ids=steering.stop_ids,
+            policy=policy,
+            prior=prior,
+            watched=watched,
+            floor=floor,
+            doubt=floor * GREY_PART,
+            clean=hold_back.watched if watched else hold_back.clean,
+            grey=hold_back.watched_grey if watched else hold_back.grey,
+            held_s=self._held_s,
+            clock_s=self._clock_s,
+        )
+        return Screening([ChoiceScreen(terms) for _ in range(n)])
+
+    def _take(self, policy: Rules) -> None:
+        """Work out what all requests under a policy have in common."""
+        if policy.hard_list is not self._spans:
+            self._hard_list, self._spans = compiled(policy.hard_list), policy.hard_list
+        lowest = [
+            min(policy.output_thresholds(watched=watched), default=math.inf) for watched in (False, True)
+        ]
+        self._floors = (lowest[0], lowest[1])
+        self._policy = policy
+
+
+class Screening:
+    """One request's answer, on its way out."""
+
+    def __init__(self, choices: Sequence[ChoiceScreen] = ()) -> None:
+        self._choices = choices
+        self.halted: Verdict | None = None
+        """The verdict that ended it; what was held then is dropped, and nothing more comes out."""
+        self.halted_choice: int | None = None
+        self.leaked_tokens = 0
+        """Released of the halted choice after the last token of which the model was in no doubt."""
+        self.hit_at = 0
+        """Its first token, counted from 1, that reached the threshold."""
+        self._withheld_text = ""
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that are held back now, over all choices."""
+        return sum(choice.held_tokens for choice in self._choices)
+
+    def feed(self, delta: Delta) -> Sequence[Delta]:
+        """What may be released now that `delta` has come."""
+        if self.halted is not None:
+            return ()
+        choice = self._choices[delta.choice]
+        verdict = choice.read(delta)
+        if verdict is None:
+            return choice.pass_on(delta) if delta.finish_reason is None else choice.end(delta)
+        self.halted_choice = delta.choice
+        self.hit_at = choice.hit_at
+        self.leaked_tokens = max(0, choice.released.completion_tokens - choice.clean_until)
+        self.halted = replace(verdict, lag_tokens=delta.counts.completion_tokens - choice.hit_at)
+        self._withheld_text = "".join(held.text for held in choice.held) + delta.text
+        self.give_up()
+        return ()
+
+    def take_withheld_text(self) -> str:
+        """What the halted choice held back, once: to be hashed, and never to be kept."""
+        text, self._withheld_text = self._withheld_text, ""
+        return text
+
+    def drain(self) -> Sequence[Delta]:
+        """What may be released of an answer that broke off: nothing more will come."""
+        return [delta for choice in self._choices for delta in choice.cut_off()]
+
+    def give_up(self) -> list[Delta]:
+        """Let go of what is held, in no state to be released."""
+        return [delta for choice in self._choices for delta in choice.give_up()]
+
+    def verdicts(self, *, scored: bool = True) -> list[Verdict]:
+        """How each choice stands, or was halted; for OpenAI's `moderation` object.
+
+        Not `scored`, those that no category can do anything about may have no scores.
+        """
+        verdicts = [choice.verdict(scored=scored) for choice in self._choices]
+        if self.halted is not None and self.halted_choice is not None:
+            verdicts[self.halted_choice] = self.halted
+        return verdicts

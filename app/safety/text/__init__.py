@@ -1,0 +1,1 @@
+"""Text as the classifiers read it."""

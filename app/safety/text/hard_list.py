@@ -1,0 +1,125 @@
+"""Exact spans that may never be released, found in text that comes in pieces (Aho and Corasick, 1975).
+
+Text is folded character by character, so that a piece can end anywhere: compatibility forms,
+look-alikes, case, accents and invisible characters make no difference, and a run of white space is
+one space. A state says how much of the text's end may yet become a span. Linear in the text,
+whatever it is; knows nothing of streams.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from app.safety.text.confusables import CONFUSABLES
+
+FOUND = -1
+"""The state after a span: there is no way on."""
+MARKS = "*_`~"
+"""What Markdown shows as type and not as characters: a word may be bold in its midst."""
+_INVISIBLE = frozenset({"Mn", "Me", "Cf", "Cc"})
+_REMEMBERED = 20_000
+
+
+class _Folding(dict[int, str]):
+    """Code point → folded text, worked out when it is first met; for `str.translate`."""
+
+    def __missing__(self, code: int) -> str:
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        folded = self[code] = _folded(chr(code))
+        return folded
+
+
+class HardList:
+    """The spans of one policy, compiled. Raises ValueError for a span of which nothing is left folded."""
+
+    def __init__(self, spans: Iterable[str]) -> None:
+        self._folding = _Folding()
+        self._next: list[dict[str, int]] = [{}]
+        self._fallback: list[int] = [0]
+        self._ends: list[bool] = [False]
+        self.depth: list[int] = [0]
+        """By state: characters of folded text, at its end, that may yet become a span."""
+        for span in spans:
+            self._add(" ".join(span.translate(self._folding).split()))
+        self._link()
+        self._firsts = frozenset(self._next[0])
+        listed = frozenset().union(*self._next)
+        self.marks = dict.fromkeys(ord(mark) for mark in MARKS if mark not in listed)
+        """For `str.translate`: marks of Markdown that are in no span."""
+
+    def _add(self, folded: str) -> None:
+        if not folded:
+            raise ValueError("a hard-listed span has no visible character")
+        state = 0
+        for char in folded:
+            known = self._next[state].get(char)
+            if known is None:
+                known = len(self._next)
+                self._next[state][char] = known
+                self._next.append({})
+                self._fallback.append(0)
+                self._ends.append(False)
+                self.depth.append(self.depth[state] + 1)
+            state = known
+        self._ends[state] = True
+
+    def _link(self) -> None:
+        """Let every state fall back to the longest end of its text that another span begins with."""
+        queue = deque(self._next[0].values())
+        while queue:
+            state = queue.popleft()
+            for char, longer in self._next[state].items():
+                queue.append(longer)
+                shorter = self._fallback[state]
+                while shorter and char not in self._next[shorter]:
+                    shorter = self._fallback[shorter]
+                self._fallback[longer] = self._next[shorter].get(char, 0)
+                self._ends[longer] |= self._ends[self._fallback[longer]]
+
+    def fold(self, text: str, *, after_space: bool) -> str:
+        """The text as it is matched; `after_space` is whether a space came before it."""
+        folded = text.translate(self._folding)
+        if "  " in folded or (after_space and folded[:1] == " "):
+            words = " ".join(folded.split())
+            before = " " if folded[:1] == " " and not after_space else ""
+            after = " " if folded[-1] == " " and words else ""
+            return before + words + after
+        return folded
+
+    def walk(self, state: int, folded: str) -> int:
+        """The state after `folded`; FOUND when a span ends in it. 0 is the state of the beginning."""
+        if state == 0 and self._firsts.isdisjoint(folded):
+            return 0
+        following, fallback, ends = self._next, self._fallback, self._ends
+        for char in folded:
+            further = following[state].get(char)
+            while further is None and state:
+                state = fallback[state]
+                further = following[state].get(char)
+            state = further or 0
+            if ends[state]:
+                return FOUND
+        return state
+
+    def found_in(self, text: str) -> bool:
+        """Whether a whole text has a span in it."""
+        return self.walk(0, self.fold(text, after_space=False)) == FOUND
+
+
+def compiled(spans: Sequence[str]) -> HardList | None:
+    """The list of these spans; None for none, which costs nothing to look for."""
+    return HardList(spans) if spans else None
+
+
+def _folded(char: str) -> str:
+    if char.isspace():
+        return " "
+    folded = []
+    for part in unicodedata.normalize("NFKD", CONFUSABLES.get(ord(char), char)):
+        if unicodedata.category(part) not in _INVISIBLE:
+            alike = CONFUSABLES.get(ord(part), part).casefold()
+            folded.append(CONFUSABLES.get(ord(alike), alike) if len(alike) == 1 else alike)
+    return "".join(" " if part.isspace() else part for part in folded)

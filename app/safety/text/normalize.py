@@ -1,0 +1,110 @@
+"""Text as the classifiers see it: one plain form, and a few further views of what is disguised.
+
+    text → NFKD without marks, zero-width, bidi, tags → look-alikes → casefold → single spaces   plain
+         → hidden or encoded text read, letters joined, leet undone, rot13, reversed             views
+
+A further view is made only where something cheap says so; ordinary text has none. Everything is
+linear in the text, and nothing is kept between calls. Knows text, not what is in it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+
+from app.safety.text.confusables import CONFUSABLES, PARENTHESIZED
+from app.safety.text.disguises import decoded, looks_reversed, looks_rot13, respelled
+
+MAX_VIEWS = 4
+_SPACES = re.compile(r"(\s)")
+_UNSEEN = frozenset({"Mn", "Me", "Cf", "Cs"})
+"""Marks, zero-width, bidi and tag characters, lone surrogates: by general category."""
+_BLANK = frozenset("\u115f\u1160\u3164\uffa0\u034f\u17b4\u17b5")
+"""Letters by category that show nothing."""
+_BRAILLE_BLANK = "\u2800"
+_LONGEST_DECOMPOSITION = 4
+"""Ligatures of whole phrases stay as they are, so that a text cannot grow eighteenfold."""
+_TAGS = range(0xE0020, 0xE007F)
+"""Tag characters that mirror printable ASCII: unseen by people, read by some models."""
+_RIGHT_TO_LEFT = "\u202e"
+
+
+def normalize(text: str) -> str:
+    """The plain form: NFKC without marks and unseen characters, look-alikes as Latin, casefolded.
+
+    White space becomes single spaces. Applying it again changes nothing.
+    """
+    return _plain(folded(text))
+
+
+def views(text: str, limit: int = MAX_VIEWS) -> list[str]:
+    """What may be read in the text, normalized, at most `limit`: the plain form, then others."""
+    shown = folded(text)
+    plain = _plain(shown)
+    found = [plain]
+    hidden = "" if text.isascii() else _tagged(text)
+    if hidden:
+        found.append(normalize(hidden))
+    clear = decoded(shown, plain)
+    read = respelled(shown if clear is None else folded(clear))
+    if clear is not None or read is not None:
+        found.append(normalize(read or clear or ""))
+    base = plain if clear is None else normalize(clear)
+    words = set(base.split())
+    if looks_rot13(base, words):
+        found.append(codecs.encode(base, "rot13"))
+    if _RIGHT_TO_LEFT in text or looks_reversed(base, words):
+        found.append(base[::-1])
+    return [view for view in dict.fromkeys(found) if view or view is plain][:limit]
+
+
+def _plain(folded: str) -> str:
+    """A folded text in lower case with single spaces."""
+    lower = folded.lower() if folded.isascii() else folded.casefold()
+    plain = " ".join(lower.split())
+    return plain if plain.isprintable() else " ".join("".join(filter(str.isprintable, plain)).split())
+
+
+def folded(text: str) -> str:
+    """The text with its characters made plain; case and white space as they were."""
+    if text.isascii():
+        return text
+    # Character by character, since normalizing a long run of marks takes quadratic time.
+    text = text.translate({ord(char): _decomposed(char) for char in set(text) if char > "\x7f"})
+    return text if text.isascii() else "".join(map(_as_latin, _SPACES.split(text)))
+
+
+def _decomposed(char: str) -> str:
+    """A character as NFKD has it, without what is not seen."""
+    if unicodedata.category(char) in _UNSEEN or char in _BLANK:
+        return ""
+    if char == _BRAILLE_BLANK:
+        return " "
+    char = PARENTHESIZED.get(ord(char), char)
+    if unicodedata.is_normalized("NFKD", char):
+        return char
+    parts = unicodedata.normalize("NFKD", char)
+    if len(parts) > _LONGEST_DECOMPOSITION:
+        return char
+    kept = "".join(part for part in parts if unicodedata.category(part) not in _UNSEEN and part not in _BLANK)
+    return unicodedata.normalize("NFC", kept)
+
+
+def _as_latin(word: str) -> str:
+    """A word with look-alikes as Latin letters, unless most of it is of another script after all."""
+    if word.isascii():
+        return word
+    latin = word.translate(CONFUSABLES)
+    if latin.isascii():
+        return latin
+    letters = [char for char in latin if char.isalpha()]
+    foreign = sum(char > "\x7f" for char in letters)
+    return latin if len(letters) >= 4 * foreign else word
+
+
+def _tagged(text: str) -> str:
+    """What tag characters spell."""
+    if ord(max(text)) < _TAGS.start:
+        return ""
+    return "".join(chr(ord(char) - 0xE0000) for char in text if ord(char) in _TAGS)

@@ -1,0 +1,1 @@
+"""Token streams: segments, ring buffer, readers, registry, replay."""

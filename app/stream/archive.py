@@ -1,0 +1,60 @@
+"""Streams that are no longer in memory, as the store has them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+from app.core import ChatRequest, IdempotencyKey
+from app.store import events
+from app.store.database import Database
+from app.stream.registry import check_same_body
+from app.stream.replay import revive
+from app.stream.token_stream import TokenStream, Wire
+
+MakeWire = Callable[[ChatRequest], Wire]
+
+
+class Archive:
+    """Finds stored streams; each is read anew, as a finished one."""
+
+    def __init__(self, database: Database, limit_bytes: int) -> None:
+        self._database = database
+        self._limit_bytes = limit_bytes
+
+    async def find(self, owner: str, request_id: str, make_wire: MakeWire, after: int) -> TokenStream | None:
+        """The caller's stream of that id, for a reader that has seen event `after`.
+
+        Raises StorageUnavailable, NotFound, InternalError.
+        """
+        stored = await self._database.read(lambda c: events.load(c, request_id, owner))
+        if stored is None:
+            return None
+        return revive(stored, make_wire, self._limit_bytes, after)
+
+    async def erase(self, owner: str, request_id: str) -> None:
+        """Delete what the caller's stream said; its counts stay. Raises StorageUnavailable.
+
+        One that is not settled yet is marked, so that it is erased then, whoever settles it.
+        """
+
+        def unit(connection: sqlite3.Connection) -> None:
+            request_seq = events.visible(connection, request_id, owner)
+            if request_seq is not None:
+                events.erase(connection, request_seq)
+
+        await self._database.write(unit)
+        self._database.forgotten.set()
+
+    async def has_key(self, owner: str, key: str) -> bool:
+        """Whether a stored stream was made with this Idempotency-Key, whatever its body was."""
+        return await self._database.read(lambda c: events.find_by_key(c, owner, key)) is not None
+
+    async def made_with(self, owner: str, key: IdempotencyKey) -> str | None:
+        """The id of the finished stream that a key made. Raises Conflict when it had another body."""
+        found = await self._database.read(lambda c: events.find_by_key(c, owner, key.key))
+        if found is None:
+            return None
+        request_id, fingerprint = found
+        check_same_body(key, fingerprint)
+        return request_id

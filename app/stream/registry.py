@@ -1,0 +1,324 @@
+"""Streams: every live and every recently finished stream of the process.
+
+It owns the generation tasks, so that a client that leaves stops nothing by itself, and
+keeps the promises about time: grace after the last client left, heartbeats, stalled
+clients, retention.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from app.core import ChatRequest, IdempotencyKey
+from app.errors import Conflict, Draining, InternalError, Unavailable
+from app.log import where
+from app.settings import Settings
+from app.stream.reader import Followed, Reader
+from app.stream.ring import Ring
+from app.stream.token_stream import DELETED, SHUTDOWN, TokenStream, Wire
+
+AT_ONCE = 128
+"""Streams that are looked after without giving way to others' tokens."""
+
+
+def check_same_body(key: IdempotencyKey, fingerprint: bytes) -> None:
+    """Raise Conflict when a key's first request had another body."""
+    if fingerprint != key.fingerprint:
+        raise Conflict(
+            "This Idempotency-Key was used with another request body; use a new key.",
+            code="idempotency_key_reused",
+            param="Idempotency-Key",
+        )
+
+
+class Streams:
+    """The process's streams, by id and by idempotency key."""
+
+    def __init__(self, settings: Settings, log: FilteringBoundLogger) -> None:
+        self._settings = settings
+        self._log = log
+        self._streams: dict[str, TokenStream] = {}
+        self._keys: dict[tuple[str, str], tuple[bytes, TokenStream]] = {}
+        self._key_of: dict[str, tuple[str, str]] = {}
+        self._live: dict[str, TokenStream] = {}
+        self._finished: dict[str, TokenStream] = {}
+        self._forgotten: set[TokenStream] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._grace: dict[str, asyncio.TimerHandle] = {}
+        self._ticker: asyncio.Task[None] | None = None
+        self._draining = False
+        self._hurried = asyncio.Event()
+        self._live_bytes = 0
+        self._finished_bytes = 0
+        self._looked_at_all_s = 0.0
+
+    @property
+    def num_live(self) -> int:
+        """Streams whose generation has not ended."""
+        return len(self._live)
+
+    @property
+    def num_readers(self) -> int:
+        """Clients attached to a stream, live or ended."""
+        return sum(len(stream.readers) for stream in (*self._streams.values(), *self._forgotten))
+
+    @property
+    def num_retained(self) -> int:
+        """Streams that have ended and are still in memory."""
+        return len(self._finished)
+
+    @property
+    def live_bytes(self) -> int:
+        """What live streams hold, as last looked at."""
+        return self._live_bytes
+
+    @property
+    def retained_bytes(self) -> int:
+        """What ended streams hold."""
+        return self._finished_bytes
+
+    def start(self) -> None:
+        """Begin to keep time; needs a running loop."""
+        self._ticker = asyncio.create_task(self._tick(), name="streams-ticker")
+
+    # The life of a stream
+
+    def create(
+        self,
+        request: ChatRequest,
+        wire: Wire,
+        *,
+        limit_bytes: int | None = None,
+    ) -> TokenStream:
+        """A new, pending stream, whose ring holds `limit_bytes`. Raises Draining, Unavailable."""
+        if self._draining:
+            raise Draining("The server is stopping; send the request again.", retry_after_s=5)
+        if len(self._live) >= self._settings.max_live_streams:
+            raise Unavailable(
+                f"The server already runs {len(self._live)} generations (max_live_streams).",
+                code="too_many_streams",
+                retry_after_s=2,
+            )
+        if self._live_bytes > self._settings.retained_bytes:
+            raise Unavailable(
+                f"The running streams hold {self._live_bytes} bytes (retained_bytes); try again.",
+                code="too_many_streams",
+                retry_after_s=2,
+            )
+        ring = Ring(
+            limit_bytes or self._settings.stream_bytes,
+            logprobs=request.logprobs,
+            counts=request.continuous_usage,
+        )
+        stream = TokenStream(request, wire, ring)
+        self._streams[request.request_id] = self._live[request.request_id] = stream
+        if (key := request.idempotency) is not None:
+            self._keys[request.owner, key.key] = (key.fingerprint, stream)
+            self._key_of[request.request_id] = (request.owner, key.key)
+        return stream
+
+    def run(self, stream: TokenStream, generation: Coroutine[Any, Any, None]) -> None:
+        """Run the stream's generation as a task of its own."""
+        task = asyncio.create_task(generation, name=f"generation-{stream.request_id}")
+        self._tasks.add(task)
+        task.add_done_callback(lambda t: self._ended(stream, t))
+
+    def _ended(self, stream: TokenStream, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        del self._live[stream.request_id]
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            self._log.error("generation_broke", request_id=stream.request_id, error=where(exc))
+        if isinstance(stream.error, Unavailable | InternalError):
+            self._free_key(stream)  # the caller was told to send it again
+        if stream.refused:
+            self._forget(stream)
+        elif stream.request_id in self._streams:  # not deleted meanwhile
+            self._finished[stream.request_id] = stream
+            self._finished_bytes += stream.nbytes
+        self._cancel_grace(stream)
+
+    def _forget(self, stream: TokenStream) -> None:
+        if self._streams.pop(stream.request_id, None) is not None and stream.readers:
+            self._forgotten.add(stream)
+        if self._finished.pop(stream.request_id, None) is not None:
+            self._finished_bytes -= stream.nbytes
+        self._free_key(stream)
+
+    def _free_key(self, stream: TokenStream) -> None:
+        key = self._key_of.pop(stream.request_id, None)
+        if key is not None:
+            del self._keys[key]
+
+    def delete(self, stream: TokenStream) -> None:
+        """Drop a finished stream before its retention ends; a live one is cancelled first."""
+        stream.cancel(DELETED)
+        self._forget(stream)
+
+    def delete_conversation(self, conversation_id: str) -> None:
+        """Stop what is being answered in a conversation, and drop its streams from memory.
+
+        What was said is stored: it comes back when the conversation is restored.
+        """
+        for stream in list(self._streams.values()):
+            if stream.request.conversation_id == conversation_id:
+                stream.cancel("cancelled")
+                self._forget(stream)
+
+    # Finding one
+
+    def find(self, request_id: str, owner: str) -> TokenStream | None:
+        """The caller's stream of that id, if it is in memory."""
+        stream = self._streams.get(request_id)
+        if stream is None or stream.request.owner != owner or stream.refused:
+            return None
+        return stream
+
+    def find_by_key(self, owner: str, key: IdempotencyKey) -> TokenStream | None:
+        """The stream already made with this key, if any.
+
+        Raises Conflict when the key came with another body.
+        """
+        known = self._keys.get((owner, key.key))
+        if known is None:
+            return None
+        fingerprint, stream = known
+        check_same_body(key, fingerprint)
+        return stream
+
+    def has_key(self, owner: str, key: str) -> bool:
+        """Whether a stream in memory was made with this Idempotency-Key, whatever its body was."""
+        return (owner, key) in self._keys
+
+    # Readers that leave
+
+    def leave(self, reader: Reader, *, grace_s: float | None = None) -> None:
+        """Detach a reader. When it was the last, the generation ends after the grace period."""
+        reader.close()
+        stream = reader.stream
+        if stream.done or stream.readers:
+            return
+        grace_s = self._settings.resume_grace_s if grace_s is None else grace_s
+        self._cancel_grace(stream)
+        if grace_s <= 0:
+            stream.cancel("disconnect")
+            return
+        loop = asyncio.get_running_loop()
+        self._grace[stream.request_id] = loop.call_later(grace_s, self._grace_over, stream)
+
+    def abort_unread(self, model: str) -> str | None:
+        """Stop the model's stream that nobody has read for longest, and tell its id, if there is one."""
+        for request_id in self._grace:
+            stream = self._streams.get(request_id)
+            if stream is None or stream.readers or stream.done or stream.cancelled is not None:
+                continue  # somebody has come back to it, or it has ended, or will
+            if stream.request.model == model:
+                self._log.info("unread_aborted", request_id=request_id)
+                stream.cancel("disconnect")
+                return request_id
+        return None
+
+    def _grace_over(self, stream: Followed) -> None:
+        self._grace.pop(stream.request_id, None)
+        if not stream.readers:
+            stream.cancel("disconnect")
+
+    def _cancel_grace(self, stream: Followed) -> None:
+        timer = self._grace.pop(stream.request_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    # Time
+
+    async def _tick(self) -> None:
+        settings = self._settings
+        period_s = min(settings.heartbeat_s, settings.stall_timeout_s, 1.0) / 2
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                await self._look_after_readers(loop.time())
+                self._forget_old(loop.time())
+            except Exception as exc:  # noqa: BLE001  # heartbeats and retention must go on
+                self._log.error("ticker_broke", error=where(exc))
+
+    async def _look_after_readers(self, now_s: float) -> None:
+        """Wake silent readers for a heartbeat, cut stalled ones.
+
+        Finished streams, of which there may be very many, have their turn once a second.
+        """
+        streams = list(self._live.values())
+        live_bytes = 0
+        for number, stream in enumerate(streams, start=1):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+            live_bytes += stream.nbytes
+            self._look_after(stream, now_s)
+        self._live_bytes = live_bytes
+        if now_s - self._looked_at_all_s >= 1.0:
+            self._looked_at_all_s = now_s
+            self._forgotten = {stream for stream in self._forgotten if stream.readers}
+            for number, stream in enumerate([*self._finished.values(), *self._forgotten], start=1):
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                self._look_after(stream, now_s)
+
+    def _look_after(self, stream: TokenStream, now_s: float) -> None:
+        for reader in list(stream.readers):
+            silent_s = reader.silent_s(now_s)
+            if not reader.stalling:
+                if silent_s >= self._settings.heartbeat_s:
+                    reader.unpark()
+            elif silent_s > self._settings.stall_timeout_s and reader.outlet is not None:
+                self._log.warning("reader_stalled", request_id=stream.request_id, silent_s=silent_s)
+                reader.outlet.abort()
+
+    def _forget_old(self, now_s: float) -> None:
+        """Drop finished streams past their retention, then the oldest over the memory limit."""
+        while self._finished:
+            oldest = next(iter(self._finished.values()))
+            age_s = now_s - (oldest.finished_at_s or now_s)
+            full = self._finished_bytes > self._settings.retained_bytes
+            if age_s < self._settings.retention_s and not full:
+                return
+            self._forget(oldest)
+
+    # Stopping
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new, let live streams finish within `timeout_s`, end the rest."""
+        self._draining = True
+        await self._tasks_done(timeout_s)
+        for stream in list(self._live.values()):
+            stream.cancel(SHUTDOWN)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5)
+        for task in self._tasks:
+            task.cancel()
+
+    async def _tasks_done(self, timeout_s: float) -> None:
+        if not self._tasks:
+            return
+        waits: set[asyncio.Task[Any]] = {
+            asyncio.create_task(self._hurried.wait()),
+            asyncio.create_task(asyncio.wait(self._tasks)),
+        }
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    def hurry(self) -> None:
+        """Wait for live streams no longer."""
+        self._hurried.set()
+
+    async def aclose(self) -> None:
+        """Stop keeping time. A second call does nothing."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+            self._ticker = None

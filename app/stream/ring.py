@@ -1,0 +1,397 @@
+"""The events of one stream as columns: every event's text once, no object per event.
+
+    index   0        1       2       3        4
+    lane    special  text    text    special  special       which choice and channel
+    end     0        5       11      11       11            where the event's text ends
+    text    "Hello world"                                   JSON-escaped UTF-8, shared by all readers
+    special {0: Opened(…)}           {3: Finished(…)} …
+
+Text is kept JSON-escaped, so that a frame over any run of events is a slice of it, and a
+token costs its bytes plus six. An event's id is its index plus `first_id`. When the limit
+is passed the oldest half goes; ids never change. Knows events, not how they are written.
+`dump` and `restore` carry events over the end of the process, as slices (app.stream.segment).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, islice
+from operator import sub
+from typing import Any, NamedTuple
+
+import orjson
+
+from app.core import Channel, Counts, Delta, FinishReason, ToolCall, total_counts
+from app.stream import segment as slices
+
+_SPECIAL = 0
+_RANK: Mapping[Channel, int] = {"reasoning": 0, "text": 1, "tool": 2}
+_MAX_FRAME_BYTES = 256 * 1024
+_EMPTY_BYTES = 3000
+"""What a stream without events takes, its wire and bookkeeping included; measured likewise."""
+_SPECIAL_BYTES = 400
+"""What an event that is not text is counted as in memory; measured with tracemalloc."""
+
+
+class Lane(NamedTuple):
+    """Where text belongs: a choice, a channel, and for tools which call."""
+
+    choice: int
+    channel: Channel
+    tool_index: int = 0
+
+
+class Part(NamedTuple):
+    """Text of one lane: JSON-escaped, without quotes; logprobs entries joined by commas.
+
+    `counts` are those of all choices at the last event of the frame, whichever part it is of, so
+    that what a reader is told at an event does not depend on how events came to share a frame.
+    """
+
+    lane: Lane
+    text: bytes
+    logprobs: bytes | None
+    counts: Counts | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The stream begins: roles of all choices."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStarted:
+    """A tool call begins; its arguments follow as text."""
+
+    choice: int
+    tool: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A choice has ended."""
+
+    choice: int
+    finish_reason: FinishReason
+    matched_stop: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A chunk without choices: usage, moderation, or another field of its own."""
+
+    field: str
+    value: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The stream ends in an error; `body` is the error body of app.errors."""
+
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Nothing follows."""
+
+
+Special = Opened | ToolStarted | Finished | Notice | Failed | Done
+_KINDS: Mapping[str, type[Special]] = {
+    "opened": Opened,
+    "tool_started": ToolStarted,
+    "finished": Finished,
+    "notice": Notice,
+    "failed": Failed,
+    "done": Done,
+}
+"""What slices call the events that are not text; stored, so never renamed."""
+_KIND_OF = {event: kind for kind, event in _KINDS.items()}
+
+
+class Ring:
+    """Append events, read them from any id. Not thread-safe: one loop owns it."""
+
+    __slots__ = (
+        "_counts",
+        "_counts_of",
+        "_ends",
+        "_lane_of",
+        "_lanes",
+        "_limit_bytes",
+        "_logprob_ends",
+        "_logprobs",
+        "_names",
+        "_specials",
+        "_text",
+        "first_id",
+    )
+
+    def __init__(
+        self, limit_bytes: int, *, logprobs: bool = False, counts: bool = False, first_id: int = 1
+    ) -> None:
+        self._limit_bytes = limit_bytes
+        self.first_id = first_id
+        self._lanes = array("H")
+        self._ends = array("I")
+        self._text = bytearray()
+        self._names: list[Lane] = []
+        self._lane_of: dict[tuple[int, Channel, int], int] = {}
+        self._specials: dict[int, Special] = {}
+        self._logprobs = bytearray() if logprobs else None
+        self._logprob_ends = array("I")
+        self._counts: list[Counts] | None = [] if counts else None
+        """Of all choices together, at each event."""
+        self._counts_of: dict[int, Counts] = {}
+
+    @property
+    def last_id(self) -> int:
+        """Id of the newest event; one less than `first_id` when there was none."""
+        return self.first_id + len(self._lanes) - 1
+
+    @property
+    def last(self) -> Special | None:
+        """The newest event, if it is not text; None when there was none, too."""
+        return self._specials.get(self.last_id)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes, to within a few hundred."""
+        size = _EMPTY_BYTES + len(self._text) + 6 * len(self._lanes) + _SPECIAL_BYTES * len(self._specials)
+        if self._logprobs is not None:
+            size += len(self._logprobs) + 4 * len(self._lanes)
+        if self._counts is not None:
+            size += 96 * len(self._counts)
+        return size
+
+    @property
+    def plain(self) -> bool:
+        """Whether events are text and nothing beside it."""
+        return self._logprobs is None and self._counts is None
+
+    def append(self, delta: Delta) -> tuple[int, Lane, bytes]:
+        """Add a delta's text; its finish reason is an event of its own.
+
+        Returns the event's id, lane and escaped text.
+        """
+        tool = delta.tool
+        key = (delta.choice, delta.channel, 0 if tool is None else tool.index)
+        lane = self._lane_of.get(key)
+        if lane is None:
+            lane = self._new_lane(key)
+        text = _escape(delta.text)
+        self._text += text
+        if self._logprobs is not None and delta.logprobs:
+            # Entries of consecutive events are joined by commas: a slice starts with one.
+            self._logprobs += b"," + orjson.dumps(delta.logprobs)[1:-1]
+        if self._counts is not None:
+            self._counts_of[delta.choice] = delta.counts
+        self._push(lane)
+        return self.last_id, self._names[lane - 1], text
+
+    def _new_lane(self, key: tuple[int, Channel, int]) -> int:
+        self._names.append(Lane(*key))
+        lane = self._lane_of[key] = len(self._names)
+        return lane
+
+    def append_special(self, event: Special) -> None:
+        """Add an event that is not text."""
+        self._specials[self.last_id + 1] = event
+        self._push(_SPECIAL)
+
+    def _push(self, lane: int) -> None:
+        self._lanes.append(lane)
+        self._ends.append(len(self._text))
+        if self._logprobs is not None:
+            self._logprob_ends.append(len(self._logprobs))
+        if self._counts is not None:
+            self._counts.append(total_counts(self._counts_of))
+        # The cheap test first: plain events are little but their text.
+        if len(self._text) + 6 * len(self._lanes) > self._limit_bytes or not self.plain:
+            self._trim()
+
+    def _trim(self) -> None:
+        if self.nbytes <= self._limit_bytes or len(self._lanes) < 2:
+            return
+        drop = len(self._lanes) // 2
+        base = self._ends[drop - 1]
+        del self._text[:base]
+        self._ends = array("I", (end - base for end in self._ends[drop:]))
+        del self._lanes[:drop]
+        if self._logprobs is not None:
+            base = self._logprob_ends[drop - 1]
+            del self._logprobs[:base]
+            self._logprob_ends = array("I", (end - base for end in self._logprob_ends[drop:]))
+        if self._counts is not None:
+            del self._counts[:drop]
+        self.first_id += drop
+        self._specials = {i: e for i, e in self._specials.items() if i >= self.first_id}
+
+    def after(self, cursor: int) -> tuple[int, Special | Sequence[Part]]:
+        """What follows event `cursor`, as one step: `(id of its last event, content)`.
+
+        A special event is a step of its own. Consecutive text is one step of one part per
+        lane; within a choice parts keep the order reasoning, text, tool. The caller sees to
+        it that `first_id - 1 <= cursor < last_id`.
+        """
+        start = cursor - self.first_id + 1
+        lanes = self._lanes
+        lane = lanes[start]
+        if lane == _SPECIAL:
+            return cursor + 1, self._specials[cursor + 1]
+        stop = start + 1
+        if stop == len(lanes):
+            return cursor + 1, (self._part(lane, start, stop),)
+        return self._coalesced(start)
+
+    def _coalesced(self, start: int) -> tuple[int, Sequence[Part]]:
+        merged: dict[int, list[Part]] = {}
+        rank: dict[int, int] = {}
+        stop, size = start, 0
+        for lane, run_start, run_stop in self._runs(start):
+            if lane == _SPECIAL or size > _MAX_FRAME_BYTES:
+                break
+            name = self._names[lane - 1]
+            if _RANK[name.channel] < rank.get(name.choice, 0):
+                break
+            rank[name.choice] = _RANK[name.channel]
+            part = self._part(lane, run_start, run_stop)
+            merged.setdefault(lane, []).append(part)
+            size += len(part.text)
+            stop = run_stop
+        counts = self._counts[stop - 1] if self._counts is not None else None
+        joined = [_join(parts)._replace(counts=counts) for parts in merged.values()]
+        return self.first_id + stop - 1, joined
+
+    def _runs(self, start: int) -> Iterator[tuple[int, int, int]]:
+        """Runs of one lane from index `start`, at most a frame's worth of bytes each."""
+        lanes, ends = self._lanes, self._ends
+        index, count = start, len(lanes)
+        while index < count:
+            lane, first = lanes[index], index
+            limit = ends[index] + _MAX_FRAME_BYTES
+            index += 1
+            while index < count and lanes[index] == lane != _SPECIAL and ends[index] <= limit:
+                index += 1
+            yield lane, first, index
+
+    def _part(self, lane: int, start: int, stop: int) -> Part:
+        ends = self._ends
+        text = bytes(self._text[ends[start - 1] if start else 0 : ends[stop - 1]])
+        logprobs = None
+        if self._logprobs is not None:
+            lp = self._logprob_ends
+            logprobs = bytes(self._logprobs[lp[start - 1] if start else 0 : lp[stop - 1]][1:])
+        counts = self._counts[stop - 1] if self._counts is not None else None
+        return Part(self._names[lane - 1], text, logprobs, counts)
+
+    def whole(self) -> tuple[Mapping[Lane, Part], Sequence[Special]]:
+        """All text by lane and all special events, in order of first appearance."""
+        merged: dict[int, list[Part]] = {}
+        for lane, start, stop in self._runs(0):
+            if lane != _SPECIAL:
+                merged.setdefault(lane, []).append(self._part(lane, start, stop))
+        parts = {self._names[lane - 1]: _join(runs) for lane, runs in merged.items()}
+        return parts, [self._specials[i] for i in sorted(self._specials)]
+
+    def dump(self, after: int, *, done: bool = False) -> tuple[int, bytes] | None:
+        """The events held after event `after` as one slice, and the first one's id; None if none.
+
+        With `done`, the slice ends in the `Done` that is still to come.
+        """
+        start = max(0, after + 1 - self.first_id)
+        if start >= len(self._lanes) and not done:
+            return None
+        first_id = self.first_id + start
+        lengths, text = _cut(self._ends, self._text, start)
+        logprob_lengths: Sequence[int] | None = None
+        logprobs: bytes | None = None
+        if self._logprobs is not None:
+            logprob_lengths, logprobs = _cut(self._logprob_ends, self._logprobs, start)
+        specials = [(i - first_id, _KIND_OF[type(e)], e) for i, e in self._specials.items() if i >= first_id]
+        lanes = self._lanes[start:]
+        counts = None if self._counts is None else list(chain.from_iterable(self._counts[start:]))
+        piece = slices.Slice(
+            first_id, self._names, specials, lanes, lengths, text, logprobs, logprob_lengths, counts
+        )
+        return first_id, slices.pack(piece.with_last(_KIND_OF[Done], Done()) if done else piece)
+
+    @classmethod
+    def restore(cls, dumped: Iterable[bytes], limit_bytes: int, *, only_prefix: bool = False) -> Ring:
+        """A ring of the events of slices, oldest first, with their ids.
+
+        What two slices both have counts once; what lies before a gap between them has left
+        the ring, as has what goes beyond the limit. With `only_prefix`, it is what follows the
+        first gap that is left out. Raises ValueError for damaged slices.
+        """
+        ring: Ring | None = None
+        for raw in dumped:
+            piece = slices.unpack(raw)
+            if only_prefix and piece.first_id > (ring.last_id if ring else 0) + 1:
+                break
+            if ring is None or piece.first_id > ring.last_id + 1:
+                ring = cls(
+                    limit_bytes,
+                    logprobs=piece.logprobs is not None,
+                    counts=piece.counts is not None,
+                    first_id=piece.first_id,
+                )
+            ring._extend(piece)
+        return ring or cls(limit_bytes)
+
+    def _extend(self, piece: slices.Slice) -> None:
+        if piece.first_id <= self.last_id:
+            piece = piece.without_first(self.last_id + 1 - piece.first_id)
+        if (self._logprobs is None, self._counts is None) != (piece.logprobs is None, piece.counts is None):
+            raise ValueError("slices of different streams")
+        lane_of = [_SPECIAL, *(self._lane_of.get(key) or self._new_lane(key) for key in piece.names)]
+        for index, kind, fields in piece.specials:
+            self._specials[piece.first_id + index] = _special(kind, fields)
+        self._lanes.extend(lane_of[lane] for lane in piece.lanes)
+        self._ends.extend(_ends(piece.lengths, len(self._text)))
+        self._text += piece.text
+        if self._logprobs is not None and piece.logprobs is not None:
+            self._logprob_ends.extend(_ends(piece.logprob_lengths or (), len(self._logprobs)))
+            self._logprobs += piece.logprobs
+        if self._counts is not None:
+            numbers = iter(piece.counts or ())
+            self._counts.extend(map(Counts, numbers, numbers, numbers, numbers))
+        while self.nbytes > self._limit_bytes and len(self._lanes) > 1:
+            self._trim()
+
+
+def _cut(ends: array[int], data: bytearray, start: int) -> tuple[Sequence[int], bytes]:
+    """From event `start` on: how much of `data` each event has, and the data."""
+    base = ends[start - 1] if start else 0
+    mine = ends[start:]
+    return list(map(sub, mine, chain((base,), mine))), bytes(data[base:])
+
+
+def _ends(lengths: Sequence[int], base: int) -> Iterator[int]:
+    return islice(accumulate(lengths, initial=base), 1, None)
+
+
+def _special(kind: str, fields: Mapping[str, Any]) -> Special:
+    if kind == "tool_started":
+        return ToolStarted(fields["choice"], ToolCall(**fields["tool"]))
+    return _KINDS[kind](**fields)
+
+
+def _join(parts: Sequence[Part]) -> Part:
+    if len(parts) == 1:
+        return parts[0]
+    logprobs = None
+    if parts[0].logprobs is not None:
+        logprobs = b",".join(p.logprobs for p in parts if p.logprobs)
+    return Part(parts[0].lane, b"".join(p.text for p in parts), logprobs, parts[-1].counts)
+
+
+def _escape(text: str) -> bytes:
+    try:
+        return orjson.dumps(text)[1:-1]
+    except orjson.JSONEncodeError:  # a lone surrogate, which UTF-8 cannot carry
+        return orjson.dumps(text.encode("utf-8", "replace").decode("utf-8"))[1:-1]

@@ -1,0 +1,304 @@
+"""TokenStream: what one generation has released, and the readers that follow it.
+
+The generation writes, any number of readers read, each at its own pace; a reader that lags
+gets several events in one frame, never a gap, and slows nobody. `Streams` owns every live
+and every recently finished stream of the process (app.stream.registry).
+
+    PENDING ──open()──▶ OPEN ──close()/fail()──▶ DONE
+       └──────refuse()───────────────────────────▶ DONE (no event was ever sent)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from app.core import ChatRequest, Counts, Delta, total_counts
+from app.errors import (
+    Cancelled,
+    Draining,
+    ReplayExpired,
+    ReplayPositionUnknown,
+    ServingError,
+    StorageUnavailable,
+)
+from app.store.ledger import Usage
+from app.store.usage_body import usage_body
+from app.stream.reader import Reader
+from app.stream.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, Special, ToolStarted
+
+SHUTDOWN = "shutdown"
+"""Reason to cancel: the server stops, and says so at the stream's end."""
+DELETED = "deleted"
+"""Reason to cancel: nothing of it is to be kept."""
+STORAGE = "storage"
+"""Reason to cancel: nothing can be written any more."""
+
+
+class Wire(Protocol):
+    """Writes events as the bytes of frames."""
+
+    def text(self, event_id: int, lane: Lane, text: bytes) -> bytes:
+        """One frame holding one event's escaped text, nothing beside it."""
+        ...
+
+    def delta(self, last_id: int, parts: Sequence[Part]) -> bytes:
+        """One frame holding `parts`, whose id is `last_id`."""
+        ...
+
+    def special(self, event_id: int, event: Special) -> bytes:
+        """One frame holding an event that is not text."""
+        ...
+
+
+class TokenStream:
+    """One generation's released events, from the first to `[DONE]`."""
+
+    def __init__(self, request: ChatRequest, wire: Wire, ring: Ring) -> None:
+        self.request = request
+        self.readers: set[Reader] = set()
+        self.cancelled: str | None = None
+        self.error: ServingError | None = None
+        self.finished_at_s: float | None = None
+        self.usage: Mapping[str, Any] | None = None
+        self._wire = wire
+        self._ring = ring
+        self._plain = ring.plain
+        self._abort: Callable[[], None] | None = None
+        self._frame: tuple[int, int, bytes] = (-1, -1, b"")
+        loop = asyncio.get_running_loop()
+        self._now_s = loop.time
+        self._call_soon = loop.call_soon
+        self._opened: asyncio.Future[None] = loop.create_future()
+        self._done: asyncio.Future[None] = loop.create_future()
+
+    @classmethod
+    def finished(
+        cls,
+        request: ChatRequest,
+        wire: Wire,
+        ring: Ring,
+        *,
+        usage: Mapping[str, Any],
+        error: ServingError | None,
+    ) -> TokenStream:
+        """A stream that was opened and has ended, with all its events in `ring`."""
+        stream = cls(request, wire, ring)
+        stream.usage = usage
+        stream.error = error
+        stream._opened.set_result(None)
+        stream._finish()
+        return stream
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    # Writing: the generation's side.
+
+    def open(self, n: int) -> None:
+        """Admit the request: its status line may be sent. Raises Cancelled, Draining."""
+        self.check_wanted()
+        self._special(Opened(n))
+        if not self._opened.done():
+            self._opened.set_result(None)
+
+    def check_wanted(self) -> None:
+        """Raise Cancelled, Draining or StorageUnavailable when the stream was cancelled."""
+        self.check_not_cut()
+        if self.cancelled is not None:
+            raise Cancelled("The request was cancelled while it waited.")
+
+    def check_not_cut(self) -> None:
+        """Raise Draining or StorageUnavailable when that is why the stream was cancelled."""
+        if self.cancelled == SHUTDOWN:
+            raise Draining("The server is stopping; send the request again.", retry_after_s=5)
+        if self.cancelled == STORAGE:
+            raise StorageUnavailable("The answer can no longer be stored, so it was stopped.")
+
+    def on_cancel(self, abort: Callable[[], None]) -> None:
+        """Call `abort` when the stream is cancelled, and now if it was already."""
+        self._abort = abort
+        if self.cancelled is not None:
+            abort()
+
+    def append(self, delta: Delta) -> None:
+        """Release a delta to the readers."""
+        tool = delta.tool
+        if tool is not None and tool.name is not None:
+            self._ring.append_special(ToolStarted(delta.choice, tool))
+        if delta.text or delta.logprobs:
+            self._append_text(delta)
+        if delta.finish_reason is not None:
+            self._ring.append_special(Finished(delta.choice, delta.finish_reason, delta.matched_stop))
+            # Usage and [DONE] mostly follow in this turn of the loop: one write for all of them.
+            self._call_soon(self._wake)
+            return
+        self._wake()
+
+    def _append_text(self, delta: Delta) -> None:
+        event_id, lane, text = self._ring.append(delta)
+        if self.readers and self._plain:
+            self._frame = (event_id - 1, event_id, self._wire.text(event_id, lane, text))
+
+    def notice(self, field: str, value: Mapping[str, Any]) -> None:
+        """Release a chunk without choices."""
+        self._ring.append_special(Notice(field, value))
+        self._call_soon(self._wake)
+
+    def close(self) -> None:
+        """End the stream: nothing follows."""
+        self._end(Done())
+
+    def fail(self, error: ServingError) -> None:
+        """End the stream in an error: as a refusal before it was opened, as an event after."""
+        self.error = error
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()  # seen: nobody may be waiting any more
+            self._finish()
+            return
+        self._ring.append_special(Failed(error.as_body()))
+        self._end(Done())
+
+    def _special(self, event: Special) -> None:
+        self._ring.append_special(event)
+        self._wake()
+
+    def _end(self, event: Special) -> None:
+        self._special(event)
+        self._finish()
+
+    def _finish(self) -> None:
+        # The prompt has done its work: a retained stream must not hold it.
+        self.request = dataclasses.replace(self.request, body={})
+        self.finished_at_s = self._now_s()
+        self._done.set_result(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        for reader in list(self.readers):
+            reader.wake()
+
+    # Reading: the clients' side.
+
+    @property
+    def done(self) -> bool:
+        return self._done.done()
+
+    @property
+    def refused(self) -> bool:
+        """Whether the stream ended before it was opened."""
+        return self._opened.done() and self._opened.exception() is not None
+
+    @property
+    def pending(self) -> bool:
+        """Whether the request still waits for admission."""
+        return not self._opened.done()
+
+    @property
+    def last_id(self) -> int:
+        return self._ring.last_id
+
+    @property
+    def nbytes(self) -> int:
+        return self._ring.nbytes
+
+    def dump(self, after: int, *, done: bool = False) -> tuple[int, bytes] | None:
+        """The events after id `after` as the store keeps them, and the first one's id; see Ring.dump."""
+        return self._ring.dump(after, done=done)
+
+    def held(self) -> tuple[Mapping[Lane, Part], Sequence[Special]]:
+        """Everything that the ring still holds."""
+        return self._ring.whole()
+
+    async def opened(self) -> None:
+        """Wait for admission. Raises the ServingError the request was refused with."""
+        await asyncio.shield(self._opened)
+
+    async def ended(self) -> None:
+        """Wait for the last event."""
+        await asyncio.shield(self._done)
+
+    def cancel(self, reason: str) -> None:
+        """Stop the generation; what it made so far is kept. Later calls do nothing, but DELETED counts.
+
+        Its settlement may be yet to come, also when it has been stopped or has ended.
+        """
+        if self.done or self.cancelled is not None:
+            if reason == DELETED:
+                self.cancelled = DELETED
+            return
+        self.cancelled = reason
+        if self._abort is not None:
+            self._abort()
+
+    def attach(self, after: int = 0) -> Reader:
+        """A reader of the events after id `after`.
+
+        Raises ReplayPositionUnknown beyond what was ever sent, ReplayExpired for events that
+        have left the ring.
+        """
+        if after > self._ring.last_id:
+            raise ReplayPositionUnknown(
+                f"Last-Event-ID {after} was never sent: the stream's last event is"
+                f" {self._ring.last_id}. Send the id of the last event you received.",
+                param="Last-Event-ID",
+            )
+        self._check_held(after)
+        reader = Reader(self, after, self._now_s())
+        self.readers.add(reader)
+        return reader
+
+    def _check_held(self, cursor: int) -> None:
+        if cursor + 1 < self._ring.first_id:
+            raise ReplayExpired(
+                f"Events up to {self._ring.first_id - 1} of this stream are no longer held;"
+                f" the earliest position is Last-Event-ID {self._ring.first_id - 1}.",
+                param="Last-Event-ID",
+            )
+
+    def frame_after(self, cursor: int) -> tuple[int, bytes]:
+        """The frame that follows event `cursor`, and the id of its last event.
+
+        The newest frame is built once for all readers that are as far. Raises ReplayExpired.
+        """
+        start, last_id, frame = self._frame
+        if start == cursor:
+            return last_id, frame
+        self._check_held(cursor)
+        last_id, content = self._ring.after(cursor)
+        if isinstance(content, Sequence):
+            frame = self._wire.delta(last_id, content)
+        else:
+            frame = self._wire.special(last_id, content)
+        self._frame = (cursor, last_id, frame)
+        return last_id, frame
+
+    def whole(self) -> tuple[Mapping[Lane, Part], Sequence[Special]]:
+        """Everything released so far, for an answer in one piece. Raises ReplayExpired."""
+        self._check_held(0)
+        return self._ring.whole()
+
+
+def usage_of(counts: Mapping[int, Counts]) -> dict[str, Any]:
+    """OpenAI's usage object over what all choices have had so far, by choice.
+
+    The prompt counts once, however many choices share it.
+    """
+    together = total_counts(counts)
+    return usage_body(
+        Usage(
+            prompt_tokens=together.prompt_tokens,
+            completion_tokens=together.completion_tokens,
+            cached_tokens=together.cached_tokens,
+            reasoning_tokens=together.reasoning_tokens,
+        )
+    )
+
+
+def first_of(counts: Mapping[int, Counts]) -> Counts:
+    """The counts of the lowest choice that has begun: those of the prompt are any choice's."""
+    return counts[min(counts)] if counts else Counts()

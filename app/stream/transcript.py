@@ -1,0 +1,58 @@
+"""What a stream has said, as OpenAI's assistant messages: one a choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from app.stream.ring import Finished, Lane, Part, Special, ToolStarted
+
+
+@dataclass(slots=True)
+class Answer:
+    """One choice: its message, and how it ended if it has."""
+
+    message: dict[str, Any] = field(default_factory=dict)
+    finish_reason: str | None = None
+    matched_stop: str | int | None = None
+
+
+def answers(parts: Mapping[Lane, Part], specials: Sequence[Special]) -> dict[int, Answer]:
+    """The answers in everything that a ring holds, by choice."""
+    found: dict[int, Answer] = {}
+    calls: dict[int, list[dict[str, Any]]] = {}
+    for lane in parts:
+        found.setdefault(lane.choice, Answer())
+    for event in specials:
+        match event:
+            case ToolStarted(choice, tool):
+                arguments = _text(parts, Lane(choice, "tool", tool.index)) or ""
+                function = {"name": tool.name, "arguments": arguments}
+                calls.setdefault(choice, []).append({"id": tool.id, "type": "function", "function": function})
+                found.setdefault(choice, Answer())
+            case Finished(choice, finish_reason, matched_stop):
+                answer = found.setdefault(choice, Answer())
+                answer.finish_reason, answer.matched_stop = finish_reason, matched_stop
+    for choice, answer in found.items():
+        answer.message = _message(choice, parts, calls.get(choice))
+    return found
+
+
+def _message(choice: int, parts: Mapping[Lane, Part], calls: list[dict[str, Any]] | None) -> dict[str, Any]:
+    content = _text(parts, Lane(choice, "text"))
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if (reasoning := _text(parts, Lane(choice, "reasoning"))) is not None:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    elif content is None:
+        message["content"] = ""
+    return message
+
+
+def _text(parts: Mapping[Lane, Part], lane: Lane) -> str | None:
+    part = parts.get(lane)
+    return None if part is None else orjson.loads(b'"' + part.text + b'"')

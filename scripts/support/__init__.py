@@ -1,0 +1,1 @@
+"""Modules that the scripts of this folder and the checks run."""

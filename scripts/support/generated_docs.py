@@ -1,0 +1,83 @@
+"""The tables in docs/ that come from the code, between a pair of marker lines in each file.
+
+usage: python -m scripts.support.generated_docs [--check]; --check changes nothing and fails if it would.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from app import errors, settings
+from app.api.metrics import tables as metric_tables
+from app.api.schema import parameters
+
+ROOT = Path(__file__).parents[2]
+BEGIN = "<!-- from here to the end: scripts/docs -->\n"
+OF_ADMISSION = (
+    "max_queued_requests",
+    "max_queued_tokens",
+    "queue_interactive_s",
+    "queue_standard_s",
+    "queue_batch_s",
+    "ttft_target_s",
+    "tpot_target_s",
+    "max_prefill_tokens",
+    "isolation",
+)
+
+
+OF_TWO_MODELS = (
+    "small_model",
+    "small_served_model_name",
+    "degrade",
+    "degrade_short_tokens",
+    "degrade_rise_s",
+    "degrade_fall_s",
+)
+
+
+def settings_of(names: Collection[str]) -> str:
+    """Their rows of the README's table."""
+    head, line, *rows = settings.markdown().splitlines()
+    chosen = [row for row in rows if row.split("`")[1] in names]
+    assert len(chosen) == len(names)
+    return "\n".join((head, line, *chosen)) + "\n"
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "docs/admission.md": lambda: settings_of(OF_ADMISSION),
+    "docs/errors.md": errors.markdown,
+    "docs/metrics.md": metric_tables.markdown,
+    "docs/parameters.md": parameters.markdown,
+    "docs/routing.md": lambda: settings_of(OF_TWO_MODELS),
+}
+
+
+def generated(path: str, text: str) -> str:
+    """`text` of the file at `path` with everything after the marker made anew."""
+    head, marker, _ = text.partition(BEGIN)
+    if not marker:
+        raise ValueError(f"{path} has no line {BEGIN!r}")
+    return head + marker + "\n" + TABLES[path]()
+
+
+def main(argv: list[str]) -> int:
+    """Write the files, or with --check name those that differ; returns the exit status."""
+    stale = []
+    for path in TABLES:
+        text = (ROOT / path).read_text("utf-8")
+        if generated(path, text) != text:
+            stale.append(path)
+    if "--check" in argv:
+        print("\n".join(f"{path} is stale: run scripts/docs" for path in stale), end="")
+        return 1 if stale else 0
+    for path in stale:
+        (ROOT / path).write_text(generated(path, (ROOT / path).read_text("utf-8")), "utf-8")
+        print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

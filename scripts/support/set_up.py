@@ -1,0 +1,264 @@
+"""Brings .venv in line with requirements/: the work behind scripts/setup.
+
+Runs on the bare standard library. Whatever an earlier run left behind, killed at any point, the next one
+repairs; two at the same time take turns.
+"""
+
+import argparse
+import csv
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+VENV = ROOT / ".venv"
+STAMP = VENV / "tokenring-setup"
+TORCH = "torch==2.13.0"
+LOCKS = {"cpu": "cpu.txt", "gpu": "gpu-lock.txt"}
+FREE_DISK_GB = {"cpu": 3, "gpu": 15}
+HEARTBEAT_S = 5.0
+NOT_COMPILED = r"/(tests?|multimodal_gen|sglang/test|site-packages/pip)/"
+HINTS = {
+    "No space left on device": "the disk is full",
+    "NewConnectionError": "the package index cannot be reached: is the network up?",
+    "NameResolutionError": "the package index cannot be reached: is the network up?",
+    "CERTIFICATE_VERIFY_FAILED": "the index's certificate is not trusted: PIP_CERT names another authority",
+    "Could not find a version": "no package index has it: is the network up? (pip's settings apply)",
+    "ensurepip": "this Python has no venv module (Debian, Ubuntu: apt install python3-venv)",
+}
+
+
+class SetupError(Exception):
+    """Set-up cannot go on; the message says why and what to do."""
+
+
+def main() -> int:
+    """Bring .venv up to date and return the exit status."""
+    options = parse(sys.argv[1:])
+    profile = options.profile or ("gpu" if has_nvidia_gpu() else "cpu")
+    names = [profile, "dev"] if options.dev else [profile]
+    files = [ROOT / "requirements" / f"{name}.txt" for name in names]
+    # An image's own packages are left as they are; elsewhere every version is given.
+    lock = None if options.system_site_packages else ROOT / "requirements" / LOCKS[profile]
+    wanted = fingerprint([*files, *([lock] if lock else [])])
+    if is_current(wanted):
+        return 0
+    try:
+        with turn():
+            if not is_current(wanted):
+                install(profile, files, lock)
+                STAMP.write_text("\n".join([*wanted, ""]))
+    except SetupError as error:
+        print(f"tokenring: set-up failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("tokenring: set-up interrupted; the next run continues it", file=sys.stderr)
+        return 130
+    return 0
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The options of scripts/setup."""
+    parser = argparse.ArgumentParser(prog="scripts/setup", description="Make .venv fit for this checkout.")
+    parser.add_argument("--dev", action="store_true", help="with what checks and tests need")
+    parser.add_argument("--profile", choices=["cpu", "gpu"], help="instead of looking for an NVIDIA GPU")
+    parser.add_argument(
+        "--system-site-packages", action="store_true", help="use what the system's Python has"
+    )
+    return parser.parse_args(arguments)
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether the NVIDIA driver shows this machine a GPU."""
+    if Path("/dev/nvidia0").exists():
+        return True
+    smi = shutil.which("nvidia-smi")
+    return smi is not None and subprocess.run([smi, "-L"], capture_output=True, check=False).stdout != b""
+
+
+def fingerprint(files: list[Path]) -> list[str]:
+    """One line per thing that .venv depends on; the stamp must hold them all."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    package = json.dumps([pyproject["build-system"], pyproject["project"], pyproject["tool"]["setuptools"]])
+    inputs = {path.name: path.read_bytes() for path in files} | {"package": package.encode()}
+    digests = [f"{name} {hashlib.sha256(content).hexdigest()}" for name, content in inputs.items()]
+    return [*digests, TORCH, f"at {ROOT}"]
+
+
+def is_current(wanted: list[str]) -> bool:
+    """Whether an earlier run completed for these inputs and its interpreter is still there."""
+    try:
+        return set(wanted) <= set(STAMP.read_text().splitlines()) and (VENV / "bin" / "python").exists()
+    except OSError:
+        return False
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Hold the lock of this checkout's set-up; the kernel drops it with the process."""
+    with (ROOT / ".setup.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("tokenring: another set-up is running here, waiting for it", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def install(profile: str, files: list[Path], lock: Path | None) -> None:
+    """Do the four steps, each safe to repeat."""
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"tokenring: {text}  ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
+
+    requirements = [part for path in files for part in ("-r", str(path))]
+    pins = sum("==" in line for path in files for line in path.read_text().splitlines())
+    machine = "an NVIDIA GPU" if profile == "gpu" else "the CPU"
+    say(f"[1/4] .venv with Python {sys.version.split()[0]}, for {machine}")
+    STAMP.unlink(missing_ok=True)
+    make_venv(say, [] if lock else ["--system-site-packages"])
+    check_disk(profile)
+    forget_damaged(say)
+    say(f"[2/4] {TORCH}")
+    constraints = ["-c", str(lock)] if lock else []
+    pip("install", TORCH, *constraints, say=say)
+    say(f"[3/4] {pins} pinned packages")
+    # cpu.txt is complete and leaves out what SGLang asks for in vain; gpu.txt lets pip add the rest.
+    pip("install", *(["--no-deps"] if profile == "cpu" else constraints), *requirements, say=say)
+    say("[4/4] this checkout, byte code")
+    pip("install", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT), say=say)
+    compile_all(say)
+    say("ready")
+
+
+def make_venv(say: Callable[[str], None], options: Sequence[str] = ()) -> None:
+    """Create .venv, in place of one whose interpreter or pip is gone."""
+    probe = [str(VENV / "bin" / "python"), "-Ic", "import pip, sys; sys.exit(sys.version_info < (3, 11))"]
+    if VENV.exists():
+        with suppress(OSError):
+            if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
+                return
+        say("the .venv found does not run, making a new one")
+        shutil.rmtree(VENV)
+    # Resolved, because the interpreter running this may be the .venv's own link to it.
+    run([str(Path(sys.executable).resolve()), "-Im", "venv", *options, str(VENV)], say)
+
+
+def check_disk(profile: str) -> None:
+    """Refuse early where a fresh install cannot fit."""
+    needed = FREE_DISK_GB[profile]
+    free_gb = shutil.disk_usage(VENV).free / 1e9
+    if free_gb < needed and not any(VENV.glob("lib/python3.*/site-packages/torch/version.py")):
+        raise SetupError(f"{VENV} needs about {needed} GB of disk, {free_gb:.1f} GB are free")
+
+
+def forget_damaged(say: Callable[[str], None]) -> None:
+    """Drop the record of each package that a killed run left incomplete, so that pip installs it again."""
+    for site in VENV.glob("lib/python3.*/site-packages"):
+        for leftover in site.glob("~*"):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        for package in site.glob("*.dist-info"):
+            if not is_whole(package):
+                say(f"repairing {package.name.removesuffix('.dist-info')}")
+                shutil.rmtree(package)
+
+
+def is_whole(package: Path) -> bool:
+    """Whether every file of the package's RECORD is there in its recorded size, byte code aside."""
+    try:
+        with (package / "RECORD").open(newline="") as record:
+            return all(
+                (package.parent / name).stat().st_size == int(size)
+                for name, _, size in csv.reader(record)
+                if size and not name.endswith(".pyc")
+            )
+    except OSError:
+        return False
+
+
+def pip(*arguments: str, say: Callable[[str], None]) -> None:
+    """Run .venv's pip; byte code is made at the end, for all packages at once."""
+    options = ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "--no-color"]
+    command, *rest = arguments
+    run([str(VENV / "bin" / "python"), "-Im", "pip", command, "--no-compile", *options, *rest], say)
+
+
+def run(command: list[str], say: Callable[[str], None]) -> None:
+    """Run `command`, telling every few seconds what it is at; its output is shown if it fails."""
+    lines: list[str] = []
+    done = threading.Event()
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        heartbeat = threading.Thread(target=beat, args=(lines, done, say), daemon=True)
+        heartbeat.start()
+        try:
+            lines.extend(line.rstrip() for line in process.stdout or ())
+        except KeyboardInterrupt:
+            process.terminate()
+            raise
+        finally:
+            done.set()
+            heartbeat.join()
+    if process.returncode != 0:
+        raise SetupError(explain(command, process.returncode, lines))
+
+
+def beat(lines: list[str], done: threading.Event, say: Callable[[str], None]) -> None:
+    """Say every few seconds how far a running command is."""
+    while not done.wait(HEARTBEAT_S):
+        say(f"      {progress(lines)}")
+
+
+def progress(lines: list[str]) -> str:
+    """Where pip is, by its output so far; "working" for other commands."""
+    found = sum(line.startswith(("Collecting ", "Processing ", "Requirement already")) for line in lines)
+    if found and any(line.startswith("Installing collected") for line in lines):
+        return f"installing {found} packages"
+    newest = next((line.strip() for line in reversed(lines) if "Downloading" in line), "")
+    size = re.search(r"\([0-9.]+ [kMG]B\)", newest)
+    name = re.search(r"Downloading (?:\S*/)?([A-Za-z0-9_.]+-[0-9][^-]*)", newest)
+    if name:
+        return f"{found} packages found, fetching {name[1]} {size[0] if size else ''}".rstrip()
+    return f"{found} packages found" if found else "working"
+
+
+def explain(command: list[str], status: int, lines: list[str]) -> str:
+    """The end of a failed command's output, led by the likely cause."""
+    output = "\n".join(lines)
+    cause = next((hint for mark, hint in HINTS.items() if mark in output), f"exit status {status}")
+    tail = "\n".join(f"    {line}" for line in lines[-12:])
+    return f"{cause}\n  {' '.join(command)}\n{tail}\n  run the same command again to continue"
+
+
+def compile_all(say: Callable[[str], None]) -> None:
+    """Byte-compile what the server imports, on all cores: else the first start takes four times as long."""
+    site = next(VENV.glob("lib/python3.*/site-packages"))
+    command = [str(VENV / "bin" / "python"), "-Im", "compileall", "-q", "-q", "-j", "0", "-x", NOT_COMPILED]
+    # A file that no server imports may not compile (templates, other Pythons' syntax): not an error.
+    with suppress(SetupError):
+        run([*command, str(site), str(ROOT / "app")], say)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What trains and evaluates the shipped models, and their data."""

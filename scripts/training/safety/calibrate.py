@@ -1,0 +1,207 @@
+"""From predictions on sources left out to calibration.json: the blend, and thresholds by target rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+
+from app.safety.categories import CATEGORIES
+from app.safety.classifiers.classifier import Blend
+from scripts.training.safety.loso import Predictions
+
+RATES = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
+SHARE: Mapping[str, float] = {
+    "benign_arena_v01": 3.0,
+    "asked": 2.0,
+    "benign_selfinstruct": 2.0,
+    "benign_gpteacher": 1.5,
+    "benign_safe_prompts": 1.5,
+    "benign_clinc": 0.7,
+    "benign_medquad": 0.6,
+    "benign_banking77": 0.3,
+    "benign_gsm8k": 0.3,
+}
+"""What of ordinary traffic is like a source: assistants' real prompts count most."""
+NGRAMS = 0.35
+"""How much a logit of the n-grams counts for one of the encoder."""
+LOOK_ALIKES = ("benign_coconot_pref",)
+"""Public sources of benign prompts that sound harmful."""
+STATEMENTS = ("hate_davidson", "toxicity_surge", "toxigen_safenlp")
+"""Public sources of statements, not requests, whose labels people disagree on."""
+
+Floats = NDArray[np.float64]
+Hits = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Predictions with the harm of both stages."""
+
+    of: Predictions
+    full: Floats
+    fast: Floats
+
+
+def blended(found: Predictions) -> tuple[Blend, Scored]:
+    """The blend that tells harmful from benign best among requests of sources left out.
+
+    How much the n-grams count is fixed: left to the fit they count as much as the encoder, which is best over
+    all thresholds (AUC), but not where few false alarms are allowed.
+    """
+    prompts = ~found.output & ~found.own & ~np.isin(found.source, STATEMENTS)
+    both = (found.encoder + NGRAMS * found.ngrams).astype(np.float64)[:, None]
+    fast = found.ngrams.astype(np.float64)[:, None]
+    weights = _even(found.source, found.harmful)
+    model = LogisticRegression(C=100.0).fit(both[prompts], found.harmful[prompts], weights[prompts])
+    alone = LogisticRegression(C=100.0).fit(fast[prompts], found.harmful[prompts], weights[prompts])
+    blend = Blend(
+        encoder=float(model.coef_[0, 0]),
+        ngrams=NGRAMS * float(model.coef_[0, 0]),
+        bias=float(model.intercept_[0]),
+        fast_slope=float(alone.coef_[0, 0]),
+        fast_bias=float(alone.intercept_[0]),
+    )
+    return blend, harms(found, blend)
+
+
+def harms(found: Predictions, blend: Blend) -> Scored:
+    """The harm that both stages give to each row."""
+    full = found.encoder * blend.encoder + found.ngrams * blend.ngrams + blend.bias
+    fast = found.ngrams * blend.fast_slope + blend.fast_bias
+    return Scored(found, sigmoid(full.astype(np.float64)), sigmoid(fast))
+
+
+def sigmoid(logits: Floats) -> Floats:
+    """Logits as probabilities."""
+    result: Floats = 1.0 / (1.0 + np.exp(-np.clip(logits, -30, 30)))
+    return result
+
+
+def _even(source: NDArray[np.str_], harmful: NDArray[np.bool_]) -> Floats:
+    """Weights with which each source counts by the root of its size, and both labels alike."""
+    weights = np.zeros(len(source))
+    for label in (True, False):
+        for name in np.unique(source[harmful == label]):
+            chosen = (source == name) & (harmful == label)
+            weights[chosen] = 1.0 / np.sqrt(chosen.sum())
+        weights[harmful == label] /= weights[harmful == label].sum()
+    return weights * len(source)
+
+
+def thresholds(scored: Scored, harm: Floats, rates: Sequence[float] = RATES) -> list[float]:
+    """For each rate the harm that this share of ordinary prompts reaches.
+
+    Below one in 500 there are too few rows to count: there the line of the logits is carried on.
+    """
+    chosen = np.isin(scored.of.source, list(SHARE))
+    values, weights = harm[chosen], _traffic(scored.of.source[chosen])
+    order = np.argsort(-values)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    logit = np.log(values[order] / (1.0 - values[order]))
+    at = np.interp(np.log(rates), np.log(reached), logit)
+    low, high = (np.interp(np.log(rate), np.log(reached), logit) for rate in (0.004, 0.02))
+    slope = (low - high) / np.log(0.02 / 0.004)
+    carried = low + slope * np.log(0.004 / np.array(rates))
+    at = np.where(np.array(rates) < 0.002, np.maximum(at, carried), at)
+    falling = np.maximum.accumulate(at[::-1])[::-1]
+    return [float(value) for value in np.round(sigmoid(falling), 5)]
+
+
+def _traffic(source: NDArray[np.str_]) -> Floats:
+    weights = np.zeros(len(source))
+    for name, share in SHARE.items():
+        chosen = source == name
+        weights[chosen] = share / max(1, chosen.sum())
+    return weights
+
+
+NOT_SURE = 0.4
+"""The share of ordinary prompts that the encoder reads; the others the n-grams let pass (PromptScreen)."""
+
+
+def document(blend: Blend, scored: Scored, output: Mapping[str, Any] | None) -> dict[str, Any]:
+    """calibration.json; `output` is the stream model's table, kept as it was."""
+    full, fast = thresholds(scored, scored.full), thresholds(scored, scored.fast)
+    prompt = {category: {"fpr": list(RATES), "threshold": full} for category in CATEGORIES}
+    first = {category: {"fpr": list(RATES), "threshold": fast} for category in CATEGORIES}
+    return {
+        "version": 1,
+        "blend": blend._asdict(),
+        "sure_below": thresholds(scored, scored.fast, (NOT_SURE,))[0],
+        "categories": prompt,
+        "ngrams": first,
+        "output": output or prompt,
+    }
+
+
+def screened(scored: Scored) -> tuple[Hits, Hits]:
+    """What the prompt screen flags and what it at least watches, by the built-in policy.
+
+    The n-grams alone may do so at a part of the rate, and let pass what they are sure of (PromptScreen).
+    """
+    sure = scored.fast < thresholds(scored, scored.fast, (NOT_SURE,))[0]
+    found = []
+    for rate, share in ((0.01, 0.1), (0.05, 0.2)):
+        early = scored.fast >= thresholds(scored, scored.fast, (rate * share,))[0]
+        late = scored.full >= thresholds(scored, scored.full, (rate,))[0]
+        found.append(early | (late & ~sure))
+    return found[0], found[0] | found[1]
+
+
+def auc(harm: Floats, harmful: NDArray[np.bool_]) -> float:
+    """The chance that a harmful row scores above a benign one."""
+    order = np.argsort(harm, kind="stable")
+    ranks = np.empty(len(harm))
+    ranks[order] = np.arange(1, len(harm) + 1)
+    positives = int(harmful.sum())
+    negatives = len(harm) - positives
+    return float((ranks[harmful].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+def figures(scored: Scored, harm: Floats, hits: tuple[Hits, Hits] | None = None) -> dict[str, Any]:
+    """Recall or false positives of each source at thresholds of 1% and 5%, or of `hits`; and pooled."""
+    found, (at_1, at_5) = scored.of, thresholds(scored, harm, (0.01, 0.05))
+    hits = hits or (harm >= at_1, harm >= at_5)
+    public, prompts = ~found.own, ~found.output
+    by_source: dict[str, Any] = {}
+    for name in np.unique(found.source):
+        for label in (True, False):
+            chosen = (found.source == name) & (found.harmful == label) & prompts
+            if chosen.any():
+                shares = _shares(hits, chosen / chosen.sum())
+                by_source[f"{name} {'harmful' if label else 'benign'}"] = [
+                    int(chosen.sum()),
+                    *shares.values(),
+                ]
+    harmful = found.harmful & public & prompts
+    looks = np.isin(found.source, LOOK_ALIKES)
+    traffic = _traffic(found.source)
+    return {
+        "threshold": {"0.01": at_1, "0.05": at_5},
+        "pooled_recall": _shares(hits, harmful / harmful.sum()),
+        "mean_source_recall": _mean_recall(by_source),
+        "look_alikes_flagged": _shares(hits, looks / looks.sum()) if looks.any() else {},
+        "ordinary_flagged": _shares(hits, traffic / traffic.sum()),
+        "auc": round(auc(harm[public & prompts], found.harmful[public & prompts]), 4),
+        "by_source": by_source,
+    }
+
+
+def _shares(hits: tuple[Hits, Hits], weights: Floats) -> dict[str, float]:
+    return {rate: round(float(weights @ hit), 4) for rate, hit in zip(("0.01", "0.05"), hits, strict=True)}
+
+
+def _mean_recall(by_source: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    harmful = [
+        row
+        for name, row in by_source.items()
+        if name.endswith(" harmful") and not name.startswith(("written", "frames"))
+    ]
+    return {
+        rate: round(float(np.mean([row[i] for row in harmful])), 4) for i, rate in ((1, "0.01"), (2, "0.05"))
+    }

@@ -1,0 +1,98 @@
+"""CARD.md: what the shipped classifier is, of what, and how well it does on sources it never saw."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from app.safety.categories import CATEGORIES
+from app.safety.classifiers.classifier import Blend, Classifier
+from app.safety.policies.thresholds import FILE_NAME, Thresholds
+from app.safety.verdict import harm
+from scripts.training.safety import calibrate, rows
+from scripts.training.safety.calibrate import Scored
+from scripts.training.safety.loso import ABLATED, Predictions
+from scripts.training.safety.rows import Row
+
+STAGES = ("n-grams", "encoder", "blend", "prompt screen")
+
+_TEMPLATE = Path(__file__).with_name("card.md")
+
+
+def ablation(work: Path, scored: Scored, blend: Blend) -> dict[str, Any]:
+    """Figures with and without the project's rows: n-grams in all folds, both models in one or none."""
+    ngrams = calibrate.harms(Predictions.load(work / "ablation_ngrams.npz"), blend)
+    found = {
+        "n-grams, with": calibrate.figures(scored, scored.fast),
+        "n-grams, without": calibrate.figures(ngrams, ngrams.fast),
+    }
+    if (work / "ablation.npz").exists():
+        without = calibrate.harms(Predictions.load(work / "ablation.npz"), blend)
+        same = calibrate.harms(scored.of.where(np.isin(scored.of.source, without.of.source)), blend)
+        found[f"both, fold {ABLATED}, with"] = calibrate.figures(same, same.full)
+        found[f"both, fold {ABLATED}, without"] = calibrate.figures(without, without.full)
+    return found
+
+
+def asked(models: Path) -> dict[str, tuple[int, int]]:
+    """Of the built-in model's exam, and of intents not trained on, how many are flagged, and all."""
+    classifier, table = Classifier.load(models), Thresholds.load(models / FILE_NAME)
+    at = table.at("categories", CATEGORIES[0], 0.01)
+    sets = {"exam": rows.exam(), "held out": [row.text for row in rows.asked() if row.held_out]}
+    return {
+        name: (sum(harm(classifier.full(text)) >= at for text in texts), len(texts))
+        for name, texts in sets.items()
+    }
+
+
+def text(
+    figures: Mapping[str, Any], own: Sequence[Row], sizes: Mapping[str, int], seen: Mapping[str, str]
+) -> str:
+    """The card: the template with the numbers put in; `seen` says how much the encoders saw."""
+    kinds = Counter((row.kind, bool(row.harmful)) for row in own)
+    return Template(_TEMPLATE.read_text()).substitute(
+        own=len(own),
+        written=sum(row.source.startswith("written") for row in own),
+        held_out=sum(row.held_out for row in own),
+        own_counts=", ".join(
+            f"{count} {('benign', 'harmful')[harmful]} {kind}s"
+            for (kind, harmful), count in sorted(kinds.items())
+        ),
+        bytes=f"{sum(sizes.values()) / 1e6:.1f}",
+        stages=_stages({name: figures[name] for name in STAGES}),
+        ablation=_stages(figures["ablation"]),
+        sources=_sources(figures["blend"]),
+        exam="{} of {}".format(*figures["asked"]["exam"]),
+        asked="{} of {}".format(*figures["asked"]["held out"]),
+        **seen,
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def _stages(named: Mapping[str, Any]) -> str:
+    lines = [
+        "| | recall at 1% / 5%, all rows | mean of sources | look-alikes flagged | ordinary flagged | AUC |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, found in named.items():
+        cells = [
+            " / ".join(_percent(found[key][rate]) for rate in ("0.01", "0.05")) if found[key] else "none"
+            for key in ("pooled_recall", "mean_source_recall", "look_alikes_flagged", "ordinary_flagged")
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} | {found['auc']:.3f} |")
+    return "\n".join(lines)
+
+
+def _sources(found: Mapping[str, Any]) -> str:
+    lines = ["| source | rows | reached at 1% | reached at 5% |", "|---|---|---|---|"]
+    for name, (count, at_1, at_5) in found["by_source"].items():
+        lines.append(f"| {name} | {count} | {_percent(at_1)} | {_percent(at_5)} |")
+    return "\n".join(lines)

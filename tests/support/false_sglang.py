@@ -1,0 +1,167 @@
+"""A false SGLang: its HTTP routes, an answer of numbered tokens, and faults on cue; and a model for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from app.core import ChatRequest, Counts, Delta, ModelCard, Prompt
+from app.engine.remote.model import Facts
+from app.errors import BadRequest, EngineFailed, EngineOverloaded, ServingError
+
+TOKENS = 12
+Fault = Callable[["FalseServer", web.StreamResponse, web.Request], Awaitable[None]]
+
+
+class FalseServer:
+    """An HTTP server with SGLang's routes; `fault` replaces what it answers to `/generate`."""
+
+    def __init__(self) -> None:
+        self.fault: Fault | None = None
+        self.asked: list[dict[str, Any]] = []
+        self.aborted: set[str] = set()
+        self.name = "model"
+        self.well = True
+        self.tokens = TOKENS
+        self.pause_s = 0.0
+        self.num_left = 0
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> FalseServer:
+        """Listen, on the same port as before if there was one."""
+        app = web.Application()
+        app.router.add_get("/model_info", self._model_info)
+        app.router.add_get("/server_info", self._server_info)
+        app.router.add_get("/v1/loads", self._loads)
+        app.router.add_get("/health", self._health)
+        app.router.add_post("/abort_request", self._abort)
+        app.router.add_post("/generate", self._generate)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.05, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = site._server.sockets[0].getsockname()[1]
+        return self
+
+    async def stop(self) -> None:
+        """Break off everything."""
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    async def _model_info(self, _: web.Request) -> web.Response:
+        return web.json_response({"served_model_name": self.name})
+
+    async def _server_info(self, _: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async def _loads(self, _: web.Request) -> web.Response:
+        if not self.well:
+            await asyncio.sleep(60)
+        load = {"num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 30}
+        load |= {"max_total_num_tokens": 1000, "gen_throughput": 5.5}
+        return web.json_response({"loads": [load]})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.well else 503)
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        self.aborted.add((await request.json())["rid"])
+        return web.Response()
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.asked.append(body)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        try:
+            if self.fault is not None:
+                await self.fault(self, response, request)
+            else:
+                await self.answer(response, request, body["rid"])
+        except (ConnectionError, asyncio.CancelledError):
+            self.num_left += 1
+            raise
+        return response
+
+    async def answer(self, response: web.StreamResponse, request: web.Request, rid: str) -> None:
+        """A whole answer, shorter when it is aborted."""
+        await response.prepare(request)
+        for number in range(1, self.tokens + 1):
+            await asyncio.sleep(self.pause_s)
+            finish = {"type": "length"} if number == self.tokens else None
+            finish = {"type": "abort", "message": ""} if rid in self.aborted else finish
+            await response.write(frame(number, finish))
+            if finish:
+                break
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+
+
+def frame(number: int, finish: object = None) -> bytes:
+    """The event of token `number`."""
+    meta = {"finish_reason": finish, "prompt_tokens": 3, "completion_tokens": number, "cached_tokens": 0}
+    event = {"text": f"w{number} ", "output_ids": [number], "meta_info": meta}
+    return b"data: " + orjson.dumps(event) + b"\n\n"
+
+
+class PlainSink:
+    """What parses a choice without reasoning, tools or logprobs."""
+
+    def __init__(self, index: int, out: Any) -> None:
+        self._index = index
+        self._out = out
+        self.counts = Counts(3)
+
+    def take(self, text: str, token_ids: Any, finish: Any, counts: Counts, batch: Any, row: int) -> None:
+        del batch, row
+        if finish is None:
+            self._out.put(Delta(self._index, "text", text, token_ids, counts))
+        elif (status := finish.get("status_code")) is not None:
+            kinds: dict[int, type[ServingError]] = {400: BadRequest, 503: EngineOverloaded}
+            self._out.fail(kinds.get(status, EngineFailed)(finish["message"]))
+        else:
+            self._out.put_final(Delta(self._index, "text", text, token_ids, counts, finish["type"]))
+
+    def fail(self, error: ServingError) -> None:
+        self._out.fail(error)
+
+
+class PlainModel:
+    """A model whose prompts are three tokens."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.card = ModelCard(str(facts.model["served_model_name"]), 100, 1000, 99, frozenset())
+
+    async def start(self) -> None:
+        """It needs nothing."""
+
+    async def aclose(self) -> None:
+        """It has nothing."""
+
+    async def check_grammar(self, owner: str, prompt: Prompt) -> None:
+        """It knows no grammars."""
+
+    def render(self, request: ChatRequest) -> Prompt:
+        return Prompt([1, 2, 3], TOKENS, request.n)
+
+    def choices(self, prompt: Prompt) -> int:
+        return int(prompt.handle)
+
+    def body(self, prompt: Prompt, index: int) -> dict[str, Any]:
+        return {"input_ids": list(prompt.token_ids), "index": index}
+
+    def sink(self, prompt: Prompt, index: int, out: Any) -> PlainSink:
+        del prompt
+        return PlainSink(index, out)
+
+    def tokenizer_json(self) -> None:
+        return None

@@ -1,0 +1,48 @@
+"""How late a server answers `/healthz` while it has something else to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from tests.support.sse_client import Connection
+
+EVERY_S = 0.02
+
+
+class Lateness:
+    """The longest that `/healthz` took."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self.answers = 0
+
+
+@contextlib.asynccontextmanager
+async def lateness(port: int) -> AsyncIterator[Lateness]:
+    """Ask `/healthz` all the time, on a connection of its own, while the block runs."""
+    measured = Lateness()
+    asking = asyncio.create_task(_ask(port, measured))
+    try:
+        yield measured
+    finally:
+        # The answer that is awaited now tells how late it is.
+        await asyncio.sleep(EVERY_S)
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asking
+
+
+async def _ask(port: int, measured: Lateness) -> None:
+    loop = asyncio.get_running_loop()
+    async with await Connection.to(port) as connection:
+        while True:
+            began_s = loop.time()
+            try:
+                await connection.request("GET", "/healthz")
+                assert (await connection.response()).status == 200
+            finally:
+                measured.longest_s = max(measured.longest_s, loop.time() - began_s)
+            measured.answers += 1
+            await asyncio.sleep(EVERY_S)

@@ -1,0 +1,243 @@
+"""Engines of other configurations and fates than the tests share, because SGLang keeps one per process.
+
+`python sglang_scenarios.py` reads `NAME [ARGUMENT]` from each line of its input, runs that, one engine after
+another, and prints what happened as JSON. What fails ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+
+from app.core import ChatRequest, Prompt
+from app.engine.sglang.args import BUILTIN_MODEL, SGLangOptions
+from app.engine.sglang.engine import SGLangEngine
+from app.engine.sglang.platform import prepare_process
+from app.engine_factory import GUARD_ARGS
+from app.errors import BadRequest, ServingError
+from app.safety.guard.templates import FORMATS
+from app.safety.guard.tier import Guard
+from tests.support.engines import ask, chat, next_turn
+
+LONG = {"max_tokens": 4000, "ignore_eos": True}
+
+
+async def started(on_death: Callable[[str], None] | None = None, **options: Any) -> SGLangEngine:
+    """A running engine."""
+    engine = SGLangEngine(SGLangOptions(**options), on_death=on_death)
+    await engine.start()
+    return engine
+
+
+def child(name: str) -> int:
+    """The process id of SGLang's child of that kind."""
+    found = [p for p in psutil.Process().children(recursive=True) if name in p.name()]
+    assert len(found) == 1, [p.name() for p in psutil.Process().children(recursive=True)]
+    return int(found[0].pid)
+
+
+def children_left() -> int:
+    """SGLang's processes that still run; multiprocessing's own tracker stays by design."""
+    return sum("sglang" in p.name() for p in psutil.Process().children(recursive=True))
+
+
+async def lives(_: str) -> dict[str, Any]:
+    """Three engines, one after another: closed, and killed by the one child and by the other."""
+    descriptors, threads, texts, deaths = [], [], [], {}
+    for killed in ("", "scheduler", "detokenizer"):
+        reasons: list[str] = []
+        engine = await started(reasons.append, server_args={"random_seed": 1})
+        texts.append((await ask(engine, chat(temperature=0, max_tokens=20, ignore_eos=True))).text())
+        if killed:
+            deaths[killed] = await _death_of(engine, killed)
+        await engine.aclose()
+        if killed:
+            deaths[killed] |= {"deaths": reasons, "children_left": children_left()}
+        descriptors.append(psutil.Process().num_fds())
+        threads.append(psutil.Process().num_threads())
+    return {"descriptors": descriptors, "threads": threads, "texts": texts, "deaths": deaths}
+
+
+async def _death_of(engine: SGLangEngine, name: str) -> dict[str, Any]:
+    """Kill a child in the middle of a generation."""
+    request = chat(n=2, **LONG)
+    prompt = await engine.render(request)
+    received, error, killed_at, noticed_s = 0, None, 0.0, 0.0
+    try:
+        async for delta in engine.generate(request.request_id, prompt):
+            received += len(delta.token_ids)
+            if received >= 10 and not killed_at:
+                killed_at = time.monotonic()
+                os.kill(child(name), signal.SIGKILL)
+    except ServingError as exc:
+        noticed_s, error = time.monotonic() - killed_at, type(exc).__name__
+    render_error = None
+    try:
+        await engine.render(chat())
+    except ServingError as exc:
+        render_error = type(exc).__name__
+    return {
+        "received": received,
+        "error": error,
+        "noticed_s": noticed_s,
+        "health": engine.health().value,
+        "render_error": render_error,
+    }
+
+
+async def tensor_parallel(_: str) -> dict[str, Any]:
+    """Two ranks over gloo, which tell what they do."""
+    engine = await started(tp=2, server_args={"log_level": "debug"})
+    answer = await ask(engine, chat(temperature=0, max_tokens=16, ignore_eos=True, n=2))
+    schedulers = sum("scheduler" in p.name() for p in psutil.Process().children(recursive=True))
+    await engine.aclose()
+    return {
+        "schedulers": schedulers,
+        "counts": [answer.counts(choice) for choice in range(2)],
+        "ids": [answer.token_ids(choice) for choice in range(2)],
+    }
+
+
+async def bad_start(path: str) -> dict[str, Any]:
+    """A model that is not there, and one whose scheduler fails while it loads."""
+    torn = Path(path, "torn")
+    shutil.copytree(BUILTIN_MODEL, torn)
+    os.truncate(torn / "model.safetensors", 1000)
+    outcomes = []
+    for options in (
+        {"model": path + "/nothing-here"},
+        {"model": str(torn)},
+        {"server_args": {"max_total_token": 64}},
+    ):
+        engine = SGLangEngine(SGLangOptions(**options))
+        try:
+            await engine.start()
+        except Exception as exc:  # noqa: BLE001  # which one it is, is the result
+            outcomes.append([type(exc).__name__, str(exc)])
+        await engine.aclose()
+    return {"outcomes": outcomes, "children_left": children_left()}
+
+
+async def vision(path: str) -> dict[str, Any]:
+    """Images of several sizes to a tiny Qwen2.5-VL, then what cannot be read."""
+    from tests.support import tiny_vision
+
+    prepare_process()
+    tiny_vision.build(Path(path))
+    engine = await started(model=path, server_args={"enable_multimodal": True})
+    sizes = {"none": [], "112": [(112, 112)], "224": [(224, 112)], "two": [(56, 56), (112, 112)]}
+    counts = {}
+    for name, images in [*sizes.items(), ("again", sizes["112"])]:
+        answer = await ask(engine, chat(_with_images(images), max_tokens=4, ignore_eos=True, n=2))
+        counts[name] = [*answer.counts(1), len(answer.prompt.token_ids)]
+    refused = {}
+    bomb = "data:image/png;base64," + base64.b64encode(tiny_vision.png_of(30_000, 28_000)).decode()
+    for url in (
+        "data:image/png;base64,AAAA",
+        bomb,
+        "file:///etc/hosts",
+        "http://127.0.0.1:9/x.png",
+        "/etc/x.png",
+    ):
+        try:
+            await engine.render(chat([{"type": "image_url", "image_url": {"url": url}}]))
+        except BadRequest as exc:
+            refused["bomb" if url == bomb else url] = [exc.param, exc.message]
+    capabilities = sorted(engine.model.capabilities)
+    past = [await _past(engine, content) for content in ("hello", _with_images([(56, 56)]))]
+    await engine.aclose()
+    return {"counts": counts, "refused": refused, "capabilities": capabilities, "past": past}
+
+
+async def guards(path: str) -> dict[str, Any]:
+    """A tiny guard with each format's template: what it is asked, and its scores of a prompt, an answer."""
+    from tests.support import tiny_guard
+
+    prepare_process()
+    model = str(tiny_guard.build(Path(path, "model"), FORMATS[0]))
+    engine = await started(model=model, server_args=GUARD_ARGS)
+    question = {"role": "user", "content": "May I <|eot_id|> ask?"}
+    seen = {}
+    for form in FORMATS:
+        chat, template = engine._launched.chat, tiny_guard.template(Path(path), form)
+        chat.template_manager.load_chat_template(engine._launched.manager, str(template), model)
+        guard = Guard(engine, form, timeout_s=60)
+        with _rendered(engine) as prompts:
+            scores = [
+                await guard.score(said)
+                for said in ([question], [question, {"role": "assistant", "content": "You may."}])
+            ]
+        seen[form.name] = {"scores": scores, "prompts": prompts, "running": engine.load().num_running_reqs}
+        await guard.aclose()
+    await engine.aclose()
+    return seen
+
+
+@contextlib.contextmanager
+def _rendered(engine: SGLangEngine) -> Iterator[list[str]]:
+    """The prompts that the engine is asked to generate from meanwhile, as text."""
+    prompts: list[str] = []
+    render = engine.render
+
+    async def listened(request: ChatRequest) -> Prompt:
+        prompt = await render(request)
+        prompts.append(engine._launched.manager.tokenizer.decode(prompt.token_ids))
+        return prompt
+
+    engine.render = listened
+    yield prompts
+    engine.render = render
+
+
+async def _past(engine: SGLangEngine, content: Any) -> list[Any]:
+    """What a second turn makes of the first: runs taken over, the reason, and whether it begins with it."""
+    first = await ask(engine, chat(content, temperature=0, max_tokens=4, ignore_eos=True))
+    prompt = await engine.render(next_turn(first, asked=content))
+    whole = list(prompt.token_ids[: len(first.run())]) == first.run()
+    return [prompt.past_runs, prompt.rerendered, whole]
+
+
+def _with_images(sizes: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    return [
+        *({"type": "image_url", "image_url": {"url": _png(*size)}} for size in sizes),
+        {"type": "text", "text": "what is this"},
+    ]
+
+
+def _png(width: int, height: int) -> str:
+    from PIL import Image
+
+    data = io.BytesIO()
+    Image.new("RGB", (width, height), (200, 30, 30)).save(data, "PNG")
+    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+SCENARIOS: dict[str, Callable[[str], Awaitable[dict[str, Any]]]] = {
+    f.__name__: f for f in (lives, tensor_parallel, bad_start, vision, guards)
+}
+
+
+async def main() -> None:
+    """Run what is asked for, until nothing more is."""
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        name, _, argument = line.strip().partition(" ")
+        print("RESULT " + json.dumps(await SCENARIOS[name](argument)), flush=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

@@ -1,0 +1,145 @@
+"""The window that keeps the time per output token: what narrows it, and what widens it."""
+
+from __future__ import annotations
+
+import math
+
+from app.admission.decode_window import FIRST_CHOICES, LEAST_PART, LOOK_S, OVER, DecodeWindow
+
+
+class Engine:
+    """A step takes 6 ms and 1 ms for each that runs; as many run as may, of so many that want to."""
+
+    def __init__(self, target_s: float) -> None:
+        self.window = DecodeWindow(target_s)
+        self.window.made(1, 0.001, 1, 0.0)
+        self.now_s = 0.0
+        self.running = 0
+
+    def second(self, wanted: int, *, spare: float = 0.0, ends: int = 1000) -> float:
+        """What the window is after another second, of whose beginning no more than so many end."""
+        self.running = max(self.running - ends, 0)
+        while self.running < wanted and self.window.has_place(self.running + 1, spare):
+            self.running += 1
+        self.now_s += LOOK_S
+        self.window.made(32, 32 * (0.006 + 0.001 * self.running), self.running, self.now_s)
+        return self.window.most_choices
+
+
+def wide(target_s: float) -> Engine:
+    """An engine whose window is 64."""
+    engine = Engine(target_s)
+    engine.window.most_choices = 64.0
+    return engine
+
+
+def test_without_a_target_there_is_no_end() -> None:
+    """However slow the engine is."""
+    engine = Engine(0.0)
+    assert engine.second(1000) == math.inf
+    assert (engine.running, engine.window.shown) == (1000, 0.0)
+
+
+def test_it_begins_narrow_and_widens_without_passing_the_target() -> None:
+    """8 take 14 of 20 ms: were all of it theirs, 11 would take it."""
+    engine = Engine(0.02)
+    assert engine.window.most_choices == FIRST_CHOICES
+    assert [int(engine.second(1000)) for _ in range(4)] == [11, 12, 13, 13]
+
+
+def test_one_that_is_not_full_doubles_up_to_three_times_what_has_run() -> None:
+    """A request of 100 choices waits beside one: no more than 8 are known to be within the target."""
+    window = DecodeWindow(0.02)
+    seen = []
+    for second in range(5):
+        assert not window.has_place(101, 0.0)
+        window.made(100, 100 * 0.007, 1, float(second))
+        seen.append(window.most_choices)
+    assert seen[-1] == 3 * FIRST_CHOICES
+
+
+def test_a_slowdown_is_of_the_least_that_was_measured() -> None:
+    """Three times 7 ms allow 15; a slow second, as of a long prompt, does not raise the target."""
+    window = DecodeWindow(slowdown=3.0)
+    for second in range(10):
+        window.made(100, 100 * 0.007, 1, float(second))
+    for second in range(10, 20):
+        window.has_place(1000, 0.0)
+        window.made(100, 100 * 0.022, 8, float(second))
+    assert window.most_choices < FIRST_CHOICES
+    assert DecodeWindow(slowdown=0.0).most_choices == math.inf
+
+
+def test_it_comes_to_what_the_target_allows() -> None:
+    """20 ms allow 14, with and without a part that is kept for others."""
+    for spare in (0.0, 0.125):
+        engine = wide(0.02)
+        seen = []
+        for _ in range(60):
+            engine.second(1000, spare=spare)
+            seen.append(engine.running)
+        assert seen[0] == 64 * (1 - spare)
+        assert set(seen[30:]) <= {12, 13, 14, 15}, spare
+
+
+def test_one_look_narrows_it_by_no_more_than_a_part() -> None:
+    """A long prompt makes one slow second."""
+    window = wide(0.02).window
+    window.made(32, 32.0, 40, 1.0)
+    assert window.most_choices == 64 * LEAST_PART
+
+
+def test_what_one_alone_takes_narrows_nothing() -> None:
+    """Fewer would not be faster."""
+    engine = wide(0.005)
+    assert engine.second(1) == 64.0
+
+
+def test_it_waits_until_what_runs_has_come_down() -> None:
+    """Those that run now were let in before it was narrowed."""
+    engine = wide(0.02)
+    seen = [engine.second(1000, ends=0) for _ in range(9)]
+    assert min(seen) >= 64 / OVER * LEAST_PART
+    assert engine.running == 64
+    assert engine.second(1000, ends=20) < seen[-1]
+
+
+def test_it_widens_only_while_it_holds_back() -> None:
+    """By one a look once it has been narrowed; a window that nobody fills says nothing about a wider one."""
+    engine = wide(0.02)
+    engine.second(1000)
+    engine.window.most_choices = 8.0
+    assert engine.second(4) == 8.0
+    assert [engine.second(1000), engine.second(1000)] == [9.0, 10.0]
+
+
+def test_it_widens_for_requests_of_several_choices() -> None:
+    """Five a request: one runs and a second waits, though three places are free."""
+    engine = Engine(0.02)
+    assert not engine.window.has_place(10, 0.0)
+    engine.window.made(32, 32 * 0.011, 5, 1.0)
+    assert engine.window.has_place(10, 0.0)
+
+
+def test_it_looks_once_a_second() -> None:
+    """At all that was made meanwhile, by the token, the first time after a second too."""
+    window = DecodeWindow(0.02)
+    window.most_choices = 64.0
+    window.made(1, 0.5, 10, 5.0)
+    window.made(99, 99 * 0.01, 10, 5.5)
+    assert window.most_choices == 64.0
+    window.made(1, 0.01, 10, 6.0)
+    assert window.most_choices == 64.0, "15 ms a token over all"
+    window.made(1, 0.03, 10, 7.0)
+    assert window.most_choices == 64 * LEAST_PART
+
+
+def test_a_start_begins_anew() -> None:
+    """The engine may be another one now."""
+    engine = wide(0.02)
+    engine.second(1000)
+    engine.window.reset()
+    engine.running = 0
+    assert engine.window.most_choices == FIRST_CHOICES
+    engine.second(1000)
+    assert int(engine.second(1000)) == 11

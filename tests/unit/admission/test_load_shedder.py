@@ -1,0 +1,215 @@
+"""Who may wait, and what those are told who may not, without an engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from app.admission.counters import AdmissionCounts
+from app.admission.fair_queue import FairQueue, Lane, Queued
+from app.admission.load_shedder import Bounds, Door
+from app.admission.throughput import Throughput
+from app.errors import Overloaded
+from app.store.keys import Tier
+
+RATE = 100.0
+"""Tokens per second."""
+
+
+class Ticket(Queued):
+    """As much of a ticket as the door sees."""
+
+    def __init__(self, lane: Lane, tokens: int, fingerprint: int, age_s: float) -> None:
+        super().__init__(lane, tokens, 0.0, age_s)
+        self.fingerprint = fingerprint
+
+
+@dataclass
+class Room:
+    """What there is behind the door."""
+
+    free: int = 0
+    ends_s: float = 0.0
+    half_full: bool = True
+    queue: FairQueue = field(default_factory=FairQueue)
+
+    def free_tokens(self, _lane: Lane, age_s: float) -> int:
+        return (self.free if age_s < 1 else 0) - self.queue.tokens
+
+    def has_room(self, _lane: Lane, _tokens: int, _age_s: float, _now_s: float) -> bool:
+        return False
+
+    def ends_after_s(self, _now_s: float, _tokens_per_s: float) -> float:
+        return self.ends_s
+
+
+@dataclass
+class World:
+    """A door whose queue nobody leaves."""
+
+    soon_s: float = 1.0
+    now_s: float = 1000.0
+    begun_s: float = 1000.0
+    lanes: dict[str, Lane] = field(default_factory=dict)
+    number: int = 0
+    room: Room = field(default_factory=Room)
+
+    def __post_init__(self) -> None:
+        self.queue = self.room.queue
+        bounds = Bounds(max_queued_tokens=10**6, soon_s=self.soon_s)
+        throughput = Throughput(RATE, self.begun_s)
+        lanes: Any = self.lanes.values()
+        counts = AdmissionCounts()
+        self.door = Door(
+            bounds,
+            self.queue,
+            lanes,
+            throughput,
+            10_000,
+            lambda: 0.0,
+            counts,
+            self.room,
+        )
+
+    def come(
+        self,
+        name: str,
+        tokens: int = 10,
+        tier: Tier = "standard",
+        weight: float = 1.0,
+        *,
+        age_s: float = 0.0,
+    ) -> int:
+        """One more request; 0 if it may wait, or when it is told to come back."""
+        lane = self.lanes.setdefault(name, Lane(name, tier, weight))
+        self.number += 1
+        fingerprint = tokens if tokens == 11 else -self.number  # those of eleven tokens are one client's
+        ticket: Any = Ticket(lane, tokens, fingerprint, age_s)
+        try:
+            self.door.enter(ticket, self.now_s)
+        except Overloaded as error:
+            return 999 if error.should_retry is False else error.retry_after_s or -1
+        self.queue.enter(ticket)
+        return 0
+
+
+def test_a_line_is_as_long_as_is_served_soon() -> None:
+    """100 tokens a second and one second: ten requests of ten before it, and it may wait itself."""
+    world = World()
+    told = [world.come("a") for _ in range(12)]
+    assert told[:11] == [0] * 11
+    assert told[11]
+
+
+def test_a_few_of_many_keys_wait_for_the_first_token_in_time_too() -> None:
+    """Each has none waiting but the one: the eleventh key finds eleven tokens' worth of others before it."""
+    world = World()
+    told = [world.come(f"key {number}") for number in range(30)]
+    assert told[:11] == [0] * 11
+    assert all(told[11:])
+
+
+def test_a_key_with_little_passes_a_long_line_of_another() -> None:
+    """Before it are only as many tokens of the other as it wants itself."""
+    world = World()
+    while not world.come("heavy"):
+        pass
+    assert world.come("light") == 0
+
+
+def test_batch_waits_as_long_as_its_deadline_bears() -> None:
+    """A quarter of 300 s at 100 tokens a second."""
+    world = World()
+    assert [world.come("a", 100, "batch") for _ in range(80)].index(0) == 0
+    assert world.lanes["a"].waiting_tokens == 7600
+
+
+def test_who_comes_too_early_is_told_the_same_time_and_expected_once() -> None:
+    """A client that insists takes no more of the time to come than one that obeys."""
+    world = World()
+    while not world.come("a"):
+        pass
+    told = world.come("a", 11)
+    expected = world.lanes["a"].appointments.num
+    world.now_s += 1.0
+    assert [world.come("a", 11) for _ in range(5)] == [told - 1] * 5
+    assert world.lanes["a"].appointments.num == expected
+
+
+def test_seconds_are_given_away_once() -> None:
+    """Three quarters of the throughput to those who are told to come: 8 requests of ten tokens at most."""
+    world = World()
+    told = [world.come("a") for _ in range(400)]
+    seconds = Counter(at for at in told if at)
+    assert max(seconds.values()) <= 8
+    assert sum(seconds.values()) > 300
+    assert max(seconds) == pytest.approx(5 + sum(seconds.values()) / 7.5, abs=3)
+
+
+def test_nobody_is_told_to_come_while_the_first_ones_run() -> None:
+    """After a start nothing ends for a while; a minute later room comes free at once."""
+    world = World()
+    assert min(at for at in (world.come("a") for _ in range(30)) if at) == 5
+    later = World(begun_s=940.0)
+    assert min(at for at in (later.come("a") for _ in range(30)) if at) < 5
+
+
+def test_who_has_room_waits_for_the_prefill_alone() -> None:
+    """A burst that the free memory holds is let wait, however slowly requests end."""
+    world = World(room=Room(free=500))
+    told = [world.come("a") for _ in range(60)]
+    assert told[:50] == [0] * 50
+    assert any(told[50:])
+
+
+def test_what_was_not_read_for_long_is_not_let_wait() -> None:
+    """Its client has waited for all that it may, and would have its first token late."""
+    assert World().come("a", age_s=1.1) > 0
+    assert World().come("a", age_s=0.9) == 0
+    assert World(room=Room(half_full=False)).come("a", age_s=9.0) == 0, "the engine has little to do"
+
+
+def test_the_time_before_it_was_read_counts_as_waiting() -> None:
+    """100 tokens a second and one second, half of it gone: five requests of ten before it."""
+    world = World()
+    told = [world.come("a", age_s=0.5) for _ in range(8)]
+    assert told[:6] == [0] * 6
+    assert all(told[6:])
+
+
+def test_many_keys_that_come_at_once_are_not_promised_more_than_there_is() -> None:
+    """A key's share of a second may be less than a request: then it is one of several seconds."""
+    world = World()
+    told = [world.come(f"key {number % 20}", 60) for number in range(600)]
+    seconds = Counter(at for at in told if 0 < at < 999)
+    late = [60 * sum(seconds[at] for at in range(start, start + 20)) for start in range(20, 100, 20)]
+    assert max(late) <= 1.1 * 20 * RATE
+    assert sum(seconds.values()) * 60 > 0.6 * 115 * RATE
+
+
+def test_nobody_waits_for_room_while_all_that_run_are_young() -> None:
+    """After a burst none ends for a while: who came then would have its first token late."""
+    world = World(room=Room(ends_s=3.0))
+    told = [world.come("a") for _ in range(12)]
+    assert told[0] == 0  # the first in line may always wait
+    assert min(told[1:]) >= 3
+
+
+def test_what_is_too_far_away_is_not_promised() -> None:
+    """Beyond two minutes there is no appointment."""
+    world = World()
+    told = [world.come("a", 100) for _ in range(200)]
+    assert told[-1] == 999
+    assert world.lanes["a"].appointments.tokens <= 120 * RATE
+
+
+def test_a_key_that_comes_late_has_its_share_of_every_second() -> None:
+    """Another has filled the two minutes: it is told a time as if they had been shared."""
+    world = World()
+    while world.come("first", 20) != 999:
+        pass
+    told = [world.come(f"other {number % 10}", 20) for number in range(60)]
+    assert 0 < max(told) < 30

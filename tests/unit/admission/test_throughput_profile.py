@@ -1,0 +1,85 @@
+"""How fast a model was when it was last full, over restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app.admission.output_length import Lengths, expected
+from app.admission.throughput import Throughput
+from app.admission.throughput_profile import GUESS_TOKENS_PER_S, Pace
+
+LENGTHS = Lengths()
+
+
+def measured(tokens_per_s: float, seconds: int = 120) -> Throughput:
+    """A throughput after so long a wait."""
+    throughput = Throughput(1.0, 0.0)
+    for second in range(1, seconds + 1):
+        throughput.advance(float(second), waiting=True)
+        throughput.freed(int(tokens_per_s))
+    return throughput
+
+
+def test_nothing_known_is_guessed_low() -> None:
+    """A pool in eight seconds, and never more than a small model does: a large pool is no fast engine."""
+    assert Pace().guess("m", 8000) == 1000.0
+    assert Pace().guess("m", 10**6) == GUESS_TOKENS_PER_S
+
+
+def test_a_restarted_process_begins_with_what_was_measured(tmp_path: Path) -> None:
+    """Each model has its own; a few seconds of waiting are no measurement."""
+    file = tmp_path / "pace.json"
+    first = Pace(file)
+    first.saw("m", measured(20_000), LENGTHS, 120.0)
+    first.saw("n", measured(50_000, seconds=3), LENGTHS, 500.0)
+    assert 18_000 < Pace(file).guess("m", 8000) < 22_000
+    assert Pace(file).guess("n", 8000) == 1000.0
+    other = Pace(file)
+    other.saw("n", measured(300), LENGTHS, 120.0)
+    assert 18_000 < Pace(file).guess("m", 8000) < 22_000
+
+
+def test_what_was_measured_outlasts_a_start(tmp_path: Path) -> None:
+    """Nothing ends in the first seconds of a full node: five of them make it a third less, not a sixth."""
+    file = tmp_path / "pace.json"
+    Pace(file).saw("m", measured(1000), LENGTHS, 120.0)
+    for pace, least in ((Pace(file), 600), (Pace(), 100)):
+        throughput = Throughput(pace.guess("m", 8000), 0.0, pace.worth_s)
+        throughput.advance(5.0, waiting=True)
+        assert least < throughput.tokens_per_s < least + 100
+
+
+def test_it_is_written_once_a_minute(tmp_path: Path) -> None:
+    """Not at every look; and this process goes by what it saw last."""
+    file = tmp_path / "pace.json"
+    pace = Pace(file)
+    pace.saw("m", measured(1000), LENGTHS, 120.0)
+    before = file.read_text()
+    pace.saw("m", measured(2000), LENGTHS, 170.0)
+    assert file.read_text() == before
+    assert pace.guess("m", 8) > 1500
+    pace.saw("m", measured(2000), LENGTHS, 181.0)
+    assert file.read_text() != before
+
+
+def test_how_long_answers_are_is_known_again_too(tmp_path: Path) -> None:
+    """What a key without a past is expected to answer is the same before and after."""
+    lengths = Lengths()
+    for tokens in (3, 30, 30, 40, 500) * 30:
+        lengths.add(tokens)
+    Pace(tmp_path / "pace.json").saw("m", measured(1000), lengths, 120.0)
+    again = Pace(tmp_path / "pace.json").lengths("m")
+    before, after, unknown = (expected(Lengths(), one, 0, 4096) for one in (lengths, again, Lengths()))
+    assert before == after
+    assert after.mean < unknown.mean
+
+
+def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
+    """Text, another shape, a number that is none: the guess; a folder that is not there: nothing is kept."""
+    file = tmp_path / "pace.json"
+    known = ('{"tokens_per_s": "fast"}', '{"tokens_per_s": NaN, "answers": 3}', '{"answers": [[1, 9]]}', "3")
+    for text in ("{", "[1]", "\xff", *(f'{{"m": {one}}}' for one in known)):
+        file.write_text(text, "latin-1")
+        assert Pace(file).guess("m", 8000) == 1000.0
+        assert not Pace(file).lengths("m").total
+    Pace(tmp_path / "nowhere" / "pace.json").saw("m", measured(1000), LENGTHS, 120.0)

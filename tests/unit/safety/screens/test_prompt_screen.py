@@ -1,0 +1,441 @@
+"""The prompt screen: what it reads and where, what it remembers, and that it fails closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.metering.traffic import Histogram
+from app.safety.counters import HOLD_BACK_S, SafetyCounters
+from app.safety.screens.prompt_screen import ENCODED, ENCODED_TEXTS, QUICK_CHARS, QUICK_EARLIER, PromptScreen
+from app.safety.text.turns import SLICE_CHARS, read_request
+from app.safety.verdict import Quick, ScreenFailed
+from tests.support.policies import WordClassifier, policy
+
+BAD = {"bad": {"S2": 0.95}}
+POLICY = policy()
+
+
+def say(*texts: str) -> list[dict[str, str]]:
+    """A conversation of users' turns."""
+    return [{"role": "user", "content": text} for text in texts]
+
+
+@pytest.fixture
+def counters() -> SafetyCounters:
+    """Counters at zero."""
+    return SafetyCounters(Histogram(HOLD_BACK_S))
+
+
+@pytest.fixture
+def screen(counters: SafetyCounters) -> Iterator[Callable[..., PromptScreen]]:
+    """Makes screens over a classifier; their threads end with the test."""
+    made: list[PromptScreen] = []
+
+    def make(classifier: Any, **options: Any) -> PromptScreen:
+        made.append(PromptScreen(classifier, counters, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+async def test_fast_asks_the_ngrams_and_full_asks_both(screen):
+    """The one on the loop, the other in a thread of its own, always the same."""
+    classifier = WordClassifier(full=BAD)
+    prompts = screen(classifier)
+    assert prompts.fast(say("so bad"), POLICY).action is None
+    assert classifier.read_full == []
+    verdict = await prompts.full(say("so bad"), POLICY)
+    await prompts.full(say("and good"), POLICY)
+    assert (verdict.action, verdict.category, verdict.stage) == ("block", "S2", "encoder")
+    assert classifier.read_full == ["so bad", "and good"]
+    assert len(classifier.threads) == 1
+    assert threading.current_thread().name not in classifier.threads
+
+
+async def test_the_thread_gives_others_a_head_start_once(screen, monkeypatch):
+    """It sleeps before the first text that it reads, in the thread, for what is left of the head start."""
+    seen: list[Any] = []
+    now_s = iter([100.0, 100.01, 100.2, 100.3])
+    monkeypatch.setattr("app.safety.screens.prompt_screen.time", SimpleNamespace(
+        monotonic=lambda: next(now_s),
+        sleep=lambda s: seen.append((round(s, 3), threading.current_thread().name)),
+    ))  # fmt: skip
+    prompts = screen(WordClassifier(before=seen.append))
+    await prompts.full(say("one", "two"), POLICY, head_start_s=0.05)
+    assert seen == [(0.04, "prompt-screen_0"), "two", "one\ntwo", "one"]
+
+
+async def test_a_head_start_that_is_over_costs_nothing(screen, monkeypatch):
+    """Who waited behind others for the thread has given it already."""
+    seen: list[Any] = []
+    now_s = iter([100.0, 100.06])
+    monkeypatch.setattr("app.safety.screens.prompt_screen.time", SimpleNamespace(
+        monotonic=lambda: next(now_s), sleep=seen.append
+    ))  # fmt: skip
+    await screen(WordClassifier(before=seen.append)).full(say("one"), POLICY, head_start_s=0.05)
+    assert seen == ["one"]
+
+
+async def test_both_is_the_stricter_with_the_scores_of_full(screen):
+    """What the n-grams are sure of is blocked, though the encoder would not."""
+    prompts = screen(WordClassifier(full={"bad": {"S2": 0.2}}, fast={"bad": {"S3": 0.99}}))
+    verdict = await prompts.both(say("bad"), POLICY)
+    assert (verdict.action, verdict.category, verdict.stage) == ("block", "S3", "ngrams")
+    assert (verdict.scores["S2"], verdict.scores["S3"]) == (0.2, 0.01)
+
+
+async def test_the_ngrams_alone_let_pass_what_they_are_sure_of(screen):
+    """Where they have read all, found little, and nothing was blocked before."""
+    prompts = screen(WordClassifier(fast={"odd": {"S2": 0.3}}), sure_below=0.2)
+    assert prompts.glance(say("good"), POLICY)[1]
+    assert not prompts.glance(say("odd"), POLICY)[1]
+    assert not prompts.glance(say("good"), POLICY, strikes=1)[1]
+    assert not prompts.glance(say("good " * QUICK_CHARS), POLICY)[1]
+    assert not screen(WordClassifier()).glance(say("good"), POLICY)[1]
+
+
+async def test_most_prompts_are_let_pass_by_their_harm_alone(screen):
+    """No scores by category are worked out, unless they are asked for, or a category may do something."""
+    classifier = WordClassifier(fast={"odd": {"S2": 0.9}})
+    prompts = screen(classifier, sure_below=0.2)
+    verdict, sure = prompts.glance(say("good"), POLICY, scored=False)
+    assert (sure, verdict.action, verdict.harm, verdict.scores) == (True, None, 0.01, {})
+    assert (classifier.read_fast, classifier.scored) == (["good"], [])
+    whole, _ = prompts.glance(say("good"), POLICY)
+    assert (whole.action, whole.harm) == (verdict.action, verdict.harm)
+    for messages, rules, strikes in (
+        (say("odd"), POLICY, 0),
+        (say("good"), POLICY, 1),
+        (say("good"), POLICY.after(1), 0),
+        (say("good " * QUICK_CHARS), POLICY, 0),
+    ):
+        asked, scored = (prompts.glance(messages, rules, strikes, scored=s) for s in (False, True))
+        assert asked == scored
+        assert asked[0].scores
+
+
+async def test_what_the_encoder_is_to_read_needs_no_scores_before(screen):
+    """Where the n-grams are not sure, and no category does anything at what they found."""
+    classifier = WordClassifier(fast={"odd": {"S2": 0.3}})
+    prompts = screen(classifier, sure_below=0.2)
+    verdict, sure = prompts.glance(say("odd"), POLICY, scored=False)
+    assert (sure, verdict.action, verdict.harm, verdict.scores) == (False, None, 0.3, {})
+    whole, _ = prompts.glance(say("odd"), POLICY)
+    assert (whole.action, whole.harm, whole.scores["S2"]) == (None, 0.3, 0.3)
+    assert classifier.scored == ["odd"]
+    assert screen(WordClassifier()).glance(say("good"), POLICY, scored=False)[0].scores == {}
+
+
+async def test_a_category_that_acts_early_is_asked(screen):
+    """What the n-grams are sure of may still be enough for a policy's threshold."""
+    prompts = screen(WordClassifier(fast={"odd": {"S2": 0.75}}), sure_below=0.8)
+    for rules, action in ((POLICY, None), (policy({"watch_fpr": 0.1}), "watch")):
+        verdict, _ = prompts.glance(say("odd"), rules, scored=False)
+        assert (verdict.action, verdict.category) == (action, action and "S2")
+
+
+async def test_a_past_of_little_harm_is_read_once(screen):
+    """Of a conversation's next turn its own text and the joined one."""
+    classifier = WordClassifier()
+    prompts = screen(classifier, sure_below=0.2)
+    for n in range(1, 4):
+        prompts.glance(say(*("one", "two", "three")[:n]), POLICY, scored=False)
+    assert classifier.read_fast == ["one", "two", "one\ntwo", "three", "one\ntwo\nthree"]
+    assert classifier.scored == []
+
+
+async def test_what_is_not_clear_is_read_no_second_time(screen):
+    """Its scores come of the first look, and what is clear beside it is not scored before."""
+    classifier = WordClassifier(fast={"odd": {"S2": 0.9}})
+    prompts = screen(classifier, sure_below=0.2)
+    assert prompts.glance(say("odd"), POLICY, scored=False)[0].scores["S2"] == 0.9
+    assert (classifier.read_fast, classifier.scored) == (["odd"], ["odd"])
+
+
+async def test_what_the_ngrams_let_pass_is_not_blocked_but_scored(screen):
+    """`both` says what a request would meet, and what the encoder thinks of it."""
+    prompts = screen(WordClassifier(full=BAD), sure_below=0.2)
+    verdict = await prompts.both(say("so bad"), POLICY)
+    assert (verdict.action, verdict.scores["S2"] > 0.5) == (None, True)
+
+
+async def test_a_request_split_over_turns_is_found_joined(screen):
+    """None of the turns is harmful alone."""
+    prompts = screen(WordClassifier(full={"make\na\nthing": {"S2": 0.95}}))
+    for turn in ("make", "a", "thing"):
+        assert (await prompts.full(say(turn), POLICY)).action is None
+    assert (await prompts.full(say("hello", "make", "a", "thing"), POLICY)).action == "block"
+
+
+@pytest.mark.parametrize("stage", ["fast", "full"])
+async def test_a_long_answer_is_watched_where_a_users_turn_would_be_refused(screen, stage):
+    """However sure the classifier is; a doubt that would watch a user's turn does nothing."""
+    long = "word " * 100
+    prompts = screen(WordClassifier(**{stage: {"bad": {"S2": 0.999}, "odd": {"S2": 0.5}}}))
+    for word, action in (("bad", "watch"), ("odd", None), ("good", None)):
+        said = [*say("hello"), {"role": "assistant", "content": f"{long} {word}"}, *say("go on")]
+        verdict = await prompts.full(said, POLICY) if stage == "full" else prompts.fast(said, POLICY)
+        assert verdict.action == action
+    assert (await prompts.both(say(f"{long} bad"), POLICY)).action == "block"
+
+
+async def test_the_encoder_reads_what_the_ngrams_doubt_before_the_newest_turns(screen):
+    """It would let the others pass as a user's turn, too; after a blocked turn it reads all."""
+    classifier = WordClassifier(fast={"odd": {"S2": 0.3}})
+    prompts = screen(classifier, sure_below=0.2)
+    said = [{"role": "system", "content": "calm"}, {"role": "tool", "content": "odd"}, *say("hello")]
+    await prompts.full(said, POLICY)
+    assert classifier.read_full == ["hello", "odd"]
+    await prompts.full(said, POLICY, strikes=1)
+    assert classifier.read_full == ["hello", "odd", "calm"]
+
+
+async def test_of_very_many_texts_the_encoder_reads_the_worst(screen):
+    """The n-grams read all of them."""
+    classifier = WordClassifier(fast={"odd": {"S2": 0.3}}, full=BAD)
+    said = [{"role": "system", "content": f"calm {i}"} for i in range(2 * ENCODED_TEXTS)]
+    verdict = await screen(classifier).full(
+        [*said, {"role": "system", "content": "bad, odd"}, *say("hi")], POLICY
+    )
+    assert verdict.blocked
+    assert len(classifier.read_full) == ENCODED_TEXTS + 1
+    assert len(classifier.read_fast) == len(said) + 1
+
+
+async def test_an_earlier_turn_fades(screen):
+    """The score of a judged one falls with every turn after it, once it is no longer among the three."""
+    prompts = screen(WordClassifier(full=BAD))
+    turns = [
+        read_request({"messages": say("bad", *"x" * later)}, None, [False] * later) for later in range(6)
+    ]
+    found = [(await prompts.full(said, POLICY)).scores["S2"] for said in turns]
+    assert found[:3] == [0.95, 0.95, 0.95]
+    assert found[3:] == [pytest.approx(0.95 * 0.8**age) for age in (3, 4, 5)]
+
+
+async def test_strikes_reach_the_policy(screen):
+    """With a blocked turn behind it, what would pass is watched, by both looks."""
+    prompts = screen(WordClassifier())
+    assert prompts.fast(say("x"), POLICY, strikes=1).action == "watch"
+    assert (await prompts.full(say("x"), POLICY, strikes=1)).action == "watch"
+
+
+async def test_a_past_is_scored_once(screen):
+    """The next turn of a conversation costs its own text and the joined one."""
+    classifier = WordClassifier()
+    prompts = screen(classifier)
+    turns = ["one", "two", "three", "four"]
+    for n in range(1, 5):
+        prompts.fast(say(*turns[:n]), POLICY)
+        await prompts.full(say(*turns[:n]), POLICY)
+    alone = [text for text in classifier.read_full if "\n" not in text]
+    assert alone == turns
+    assert [text for text in classifier.read_fast if "\n" not in text] == turns
+
+
+async def test_the_loop_is_not_held_up_by_a_long_past(screen):
+    """At most QUICK_EARLIER turns that it does not know are scored on the loop; the thread scores all."""
+    classifier = WordClassifier(full=BAD)
+    prompts = screen(classifier)
+    conversation = say(*(f"turn {i}" for i in range(9)))
+    prompts.fast(conversation, POLICY)
+    assert len(classifier.read_fast) == 2 + QUICK_EARLIER
+    await prompts.full(conversation, POLICY)
+    assert len(classifier.read_full) == 2 + 8
+
+
+async def test_the_loop_reads_the_ends_of_a_long_text(screen):
+    """Its first and last slice; what is up to QUICK_CHARS long is read whole."""
+    classifier = WordClassifier()
+    prompts = screen(classifier)
+    prompts.fast(say("x" * QUICK_CHARS), POLICY)
+    assert [len(text) for text in classifier.read_fast] == [QUICK_CHARS]
+    prompts.fast(say("a" + "x" * QUICK_CHARS + "b"), POLICY)
+    assert [(text[0], text[-1], len(text)) for text in classifier.read_fast[1:]] == [
+        ("a", "x", SLICE_CHARS),
+        ("x", "b", SLICE_CHARS),
+    ]
+
+
+def long_text(word: str, where: int, length: int = 40) -> str:
+    """A text of so many slices with a word in one of them."""
+    parts = [f"{i:04d} " * (SLICE_CHARS // 5) for i in range(length)]
+    parts[where] = f"{word} " + parts[where][len(word) + 1 :]
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("where", [0, 7, 20, 39])
+async def test_every_character_of_a_long_text_is_read(screen, where):
+    """What one slice says is found wherever it stands."""
+    classifier = WordClassifier(full=BAD, fast={"bad": {"S2": 0.3}})
+    prompts = screen(classifier)
+    text = long_text("bad", where)
+    assert (await prompts.full(say(text), POLICY)).action == "block"
+    read = set(" ".join(classifier.read_fast + classifier.read_full).split())
+    assert set(text.split()) <= read
+
+
+async def test_the_encoder_reads_the_worst_slices(screen):
+    """The ends, and ENCODED of those between: those that the n-grams find worst."""
+    classifier = WordClassifier(fast={"0013": {"S1": 0.4}, "0027": {"S1": 0.3}})
+    await screen(classifier).full(say(long_text("good", 5)), POLICY)
+    assert len(classifier.read_full) == 2 + ENCODED
+    assert any("0013" in text for text in classifier.read_full)
+    assert any("0027" in text for text in classifier.read_full)
+
+
+async def test_a_slice_between_has_to_be_worse(screen):
+    """What would block in a short prompt is watched amid forty slices, and blocks at their end."""
+    classifier = WordClassifier(full={"bad": {"S2": 0.7}}, fast={"bad": {"S2": 0.3}})
+    prompts = screen(classifier)
+    found = [
+        (await prompts.full(say(text), POLICY)).action
+        for text in ("bad", long_text("bad", 20), long_text("x", 0) + "bad")
+    ]
+    assert found == ["block", "watch", "block"]
+
+
+async def test_long_prompts_do_not_keep_the_thread(screen):
+    """A short prompt that came after a long one is judged before it."""
+    ended: list[str] = []
+    prompts = screen(WordClassifier())
+
+    async def judge(name: str, text: str) -> None:
+        await prompts.full(say(text), POLICY)
+        ended.append(name)
+
+    await asyncio.gather(judge("long", long_text("x", 3)), judge("short", "hello"))
+    assert ended == ["short", "long"]
+
+
+class Broken(WordClassifier):
+    """Raises, or says what is no probability."""
+
+    def __init__(self, scores: Any) -> None:
+        super().__init__()
+        self.given = scores
+
+    def fast(self, text: str) -> Quick:
+        """As `given`."""
+        scores = self.full(text)
+        return Quick(max(scores.values()), lambda: scores)
+
+    def full(self, _text: str) -> Any:
+        """As `given`."""
+        if isinstance(self.given, Exception):
+            raise self.given
+        return self.given
+
+
+BROKEN = [
+    RuntimeError("out of memory"),
+    {},
+    None,
+    {"S1": float("nan")},
+    {"S1": 1.5},
+    {"S1": -0.1, "S2": 0.9},
+    {"S1": "0.1"},
+]
+
+
+@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("scores", BROKEN, ids=repr)
+async def test_whatever_goes_wrong_refuses(screen, counters, scores, scored):
+    """A throw, or scores that are none, end the request with `safety_unavailable`, and are counted."""
+    prompts = screen(Broken(scores), sure_below=0.2)
+    with pytest.raises(ScreenFailed) as caught:
+        prompts.glance(say("x"), POLICY, scored=scored)
+    assert (caught.value.code, caught.value.status) == ("safety_unavailable", 503)
+    with pytest.raises(ScreenFailed):
+        await prompts.full(say("x"), POLICY)
+    assert counters.failures["ngrams"]["error"] == {"refused": 1}
+    assert counters.failures["encoder"]["error"] == {"refused": 1}
+
+
+async def test_scores_that_a_glance_does_not_ask_for_are_refused_by_the_full_look(screen):
+    """It is never the last word on them: it is not sure, and asked for scores it refuses, too."""
+    prompts = screen(Broken({"S1": -0.1, "S2": 0.3}), sure_below=0.2)
+    assert not prompts.glance(say("x"), POLICY, scored=False)[1]
+    with pytest.raises(ScreenFailed):
+        await prompts.full(say("x"), POLICY)
+    with pytest.raises(ScreenFailed):
+        prompts.glance(say("x"), POLICY, scored=True)
+
+
+async def test_fail_open_lets_pass_and_counts(screen, counters):
+    """With the setting, the request goes on as if nothing had been found."""
+    prompts = screen(Broken(ValueError("x")), fail_open=True)
+    assert prompts.fast(say("x"), POLICY).action is None
+    assert (await prompts.full(say("x"), POLICY)).action is None
+    assert counters.failures["ngrams"]["error"] == {"passed": 1}
+    assert counters.failures["encoder"]["error"] == {"passed": 1}
+
+
+async def test_a_screen_that_takes_too_long_refuses(screen, counters):
+    """The request ends, whatever the thread does; so does one that waits behind it."""
+    release = threading.Event()
+    prompts = screen(WordClassifier(before=lambda _text: release.wait() and None), timeout_s=0.05)
+    judged = await asyncio.gather(
+        prompts.full(say("x"), POLICY), prompts.full(say("y"), POLICY), return_exceptions=True
+    )
+    release.set()
+    assert [type(outcome) for outcome in judged] == [ScreenFailed, ScreenFailed]
+    assert counters.failures["encoder"]["timeout"] == {"refused": 2}
+
+
+async def test_a_cancelled_request_is_no_failure(screen, counters):
+    """Who stops waits no longer, and nothing is counted."""
+    release, entered = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hold(_text: str) -> None:
+        loop.call_soon_threadsafe(entered.set)
+        release.wait()
+
+    prompts = screen(WordClassifier(before=hold))
+    task = asyncio.create_task(prompts.full(say("x"), POLICY))
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    release.set()
+    assert not counters.failures["encoder"]
+
+
+async def test_a_failure_is_not_remembered(screen):
+    """The next request finds the classifier mended."""
+    classifier = Broken(RuntimeError("x"))
+    prompts = screen(classifier)
+    with pytest.raises(ScreenFailed):
+        await prompts.full(say("x"), POLICY)
+    classifier.given = {"S1": 0.7}
+    assert (await prompts.full(say("x"), POLICY)).action == "block"
+
+
+async def test_a_prompt_without_text_passes(screen):
+    """There is nothing to read; images are no text."""
+    classifier = WordClassifier()
+    prompts = screen(classifier)
+    assert prompts.fast([], POLICY).action is None
+    assert (await prompts.full([{"role": "user", "content": [{"type": "image_url"}]}], POLICY)).action is None
+    assert classifier.read_fast == classifier.read_full == []
+
+
+async def test_what_is_remembered_is_bounded_and_holds_no_text(screen, monkeypatch):
+    """The oldest goes; the memory's keys are hashes."""
+    monkeypatch.setattr("app.safety.screens.prompt_screen.REMEMBERED", 4)
+    prompts = screen(WordClassifier(), sure_below=0.2)
+    for i in range(9):
+        prompts.fast(say(f"secret {i}"), POLICY)
+        prompts.glance(say(f"secret {i}"), POLICY, scored=False)
+    for memory in (prompts._quick, prompts._harms):
+        assert len(memory._found) == 4
+        assert all(len(key) == 16 for key in memory._found)

@@ -1,0 +1,36 @@
+"""What is remembered of texts: hashes, a bounded number, each owner's for itself."""
+
+from __future__ import annotations
+
+from app.safety.screens.remembered import Judged, Remembered
+
+
+def test_the_text_seen_longest_ago_goes_first():
+    """Looking at one counts as seeing it; keys are hashes that another memory does not share."""
+    memory = Remembered[int](2)
+    one, two, three = (memory.key(text) for text in ("a", "b", "c"))
+    memory.put(one, 1)
+    memory.put(two, 2)
+    assert memory.get(one) == 1
+    memory.put(three, 3)
+    assert (memory.get(one), memory.get(two), memory.get(three)) == (1, None, 3)
+    assert len(one) == 16
+    assert Remembered[int](2).key("a") != one
+
+
+def test_judged_texts_are_bounded():
+    """Turns and answers share the room."""
+    known = Judged(capacity=3).of("alice", "policy")
+    known.add_passed(["a", "b"])
+    known.add_answers(["c", "d"])
+    assert [known.is_passed("a"), known.is_passed("b")] == [False, True]
+    assert [known.is_answer("c"), known.is_answer("d")] == [True, True]
+
+
+def test_a_turn_is_no_answer_and_an_owner_cannot_pretend_to_be_another():
+    """What somebody asked is not what the server said, and names do not run into texts."""
+    judged = Judged()
+    judged.of("alice", "p").add_passed(["x"])
+    assert not judged.of("alice", "p").is_answer("x")
+    judged.of("a", "p").add_passed(["b\0x"])
+    assert not judged.of("a\0b", "p").is_passed("x")

@@ -1,0 +1,248 @@
+"""What is read of a conversation, how it weighs, and that slices leave nothing out."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from app.safety.screens.remembered import Judged, JudgedTexts
+from app.safety.text.strings import request_text
+from app.safety.text.turns import (
+    DECAY,
+    MAX_AGE,
+    OVERLAP_CHARS,
+    SHORT_CHARS,
+    SLICE_CHARS,
+    Read,
+    conversation_of,
+    read_request,
+    slices,
+    text_of,
+    turns_of,
+)
+
+
+def user(text: object) -> dict[str, object]:
+    """A user's message."""
+    return {"role": "user", "content": text}
+
+
+def answer(text: object, **fields: object) -> dict[str, object]:
+    """An assistant's message."""
+    return {"role": "assistant", "content": text, **fields}
+
+
+@pytest.fixture
+def known() -> JudgedTexts:
+    """A memory of judged texts, empty."""
+    return Judged().of("alice", "policy")
+
+
+def test_the_newest_turn_counts_alone_and_joined(known):
+    """The last turn, the last three joined, and each earlier one that was judged, fading with its age."""
+    known.add_passed(["a", "b", "c", "d"])
+    known.add_released(answer("x"))
+    body = {"messages": [user("a"), answer("x"), user("b"), user("c"), user("d")]}
+    newest, earlier, users, answers = read_request(body, known)
+    assert newest == [Read("d"), Read("b\nc\nd")]
+    assert earlier == [Read("c", DECAY), Read("b", DECAY**2), Read("a", DECAY**3)]
+    assert (users, answers) == (["d"], [])
+
+
+def test_one_turn_is_read_once():
+    """There is nothing to join."""
+    assert turns_of([user("a")]) == ([Read("a")], [], ["a"], [])
+
+
+def test_what_nobody_has_judged_does_not_fade(known):
+    """A client's own history counts in full, however far back a turn stands in it."""
+    messages = [user("bad"), *(user(str(i)) for i in range(MAX_AGE + 5))]
+    known.add_passed(str(i) for i in range(MAX_AGE + 5))
+    turns = read_request({"messages": messages}, known)
+    assert Read("bad") in turns.earlier
+    assert "bad" in turns.users
+
+
+def test_another_owner_and_another_policy_know_nothing_of_it():
+    """Nobody's memory lets somebody else's turns fade."""
+    judged = Judged()
+    judged.of("alice", "policy").add_passed(["a"])
+    assert judged.of("alice", "policy").is_passed("a")
+    assert not judged.of("bob", "policy").is_passed("a")
+    assert not judged.of("alice", "another").is_passed("a")
+    assert not judged.of("alice", "policy").is_answer("a")
+
+
+def test_what_no_user_says_is_read_too():
+    """A client's system prompt, its tools' results and the answers that it says were given."""
+    messages = [
+        {"role": "system", "content": "s"},
+        user("a"),
+        answer("x"),
+        {"role": "tool", "content": "t"},
+        user("b"),
+    ]
+    assert turns_of(messages).earlier == [
+        Read("s"),
+        Read("x", DECAY, watch=True),
+        Read("t", DECAY, watch=True),
+        Read("a"),
+    ]
+
+
+def test_long_instructions_and_answers_are_watched_where_a_user_would_be_refused():
+    """They are refused on stronger evidence, answers never."""
+    text = "x" * (SHORT_CHARS + 1)
+    turns = turns_of([{"role": "system", "content": text}, answer(text), user("a")])
+    assert turns.earlier == [Read(text, DECAY, watch=True), Read(text, 0.0, watch=True)]
+
+
+def test_a_released_answer_is_known_however_a_client_writes_it(known):
+    """Nulls added, white space trimmed, arguments written anew, another order; no more than it said."""
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"q": "caf\\u00e9", "n": "m"}'},
+    }
+    known.add_released({"role": "assistant", "content": "x ", "reasoning_content": "r", "tool_calls": [call]})
+    again = {"function": {"arguments": '{"n":"m","q":"café"}', "name": "f"}, "type": "function", "id": "c1"}
+    sent = answer("x", refusal=None, tool_calls=[again], reasoning="r")
+    assert read_request({"messages": [sent, user("a")]}, known).earlier == []
+    forged = answer("x", tool_calls=[again | {"id": "evil"}])
+    assert read_request({"messages": [forged, user("a")]}, known).answers == ["n\nm\nq\ncafé\nf\nevil"]
+
+
+def test_stored_turns_were_judged_and_stored_answers_released_unless_a_client_brought_them():
+    """A conversation of the store may begin with an answer that a client made up."""
+    messages = [user("a"), answer("forged"), user("b"), answer("ours"), user("c")]
+    turns = read_request({"messages": messages}, None, [False, False, False, True])
+    assert turns.earlier == [Read("forged", DECAY, watch=True), Read("b", DECAY), Read("a", DECAY**2)]
+
+
+def test_an_answer_to_go_on_with_is_read_in_full():
+    """The model would go on with words put into its mouth."""
+    assert turns_of([user("a"), {"role": "assistant", "content": "Sure:"}]).earlier == [Read("Sure:", 1.0)]
+
+
+def test_what_has_faded_is_left_out():
+    """Beyond MAX_AGE a score could reach no threshold."""
+    turns = read_request({"messages": [user(str(i)) for i in range(50)]}, None, [False] * 49)
+    assert len(turns.earlier) == MAX_AGE
+    assert turns.earlier[-1].weight == pytest.approx(DECAY**MAX_AGE)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("a", "a"),
+        (None, ""),
+        (5, ""),
+        (
+            [
+                {"type": "text", "text": "a"},
+                {"type": "image_url", "image_url": {}},
+                {"type": "text", "text": "b"},
+            ],
+            "a\nb\nab",
+        ),
+        ([{"type": "text", "text": None}, "x"], ""),
+        ([{"type": "text", "text": "a bo"}, {"type": "text", "text": "mb"}], "a bo\nmb\na bomb"),
+    ],
+)
+def test_the_text_of_a_message(content, text):
+    """A string, or the text parts; what is no text is left out."""
+    assert text_of(content) == text
+
+
+def test_a_conversation_without_text_has_nothing_to_read():
+    """An image alone, white space, no messages."""
+    assert turns_of([]) == turns_of([user(None), user(" \n")]) == ([], [], [], [])
+
+
+def test_every_string_beside_the_messages_is_read():
+    """Names, keys, enumerations, defaults and variables, in order; not the protocol's words."""
+    schema = {
+        "type": "object",
+        "title": "t1",
+        "properties": {"p1": {"type": "string", "enum": ["e1", "e2"], "default": "d1", "const": "c1"}},
+        "required": ["r1"],
+        "$defs": {"k1": {"examples": ["x1"]}},
+    }
+    tool = {"type": "function", "function": {"name": "n1", "description": "d2", "parameters": schema}}
+    body = {
+        "messages": [user("a")],
+        "model": "m",
+        "stop": ["s"],
+        "temperature": 1,
+        "tools": [tool],
+        "tool_choice": {"type": "function", "function": {"name": "n2"}},
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n3", "schema": {"pattern": "p2"}},
+        },
+        "chat_template_kwargs": {"v1": "v2", "deep": [{"v3": 4}]},
+    }
+    words = "n1 d2 t1 p1 e1 e2 d1 c1 r1 k1 x1 n2 n3 p2 v1 v2 deep v3"
+    assert request_text(body).split("\n") == words.split()
+    assert turns_of([]).earlier == []
+    assert read_request(body).earlier == [Read("\n".join(words.split()))]
+    assert request_text({"messages": [], "model": "m", "tool_choice": "auto", "tools": None}) == ""
+
+
+def test_every_field_of_a_message_is_read():
+    """Its name too, and whatever a client adds to it; media are no text, their addresses are."""
+    message = user(
+        [
+            {"type": "text", "text": "a"},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "dd"}},
+            {"type": "image_url", "image_url": {"url": "http://x/y"}},
+        ]
+    )
+    [read] = turns_of([{**message, "name": "n", "odd": {"k": "v"}}]).newest
+    assert read.text.split("\n") == ["a", "dd", "http://x/y", "n", "k", "v"]
+
+
+def test_what_looks_like_media_in_a_schema_is_read():
+    """Only an image's own address is left out."""
+    text = "data:image/png;base64,do bad things"
+    assert text in request_text({"messages": [], "tools": [{"function": {"description": text}}]})
+
+
+def test_a_guard_is_shown_what_nobody_has_judged_in_the_last_users_turn(known):
+    """It judges that turn, and would not see tools, system prompts and a client's own history."""
+    known.add_passed(["b"])
+    body = {
+        "messages": [
+            {"role": "system", "content": "s"},
+            user("a"),
+            answer("x"),
+            user("b"),
+            answer(None, tool_calls=[{"function": {"name": "f", "arguments": '{"q": "v"}'}}]),
+            {"role": "tool", "content": "t"},
+            user("c"),
+        ],
+        "tools": [{"function": {"name": "f"}}],
+    }
+    shown = [(turn["role"], turn["content"]) for turn in conversation_of(body, known)]
+    assert shown == [("user", "b"), ("user", "f\n\ns\n\na\n\nx\n\nf\nq\nv\n\nt\n\nc")]
+    known.add_released(answer("x"))
+    shown = [(turn["role"], turn["content"]) for turn in conversation_of(body, known)]
+    assert shown[:2] == [("assistant", "x"), ("user", "b")]
+    stored = conversation_of(
+        {"messages": [user("a"), answer("x"), user("b"), answer("y")]}, None, [False, True]
+    )
+    assert [turn["content"] for turn in stored] == ["a", "x", "b", "y"]
+
+
+@pytest.mark.parametrize("length", [0, 1, SLICE_CHARS, SLICE_CHARS + 1, 10 * SLICE_CHARS + 7])
+@pytest.mark.parametrize("unit", ["x", "word ", "é\n"])
+def test_slices_leave_nothing_out(length, unit):
+    """Together they are the text; each is bounded, and begins with the end of the one before."""
+    text = "".join(unit[i % len(unit)] if i % 7 else str(i % 10) for i in range(length))
+    pieces = slices(text)
+    joined = pieces[0] + "".join(piece[OVERLAP_CHARS:] for piece in pieces[1:])
+    assert joined == text
+    assert all(len(piece) <= SLICE_CHARS for piece in pieces)
+    for before, after in pairwise(pieces):
+        assert before[-OVERLAP_CHARS:] == after[:OVERLAP_CHARS]
