@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from app import settings
+from app.cli import tables
 from app.metering.traffic import Histogram
 from app.safety.categories import name_of
 from app.safety.classifiers import bundled_models as shipped
@@ -169,31 +170,26 @@ def _prompts(
     if args.watched:
         raise settings.SettingsError("--watched: is for --kind output")
     with _screen(models) as screen:
-        judged = asyncio.run(_judge_all(screen, policy, rows, _progress(len(rows))))
+        judged = asyncio.run(_judge_all(screen, policy, rows))
     return judged, evaluation.report(judged)
 
 
 def _replies(
     args: argparse.Namespace, policy: Policy, models: Models, rows: Sequence[Row]
 ) -> tuple[list[Judged], dict[str, Any]]:
-    model, told, streamed = NotedModel(models.answers), _progress(len(rows)), []
-    for number, row in enumerate(rows, start=1):
-        streamed.append(stream(model, policy, row, watched=args.watched))
-        told(number)
+    model = NotedModel(models.answers)
+    streamed = [stream(model, policy, row, watched=args.watched) for row in tables.progress(rows)]
     judged = [each.judged for each in streamed]
     return judged, evaluation.report(judged, ("token", "reply")) | {"halts": halts(streamed)}
 
 
-async def _judge_all(
-    screen: PromptScreen, policy: Policy, rows: Sequence[Row], told: Callable[[int], None]
-) -> list[Judged]:
+async def _judge_all(screen: PromptScreen, policy: Policy, rows: Sequence[Row]) -> list[Judged]:
     judged = []
     await _judge(screen, policy, _FIRST)
-    for number, row in enumerate(rows, start=1):
+    for row in tables.progress(rows):
         first, second, fast_ms, full_ms = await _judge(screen, policy, row.text)
         verdict = stricter(first, second)
         judged.append(Judged(row, harm(second.scores), verdict.action, fast_ms, full_ms))
-        told(number)
     return judged
 
 
@@ -202,27 +198,15 @@ def _spread(rows: Sequence[Row], limit: int) -> list[Row]:
     return [rows[int(i * step)] for i in range(min(limit, len(rows)))]
 
 
-def _progress(total: int) -> Callable[[int], None]:
-    """Says on a terminal how far it is."""
-
-    def told(number: int) -> None:
-        if number % 50 == 0 or number == total:
-            end = "\n" if number == total else ""
-            print(f"\r{number} of {total}", end=end, file=sys.stderr, flush=True)
-
-    return told if sys.stderr.isatty() else lambda _number: None
-
-
 def _table(report: dict[str, Any]) -> list[str]:
     """A line for all rows, each source and each category, under heads."""
     heads = ("", "harmful", "benign", "blocked", "fpr", "watched", "fpr", "auc", "ap", "@1%", "@5%")
-    rows = [heads, _figures("all", report["pooled"])]
+    rows = [_figures("all", report["pooled"])]
     rows += [_figures(name, report["sources"][name]) for name in report["sources"]]
     categories = report["categories"]
     often = sorted(categories, key=lambda name: -categories[name]["harmful"])[:_LISTED]
     rows += [_figures(name, categories[name]) for name in categories if name in often]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+    lines = [tables.text(heads, rows, left=0)]
     times = report["latency_ms"]
     lines += [f"{name}: p50 {times[name]['p50']} ms, p99 {times[name]['p99']} ms" for name in times]
     for name, values in report.get("halts", {}).items():

@@ -181,12 +181,3 @@ def test_a_plot_that_cannot_be_written_is_named(run: Run, tmp_path: Path):
     path = rows(tmp_path / "rows.jsonl")
     with pytest.raises(SettingsError, match=r"--plot: .*nowhere"):
         run("eval", str(path), "--plot", "nowhere/figures.svg")
-
-
-def test_progress_is_told_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    """On standard error, at every fiftieth row and at the end."""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    told = cli_safety._progress(60)
-    for number in range(1, 61):
-        told(number)
-    assert capsys.readouterr().err == "\r50 of 60\r60 of 60\n"

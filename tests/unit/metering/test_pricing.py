@@ -92,7 +92,7 @@ def test_prices_are_read_exactly(text: str, micro_usd: int, quote: str):
         ({"from": datetime(2026, 1, 1, 12, tzinfo=UTC)}, "from: expected a UTC day"),
         (
             {"ouput": "1"},
-            r"entry 1 \(llama\): unknown key 'ouput' \(did you mean 'output'\?\); there are model, from, input",
+            r"\(llama\): unknown key 'ouput' \(did you mean 'output'\?\); there are model, from, input",
         ),
         ({"model": ""}, "entry 1.*: model: expected a served model's name"),
         ({"model": 7}, "entry 1.*: model: expected a served model's name"),
@@ -114,8 +114,8 @@ def test_all_that_is_wrong_is_named_at_once():
         """  [[prices]] entry 1 (llama): input: expected USD per 1K tokens, as "0.0005", got 'free'""",
         "  [[prices]] entry 3 (b): output: must be from 0 to 1000 USD, got -1",
         (
-            "  [[prices]] entry 3 (b): unknown key 'frm' (did you mean 'from'?); there are model, from, input,"
-            " cached_input, output"
+            "  [[prices]] entry 3 (b): unknown key 'frm' (did you mean 'from'?); there are model, from,"
+            " input, cached_input, output"
         ),
     ]
 

@@ -109,8 +109,8 @@ def test_all_that_is_wrong_is_named_at_once():
         "  block_fpr: must be 0.0001 to 0.1, got 0.2",
         f"  categories.S14: no such category; there are {', '.join(CODE_OF)}",
         (
-            "  categories.hate: unknown key 'wach_fpr' (did you mean 'watch_fpr'?); there are action, block_fpr,"
-            " watch_fpr, answer_fpr, watched_answer_fpr"
+            "  categories.hate: unknown key 'wach_fpr' (did you mean 'watch_fpr'?); there are action,"
+            " block_fpr, watch_fpr, answer_fpr, watched_answer_fpr"
         ),
     ]
 
