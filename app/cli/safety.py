@@ -21,6 +21,7 @@ from app.safety.classifiers import bundled_models as shipped
 from app.safety.classifiers.bundled_models import Models
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.evaluation import prompts as evaluation
+from app.safety.evaluation import themed_svg
 from app.safety.evaluation.plot import plot
 from app.safety.evaluation.prompts import Judged, Row
 from app.safety.evaluation.replies import NotedModel, halts, stream
@@ -69,7 +70,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     measure.add_argument("--kind", choices=("prompt", "output"), default="prompt", help="which rows")
     measure.add_argument("--watched", action="store_true", help="judge outputs as of watched prompts")
-    measure.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the figures too")
+    measure.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw them too, by matplotlib")
     measure.add_argument("--limit", type=int, metavar="N", help="only N of the rows, evenly spread")
     measure.set_defaults(run=_eval)
 
@@ -142,6 +143,8 @@ def _said(found: dict[str, Any]) -> str:
 
 
 def _eval(args: argparse.Namespace, policy: Policy, models: Models) -> int:
+    if args.plot is not None and not themed_svg.is_available():
+        raise settings.SettingsError("--plot: needs matplotlib: .venv/bin/python -m pip install matplotlib")
     rows, skipped = evaluation.read(args.files, args.kind)
     if args.limit is not None:
         rows = _spread(rows, args.limit)

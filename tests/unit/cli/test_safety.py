@@ -181,3 +181,12 @@ def test_a_plot_that_cannot_be_written_is_named(run: Run, tmp_path: Path):
     path = rows(tmp_path / "rows.jsonl")
     with pytest.raises(SettingsError, match=r"--plot: .*nowhere"):
         run("eval", str(path), "--plot", "nowhere/figures.svg")
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The server does without it, so a plain set-up may lack it: the error says how to get it."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(SettingsError, match=r"--plot: needs matplotlib: .* pip install matplotlib"):
+        run("eval", str(tmp_path / "absent.jsonl"), "--plot", "figures.svg")
