@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 from app.api.http.auth import Gatekeeper
 from app.api.http.bodies import BodyMemory
 from app.api.http.body_budget import BodyBudget
-from app.api.http.errors import Guard, Refusals
+from app.api.http.errors import ErrorMiddleware, ErrorResponses
 from app.api.http.rate_limit_headers import LimitHeaders
 from app.api.http.reading import Handler, ReadBounds
 from app.api.routes.abuse import AbuseRoutes
@@ -71,10 +71,10 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route("/v1/models/{id:path}", bounds.paced(service.model_openai), "GET"),
         *_chat_routes(chat),
     ]
-    app = Starlette(routes=routes, exception_handlers=Refusals(runtime.log).handlers())
+    app = Starlette(routes=routes, exception_handlers=ErrorResponses(runtime.log).handlers())
     app.router.redirect_slashes = False  # a redirect is built from the Host header, and drops bodies
     bodies = BodyBudget(runtime.settings.body_memory_bytes)
-    return Guard(BodyMemory(LimitHeaders(app, runtime.limiter), bodies), runtime.log)
+    return ErrorMiddleware(BodyMemory(LimitHeaders(app, runtime.limiter), bodies), runtime.log)
 
 
 def _chat_routes(chat: ChatRoutes) -> list[Route]:

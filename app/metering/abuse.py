@@ -32,7 +32,7 @@ _DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AbuseRules:
     """When a key is flagged."""
 
     history_days: int = 28
@@ -79,13 +79,13 @@ class AbuseWatch:
     def __init__(
         self,
         database: Database,
-        rules: Rules | None = None,
+        rules: AbuseRules | None = None,
         *,
         clock_s: Callable[[], float] = time.monotonic,
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
         fresh_s: float = 30.0,
     ) -> None:
-        self.rules = rules or Rules()
+        self.rules = rules or AbuseRules()
         self.addresses = Addresses(clock_s)
         self.flags: list[Flag] = []
         """As of the last `read`."""
@@ -131,7 +131,7 @@ class AbuseWatch:
             yield Flag("addresses", used.owner, used.key_id, since_us, {"networks": used.networks})
 
 
-def spikes(c: sqlite3.Connection, rules: Rules, at_us: int) -> list[Flag]:
+def spikes(c: sqlite3.Connection, rules: AbuseRules, at_us: int) -> list[Flag]:
     """Owners who have used many times today what they use in a day; from the daily sums."""
     today = day_of(at_us)
     rows = c.execute(_DAILY, (_day_before(at_us, rules.history_days), today)).fetchall()
@@ -158,7 +158,7 @@ _DAILY = (
 _REQUESTS = "SELECT owner, sum(requests) FROM usage_daily WHERE day >= ? AND day <= ? GROUP BY owner"
 
 
-def blocked(c: sqlite3.Connection, rules: Rules, at_us: int) -> list[Flag]:
+def blocked(c: sqlite3.Connection, rules: AbuseRules, at_us: int) -> list[Flag]:
     """Keys of which the screens have blocked much within a day."""
     since_us = at_us - _DAY_S * _US_PER_S
     found = _blocks_since(c, since_us, rules.most_events)

@@ -20,7 +20,7 @@ from typing import Literal, NoReturn, get_args
 
 from app.core import ChatRequest, Counts, Prompt
 from app.errors import RateLimited, TokensLimited
-from app.metering.estimate import Answer, CountText, bytes_estimate, expected_answer, prompt_estimate
+from app.metering.estimate import ChoiceTokens, CountText, bytes_estimate, expected_answer, prompt_estimate
 from app.metering.window import Charge, Window
 from app.store.keys import TIERS, Key, Terms
 
@@ -96,7 +96,7 @@ class KeyLease(Lease):
         """Choices; 0 until the body was read."""
         self._streams = 0
         """Places taken among the key's generations: one for a body, then one for each choice."""
-        self._answer = Answer(0, 0)
+        self._answer = ChoiceTokens(0, 0)
         self._charges: list[Charge] = []
         self.tokens = 0
         """Tokens reserved now: what the charges amount to."""
@@ -184,7 +184,7 @@ class KeyLease(Lease):
             return
         self._limiter.advance(self._key.terms, self._usage)
         least, expected = self._answer
-        self._answer = Answer(min(least, prompt.max_tokens), min(expected, prompt.max_tokens))
+        self._answer = ChoiceTokens(min(least, prompt.max_tokens), min(expected, prompt.max_tokens))
         self._charge_prompt(prompt.billed_tokens, "tokens_rendered")
         self._prompt_tokens = prompt.billed_tokens
 

@@ -41,7 +41,7 @@ Item = TypeVar("Item")
 _Find = Callable[[str, int], tuple[int, int] | None]
 
 
-class Difference(NamedTuple):
+class TextDifference(NamedTuple):
     """The first place where a new text or list is not the old one.
 
     `position` and `length` are of what stands there, a whole clock or id where it is one: characters of
@@ -56,7 +56,7 @@ class Difference(NamedTuple):
     """The beginning of what stands there: the caller's own text, for nobody else's eyes."""
 
 
-def text_difference(old: str, new: str) -> Difference:
+def text_difference(old: str, new: str) -> TextDifference:
     """Where and how a text differs from the one before it. They are not equal."""
     at = common_prefix(old, new)
     finders: tuple[tuple[Kind, _Find], ...] = (("clock", _clock_around), ("id", _id_around))
@@ -64,24 +64,24 @@ def text_difference(old: str, new: str) -> Difference:
         span = find(new, at)
         if span is not None and find(old, at) is not None:
             start, end = span
-            return Difference(kind, start, end - start, at, new[start:end][:_SHOWN_CHARACTERS])
+            return TextDifference(kind, start, end - start, at, new[start:end][:_SHOWN_CHARACTERS])
     end = len(new) - _common_suffix(old, new, at)
-    return Difference("text", at, end - at, at, new[at:end][:_SHOWN_CHARACTERS])
+    return TextDifference("text", at, end - at, at, new[at:end][:_SHOWN_CHARACTERS])
 
 
-def tools_difference(old: bytes, new: bytes) -> Difference:
+def tools_difference(old: bytes, new: bytes) -> TextDifference:
     """The first tool in which two lists, as JSON, differ. They are not equal."""
     before, after = _tools(old), _tools(new)
     at = common_prefix(before, after)
     if at == len(before) == len(after):  # no lists, or the same but for how numbers are written
-        return Difference("changed", at, 0, at)
+        return TextDifference("changed", at, 0, at)
     if sorted(before) == sorted(after):
         kind: Kind = "order"
     elif len(before) == len(after):
         kind = "changed"
     else:
         kind = "added" if len(before) < len(after) else "removed"
-    return Difference(kind, at, min(1, len(after) - at), at)
+    return TextDifference(kind, at, min(1, len(after) - at), at)
 
 
 def similar(old: str, new: str) -> bool:

@@ -47,7 +47,7 @@ def stable_of(body: Mapping[str, Any]) -> Stable:
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class PromptEdition:
     """One system text with one tool list, of one key and model."""
 
     stable: Stable

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.core import ChatRequest, ModelCard
-from app.routing.backend import Place
+from app.routing.backend import Backend
 from app.routing.keywords import (
     CODE_SIGNS,
     CODE_WORDS,
@@ -85,8 +85,8 @@ class Route:
 class Router:
     """Chooses between a small model and a large one, and counts what it chose."""
 
-    def __init__(self, small: Place, large: Place) -> None:
-        self._places: Mapping[Size, Place] = {"small": small, "large": large}
+    def __init__(self, small: Backend, large: Backend) -> None:
+        self._places: Mapping[Size, Backend] = {"small": small, "large": large}
         self.routed: dict[str, Counter[str]] = defaultdict(Counter)
         """Requests by model and reason."""
 

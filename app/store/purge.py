@@ -64,12 +64,12 @@ class Purge:
             tasks.create_task(self._fold(), name="purge-fold")
 
     async def _fold(self) -> None:
-        forgotten = self._database.forgotten
+        forgotten = self._database.text_deleted
         while True:
             await forgotten.wait()
             forgotten.clear()
             try:
-                folded = await self._database.fold()
+                folded = await self._database.checkpoint_wal()
             except StorageUnavailable:
                 folded = False
             except Exception as exc:  # noqa: BLE001  # as for the purge

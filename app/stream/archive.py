@@ -44,7 +44,7 @@ class Archive:
                 events.erase(connection, request_seq)
 
         await self._database.write(unit)
-        self._database.forgotten.set()
+        self._database.text_deleted.set()
 
     async def has_key(self, owner: str, key: str) -> bool:
         """Whether a stored stream was made with this Idempotency-Key, whatever its body was."""

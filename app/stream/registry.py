@@ -36,7 +36,7 @@ def check_same_body(key: IdempotencyKey, fingerprint: bytes) -> None:
         )
 
 
-class Streams:
+class StreamRegistry:
     """The process's streams, by id and by idempotency key."""
 
     def __init__(self, settings: Settings, log: FilteringBoundLogger) -> None:
@@ -272,7 +272,7 @@ class Streams:
             silent_s = reader.silent_s(now_s)
             if not reader.stalling:
                 if silent_s >= self._settings.heartbeat_s:
-                    reader.unpark()
+                    reader.wake()
             elif silent_s > self._settings.stall_timeout_s and reader.outlet is not None:
                 self._log.warning("reader_stalled", request_id=stream.request_id, silent_s=silent_s)
                 reader.outlet.abort()

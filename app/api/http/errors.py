@@ -29,7 +29,7 @@ _ANSWERED = "tokenring.answered"
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
-class Refusals:
+class ErrorResponses:
     """Answers errors, and says so in the log without a word of the request."""
 
     def __init__(self, log: FilteringBoundLogger) -> None:
@@ -57,7 +57,7 @@ class Refusals:
         return self._answer(request, NotFound(message, code="route_not_found"))
 
     async def _unforeseen(self, request: Request, exc: Exception) -> Response:
-        """Starlette raises the error on, to `Guard`, which logs where it happened."""
+        """Starlette raises the error on, to `ErrorMiddleware`, which logs where it happened."""
         request.scope[_ANSWERED] = True
         message = "The server failed to answer this request; it may be sent again."
         return self._answer(request, InternalError(message))
@@ -99,7 +99,7 @@ def _methods(request: Request) -> set[str]:
     return {method for route in matching for method in route.methods}
 
 
-class Guard:
+class ErrorMiddleware:
     """The outermost layer: an unexpected error is a clean 500, and its message stays out of logs."""
 
     def __init__(self, app: ASGIApp, log: FilteringBoundLogger) -> None:

@@ -36,7 +36,7 @@ from app.api.metrics.tables import (
 )
 from app.errors import EngineNotReady
 from app.metering.traffic import Histogram
-from app.routing.backend import Place
+from app.routing.backend import Backend
 from app.runtime import Runtime
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class RuntimeCollector(Collector):
         yield from _families(OF_SCREENS, {"": screened})
 
 
-def _by_model(runtime: Runtime, read: Callable[[Place], T]) -> Mapping[str, T]:
+def _by_model(runtime: Runtime, read: Callable[[Backend], T]) -> Mapping[str, T]:
     """Something of each model; nothing before its engine has one, and once it is dead."""
     found = {}
     for place in runtime.places:

@@ -16,7 +16,7 @@ from app.api.http.auth import Caller
 from app.core import ChatRequest, ModelCard
 from app.errors import BadRequest, NotFound
 from app.metering.estimate import prompt_estimate
-from app.routing.degraded_mode import Degrade, Step
+from app.routing.degraded_mode import DegradedMode, Step
 from app.routing.router import AUTO, NOTHING_BEFORE, Router, Size
 from app.runtime import Runtime
 from app.store.conversations import SoFar, so_far
@@ -25,7 +25,7 @@ _YES, _NO = ("1", "true"), ("0", "false")
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RoutingHeaders:
     """What the caller says of it: which of the two models, and whether nothing may be done less."""
 
     route: Size | None = None
@@ -33,7 +33,7 @@ class Wishes:
     """None where the caller does not say: then the key's terms do."""
 
     @classmethod
-    def of(cls, request: Request) -> Wishes:
+    def of(cls, request: Request) -> RoutingHeaders:
         """From `x-route` and `x-no-degrade`. Raises BadRequest."""
         named = request.headers.get("x-route")
         insists = request.headers.get("x-no-degrade")
@@ -51,14 +51,14 @@ class Wishes:
         return caller.key is not None and caller.key.terms.degrade == "off"
 
 
-class Choice:
+class ModelSelector:
     """Routing and degraded mode in front of a request."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._places = runtime.places
 
-    async def made(self, chat: ChatRequest, caller: Caller, wishes: Wishes) -> ChatRequest:
+    async def select(self, chat: ChatRequest, caller: Caller, wishes: RoutingHeaders) -> ChatRequest:
         """The request as it is to be served, and what is told of that. Raises StorageUnavailable."""
         router = self._runtime.router if chat.model == AUTO else None
         degrade = self._runtime.degrade
@@ -82,7 +82,13 @@ class Choice:
         return {} if degrade is None or model != self._places.large.id else degrade.refused()
 
     def _degraded(
-        self, degrade: Degrade, chat: ChatRequest, tokens: int, caller: Caller, wishes: Wishes, before: SoFar
+        self,
+        degrade: DegradedMode,
+        chat: ChatRequest,
+        tokens: int,
+        caller: Caller,
+        wishes: RoutingHeaders,
+        before: SoFar,
     ) -> ChatRequest:
         small, insists = self._taker(caller), wishes.insists(caller)
         done = degrade.apply(chat, tokens + before.tokens, small=small, before=before, insists=insists)
@@ -112,7 +118,7 @@ class Choice:
 
 
 def _routed(
-    router: Router, chat: ChatRequest, tokens: int, caller: Caller, wishes: Wishes, before: SoFar
+    router: Router, chat: ChatRequest, tokens: int, caller: Caller, wishes: RoutingHeaders, before: SoFar
 ) -> ChatRequest:
     route = router.route(chat, tokens, asked=wishes.route, allowed=caller.models, before=before)
     told = _as_headers({"x-route-reason": route.header, "x-served-model": route.model})

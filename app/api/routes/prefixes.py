@@ -12,7 +12,7 @@ from starlette.responses import Response
 from app.api.http.auth import Gatekeeper
 from app.api.http.listing import check_names, limit_of
 from app.errors import BadRequest
-from app.prefix_report.family import Break, Family
+from app.prefix_report.family import Break, PromptSeries
 from app.runtime import Runtime
 
 _NOT_KEPT = {"cache-control": "no-store"}
@@ -58,7 +58,7 @@ def _wants_text(request: Request) -> bool:
     return raw == "true"
 
 
-def _as_json(family: Family, *, text: bool) -> dict[str, Any]:
+def _as_json(family: PromptSeries, *, text: bool) -> dict[str, Any]:
     expected = family.expected_tokens
     varies = family.varies
     return {

@@ -54,7 +54,7 @@ PARAM_OF_SAMPLING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RenderLimits:
     """What fits: the model's context, and the KV pool that one request can have."""
 
     context_length: int
@@ -149,7 +149,7 @@ class Renderer:
     def __init__(
         self,
         chat: OpenAIServingChat,
-        limits: Limits,
+        limits: RenderLimits,
         *,
         name: str,
         remote_media: bool,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core import ChatRequest, ModelCard
-from app.routing.degraded_mode import Bounds, Degrade, Limits, Pressure, Step, degrade_of
+from app.routing.degraded_mode import DegradedMode, DegradePolicy, Hysteresis, Pressure, Step, degrade_of
 from app.settings import Settings
 from app.store.conversations import SoFar
 
@@ -21,7 +21,7 @@ class World:
 
     def __init__(self) -> None:
         self.now_s = 50.0
-        self.mode = Degrade(clock_s=lambda: self.now_s)
+        self.mode = DegradedMode(clock_s=lambda: self.now_s)
 
     def hold(self, value: float, duration_s: float, every_s: float = 0.5) -> Step:
         """This pressure for so long, observed twice a second."""
@@ -88,7 +88,7 @@ def test_it_never_jumps_and_never_swings(
 ) -> None:
     """Whatever the pressure does: one step at a time, up only after `rise_s`, down only after `fall_s`."""
     now_s = 0.0
-    mode = Degrade(Limits(rise_s=rise_s, fall_s=fall_s), clock_s=lambda: now_s)
+    mode = DegradedMode(DegradePolicy(rise_s=rise_s, fall_s=fall_s), clock_s=lambda: now_s)
     changed_s, before = 0.0, Step.NORMAL
     for value, passes_s in values:
         now_s += passes_s
@@ -136,9 +136,9 @@ def test_between_its_bounds_a_step_stays(one: float, other: float) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"short": Bounds(0.5, 0.5)},
-        {"small": Bounds(0.4, 0.3)},
-        {"refuse": Bounds(1.0, 0.2)},
+        {"short": Hysteresis(0.5, 0.5)},
+        {"small": Hysteresis(0.4, 0.3)},
+        {"refuse": Hysteresis(1.0, 0.2)},
         {"rise_s": 0.0},
         {"short_tokens": 0},
     ],
@@ -146,7 +146,7 @@ def test_between_its_bounds_a_step_stays(one: float, other: float) -> None:
 def test_bounds_that_would_swing_are_refused(wrong: dict[str, Any]) -> None:
     """At once, not under load."""
     with pytest.raises(ValueError, match="must"):
-        Limits(**wrong)
+        DegradePolicy(**wrong)
 
 
 def test_normally_nothing_is_done(world: World) -> None:

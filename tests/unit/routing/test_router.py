@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from app.core import ChatRequest, Health, ModelCard
-from app.routing.backend import Place
+from app.routing.backend import Backend
 from app.routing.router import Router, points_of
 from app.store.conversations import SoFar
 
@@ -85,9 +85,9 @@ class Engine:
         return self.state
 
 
-def placed(card: ModelCard, state: Health = Health.READY) -> Place:
+def placed(card: ModelCard, state: Health = Health.READY) -> Backend:
     """Where a model is served."""
-    return Place(cast("Any", Engine(card, state)), cast("Any", None), card.id)
+    return Backend(cast("Any", Engine(card, state)), cast("Any", None), card.id)
 
 
 @pytest.fixture
