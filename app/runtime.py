@@ -278,7 +278,7 @@ class Runtime:
         bounds = Bounds.of(self.settings)
         mode.observe(pressure_of(self.places.large.admission, bounds, time.monotonic()))
         if mode.step is not before:
-            self.log.warning("degraded", step=mode.step.told, pressure=round(mode.pressure, 2))
+            self.log.warning("degraded", step=mode.step.label, pressure=round(mode.pressure, 2))
 
     def check_ready(self) -> None:
         """Raise EngineNotReady unless requests can be served now, by any model."""

@@ -80,16 +80,16 @@ def build_app(runtime: Runtime) -> ASGIApp:
 def _chat_routes(chat: ChatRoutes) -> list[Route]:
     """Under `/api` a DELETE stops and keeps, under `/v1` it forgets, as OpenAI's does."""
     path = "/chat/completions"
-    one = path + "/{id}"
+    by_id = path + "/{id}"
     return [
         route("/api" + path, chat.create, "POST"),
-        route("/api" + one, chat.attach, "GET"),
-        route("/api" + one, chat.cancel, "DELETE"),
-        route("/api" + one + "/cancel", chat.cancel, "POST"),
+        route("/api" + by_id, chat.attach, "GET"),
+        route("/api" + by_id, chat.cancel, "DELETE"),
+        route("/api" + by_id + "/cancel", chat.cancel, "POST"),
         route("/v1" + path, chat.create, "POST"),
-        route("/v1" + one, chat.retrieve, "GET"),
-        route("/v1" + one, chat.delete, "DELETE"),
-        route("/v1" + one + "/cancel", chat.cancel, "POST"),
+        route("/v1" + by_id, chat.retrieve, "GET"),
+        route("/v1" + by_id, chat.delete, "DELETE"),
+        route("/v1" + by_id + "/cancel", chat.cancel, "POST"),
     ]
 
 

@@ -132,9 +132,9 @@ class SupervisedEngine:
             if engine is not None:
                 await engine.aclose()
             raise
-        before, self._engine = self._engine, engine
-        if before is not None:
-            await before.aclose()
+        previous, self._engine = self._engine, engine
+        if previous is not None:
+            await previous.aclose()
         return True
 
     async def _lost(self) -> None:

@@ -141,8 +141,8 @@ def _texts(body: Mapping[str, Any]) -> Iterator[str | None]:
     for message in body["messages"]:
         content = message.get("content")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
-        for part in parts:
-            yield part.get("text", "") if part.get("type") == "text" else None
+        for content_part in parts:
+            yield content_part.get("text", "") if content_part.get("type") == "text" else None
         if message.get("tool_calls"):
             yield _json(message["tool_calls"])
     for name in ("tools", "response_format"):

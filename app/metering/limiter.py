@@ -173,10 +173,10 @@ class KeyLease(Lease):
 
     def _give_back(self, tokens: int) -> None:
         for charge in reversed(self._charges):
-            part = min(tokens, charge.amount)
-            self._usage.tokens.give_back(charge, part)
-            self.tokens -= part
-            tokens -= part
+            returned = min(tokens, charge.amount)
+            self._usage.tokens.give_back(charge, returned)
+            self.tokens -= returned
+            tokens -= returned
 
     def correct(self, prompt: Prompt) -> None:
         """See Lease."""
@@ -192,9 +192,9 @@ class KeyLease(Lease):
         """See Lease."""
         if self._limit is None:
             return False
-        before = self._made.get(choice, 0)
+        counted = self._made.get(choice, 0)
         # Fewer than before: the answer was begun anew, and what was thrown away was made all the same.
-        more = completion_tokens - before if completion_tokens >= before else completion_tokens
+        more = completion_tokens - counted if completion_tokens >= counted else completion_tokens
         self._made[choice] = completion_tokens
         self._made_tokens += more
         used = self._prompt_tokens + self._made_tokens

@@ -108,11 +108,11 @@ class PrefixReport:
         seen = _Seen(
             request, prompt, counts.cached_tokens, salt, epoch, now_s if asked_s is None else asked_s
         )
-        known = self._lines.get((place, stable))
-        if known is None:
+        entry = self._lines.get((place, stable))
+        if entry is None:
             self._meet(seen, place, stable, now_s)
             return
-        line, family = known
+        line, family = entry
         self._lines.move_to_end((place, stable))
         line.seen_s = now_s
         family.requests += 1
@@ -177,10 +177,10 @@ class PrefixReport:
         cause: Cause = "tools" if same_text else "system"
         old = max(same_text, key=lambda line: line.seen_s) if same_text else family.newest
         if same_text:
-            found = tools_difference(old.stable.tools, stable.tools)
+            difference = tools_difference(old.stable.tools, stable.tools)
         else:
-            family.varies = found = text_difference(old.stable.text, stable.text)
-        passing = old if found.kind in _PASSING else None
+            family.varies = difference = text_difference(old.stable.text, stable.text)
+        passing = old if difference.kind in _PASSING else None
         if seen.asked_s < old.since_s:
             return passing
         ours = estimate_of(seen.request, seen.prompt, stable) or old.expected
@@ -188,7 +188,7 @@ class PrefixReport:
         if seen.cached + self._page > expected:
             self._count(family, expected, seen.cached)
         else:
-            self._broke(seen, family, expected, self._known_cause(seen, old) or cause, found)
+            self._broke(seen, family, expected, self._known_cause(seen, old) or cause, difference)
         return passing
 
     def _known_cause(self, seen: _Seen, line: PromptEdition) -> Cause | None:
@@ -245,15 +245,15 @@ class PrefixReport:
         family: PromptSeries,
         expected: int,
         cause: Cause,
-        found: TextDifference | None = None,
+        difference: TextDifference | None = None,
         what: str = "",
     ) -> None:
         """Count a break; what was found different is its cause only where nothing explains the whole loss."""
         unit = _UNITS.get(cause, "token")
-        if found is None or cause in ("restarted", "salt"):
-            found, what = TextDifference("changed", seen.cached, 0, seen.cached), ""
+        if difference is None or cause in ("restarted", "salt"):
+            difference, what = TextDifference("changed", seen.cached, 0, seen.cached), ""
         elif not what:
-            what = found.kind
+            what = difference.kind
         self.breaks[cause] += 1
         family.breaks[cause] += 1
         family.last.append(
@@ -261,13 +261,13 @@ class PrefixReport:
                 cause,
                 what,
                 unit,
-                found.position,
-                found.length,
+                difference.position,
+                difference.length,
                 expected,
                 seen.cached,
                 seen.request.request_id,
                 self._wall_us(),
-                found.shown,
+                difference.shown,
             )
         )
         self._count(family, expected, seen.cached)
@@ -299,7 +299,7 @@ class PrefixReport:
 
     def _add(self, line: PromptEdition, family: PromptSeries) -> None:
         if len(family.lines) >= MAX_EDITIONS:
-            self._drop_line(family, min(family.lines, key=lambda known: known.seen_s))
+            self._drop_line(family, min(family.lines, key=lambda entry: entry.seen_s))
         family.lines.append(line)
         family.seen_us = self._wall_us()
         self._lines[family.place, line.stable] = (line, family)

@@ -38,7 +38,7 @@ class Step(enum.IntEnum):
     REFUSE = 3
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """Its name in `/readyz` and the metrics."""
         return self.name.lower()
 
@@ -157,7 +157,7 @@ class DegradedMode:
 
     def _go(self, step: Step) -> None:
         self.step = step
-        self.changes[step.told] += 1
+        self.changes[step.label] += 1
         self._above_since_s = self._below_since_s = None
 
     def apply(
@@ -166,7 +166,7 @@ class DegradedMode:
         prompt_tokens: int,
         *,
         small: ModelCard | None = None,
-        before: SoFar = NOTHING_BEFORE,
+        so_far: SoFar = NOTHING_BEFORE,
         insists: bool = False,
     ) -> Degraded:
         """What becomes of a request of about so many prompt tokens, as the mode is now.
@@ -187,7 +187,7 @@ class DegradedMode:
         if (
             taker is not None
             and taker.id != model
-            and unserved(taker, request, prompt_tokens, before) is None
+            and unserved(taker, request, prompt_tokens, so_far) is None
         ):
             model = taker.id
             done.append(SMALL_MODEL)

@@ -91,7 +91,7 @@ def match_all(words: str, owner: str) -> str:
     last: list[str] = []
     for word in words.split():
         if last := folded(word):
-            phrases.setdefault('"' + " ".join(mark + part for part in last) + '"')
+            phrases.setdefault('"' + " ".join(mark + prefix for prefix in last) + '"')
     if not phrases:
         return ""
     as_beginning = sum(map(len, last)) >= _MIN_BEGINNING or any(map(_RUN_ON.search, last))

@@ -396,8 +396,8 @@ MIGRATIONS: Sequence[Migration] = (
 
 def applied(connection: sqlite3.Connection) -> list[str]:
     """The migrations that the file has had, in order; none for an empty file."""
-    known = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'migrations'").fetchone()
-    if known is None:
+    table = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'migrations'").fetchone()
+    if table is None:
         return []
     return [name for (name,) in connection.execute("SELECT name FROM migrations ORDER BY rowid")]
 

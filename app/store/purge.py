@@ -216,9 +216,9 @@ def _wipe(connection: sqlite3.Connection, seq: int) -> bool:
 
 def _merge(connection: sqlite3.Connection, pages: int) -> bool:
     """Merge some pages of the index; a negative number first says that all segments become one."""
-    before = connection.total_changes
+    changes_at_start = connection.total_changes
     connection.execute("INSERT INTO search (search, rank) VALUES ('merge', ?)", (pages,))
-    return pages < 0 or connection.total_changes - before < 2
+    return pages < 0 or connection.total_changes - changes_at_start < 2
 
 
 def _drop(connection: sqlite3.Connection, seqs: Sequence[int], erased: int = 0) -> None:

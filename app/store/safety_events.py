@@ -111,8 +111,8 @@ def page(
         " ORDER BY seq DESC LIMIT ?",
         (*values, limit + 1),
     ).fetchall()
-    found = [(row[0], _event(row[1:])) for row in rows[:limit]]
-    return EventPage(found, str(found[-1][0]) if len(rows) > limit else None)
+    numbered = [(row[0], _event(row[1:])) for row in rows[:limit]]
+    return EventPage(numbered, str(numbered[-1][0]) if len(rows) > limit else None)
 
 
 def secret(c: sqlite3.Connection) -> bytes:

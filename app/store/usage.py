@@ -105,15 +105,15 @@ def differences(c: sqlite3.Connection, day: int | None = None) -> list[UsageDiff
 
 def rebuild(c: sqlite3.Connection, day: int) -> int:
     """Make the kept sums of a day those of its settled rows; returns how many differed."""
-    found = differences(c, day)
-    for difference in found:
+    unequal = differences(c, day)
+    for difference in unequal:
         c.execute("DELETE FROM usage_daily WHERE (day, model, owner) = (?, ?, ?)", difference[:3])
         if difference.rows is not None:
             c.execute(
                 f"INSERT INTO usage_daily (day, model, owner, {_NAMES}) VALUES ({_PLACES})",  # noqa: S608  # same
                 (*difference[:3], *difference.rows),
             )
-    return len(found)
+    return len(unequal)
 
 
 def _by_key(rows: sqlite3.Cursor) -> dict[tuple[int, str, str], UsageSums]:

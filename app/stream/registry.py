@@ -52,7 +52,7 @@ class StreamRegistry:
         self._grace: dict[str, asyncio.TimerHandle] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._draining = False
-        self._hurried = asyncio.Event()
+        self._waiting_ended = asyncio.Event()
         self._live_bytes = 0
         self._finished_bytes = 0
         self._looked_at_all_s = 0.0
@@ -183,10 +183,10 @@ class StreamRegistry:
 
         Raises Conflict when the key came with another body.
         """
-        known = self._keys.get((owner, key.key))
-        if known is None:
+        entry = self._keys.get((owner, key.key))
+        if entry is None:
             return None
-        fingerprint, stream = known
+        fingerprint, stream = entry
         check_same_body(key, fingerprint)
         return stream
 
@@ -304,16 +304,16 @@ class StreamRegistry:
         if not self._tasks:
             return
         waits: set[asyncio.Task[Any]] = {
-            asyncio.create_task(self._hurried.wait()),
+            asyncio.create_task(self._waiting_ended.wait()),
             asyncio.create_task(asyncio.wait(self._tasks)),
         }
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
 
-    def hurry(self) -> None:
+    def stop_waiting(self) -> None:
         """Wait for live streams no longer."""
-        self._hurried.set()
+        self._waiting_ended.set()
 
     async def aclose(self) -> None:
         """Stop keeping time. A second call does nothing."""

@@ -245,7 +245,7 @@ class Ring:
             return cursor + 1, self._specials[cursor + 1]
         stop = start + 1
         if stop == len(lanes):
-            return cursor + 1, (self._part(lane, start, stop),)
+            return cursor + 1, (self._text_run(lane, start, stop),)
         return self._coalesced(start)
 
     def _coalesced(self, start: int) -> tuple[int, Sequence[TextRun]]:
@@ -259,9 +259,9 @@ class Ring:
             if _RANK[name.channel] < rank.get(name.choice, 0):
                 break
             rank[name.choice] = _RANK[name.channel]
-            part = self._part(lane, run_start, run_stop)
-            merged.setdefault(lane, []).append(part)
-            size += len(part.text)
+            run = self._text_run(lane, run_start, run_stop)
+            merged.setdefault(lane, []).append(run)
+            size += len(run.text)
             stop = run_stop
         counts = self._counts[stop - 1] if self._counts is not None else None
         joined = [_join(parts)._replace(counts=counts) for parts in merged.values()]
@@ -279,7 +279,7 @@ class Ring:
                 index += 1
             yield lane, first, index
 
-    def _part(self, lane: int, start: int, stop: int) -> TextRun:
+    def _text_run(self, lane: int, start: int, stop: int) -> TextRun:
         ends = self._ends
         text = bytes(self._text[ends[start - 1] if start else 0 : ends[stop - 1]])
         logprobs = None
@@ -294,7 +294,7 @@ class Ring:
         merged: dict[int, list[TextRun]] = {}
         for lane, start, stop in self._runs(0):
             if lane != _SPECIAL:
-                merged.setdefault(lane, []).append(self._part(lane, start, stop))
+                merged.setdefault(lane, []).append(self._text_run(lane, start, stop))
         parts = {self._names[lane - 1]: _join(runs) for lane, runs in merged.items()}
         return parts, [self._specials[i] for i in sorted(self._specials)]
 

@@ -22,23 +22,23 @@ class ChoiceMessage:
 
 def answers(parts: Mapping[TextTrack, TextRun], specials: Sequence[ControlEvent]) -> dict[int, ChoiceMessage]:
     """The answers in everything that a ring holds, by choice."""
-    found: dict[int, ChoiceMessage] = {}
+    messages: dict[int, ChoiceMessage] = {}
     calls: dict[int, list[dict[str, Any]]] = {}
     for lane in parts:
-        found.setdefault(lane.choice, ChoiceMessage())
+        messages.setdefault(lane.choice, ChoiceMessage())
     for event in specials:
         match event:
             case ToolStarted(choice, tool):
                 arguments = _text(parts, TextTrack(choice, "tool", tool.index)) or ""
                 function = {"name": tool.name, "arguments": arguments}
                 calls.setdefault(choice, []).append({"id": tool.id, "type": "function", "function": function})
-                found.setdefault(choice, ChoiceMessage())
+                messages.setdefault(choice, ChoiceMessage())
             case Finished(choice, finish_reason, matched_stop):
-                answer = found.setdefault(choice, ChoiceMessage())
+                answer = messages.setdefault(choice, ChoiceMessage())
                 answer.finish_reason, answer.matched_stop = finish_reason, matched_stop
-    for choice, answer in found.items():
+    for choice, answer in messages.items():
         answer.message = _message(choice, parts, calls.get(choice))
-    return found
+    return messages
 
 
 def _message(
@@ -56,5 +56,5 @@ def _message(
 
 
 def _text(parts: Mapping[TextTrack, TextRun], lane: TextTrack) -> str | None:
-    part = parts.get(lane)
-    return None if part is None else orjson.loads(b'"' + part.text + b'"')
+    run = parts.get(lane)
+    return None if run is None else orjson.loads(b'"' + run.text + b'"')

@@ -22,7 +22,7 @@ from app.api.http.sse import CONNECTION
 from app.errors import InternalError, MethodNotAllowed, NotFound, RateLimited, ServingError
 from app.log import where
 
-TOLD = "tokenring.told"
+RESPONSE_HEADERS = "tokenring.told"
 """Key of the scope under which a handler leaves headers that say how the request would have been served."""
 
 _ANSWERED = "tokenring.answered"
@@ -77,12 +77,12 @@ class ErrorResponses:
                 status=error.status,
                 error=error.code,
             )
-        return error_response(error, request_id, request.scope.get(TOLD, {}))
+        return error_response(error, request_id, request.scope.get(RESPONSE_HEADERS, {}))
 
 
-def error_response(error: ServingError, request_id: str, told: Mapping[str, str]) -> Response:
-    """An error as its status, body and the headers that go with its status, beside those in `told`."""
-    headers = {"x-request-id": request_id, **told}
+def error_response(error: ServingError, request_id: str, extra_headers: Mapping[str, str]) -> Response:
+    """An error as a response: status, body, the headers that go with it and `extra_headers`."""
+    headers = {"x-request-id": request_id, **extra_headers}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
     if error.status == 401:

@@ -82,8 +82,8 @@ class ChunkWire:
 
     def _several(self, last_id: int, parts: Sequence[TextRun]) -> bytes:
         by_choice: dict[int, list[TextRun]] = {}
-        for part in parts:
-            by_choice.setdefault(part.lane.choice, []).append(part)
+        for run in parts:
+            by_choice.setdefault(run.lane.choice, []).append(run)
         choices = b",".join(_choice(choice, lanes) for choice, lanes in by_choice.items())
         tail = self._tail
         counts = parts[-1].counts  # of all choices, at the frame's last event

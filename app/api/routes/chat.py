@@ -12,7 +12,7 @@ from app.api.http.auth import Caller, Gatekeeper
 from app.api.http.bodies import BodyReader
 from app.api.http.client import Client
 from app.api.http.completion import completion
-from app.api.http.errors import TOLD
+from app.api.http.errors import RESPONSE_HEADERS
 from app.api.http.json_body import fingerprint
 from app.api.http.rate_limit_headers import STREAM_ID
 from app.api.http.sse import CONNECTION, ChunkWire, EventStream
@@ -56,13 +56,16 @@ class ChatRoutes:
         except BaseException:
             lease.settle({})
             raise
-        request.scope[STREAM_ID], request.scope[TOLD] = stream.request_id, stream.request.told
+        request.scope[STREAM_ID], request.scope[RESPONSE_HEADERS] = stream.request_id, stream.request.told
         try:
             if streaming:
                 return await self._follow(_last_event_id(request), client, stream, patient=patient)
             return await self._answer(client, stream, patient=patient)
         except Overloaded:
-            request.scope[TOLD] = {**stream.request.told, **self._selector.refused(stream.request.model)}
+            request.scope[RESPONSE_HEADERS] = {
+                **stream.request.told,
+                **self._selector.refused(stream.request.model),
+            }
             raise
 
     async def _let_in(self, request: Request, caller: Caller) -> Lease:
@@ -115,7 +118,7 @@ class ChatRoutes:
             return made, streaming
         _check_fresh(after)
         chat = await self._selector.select(chat, caller, wishes)
-        request.scope[TOLD] = chat.told
+        request.scope[RESPONSE_HEADERS] = chat.told
         return await self._begin(caller, chat, lease, streaming=streaming), streaming
 
     async def _made_before(self, owner: str, key: IdempotencyKey, after: int) -> TokenStream | None:

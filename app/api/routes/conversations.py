@@ -147,8 +147,8 @@ class ConversationRoutes:
         """Put in what a live answer has said."""
         stream = self._runtime.streams.find(message["request_id"], owner)
         if stream is not None:
-            said = answers(*stream.held()).get(message["choice"])
-            message |= said.message if said is not None else {}
+            live = answers(*stream.held()).get(message["choice"])
+            message |= live.message if live is not None else {}
 
 
 def _answer(body: dict[str, Any]) -> Response:

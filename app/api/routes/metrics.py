@@ -95,11 +95,11 @@ class RuntimeCollector(Collector):
 
 def _by_model(runtime: Runtime, read: Callable[[Backend], T]) -> Mapping[str, T]:
     """Something of each model; nothing before its engine has one, and once it is dead."""
-    found = {}
+    readings = {}
     for place in runtime.places:
         with contextlib.suppress(EngineNotReady):
-            found[place.id] = read(place)
-    return found
+            readings[place.id] = read(place)
+    return readings
 
 
 def _families(table: Sequence[Described], sources: Mapping[str, Any]) -> Iterator[Family]:

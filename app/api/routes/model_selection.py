@@ -66,14 +66,14 @@ class ModelSelector:
             degrade = None
         if router is None and degrade is None:
             return chat
-        before, tokens = NOTHING_BEFORE, 0
+        so_far, tokens = NOTHING_BEFORE, 0
         if self._places.small is not None:  # else there is nothing to choose
-            before = await self._before(chat)
+            so_far = await self._load_so_far(chat)
             tokens = prompt_estimate(chat, self._runtime.limiter.count_text)
         if router is not None:
-            chat = _routed(router, chat, tokens, caller, wishes, before)
+            chat = _routed(router, chat, tokens, caller, wishes, so_far)
         if degrade is not None and chat.model == self._places.large.id:
-            chat = self._degraded(degrade, chat, tokens, caller, wishes, before)
+            chat = self._degraded(degrade, chat, tokens, caller, wishes, so_far)
         return chat
 
     def refused(self, model: str) -> Mapping[str, str]:
@@ -88,10 +88,10 @@ class ModelSelector:
         tokens: int,
         caller: Caller,
         wishes: RoutingHeaders,
-        before: SoFar,
+        so_far: SoFar,
     ) -> ChatRequest:
         small, insists = self._taker(caller), wishes.insists(caller)
-        done = degrade.apply(chat, tokens + before.tokens, small=small, before=before, insists=insists)
+        done = degrade.apply(chat, tokens + so_far.tokens, small=small, so_far=so_far, insists=insists)
         cut = done.max_tokens != chat.max_tokens
         served = _served_by(chat, done.model)
         told = {**chat.told, **_as_headers(done.headers)}
@@ -104,7 +104,7 @@ class ModelSelector:
             return None
         return small.engine.model if small.ready and not small.admission.busy else None
 
-    async def _before(self, chat: ChatRequest) -> SoFar:
+    async def _load_so_far(self, chat: ChatRequest) -> SoFar:
         """What the conversation has been that the request continues."""
         conversation_id = chat.conversation_id
         if conversation_id is None or chat.new_conversation:
@@ -118,9 +118,9 @@ class ModelSelector:
 
 
 def _routed(
-    router: Router, chat: ChatRequest, tokens: int, caller: Caller, wishes: RoutingHeaders, before: SoFar
+    router: Router, chat: ChatRequest, tokens: int, caller: Caller, wishes: RoutingHeaders, so_far: SoFar
 ) -> ChatRequest:
-    route = router.route(chat, tokens, asked=wishes.route, allowed=caller.models, before=before)
+    route = router.route(chat, tokens, asked=wishes.route, allowed=caller.models, so_far=so_far)
     told = _as_headers({"x-route-reason": route.header, "x-served-model": route.model})
     return replace(_served_by(chat, route.model), told=told)
 

@@ -67,7 +67,7 @@ class ServiceRoutes:
             }
         if runtime.degrade is not None:
             mode = runtime.degrade
-            detail["degraded"] = {"step": mode.step.told, "pressure": round(mode.pressure, 2)}
+            detail["degraded"] = {"step": mode.step.label, "pressure": round(mode.pressure, 2)}
         if runtime.ready:
             load = runtime.engine.load()
             detail["engine"] = {

@@ -141,8 +141,8 @@ class WorkerPool:
             else:
                 await self._replace(process)
         if reply.endswith(b"\n"):
-            said = json.loads(reply)
-            return GrammarVerdict(said["outcome"], said["reason"])
+            fields = json.loads(reply)
+            return GrammarVerdict(fields["outcome"], fields["reason"])
         return self._died(process)
 
     async def _worker(self) -> asyncio.subprocess.Process:

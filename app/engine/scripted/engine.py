@@ -375,17 +375,17 @@ class _Stop:
 
     def __init__(self, stops: str | Sequence[str]) -> None:
         self._stops = (stops,) if isinstance(stops, str) else tuple(stops)
-        self._said = ""
+        self._text = ""
         self.hit: str | None = None
 
     def kept(self, piece: str) -> str:
         if not self._stops:
             return piece
-        before, self._said = self._said, self._said + piece
-        self.hit = next((s for s in self._stops if s in self._said), None)
+        previous, self._text = self._text, self._text + piece
+        self.hit = next((s for s in self._stops if s in self._text), None)
         if self.hit is None:
             return piece
-        return self._said.split(self.hit)[0][len(before) :]
+        return self._text.split(self.hit)[0][len(previous) :]
 
 
 def _token_id(piece: str) -> int:

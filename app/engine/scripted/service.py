@@ -145,7 +145,7 @@ class Service:
         pace = self._pace
         each_s = pace.step_per_request_s * len(self._running)
         await self._pass(each_s + pace.step_per_held_token_s * self.used_tokens)
-        for seat in [one for one in self._asking if one in self._running]:
+        for seat in [waiting for waiting in self._asking if waiting in self._running]:
             del self._asking[seat]
             seat.held_tokens += seat.wanted_tokens
             self.used_tokens += seat.wanted_tokens

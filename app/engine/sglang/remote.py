@@ -133,14 +133,14 @@ class SGLangRemoteModel:
 
     def _capabilities(self, grammar: str) -> frozenset[Capability]:
         """No vision: only the server's image processor knows how many tokens an image is."""
-        found: set[Capability] = {"logprobs"}
+        able: set[Capability] = {"logprobs"}
         if self._chat.tool_call_parser:
-            found.add("tools")
+            able.add("tools")
         if self._chat.reasoning_parser:
-            found.add("reasoning")
+            able.add("reasoning")
         if grammar != "none":
-            found.add("json_schema")
-        return frozenset(found)
+            able.add("json_schema")
+        return frozenset(able)
 
     def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request. Raises BadRequest naming the parameter, ContextOverflow."""

@@ -206,8 +206,8 @@ def test_the_small_model_takes_what_it_can(world: World, step: Step) -> None:
 def test_the_small_model_takes_no_conversation_with_images_that_it_cannot_read(world: World) -> None:
     """They are in its history, not in the request."""
     world.mode.step = Step.SMALL
-    assert world.mode.apply(asked(), 100, small=SMALL, before=SoFar(images=True)).model == "large-70b"
-    assert world.mode.apply(asked(), 100, small=SMALL, before=SoFar("large-70b", 9, 1)).model == "small-1b"
+    assert world.mode.apply(asked(), 100, small=SMALL, so_far=SoFar(images=True)).model == "large-70b"
+    assert world.mode.apply(asked(), 100, small=SMALL, so_far=SoFar("large-70b", 9, 1)).model == "small-1b"
 
 
 def test_who_insists_is_served_in_full_or_refused(world: World) -> None:
@@ -226,7 +226,7 @@ def test_a_refusal_by_the_full_queue_says_so(world: World) -> None:
     world.mode.step = Step.REFUSE
     assert world.mode.refused() == {"x-degraded": "refused"}
     assert world.mode.touched["refused"] == 1
-    assert Step.REFUSE.told == "refuse"
+    assert Step.REFUSE.label == "refuse"
 
 
 def test_the_settings_say_when_and_how_much() -> None:
