@@ -398,13 +398,3 @@ def _prices(entries: object, path: Path) -> Sequence[Mapping[str, Any]]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise SettingsError(f"{path}: prices: begin each entry with a line [[prices]]")
     return tuple(entries)
-
-
-def markdown() -> str:
-    """The README's table of settings."""
-    rows = ["| setting | default | what it does |", "|---|---|---|"]
-    for s in table():
-        default = "" if s.default == "" else f"`{s.default}`"
-        choices = f" ({', '.join(f'`{c}`' for c in s.choices)})" if s.choices else ""
-        rows.append(f"| `{s.name}` | {default} | {s.help}{choices} |")
-    return "\n".join(rows) + "\n"

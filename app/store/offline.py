@@ -15,8 +15,9 @@ from pathlib import Path
 
 from app.store import permissions
 from app.store.database import FILE_NAME, PATIENCE_S
-from app.store.migrations import MIGRATIONS, applied
+from app.store.migrations import applied
 from app.store.opening import StoreRefused, lock, prepare, refusal
+from app.store.schema import MIGRATIONS
 
 _PAGES_A_STEP = 1000
 

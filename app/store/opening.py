@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from app.store import permissions
-from app.store.migrations import MIGRATIONS, Migration, applied, migrate
+from app.store.migrations import Migration, applied, migrate
+from app.store.schema import MIGRATIONS
 
 BUSY_TIMEOUT_S = 5.0
 _TRY_S = 0.25

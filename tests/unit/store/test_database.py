@@ -16,8 +16,9 @@ from app.errors import StorageUnavailable
 from app.store import opening
 from app.store.batch import Unit, commit_together, probe
 from app.store.database import FILE_NAME, MAX_UNITS, READERS, Database
-from app.store.migrations import MIGRATIONS, applied
+from app.store.migrations import applied
 from app.store.opening import StoreRefused
+from app.store.schema import MIGRATIONS
 from app.store.scrub import fold
 
 ROOT = Path(__file__).parents[3]
