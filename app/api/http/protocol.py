@@ -74,17 +74,17 @@ class Connection:
         """Whether frames are HTTP chunks, which HTTP/1.0 does not have."""
 
     def ready(self) -> bool:
-        """See app.stream.token_stream.Outlet."""
+        """See app.stream.reader.FrameSink."""
         return not self._flow.write_paused
 
     def write(self, *frames: bytes) -> None:
-        """See app.stream.token_stream.Outlet. One HTTP chunk, one system call."""
+        """See app.stream.reader.FrameSink. One HTTP chunk, one system call."""
         if not self._transport.is_closing():
             data = frames[0] if len(frames) == 1 else b"".join(frames)
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
 
     async def drained(self) -> None:
-        """See app.stream.token_stream.Outlet."""
+        """See app.stream.reader.FrameSink."""
         await self._flow.drain()
 
     def unread_s(self) -> float:

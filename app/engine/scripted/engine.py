@@ -63,7 +63,7 @@ class Script:
     step_per_held_token_s: float = 0.0
     wake_s: float = 0.0
     spread: float = 0.0
-    """What a shared pace has besides; see app.engine.scripted.service.Pace."""
+    """What a shared pace has besides; see app.engine.scripted.service.ServiceRates."""
 
     @property
     def shared(self) -> bool:
