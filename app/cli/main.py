@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from app import settings as settings_module
-from app.cli import keys, safety, store, tables
+from app.cli import keys, safety, settings_table, store
 from app.errors import ServingError
 from app.settings import Settings, SettingsError
 from app.store.opening import StoreRefused
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         if args.command == "settings":
-            print(_settings_table(markdown=args.markdown))
+            print(settings_table.text(markdown_only=args.markdown))
             return 0
         if args.command == "safety":
             return safety.run(args)
@@ -62,17 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SettingsError, StoreRefused, ServingError) as error:
         print(f"tokenring: {error}", file=sys.stderr)
         return EXIT_USAGE
-
-
-def _settings_table(*, markdown: bool) -> str:
-    """Every setting: a table where somebody looks at it, else Markdown."""
-    if markdown or not sys.stdout.isatty():
-        return settings_module.markdown().rstrip("\n")
-    rows = [
-        (s.name, str(s.default), f"{s.help} ({', '.join(s.choices)})" if s.choices else s.help)
-        for s in settings_module.table()
-    ]
-    return tables.text(("setting", "default", "what it does"), rows)
 
 
 def _warn_of_secrets(flags: Collection[str]) -> None:

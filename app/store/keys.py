@@ -32,7 +32,7 @@ SAFETY_LEVELS: tuple[SafetyLevel, ...] = get_args(SafetyLevel)
 DEGRADING: tuple[Degrading, ...] = get_args(Degrading)
 """Whether less may be done for its requests while the server is too full, where they do not say."""
 GRAMMARS: tuple[Grammars, ...] = get_args(Grammars)
-"""What may constrain its answers: any grammar, or JSON schemas and tools alone."""
+"""The grammars that a key may send: all, or JSON schemas and tools alone."""
 
 LOCAL_OWNER = "local"
 """The owner of what is done without a stored key: in open mode, or with the setting `api_key`."""
@@ -42,13 +42,13 @@ ID_CHARS = len("tr-") + 12
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What can be changed about a key. None is without limit; money in micro-dollars, times in us."""
+    """The terms of a key, which can be changed. None is no limit; money in micro-dollars, times in us."""
 
     name: str
     scope: Scope = "chat"
     tier: Tier = "standard"
     weight: float = 1.0
-    """Its part of the tokens served within the tier, beside the others' weights."""
+    """The key's share of the tokens served within its tier, relative to the other keys' weights."""
     rpm: int | None = None
     tpm: int | None = None
     max_streams: int | None = None
@@ -100,7 +100,7 @@ _SELECT = f"SELECT seq, id, owner, created_at_us, revoked_at_us, {_NAMES} FROM k
 
 
 def digest_of(text: bytes) -> bytes:
-    """What is stored of a key, and compared."""
+    """The digest of a key, which is stored and compared in its place."""
     return hashlib.sha256(text).digest()
 
 
@@ -138,14 +138,16 @@ def find(c: sqlite3.Connection, key_id: str) -> Key:
     row = c.execute(f"{_SELECT} WHERE id = ?", (key_id,)).fetchone()
     if row is None:
         raise NotFound(f"There is no key {key_id!r}.", code="key_not_found")
-    found = c.execute("SELECT digest, ends_at_us FROM key_secrets WHERE key_seq = ? ORDER BY seq", row[:1])
-    return _key(row, [Secret(*secret) for secret in found])
+    secret_rows = c.execute(
+        "SELECT digest, ends_at_us FROM key_secrets WHERE key_seq = ? ORDER BY seq", row[:1]
+    )
+    return _key(row, [Secret(*secret) for secret in secret_rows])
 
 
-def change(c: sqlite3.Connection, key_id: str, given: Mapping[str, Any]) -> Key:
+def change(c: sqlite3.Connection, key_id: str, changes: Mapping[str, Any]) -> Key:
     """Change some of a key's terms, by their names. Raises NotFound; Conflict when it is revoked."""
     key = _not_revoked(c, key_id)
-    terms = replace(key.terms, **given)
+    terms = replace(key.terms, **changes)
     c.execute(
         f"UPDATE keys SET ({_NAMES}) = ({_PLACES}) WHERE id = ?",  # noqa: S608  # same
         (*_columns(terms), key_id),
@@ -213,9 +215,9 @@ def _columns(terms: Terms) -> list[Any]:
     return list(row.values())
 
 
-def _key(row: tuple[Any, ...], found: list[Secret]) -> Key:
+def _key(row: tuple[Any, ...], secret_rows: list[Secret]) -> Key:
     _, key_id, owner, created_at_us, revoked_at_us, *values = row
     terms = dict(zip(_TERMS, values, strict=True))
     if terms["models"] is not None:
         terms["models"] = tuple(json.loads(terms["models"]))
-    return Key(key_id, owner, Terms(**terms), created_at_us, revoked_at_us, tuple(found))
+    return Key(key_id, owner, Terms(**terms), created_at_us, revoked_at_us, tuple(secret_rows))

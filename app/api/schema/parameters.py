@@ -27,7 +27,7 @@ class Parameter(NamedTuple):
     to_engine: bool = True
     refusal: str | None = None
     accepts: tuple[Any, ...] = ()
-    """With `refusal`: the values that ask for nothing and pass."""
+    """The values that ask for nothing and pass, for a parameter with `refusal`."""
     max_entries: int | None = None
     """Entries of an array or object."""
     max_chars: int | None = None
@@ -67,13 +67,13 @@ _NO_MEDIA = "audio and video are not served"
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_MESSAGES = 2048
-"""As with Azure OpenAI: a conversation of a thousand turns."""
+"""Messages of a request, at most, as with Azure OpenAI: a conversation of a thousand turns."""
 MAX_REQUEST_PARTS = 4096
 """Content parts of all messages together."""
 MAX_TOOLS = 128
-"""As OpenAI has it."""
+"""Tools of a request, at most; OpenAI's limit."""
 MAX_BIASES = 1024
-"""As OpenAI has it."""
+"""Entries of `logit_bias`, at most; OpenAI's limit."""
 MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_CHARS = 16, 64, 512
 """Pairs, and characters of each one's name and value, as OpenAI has them."""
 _ID_CHARS = 128
@@ -220,30 +220,30 @@ def _check_chars(where: str, text: str, limit: int | None) -> None:
 
 
 def quoted(text: str) -> str:
-    """What a caller sent, as an error quotes it: the beginning, however long it is."""
+    """A caller's text as an error quotes it: the beginning, however long it is."""
     return repr(text if len(text) <= _QUOTED_CHARS else text[:_QUOTED_CHARS] + "…")
 
 
-def check_values(given: Mapping[str, Any]) -> None:
+def check_values(body: Mapping[str, Any]) -> None:
     """Check what the parameters that are lists and maps hold. Raises BadRequest naming the place."""
-    stop = given.get("stop")
+    stop = body.get("stop")
     single = [] if stop is None else [("stop", stop)]
     for where, text in _items("stop", stop, MAX_STOPS) if isinstance(stop, list) else single:
         check_kind(where, text, str)
         if not 0 < len(text) <= MAX_STOP_CHARS:
             raise BadRequest(f"{where} must have 1 to {MAX_STOP_CHARS} characters.", param=where)
-    for where, token_id in _items("stop_token_ids", given.get("stop_token_ids", ()), MAX_STOPS):
+    for where, token_id in _items("stop_token_ids", body.get("stop_token_ids", ()), MAX_STOPS):
         check_kind(where, token_id, int)
         if not 0 <= token_id < 2**31:
             raise BadRequest(f"{where} is no token id: {token_id}.", param=where)
-    for token_id, bias in given.get("logit_bias", {}).items():
+    for token_id, bias in body.get("logit_bias", {}).items():
         where = f"logit_bias.{token_id[:_QUOTED_CHARS]}"
         if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
             raise BadRequest(f"{where}: keys are token ids.", param="logit_bias")
         check_kind(where, bias, int, float)
         if not -100 <= bias <= 100:
             raise BadRequest(f"{where} must be -100 to 100, got {bias}.", param=where)
-    for name, value in given.get("metadata", {}).items():
+    for name, value in body.get("metadata", {}).items():
         where = f"metadata.{name[:MAX_METADATA_NAME_CHARS]}"
         if len(name) > MAX_METADATA_NAME_CHARS:
             raise BadRequest(
@@ -252,7 +252,7 @@ def check_values(given: Mapping[str, Any]) -> None:
             )
         check_kind(where, value, str)
         _check_chars(where, value, MAX_METADATA_CHARS)
-    _check_parts(given["messages"])
+    _check_parts(body["messages"])
 
 
 def _check_parts(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -292,15 +292,15 @@ def check_moderation_model(name: Any, where: str) -> None:
         )
 
 
-def _items(name: str, values: Sequence[Any], most: int) -> Iterator[tuple[str, Any]]:
-    if len(values) > most:
-        raise BadRequest(f"{name} takes at most {most} entries, got {len(values)}.", param=name)
+def _items(name: str, values: Sequence[Any], max_length: int) -> Iterator[tuple[str, Any]]:
+    if len(values) > max_length:
+        raise BadRequest(f"{name} takes at most {max_length} entries, got {len(values)}.", param=name)
     for i, value in enumerate(values):
         yield f"{name}[{i}]", value
 
 
 def treatment(name: str) -> Literal["honoured", "ignored", "refused"]:
-    """What becomes of a parameter of the table."""
+    """The treatment of a parameter of the table."""
     parameter = PARAMETERS[name]
     if parameter.refusal is not None:
         return "refused"
@@ -344,8 +344,8 @@ def _range(parameter: Parameter) -> str:
 
 def _plain(number: float) -> str:
     """A bound as people write it; 64-bit ones as powers."""
-    known = {2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
-    return known.get(int(number)) or f"{number:,}"
+    named = {2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
+    return named.get(int(number)) or f"{number:,}"
 
 
 def _kind_names(kinds: Iterable[type]) -> list[str]:
