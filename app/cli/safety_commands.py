@@ -1,4 +1,4 @@
-"""Behind `tokenring safety`: one text judged, or labelled rows measured. Imports the classifiers' libraries."""
+"""Behind `tokenring safety`: one text judged, or rows measured. Imports the classifiers' libraries."""
 
 from __future__ import annotations
 

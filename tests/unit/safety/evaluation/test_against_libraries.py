@@ -1,4 +1,4 @@
-"""The figures that the product computes itself are scikit-learn's to the last digit that it shows."""
+"""The figures that the product computes itself are those of scikit-learn and SciPy, as far as shown."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import random
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 from sklearn import metrics
 
-from app.safety.evaluation.prompts import Judged, Row, figures, recall_at, roc
+from app.safety.evaluation.prompts import Judged, Row, figures, rate, recall_at, roc
 
 TARGETS = (0.001, 0.01, 0.05, 0.1)
 
@@ -60,3 +61,15 @@ def test_recall_at_a_rate_is_a_point_of_the_curve(seed: int, digits: int):
     )
     for target in TARGETS:
         assert recall_at(harmful, benign, target) == pytest.approx(recall[fpr <= target + 1e-12].max())
+
+
+@pytest.mark.parametrize("whole", [1, 2, 7, 60, 1_000, 40_000])
+def test_the_interval_of_a_rate_is_that_of_scipy(whole: int):
+    """Wilson's, at none, some and all."""
+    for hits in {0, 1, whole // 3, whole - 1, whole}:
+        interval = binomtest(hits, whole).proportion_ci(method="wilson")
+        assert rate(hits, whole) == {
+            "rate": round(hits / whole, 4),
+            "low": round(float(interval.low), 4),
+            "high": round(float(interval.high), 4),
+        }
