@@ -14,7 +14,7 @@ MODEL = ScriptedEngine(Script(context=100)).model
 
 def request(messages: list[dict[str, Any]]) -> ChatRequest:
     """A request with these messages."""
-    return ChatRequest(request_id="r", model="m", body={"messages": messages}, created_at_unix_s=0)
+    return ChatRequest(request_id="r", owner="o", model="m", body={"messages": messages}, created_at_unix_s=0)
 
 
 def test_without_max_tokens_the_answer_has_what_the_context_leaves() -> None:
