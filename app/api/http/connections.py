@@ -36,7 +36,7 @@ class Connections:
     """Counts connections, and makes room for new ones."""
 
     def __init__(self, log: FilteringBoundLogger, limit: int = 0, limit_per_address: int = 0) -> None:
-        """Allow `limit` connections, and `limit_per_address` of each address; 0: as many as open files allow."""
+        """Allow `limit` connections, `limit_per_address` of each address; 0: as open files allow."""
         self._log = log
         self._limit = limit
         self._limit_per_address = limit_per_address
