@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any, Literal, Protocol
 
 from scripts.benchmarks.driver import RunResult
+from scripts.benchmarks.findings import aligned
 from scripts.benchmarks.stats import Ratio, paired_ratio
 
 
@@ -105,10 +106,7 @@ def markdown_table(
         must = "" if item.figure.bound is None else f"{sign} {item.figure.bound:g}"
         cells = [str(item.streams), item.figure.label, f"{item.ours:.4g}", f"{item.peer:.4g}", ratio]
         rows.append([*cells, must, item.verdict])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    lines.insert(1, " | ".join("-" * width for width in widths))
-    return "\n".join(f"| {line} |" for line in lines)
+    return aligned(rows)
 
 
 def write_json(path: Path, settings: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> None:
