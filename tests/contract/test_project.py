@@ -174,3 +174,9 @@ def test_the_sources_compile_under_the_other_pythons() -> None:
     sources = [str(path) for part in ("app", "scripts", "tests") for path in (ROOT / part).rglob("*.py")]
     for python in pythons:
         subprocess.run([python, "-I", "-W", "error", "-c", COMPILE, *sources], check=True)
+
+
+def test_the_changelog_begins_with_what_is_not_released_and_has_this_version() -> None:
+    """`[Unreleased]` comes first, then the version that pyproject.toml has."""
+    versions = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[:2] == ["Unreleased", PROJECT["version"]]
