@@ -27,7 +27,7 @@ NOT_ON_CPU = {"apache-tvm-ffi"}
 def pins(name: str) -> dict[str, Version]:
     """The versions a requirements file pins, by canonical name; anything but `name==version` fails."""
     lines = (ROOT / "requirements" / name).read_text().splitlines()
-    found = {}
+    found: dict[str, Version] = {}
     for line in lines:
         if line and not line.startswith("#"):
             requirement = Requirement(line)

@@ -79,7 +79,7 @@ def test_two_backlogged_keys_are_served_alike(
                 node.spawn(node.ask(key_of(name, weight=weights[name]), prompt, tokens, exact=True))
         await asyncio.sleep(30)
         lanes = [lane_of(node.admission, name) for name in ("one", "other")]
-        node.admission.room.next = lambda _now_s: None  # type: ignore[method-assign]
+        node.admission.room.next = lambda _now_s: None  # type: ignore[method-assign,assignment]
         await asyncio.sleep(120)
         if all(len(lane.waiting) > 5 for lane in lanes):
             ends.append((lanes[0].served, lanes[1].served))

@@ -380,9 +380,9 @@ def test_the_window_opens_while_first_tokens_come_in_time() -> None:
         for behind in let_in:
             gate.started(512, 0.0, 0.5, behind=behind)
     assert gate.window_tokens == 4 * STEP_TOKENS
-    behind = [gate.enter(512, 1.0) for _ in range(8)]
-    for one in behind:
-        gate.started(512, 1.0, 5.0, behind=one)
+    queued = [gate.enter(512, 1.0) for _ in range(8)]
+    for behind in queued:
+        gate.started(512, 1.0, 5.0, behind=behind)
     assert gate.window_tokens == pytest.approx(0.7 * 4 * STEP_TOKENS)
     gate.reset()
     assert gate.window_tokens == STEP_TOKENS
