@@ -3,8 +3,8 @@
 Starting SGLang takes a core for a quarter of a minute, again and again, while the others often wait. These
 are shown as they run; what the first half says is kept until they are through, so that both can be read.
 
-Not pytest-xdist as yet: with two workers 453 of the tests without SGLang took 26 s instead of 44 s, for 1.6 times
-the CPU time. It was not measured beside the other half, which has several engines and needs one of two cores.
+Not pytest-xdist as yet: two workers took 26 s instead of 44 s for 453 of the tests without SGLang, and 1.6
+times the CPU time. It was not measured beside the other half, which has several engines and needs one of two cores.
 """
 
 from __future__ import annotations
