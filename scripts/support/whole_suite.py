@@ -4,7 +4,8 @@ Starting SGLang takes a core for a quarter of a minute, again and again, while t
 are shown as they run; what the first half says is kept until they are through, so that both can be read.
 
 Not pytest-xdist as yet: two workers took 26 s instead of 44 s for 453 of the tests without SGLang, and 1.6
-times the CPU time. It was not measured beside the other half, which has several engines and needs one of two cores.
+times the CPU time. It was not measured beside the other half, which has several engines and needs one core
+of two.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(set_up, "ROOT", tmp_path)
     monkeypatch.setattr(set_up, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(set_up, "STAMP", tmp_path / ".venv" / "stamp")
-    site = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
+    site = tmp_path / ".venv" / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
     site.mkdir(parents=True)
     return site
 
