@@ -396,10 +396,3 @@ class Interrupted(InternalError):
         error = super().as_body()["error"]
         assert isinstance(error, dict)
         return {"error": error | self._details}
-
-
-def markdown() -> str:
-    """The table of codes in docs/errors.md."""
-    rows = ["| code | status | meaning |", "|---|---|---|"]
-    rows += [f"| `{name}` | {code.status} | {code.meaning} |" for name, code in CODES.items()]
-    return "\n".join(rows) + "\n"

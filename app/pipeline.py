@@ -29,7 +29,7 @@ from app.metering.budget import Allowance
 from app.metering.limiter import UNLIMITED, Lease
 from app.metering.traffic import Traffic
 from app.prefix_report.report import PrefixReport
-from app.routing.backend import Place, Places
+from app.routing.backend import Backend, Backends
 from app.store.keys import Key
 from app.store.ledger import Usage
 from app.store.usage_body import usage_body
@@ -41,7 +41,7 @@ class Pipeline:
 
     def __init__(
         self,
-        places: Places,
+        places: Backends,
         history: History,
         journal: Journal,
         traffic: Traffic,
@@ -118,7 +118,7 @@ class Pipeline:
 
     async def _turn(
         self,
-        place: Place,
+        place: Backend,
         request: ChatRequest,
         prompt: Prompt,
         stream: TokenStream,
@@ -142,7 +142,7 @@ class Pipeline:
         return partial(self._prefixes.saw, request, key_id=key_id, salt=request.cache_salt)
 
 
-async def _render(check: Check, place: Place, request: ChatRequest) -> Prompt:
+async def _render(check: Check, place: Backend, request: ChatRequest) -> Prompt:
     """The prompt as the model is to read it. Raises what `Engine.render` does."""
     try:
         return await check.render(place.engine, request)

@@ -30,7 +30,7 @@ from app.generation.journal import Journal
 from app.generation.safety_check import NoChecks, Screen
 from app.log import where
 from app.metering.abuse import AbuseWatch
-from app.metering.balance import Balance
+from app.metering.balance import LedgerAudit
 from app.metering.budget import Budgets
 from app.metering.estimate import text_counter
 from app.metering.limiter import Limiter
@@ -39,7 +39,7 @@ from app.metering.reads import Reads
 from app.metering.traffic import Histogram, Traffic
 from app.pipeline import Pipeline
 from app.prefix_report.report import PrefixReport
-from app.routing.backend import Place, Places
+from app.routing.backend import Backend, Backends
 from app.routing.degraded_mode import degrade_of
 from app.routing.pressure import pressure_of
 from app.routing.router import AUTO, Router
@@ -55,7 +55,7 @@ from app.store.database import Database
 from app.store.key_table import KeyTable
 from app.store.purge import Purge
 from app.stream.archive import Archive
-from app.stream.registry import Streams
+from app.stream.registry import StreamRegistry
 
 ONE_PIECE = 8
 """How many times `stream_bytes` an answer in one piece may take."""
@@ -88,7 +88,7 @@ class Runtime:
         self.engine = (make_engine or build_engine)(settings, self._engine_died)
         self.small_engine = build_small_engine(settings)
         """None without `small_model`; so is the router."""
-        self.streams = Streams(settings, log)
+        self.streams = StreamRegistry(settings, log)
         self.places, self.router = self._build_places()
         self.degrade = degrade_of(settings)
         """None with `degrade` off."""
@@ -99,7 +99,7 @@ class Runtime:
         self.archive = Archive(self.database, ONE_PIECE * settings.stream_bytes)
         self.history = History(self.database)
         self.traffic = Traffic()
-        self.balance = Balance(log)
+        self.balance = LedgerAudit(log)
         self.limiter = Limiter()
         self.reads = Reads(self.limiter, settings.max_reads_per_s)
         self.budgets = Budgets(self.database, self.limiter)
@@ -126,15 +126,15 @@ class Runtime:
             self.places, self.history, self.journal, self.traffic, self.checks, log, self.prefixes
         )
 
-    def _build_places(self) -> tuple[Places, Router | None]:
+    def _build_places(self) -> tuple[Backends, Router | None]:
         """The models, and what chooses between them where there are two."""
         large = self._place(self.engine)
         if self.small_engine is None:
-            return Places(large), None
+            return Backends(large), None
         small = self._place(self.small_engine, self.small_engine.name)
-        return Places(large, small), Router(small, large)
+        return Backends(large, small), Router(small, large)
 
-    def _place(self, engine: Engine, name: str = "") -> Place:
+    def _place(self, engine: Engine, name: str = "") -> Backend:
         """An engine, and the way into it."""
         settings, streams = self.settings, self.streams
         admission = Admission(
@@ -147,7 +147,7 @@ class Runtime:
             pace=Pace(settings.data_dir / PACE_FILE),
         )
         admission.abort_unread = lambda: streams.abort_unread(engine.model.id)
-        return Place(engine, admission, name)
+        return Backend(engine, admission, name)
 
     def _build_screen(self, load_models: ModelLoader) -> Screen | None:
         """The screens and their policy; None with `safety` off. Raises SettingsError."""
@@ -278,7 +278,7 @@ class Runtime:
         bounds = Bounds.of(self.settings)
         mode.observe(pressure_of(self.places.large.admission, bounds, time.monotonic()))
         if mode.step is not before:
-            self.log.warning("degraded", step=mode.step.told, pressure=round(mode.pressure, 2))
+            self.log.warning("degraded", step=mode.step.label, pressure=round(mode.pressure, 2))
 
     def check_ready(self) -> None:
         """Raise EngineNotReady unless requests can be served now, by any model."""

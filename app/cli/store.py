@@ -21,7 +21,7 @@ from app.store.export import FORMATS, document
 from app.store.offline import backup, connected, conversations, deleted_before, opened
 from app.store.opening import StoreRefused
 from app.store.purge import purge_now
-from app.store.usage import Difference, Sums, differences, rebuild
+from app.store.usage import UsageDifference, UsageSums, differences, rebuild
 
 EXIT_OK = 0
 EXIT_DIFFERENT = 1
@@ -251,7 +251,7 @@ def _numbers(sums: Mapping[str, Any]) -> list[str]:
     return [*(str(sums[name]) for name in _COLUMNS), f"{whole}.{micro:06}"]
 
 
-def _difference_as_json(difference: Difference) -> dict[str, Any]:
+def _difference_as_json(difference: UsageDifference) -> dict[str, Any]:
     return {
         "day": text_of(difference.day),
         "model": difference.model,
@@ -261,7 +261,9 @@ def _difference_as_json(difference: Difference) -> dict[str, Any]:
     }
 
 
-def _difference_as_text(difference: Difference) -> str:
-    pairs = zip(Sums._fields, difference.kept or Sums(), difference.rows or Sums(), strict=True)
+def _difference_as_text(difference: UsageDifference) -> str:
+    pairs = zip(
+        UsageSums._fields, difference.kept or UsageSums(), difference.rows or UsageSums(), strict=True
+    )
     wrong = ", ".join(f"{name} is {kept}, its rows say {rows}" for name, kept, rows in pairs if kept != rows)
     return f"{text_of(difference.day)} {difference.model} {difference.owner}: {wrong}"

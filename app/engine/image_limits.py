@@ -53,20 +53,20 @@ def _parts(request: ChatRequest) -> Iterator[tuple[str, str]]:
     """Where each image stands, and its URL. Raises BadRequest for other media."""
     for i, message in enumerate(request.body["messages"]):
         content = message.get("content")
-        for j, part in enumerate(content if isinstance(content, list) else ()):
+        for j, content_part in enumerate(content if isinstance(content, list) else ()):
             where = f"messages[{i}].content[{j}]"
-            if part.get("type") in _NO_IMAGES:
+            if content_part.get("type") in _NO_IMAGES:
                 raise BadRequest(
                     f"{where}: audio, video and files are not served; send text and images.",
                     code="unsupported_content",
                     param=where,
                 )
-            if part.get("type") == "image_url":
-                yield where, _url(part, where)
+            if content_part.get("type") == "image_url":
+                yield where, _url(content_part, where)
 
 
-def _url(part: Mapping[str, Any], where: str) -> str:
-    image = part.get("image_url")
+def _url(content_part: Mapping[str, Any], where: str) -> str:
+    image = content_part.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
     if not isinstance(url, str):
         raise BadRequest(f"{where}.image_url.url must be a string.", param=where)

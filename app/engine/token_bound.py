@@ -136,8 +136,8 @@ def _steps(step: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, 
     if step["type"] != "Sequence":
         yield step
         return
-    for part in step[parts]:
-        yield from _steps(part, parts)
+    for inner in step[parts]:
+        yield from _steps(inner, parts)
 
 
 def _normalizes_piecewise(step: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from app.generation.history import Asked
 from app.store.conversations import FinishedAnswer, Status
 from app.store.ledger import Price, Terms, Usage
 from app.stream.token_stream import SHUTDOWN, STORAGE, TokenStream, first_of
-from app.stream.transcript import Answer
+from app.stream.transcript import ChoiceMessage
 
 
 class Ids(NamedTuple):
@@ -38,8 +38,8 @@ class Entry:
         """Whether a screen refused the prompt or halted the answer."""
         self.discarded_tokens = 0
         """Generated in an attempt that was given up, before anything was released; see `begin_anew`."""
-        self.handed_over = 0
-        """Token ids that the engine handed over; see Engine.handed_over."""
+        self.emitted_tokens = 0
+        """Token ids that the engine handed over; see Engine.emitted_tokens."""
         self.read_whole = False
         """Whether the generation was read to its end."""
         self.price = Price()
@@ -122,12 +122,12 @@ class Entry:
             withheld_tokens=max(completion_tokens - released_tokens, 0),
         )
 
-    def finished(self, said: Mapping[int, Answer], status: Status) -> list[FinishedAnswer]:
+    def finished(self, said: Mapping[int, ChoiceMessage], status: Status) -> list[FinishedAnswer]:
         """The turn's answers as they are stored."""
         if self.turn is None:
             return []
         return [
-            finished_answer(answer_id, said.get(choice, Answer()), status, self._ids(choice))
+            finished_answer(answer_id, said.get(choice, ChoiceMessage()), status, self._ids(choice))
             for choice, answer_id in enumerate(self.turn.answer_ids)
         ]
 
@@ -139,7 +139,7 @@ class Entry:
 
 def finished_answer(
     answer_id: str,
-    answer: Answer,
+    answer: ChoiceMessage,
     status: Status,
     ids: Ids,
 ) -> FinishedAnswer:

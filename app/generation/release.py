@@ -91,7 +91,7 @@ class Release:
         finally:
             if self._admission is not None:
                 self._admission.cancel()  # what has ended by now must not be opened
-            self._entry.handed_over += engine.handed_over(rid)
+            self._entry.emitted_tokens += engine.emitted_tokens(rid)
 
     async def _admit(self) -> None:
         """Let the status line out once the prompt is judged; else stop what has begun."""

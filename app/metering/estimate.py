@@ -141,8 +141,8 @@ def _texts(body: Mapping[str, Any]) -> Iterator[str | None]:
     for message in body["messages"]:
         content = message.get("content")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
-        for part in parts:
-            yield part.get("text", "") if part.get("type") == "text" else None
+        for content_part in parts:
+            yield content_part.get("text", "") if content_part.get("type") == "text" else None
         if message.get("tool_calls"):
             yield _json(message["tool_calls"])
     for name in ("tools", "response_format"):
@@ -154,7 +154,7 @@ def _json(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-class Answer(NamedTuple):
+class ChoiceTokens(NamedTuple):
     """Tokens of a choice."""
 
     least: int
@@ -162,10 +162,10 @@ class Answer(NamedTuple):
     expected: int
 
 
-def expected_answer(request: ChatRequest, mean: float) -> Answer:
+def expected_answer(request: ChatRequest, mean: float) -> ChoiceTokens:
     """What each choice is expected to have: as the key's answers had, as far as this one may."""
     limit = math.inf if request.max_tokens is None else request.max_tokens
     least = min(max(request.body.get("min_tokens") or 0, 1), limit)
     if request.body.get("ignore_eos") and request.max_tokens is not None:
         least = request.max_tokens
-    return Answer(int(least), int(min(max(math.ceil(mean), least), limit)))
+    return ChoiceTokens(int(least), int(min(max(math.ceil(mean), least), limit)))

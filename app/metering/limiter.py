@@ -20,7 +20,7 @@ from typing import Literal, NoReturn, get_args
 
 from app.core import ChatRequest, Counts, Prompt
 from app.errors import RateLimited, TokensLimited
-from app.metering.estimate import Answer, CountText, bytes_estimate, expected_answer, prompt_estimate
+from app.metering.estimate import ChoiceTokens, CountText, bytes_estimate, expected_answer, prompt_estimate
 from app.metering.window import Charge, Window
 from app.store.keys import TIERS, Key, Terms
 
@@ -96,7 +96,7 @@ class KeyLease(Lease):
         """Choices; 0 until the body was read."""
         self._streams = 0
         """Places taken among the key's generations: one for a body, then one for each choice."""
-        self._answer = Answer(0, 0)
+        self._answer = ChoiceTokens(0, 0)
         self._charges: list[Charge] = []
         self.tokens = 0
         """Tokens reserved now: what the charges amount to."""
@@ -173,10 +173,10 @@ class KeyLease(Lease):
 
     def _give_back(self, tokens: int) -> None:
         for charge in reversed(self._charges):
-            part = min(tokens, charge.amount)
-            self._usage.tokens.give_back(charge, part)
-            self.tokens -= part
-            tokens -= part
+            returned = min(tokens, charge.amount)
+            self._usage.tokens.give_back(charge, returned)
+            self.tokens -= returned
+            tokens -= returned
 
     def correct(self, prompt: Prompt) -> None:
         """See Lease."""
@@ -184,7 +184,7 @@ class KeyLease(Lease):
             return
         self._limiter.advance(self._key.terms, self._usage)
         least, expected = self._answer
-        self._answer = Answer(min(least, prompt.max_tokens), min(expected, prompt.max_tokens))
+        self._answer = ChoiceTokens(min(least, prompt.max_tokens), min(expected, prompt.max_tokens))
         self._charge_prompt(prompt.billed_tokens, "tokens_rendered")
         self._prompt_tokens = prompt.billed_tokens
 
@@ -192,9 +192,9 @@ class KeyLease(Lease):
         """See Lease."""
         if self._limit is None:
             return False
-        before = self._made.get(choice, 0)
+        counted = self._made.get(choice, 0)
         # Fewer than before: the answer was begun anew, and what was thrown away was made all the same.
-        more = completion_tokens - before if completion_tokens >= before else completion_tokens
+        more = completion_tokens - counted if completion_tokens >= counted else completion_tokens
         self._made[choice] = completion_tokens
         self._made_tokens += more
         used = self._prompt_tokens + self._made_tokens

@@ -79,10 +79,10 @@ class Window:
                 break
             at_s = charged_at_s + WINDOW_S
             used -= charged
-            if (part := min(debt, limit - used)) > 0:
-                debt -= part
-                used += part
-                paid.append((at_s, part))
+            if (payment := min(debt, limit - used)) > 0:
+                debt -= payment
+                used += payment
+                paid.append((at_s, payment))
         return at_s - now_s
 
     def reset_s(self, now_s: float, limit: int) -> float:

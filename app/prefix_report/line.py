@@ -47,7 +47,7 @@ def stable_of(body: Mapping[str, Any]) -> Stable:
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class PromptEdition:
     """One system text with one tool list, of one key and model."""
 
     stable: Stable
@@ -100,10 +100,10 @@ class Line:
         if ids.typecode != self.head.typecode:
             ids, self.head = array("q", ids), array("q", self.head)
         shared = common_prefix(self.head, ids)
-        known = UNKNOWN if self.boundary is None else self.boundary
-        if shared >= known:
+        bound = UNKNOWN if self.boundary is None else self.boundary
+        if shared >= bound:
             return None
-        beyond_slack = self.slack < UNKNOWN and shared < known - self.slack - 1
+        beyond_slack = self.slack < UNKNOWN and shared < bound - self.slack - 1
         if beyond_slack or shared * _FEWEST_OF_ESTIMATE < self.estimate:
             return shared
         self.boundary, self.slack = shared, _slack(self.opening, _opening(request))
@@ -125,7 +125,7 @@ def estimate_of(request: ChatRequest, prompt: Prompt, stable: Stable) -> int:
     messages: Sequence[Mapping[str, Any]] = request.body["messages"]
     for message in messages:
         content = message.get("content")
-        if isinstance(content, list) and any(part.get("type") != "text" for part in content):
+        if isinstance(content, list) and any(content_part.get("type") != "text" for content_part in content):
             return 0
         if message["role"] not in _SYSTEM:
             others += len(_text(content).encode("utf-8", "surrogatepass"))
@@ -137,7 +137,7 @@ def estimate_of(request: ChatRequest, prompt: Prompt, stable: Stable) -> int:
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(part.get("text") or "" for part in content or ())
+    return "\n".join(content_part.get("text") or "" for content_part in content or ())
 
 
 def _opening(request: ChatRequest) -> str:

@@ -38,7 +38,7 @@ class Step(enum.IntEnum):
     REFUSE = 3
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """Its name in `/readyz` and the metrics."""
         return self.name.lower()
 
@@ -61,7 +61,7 @@ class Pressure:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Hysteresis:
     """The pressure from which on a step is entered, and below which it is left."""
 
     enter: float
@@ -69,12 +69,12 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DegradePolicy:
     """When the mode changes, and how short an answer becomes. Times in seconds."""
 
-    short: Bounds = Bounds(0.5, 0.3)
-    small: Bounds = Bounds(0.75, 0.5)
-    refuse: Bounds = Bounds(1.0, 0.7)
+    short: Hysteresis = Hysteresis(0.5, 0.3)
+    small: Hysteresis = Hysteresis(0.75, 0.5)
+    refuse: Hysteresis = Hysteresis(1.0, 0.7)
     rise_s: float = 2.0
     fall_s: float = 10.0
     short_tokens: int = 512
@@ -92,7 +92,7 @@ class Limits:
         if min(self.rise_s, self.fall_s) <= 0 or self.short_tokens < 1:
             raise ValueError("times and tokens must be above zero")
 
-    def of(self, step: Step) -> Bounds:
+    def of(self, step: Step) -> Hysteresis:
         """A step's bounds; the normal one has none."""
         return (self.short, self.small, self.refuse)[step - 1]
 
@@ -113,11 +113,13 @@ class Degraded:
         return {"x-degraded": ", ".join(self.done), "x-served-model": self.model}
 
 
-class Degrade:
+class DegradedMode:
     """The mode, moved by `observe`, applied by `apply`."""
 
-    def __init__(self, limits: Limits | None = None, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self.limits = limits or Limits()
+    def __init__(
+        self, limits: DegradePolicy | None = None, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits = limits or DegradePolicy()
         self._clock_s = clock_s
         self.step = Step.NORMAL
         self.changes: Counter[str] = Counter()
@@ -155,7 +157,7 @@ class Degrade:
 
     def _go(self, step: Step) -> None:
         self.step = step
-        self.changes[step.told] += 1
+        self.changes[step.label] += 1
         self._above_since_s = self._below_since_s = None
 
     def apply(
@@ -164,7 +166,7 @@ class Degrade:
         prompt_tokens: int,
         *,
         small: ModelCard | None = None,
-        before: SoFar = NOTHING_BEFORE,
+        so_far: SoFar = NOTHING_BEFORE,
         insists: bool = False,
     ) -> Degraded:
         """What becomes of a request of about so many prompt tokens, as the mode is now.
@@ -185,7 +187,7 @@ class Degrade:
         if (
             taker is not None
             and taker.id != model
-            and unserved(taker, request, prompt_tokens, before) is None
+            and unserved(taker, request, prompt_tokens, so_far) is None
         ):
             model = taker.id
             done.append(SMALL_MODEL)
@@ -200,12 +202,12 @@ class Degrade:
         return {"x-degraded": REFUSED}
 
 
-def degrade_of(settings: Settings) -> Degrade | None:
+def degrade_of(settings: Settings) -> DegradedMode | None:
     """The mode as the settings have it; None where it is off."""
     if settings.degrade == "off":
         return None
-    return Degrade(
-        Limits(
+    return DegradedMode(
+        DegradePolicy(
             rise_s=settings.degrade_rise_s,
             fall_s=settings.degrade_fall_s,
             short_tokens=settings.degrade_short_tokens,

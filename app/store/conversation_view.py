@@ -37,7 +37,7 @@ class Outline:
     num_others: int = 0
 
 
-class Page(NamedTuple):
+class MessagePage(NamedTuple):
     """Messages, and where in the outline the next page begins; None after the last."""
 
     messages: list[dict[str, Any]]
@@ -69,7 +69,7 @@ def newest_branch(connection: sqlite3.Connection, owner: str, conversation_id: s
     return Outline(everything.conversation, branch, len(everything.seqs) - len(branch))
 
 
-def page(connection: sqlite3.Connection, outline: Outline, start: int) -> Page:
+def page(connection: sqlite3.Connection, outline: Outline, start: int) -> MessagePage:
     """The messages of an outline from `start` on; those purged meanwhile are left out.
 
     A message's content is what was sent, a string or a list of parts. The usage of a request
@@ -92,9 +92,9 @@ def page(connection: sqlite3.Connection, outline: Outline, start: int) -> Page:
         messages.append(_message(parent_id, *row))
         size_bytes += len(row[2]) + len(row[3] or b"")
         if size_bytes >= PAGE_BYTES and seq != seqs[-1]:
-            return Page(messages, start + seqs.index(seq) + 1)
+            return MessagePage(messages, start + seqs.index(seq) + 1)
     end = start + len(seqs)
-    return Page(messages, end if end < len(outline.seqs) else None)
+    return MessagePage(messages, end if end < len(outline.seqs) else None)
 
 
 def messages(connection: sqlite3.Connection, outline: Outline) -> Iterator[dict[str, Any]]:

@@ -244,7 +244,7 @@ def so_far(connection: sqlite3.Connection, owner: str, conversation_id: str, par
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _MessageRow:
     """A message on a branch, as stored."""
 
     seq: int
@@ -313,7 +313,7 @@ def _message(connection: sqlite3.Connection, conversation_seq: int, message_id: 
     return seq
 
 
-def _path(connection: sqlite3.Connection, leaf_seq: int | None) -> list[_Row]:
+def _path(connection: sqlite3.Connection, leaf_seq: int | None) -> list[_MessageRow]:
     """The messages from the top down to `leaf_seq`. Raises BadRequest where they are too much."""
     seqs = [seq for (seq,) in connection.execute(_ANCESTORS, (leaf_seq, MAX_BRANCH_MESSAGES + 1))]
     if len(seqs) > MAX_BRANCH_MESSAGES:
@@ -325,7 +325,7 @@ def _path(connection: sqlite3.Connection, leaf_seq: int | None) -> list[_Row]:
     )
     path, size_bytes = [], 0
     for row in rows:
-        path.append(_Row(*row))
+        path.append(_MessageRow(*row))
         size_bytes += path[-1].size_bytes
         if size_bytes > MAX_BRANCH_BYTES:
             raise _too_long(f"{MAX_BRANCH_BYTES >> 20} MiB")
@@ -341,9 +341,9 @@ def _too_long(bound: str) -> BadRequest:
     )
 
 
-def _heard(path: Sequence[_Row]) -> list[_Row]:
+def _heard(path: Sequence[_MessageRow]) -> list[_MessageRow]:
     """The messages of a path that the model reads."""
-    heard: list[_Row] = []
+    heard: list[_MessageRow] = []
     for row in path:
         if not row.left_out:
             heard.append(row)
@@ -353,14 +353,14 @@ def _heard(path: Sequence[_Row]) -> list[_Row]:
     return heard
 
 
-def _as_sent(row: _Row) -> dict[str, Any]:
+def _as_sent(row: _MessageRow) -> dict[str, Any]:
     message = as_kept(row.role, row.text, row.body)
     if row.status != "complete":
         message.pop("tool_calls", None)
     return message
 
 
-def _runs(heard: Sequence[_Row]) -> list[tuple[int, bytes]]:
+def _runs(heard: Sequence[_MessageRow]) -> list[tuple[int, bytes]]:
     answers = {row.seq: row for row in heard if row.answer_ids}
     runs: list[tuple[int, bytes]] = []
     seq: int | None = max(answers, default=None)

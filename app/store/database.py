@@ -69,7 +69,7 @@ class Database:
         self._closed = False
         self.failing = False
         """Whether the last commit failed, or is held up: who must not lose anything waits for the next."""
-        self.forgotten = asyncio.Event()
+        self.text_deleted = asyncio.Event()
         """Set when text was deleted: the log has it until it is folded (app.store.purge)."""
         self.num_commits = 0
         self.num_units = 0
@@ -112,10 +112,10 @@ class Database:
         if not linger_s:
             self._came.set()
         elif self._lingering is None:
-            self._lingering = asyncio.get_running_loop().call_later(linger_s, self.hurry)
+            self._lingering = asyncio.get_running_loop().call_later(linger_s, self.flush)
         return done
 
-    def hurry(self) -> None:
+    def flush(self) -> None:
         """Let no unit linger that waits now."""
         if self._waiting:
             self._came.set()
@@ -143,7 +143,7 @@ class Database:
         finally:
             self._idle_readers.put_nowait(reader)
 
-    async def fold(self) -> bool:
+    async def checkpoint_wal(self) -> bool:
         """Fold the write-ahead log into the file and empty it, between two batches.
 
         Returns False when some process's reader was in the way for as long as a locked store is

@@ -83,16 +83,18 @@ def _markdown_piece(shown: Sequence[Message]) -> bytes:
 
 def _blocks(message: Message) -> list[str]:
     content = message["content"] or ""
-    blocks = [content] if isinstance(content, str) else [_part(part) for part in content]
+    blocks = (
+        [content] if isinstance(content, str) else [_content_part(content_part) for content_part in content]
+    )
     blocks += [_call(call) for call in message.get("tool_calls", ())]
     return [block for block in blocks if block]
 
 
-def _part(part: Mapping[str, Any]) -> str:
-    if part["type"] == "text":
-        text: str = part["text"]
+def _content_part(content_part: Mapping[str, Any]) -> str:
+    if content_part["type"] == "text":
+        text: str = content_part["text"]
         return text
-    return f"*({part['type']})*"
+    return f"*({content_part['type']})*"
 
 
 def _call(call: Mapping[str, Any]) -> str:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from app.store import permissions
-from app.store.migrations import MIGRATIONS, Migration, applied, migrate
+from app.store.migrations import Migration, applied, migrate
+from app.store.schema import MIGRATIONS
 
 BUSY_TIMEOUT_S = 5.0
 _TRY_S = 0.25
@@ -110,8 +111,8 @@ def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreRefused(f"{path} {_DAMAGED.format(' '.join(problem.split()))}")
 
 
-def _check_not_newer(names: Sequence[str], known: Sequence[Migration], path: Path) -> None:
-    unknown = [name for name in names if name not in {m.name for m in known}]
+def _check_not_newer(names: Sequence[str], ours: Sequence[Migration], path: Path) -> None:
+    unknown = [name for name in names if name not in {m.name for m in ours}]
     if unknown:
         raise StoreRefused(
             f"{path} was written by a newer version (it has {unknown[-1]})."

@@ -64,12 +64,12 @@ class Purge:
             tasks.create_task(self._fold(), name="purge-fold")
 
     async def _fold(self) -> None:
-        forgotten = self._database.forgotten
+        forgotten = self._database.text_deleted
         while True:
             await forgotten.wait()
             forgotten.clear()
             try:
-                folded = await self._database.fold()
+                folded = await self._database.checkpoint_wal()
             except StorageUnavailable:
                 folded = False
             except Exception as exc:  # noqa: BLE001  # as for the purge
@@ -216,9 +216,9 @@ def _wipe(connection: sqlite3.Connection, seq: int) -> bool:
 
 def _merge(connection: sqlite3.Connection, pages: int) -> bool:
     """Merge some pages of the index; a negative number first says that all segments become one."""
-    before = connection.total_changes
+    changes_at_start = connection.total_changes
     connection.execute("INSERT INTO search (search, rank) VALUES ('merge', ?)", (pages,))
-    return pages < 0 or connection.total_changes - before < 2
+    return pages < 0 or connection.total_changes - changes_at_start < 2
 
 
 def _drop(connection: sqlite3.Connection, seqs: Sequence[int], erased: int = 0) -> None:

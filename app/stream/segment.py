@@ -29,7 +29,7 @@ _WIDTHS = (("B", 1 << 8), ("H", 1 << 16), ("I", 1 << 32))
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class Segment:
     """Events from `first_id` on, column by column; lane 0 is an event that is not text."""
 
     first_id: int
@@ -45,9 +45,9 @@ class Slice:
     counts: Sequence[int] | None = None
     """Four numbers an event, in the order of app.core.Counts."""
 
-    def with_last(self, kind: str, event: Any) -> Slice:
+    def with_last(self, kind: str, event: Any) -> Segment:
         """The slice and after it an event that is not text."""
-        return Slice(
+        return Segment(
             self.first_id,
             self.names,
             [*self.specials, (len(self.lanes), kind, event)],
@@ -59,13 +59,13 @@ class Slice:
             None if self.counts is None else [*self.counts, 0, 0, 0, 0],
         )
 
-    def without_first(self, num_events: int) -> Slice:
+    def without_first(self, num_events: int) -> Segment:
         """The slice less its first `num_events` events."""
         logprobs, logprob_lengths = self.logprobs, self.logprob_lengths
         if logprobs is not None and logprob_lengths is not None:
             logprobs = logprobs[sum(logprob_lengths[:num_events]) :]
             logprob_lengths = logprob_lengths[num_events:]
-        return Slice(
+        return Segment(
             self.first_id + num_events,
             self.names,
             [(i - num_events, kind, fields) for i, kind, fields in self.specials if i >= num_events],
@@ -78,7 +78,7 @@ class Slice:
         )
 
 
-def pack(piece: Slice) -> bytes:
+def pack(piece: Segment) -> bytes:
     """`piece` as bytes."""
     columns = list(_columns(piece))
     header = orjson.dumps(
@@ -93,7 +93,7 @@ def pack(piece: Slice) -> bytes:
     return _VERSION + zlib.crc32(content).to_bytes(4, "little") + content
 
 
-def unpack(raw: bytes) -> Slice:
+def unpack(raw: bytes) -> Segment:
     """The slice that `pack` made bytes of. Raises ValueError when they are damaged."""
     if raw[:1] != _VERSION:
         raise ValueError("a slice of events of an unknown version")
@@ -108,10 +108,10 @@ def unpack(raw: bytes) -> Slice:
         columns[name] = _numbers(kind, content[start : start + size])
         start += size
     header["names"] = [tuple(name) for name in header["names"]]
-    return Slice(**header, **columns)
+    return Segment(**header, **columns)
 
 
-def _columns(piece: Slice) -> Iterator[tuple[str, str, bytes]]:
+def _columns(piece: Segment) -> Iterator[tuple[str, str, bytes]]:
     yield "lanes", *_narrow(piece.lanes)
     yield "lengths", *_narrow(piece.lengths)
     yield "text", "", piece.text

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import pytest
 
 from app.engine.scripted.engine import Script, ScriptedEngine
-from app.engine.standby import Standby
+from app.engine.standby import SupervisedEngine
 from app.store import key_table, keys
 from app.store.keys import Terms
 from tests.support.servers import Serve, Served, chat
@@ -33,7 +33,7 @@ PRICES = (
 )
 
 
-def standby(served: Served) -> Standby:
+def standby(served: Served) -> SupervisedEngine:
     """What stands behind the small model."""
     assert served.runtime.small_engine is not None
     return served.runtime.small_engine

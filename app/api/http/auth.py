@@ -113,13 +113,13 @@ class Gatekeeper:
         if self._api_key is not None and hmac.compare_digest(digest, self._api_key):
             return LOCAL
         self._check_loaded()
-        found = self._keys.find(key, digest)
-        if found is None:
+        stored = self._keys.find(key, digest)
+        if stored is None:
             # The same for all, so that nobody learns which keys there are, or were.
             raise Unauthorized("The API key is not valid: unknown, expired, or revoked.")
-        if found.terms.rpm is not None or found.terms.tpm is not None:
-            request.scope[LIMITED_KEY] = found
-        return Caller(found.owner, found.terms.scope == "admin", found)
+        if stored.terms.rpm is not None or stored.terms.tpm is not None:
+            request.scope[LIMITED_KEY] = stored
+        return Caller(stored.owner, stored.terms.scope == "admin", stored)
 
     def _check_loaded(self) -> None:
         if not self._keys.loaded:

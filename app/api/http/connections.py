@@ -112,9 +112,9 @@ class Connections:
         missing = len(self._open) + 1 - self._limit if self._limit else 0
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if files != resource.RLIM_INFINITY:
-            least, most = SPARE_FILES
+            least, largest = SPARE_FILES
             # The lowest free number is taken: so many are in use.
-            missing = max(missing, descriptor + 1 - (files - max(least, min(files // 8, most))))
+            missing = max(missing, descriptor + 1 - (files - max(least, min(files // 8, largest))))
         return missing - len(self._closing)
 
     def _make_room(self, number: int) -> None:

@@ -197,13 +197,13 @@ class Protocol(HttpToolsProtocol):
         """Parse, unless the connection is already being closed."""
         if self._refused:
             return
-        before = self._head_bytes
+        bytes_so_far = self._head_bytes
         self._framing_bytes -= len(data)
         super().data_received(data)
-        self._bound(before, len(data))
+        self._bound(bytes_so_far, len(data))
 
-    def _bound(self, before: int | None, num_bytes: int) -> None:
-        """See that what is not finished after a read has an end; `before` was the head's size."""
+    def _bound(self, bytes_so_far: int | None, num_bytes: int) -> None:
+        """See that what is not finished after a read has an end; `bytes_so_far` was the head's size."""
         if self._refused:
             return
         cycle: RequestResponseCycle | None = self.cycle
@@ -214,8 +214,8 @@ class Protocol(HttpToolsProtocol):
                 self._refuse(InvalidHTTP("The body has more chunk sizes and trailers than content."))
             return
         # One header line reaches the parser's callbacks only once it is whole: count here too.
-        if before is not None:
-            self._head_bytes = before + num_bytes
+        if bytes_so_far is not None:
+            self._head_bytes = bytes_so_far + num_bytes
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_headers_too_large())
 

@@ -13,7 +13,7 @@ from app.api.http.auth import Gatekeeper
 from app.core import ModelCard
 from app.errors import EngineNotReady
 from app.metering.pricing import as_usd_per_1k
-from app.routing.backend import Place
+from app.routing.backend import Backend
 from app.routing.degraded_mode import Step
 from app.runtime import Runtime
 from app.store.keys import TIERS
@@ -67,7 +67,7 @@ class ServiceRoutes:
             }
         if runtime.degrade is not None:
             mode = runtime.degrade
-            detail["degraded"] = {"step": mode.step.told, "pressure": round(mode.pressure, 2)}
+            detail["degraded"] = {"step": mode.step.label, "pressure": round(mode.pressure, 2)}
         if runtime.ready:
             load = runtime.engine.load()
             detail["engine"] = {
@@ -82,13 +82,13 @@ class ServiceRoutes:
         """GET /api/models: what is served to the caller, its limits and capabilities."""
         return JSONResponse({"object": "list", "data": [self._detailed(p) for p in self._places(request)]})
 
-    def _places(self, request: Request) -> list[Place]:
+    def _places(self, request: Request) -> list[Backend]:
         """Where the models are that the caller may use."""
         allowed = self._gatekeeper.caller(request).models
         self._runtime.check_ready()
         return self._runtime.places.allowed(allowed)
 
-    def _detailed(self, place: Place) -> dict[str, Any]:
+    def _detailed(self, place: Backend) -> dict[str, Any]:
         """A model's entry; what is not known before it has been loaded is null."""
         card = _card(place)
         return self._openai(place.id) | {
@@ -102,7 +102,7 @@ class ServiceRoutes:
             "degraded": self._degraded(place),
         }
 
-    def _degraded(self, place: Place) -> bool:
+    def _degraded(self, place: Backend) -> bool:
         """Whether less is done now for requests to a model than they ask for."""
         mode = self._runtime.degrade
         return mode is not None and place is self._runtime.places.large and mode.step is not Step.NORMAL
@@ -128,7 +128,7 @@ class ServiceRoutes:
         }
 
 
-def _card(place: Place) -> ModelCard | None:
+def _card(place: Backend) -> ModelCard | None:
     try:
         return place.engine.model
     except EngineNotReady:

@@ -220,10 +220,10 @@ def rotation() -> Schema:
 def moderation_request() -> Schema:
     """The body of a moderation request."""
     text: Schema = {"type": "string", "maxLength": moderations.MAX_CHARS}
-    part = strict_object({"type": {"const": "text"}, "text": text}, ["type", "text"])
+    text_part = strict_object({"type": {"const": "text"}, "text": text}, ["type", "text"])
     texts: Schema = {"type": "array", "minItems": 1, "maxItems": moderations.MAX_INPUTS, "items": text}
     model: Schema = {"enum": [*sorted(MODERATION_MODELS), None]}
-    parts: Schema = {"type": "array", "minItems": 1, "maxItems": moderations.MAX_INPUTS, "items": part}
+    parts: Schema = {"type": "array", "minItems": 1, "maxItems": moderations.MAX_INPUTS, "items": text_part}
     return strict_object({"input": {"anyOf": [text, texts, parts]}, "model": model}, ["input"])
 
 

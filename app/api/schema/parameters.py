@@ -224,26 +224,26 @@ def quoted(text: str) -> str:
     return repr(text if len(text) <= _QUOTED_CHARS else text[:_QUOTED_CHARS] + "…")
 
 
-def check_values(given: Mapping[str, Any]) -> None:
+def check_values(body: Mapping[str, Any]) -> None:
     """Check what the parameters that are lists and maps hold. Raises BadRequest naming the place."""
-    stop = given.get("stop")
+    stop = body.get("stop")
     single = [] if stop is None else [("stop", stop)]
     for where, text in _items("stop", stop, MAX_STOPS) if isinstance(stop, list) else single:
         check_kind(where, text, str)
         if not 0 < len(text) <= MAX_STOP_CHARS:
             raise BadRequest(f"{where} must have 1 to {MAX_STOP_CHARS} characters.", param=where)
-    for where, token_id in _items("stop_token_ids", given.get("stop_token_ids", ()), MAX_STOPS):
+    for where, token_id in _items("stop_token_ids", body.get("stop_token_ids", ()), MAX_STOPS):
         check_kind(where, token_id, int)
         if not 0 <= token_id < 2**31:
             raise BadRequest(f"{where} is no token id: {token_id}.", param=where)
-    for token_id, bias in given.get("logit_bias", {}).items():
+    for token_id, bias in body.get("logit_bias", {}).items():
         where = f"logit_bias.{token_id[:_QUOTED_CHARS]}"
         if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
             raise BadRequest(f"{where}: keys are token ids.", param="logit_bias")
         check_kind(where, bias, int, float)
         if not -100 <= bias <= 100:
             raise BadRequest(f"{where} must be -100 to 100, got {bias}.", param=where)
-    for name, value in given.get("metadata", {}).items():
+    for name, value in body.get("metadata", {}).items():
         where = f"metadata.{name[:MAX_METADATA_NAME_CHARS]}"
         if len(name) > MAX_METADATA_NAME_CHARS:
             raise BadRequest(
@@ -252,7 +252,7 @@ def check_values(given: Mapping[str, Any]) -> None:
             )
         check_kind(where, value, str)
         _check_chars(where, value, MAX_METADATA_CHARS)
-    _check_parts(given["messages"])
+    _check_parts(body["messages"])
 
 
 def _check_parts(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -292,9 +292,9 @@ def check_moderation_model(name: Any, where: str) -> None:
         )
 
 
-def _items(name: str, values: Sequence[Any], most: int) -> Iterator[tuple[str, Any]]:
-    if len(values) > most:
-        raise BadRequest(f"{name} takes at most {most} entries, got {len(values)}.", param=name)
+def _items(name: str, values: Sequence[Any], max_length: int) -> Iterator[tuple[str, Any]]:
+    if len(values) > max_length:
+        raise BadRequest(f"{name} takes at most {max_length} entries, got {len(values)}.", param=name)
     for i, value in enumerate(values):
         yield f"{name}[{i}]", value
 
@@ -344,8 +344,8 @@ def _range(parameter: Parameter) -> str:
 
 def _plain(number: float) -> str:
     """A bound as people write it; 64-bit ones as powers."""
-    known = {2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
-    return known.get(int(number)) or f"{number:,}"
+    named = {2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
+    return named.get(int(number)) or f"{number:,}"
 
 
 def _kind_names(kinds: Iterable[type]) -> list[str]:

@@ -66,11 +66,11 @@ SWITCHES: Mapping[str, Switch] = {
 }
 
 
-def check_template_switches(given: Mapping[str, Any]) -> None:
+def check_template_switches(body: Mapping[str, Any]) -> None:
     """Check `chat_template_kwargs` and `reasoning_effort`. Raises BadRequest naming the parameter."""
-    if "reasoning_effort" in given:
-        _check("reasoning_effort", EFFORT, given["reasoning_effort"])
-    for name, value in given.get("chat_template_kwargs", {}).items():
+    if "reasoning_effort" in body:
+        _check("reasoning_effort", EFFORT, body["reasoning_effort"])
+    for name, value in body.get("chat_template_kwargs", {}).items():
         where = f"chat_template_kwargs.{name[:64]}"
         switch = SWITCHES.get(name)
         if switch is None:

@@ -23,12 +23,12 @@ from app.engine.generation_stream import GenerationStream
 from app.engine.remote.child_server import ChildServer
 from app.engine.remote.circuit_breaker import Breaker
 from app.engine.remote.events import Refusal
-from app.engine.remote.exchange import Exchange
+from app.engine.remote.exchange import ChoiceRequest
 from app.engine.remote.model import Facts, LoadModel, RemoteModel
 from app.engine.remote.server import RemoteServer, ServerGone, Timeouts
-from app.engine.remote.server_pool import POLL_S, Pool, describe
+from app.engine.remote.server_pool import POLL_S, ServerPool, describe
 from app.engine.render_lanes import RenderLanes
-from app.engine.tally import Tallies, Tally
+from app.engine.tally import Tallies, TokenTally
 from app.errors import EngineFailed, EngineNotReady
 from app.settings import SettingsError
 
@@ -61,7 +61,7 @@ class RemoteEngine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
         self._lanes = RenderLanes()
         self._session: aiohttp.ClientSession | None = None
-        self._pool = Pool(())
+        self._pool = ServerPool(())
         self._model: RemoteModel | None = None
         self._running: dict[str, _Generation] = {}
         self._tallies = Tallies()
@@ -106,7 +106,7 @@ class RemoteEngine:
         )
         urls = [self._child.url] if self._child is not None else self._options.urls
         servers = [RemoteServer(url, self._session, self._options.timeouts, Breaker()) for url in urls]
-        self._pool = Pool(servers, poll_s=self._options.poll_s)
+        self._pool = ServerPool(servers, poll_s=self._options.poll_s)
         facts = await self._first_facts()
         loop = asyncio.get_running_loop()
         self._model = await loop.run_in_executor(self._thread, self._load_model, facts)
@@ -171,7 +171,7 @@ class RemoteEngine:
             for exchange in generation.exchanges:
                 exchange.abort()
 
-    def handed_over(self, rid: str) -> int:
+    def emitted_tokens(self, rid: str) -> int:
         """Token ids handed over for `rid` so far; forgets it once its stream has ended."""
         return self._tallies.of(rid)
 
@@ -229,7 +229,7 @@ class RemoteEngine:
         try:
             model = self._ready_model()
             generation.exchanges += [
-                Exchange(
+                ChoiceRequest(
                     self._pool,
                     f"{rid}-{index:03d}",
                     model.body(prompt, index),
@@ -276,5 +276,5 @@ class _Generation:
     """A request that runs; its choices have exchanges once it has begun."""
 
     stream: GenerationStream
-    tally: Tally
-    exchanges: list[Exchange] = field(default_factory=list)
+    tally: TokenTally
+    exchanges: list[ChoiceRequest] = field(default_factory=list)

@@ -16,11 +16,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from app.engine.remote.events import DONE, ChoiceReader, EventReader, Refusal, Step, Unreadable
-from app.engine.remote.model import Sink
+from app.engine.remote.events import DONE, ChoiceReader, ChoiceStep, EventReader, Refusal, UnreadableEvent
+from app.engine.remote.model import ChoiceSink
 from app.engine.remote.server import Read, RemoteServer, ServerGone
-from app.engine.remote.server_pool import Pool
-from app.engine.tally import Tally
+from app.engine.remote.server_pool import ServerPool
+from app.engine.tally import TokenTally
 from app.errors import EngineFailed, EngineNotReady
 
 ATTEMPTS = 3
@@ -36,11 +36,17 @@ Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 """Starts a task that the engine ends at the latest when it is closed."""
 
 
-class Exchange:
+class ChoiceRequest:
     """One choice; its steps go to `sink`, exactly one of them final, or one error."""
 
     def __init__(
-        self, pool: Pool, rid: str, body: Mapping[str, Any], sink: Sink, tally: Tally, spawn: Spawn
+        self,
+        pool: ServerPool,
+        rid: str,
+        body: Mapping[str, Any],
+        sink: ChoiceSink,
+        tally: TokenTally,
+        spawn: Spawn,
     ) -> None:
         self._pool = pool
         self._spawn = spawn
@@ -155,13 +161,13 @@ class Exchange:
                         raise ServerGone("the answer has no end")
                     if self._take(self._reader.read(payload)):
                         return
-        except Unreadable as exc:
+        except UnreadableEvent as exc:
             raise ServerGone(str(exc)) from None
         raise ServerGone("the answer broke off")
 
     # --- the way back
 
-    def _take(self, step: Step) -> bool:
+    def _take(self, step: ChoiceStep) -> bool:
         """Hand a step on; whether it was the last. Raises Refusal for an abort that is the server's own."""
         finish = step.finish
         if finish is not None:

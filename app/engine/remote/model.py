@@ -24,7 +24,7 @@ class Facts:
         return tuple(str(self.model.get(name)) for name in names)
 
 
-class Sink(Protocol):
+class ChoiceSink(Protocol):
     """Where one choice's steps go (app.engine.sglang.parse)."""
 
     counts: Counts
@@ -69,7 +69,7 @@ class RemoteModel(Protocol):
         """The body of `/generate` for one choice, less `rid` and `stream`."""
         ...
 
-    def sink(self, prompt: Prompt, index: int, out: GenerationStream) -> Sink: ...
+    def sink(self, prompt: Prompt, index: int, out: GenerationStream) -> ChoiceSink: ...
 
     def tokenizer_json(self) -> str | None:
         """See Engine.tokenizer_json."""

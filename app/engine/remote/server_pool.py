@@ -20,7 +20,7 @@ HEALTH_S = 15.0
 NOT_FOUND = 404
 
 
-class Pool:
+class ServerPool:
     """The servers, in the order in which they were named."""
 
     def __init__(self, servers: Sequence[RemoteServer], *, poll_s: float = POLL_S) -> None:

@@ -22,7 +22,7 @@ MAX_PREFILL_TOKENS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ServiceRates:
     """Rates in tokens per second and times in seconds; a rate of 0 has no limit.
 
     A pass takes a log-normal time about what it would take; `spread` is the deviation of its logarithm.
@@ -60,7 +60,7 @@ class Seat:
 class Service:
     """Serves the seats that are taken, while there are any."""
 
-    def __init__(self, pace: Pace, seed: int = 0) -> None:
+    def __init__(self, pace: ServiceRates, seed: int = 0) -> None:
         self._pace = pace
         self._rng = random.Random(seed)  # noqa: S311  # reproducible, not secret
         self._waiting: deque[Seat] = deque()
@@ -145,7 +145,7 @@ class Service:
         pace = self._pace
         each_s = pace.step_per_request_s * len(self._running)
         await self._pass(each_s + pace.step_per_held_token_s * self.used_tokens)
-        for seat in [one for one in self._asking if one in self._running]:
+        for seat in [waiting for waiting in self._asking if waiting in self._running]:
             del self._asking[seat]
             seat.held_tokens += seat.wanted_tokens
             self.used_tokens += seat.wanted_tokens

@@ -118,7 +118,7 @@ class GrammarGuard:
         self._any_exceeded = False
         aborts = []
         for req in scheduler.collect_inflight_reqs():
-            meter = None if req.finished() else _found(req.grammar)
+            meter = None if req.finished() else _meter_of(req.grammar)
             if meter is not None and (meter.exceeded or meter.stalled):
                 message = GRAMMAR_ENDED + meter.in_words()
                 aborts.append(AbortReq(rid=req.rid, abort_message=message))
@@ -212,14 +212,14 @@ class _FillThread:
             self.done.set()
 
 
-def _found(grammar: Any) -> RequestMeter | None:
+def _meter_of(grammar: Any) -> RequestMeter | None:
     """The meter of a request's grammar, if it has one; a reasoner's grammar is inside."""
     inner = getattr(grammar, "grammar", None) or grammar
     return getattr(inner, "request_meter", None)
 
 
 def _meter(grammar: Any, mask_ms: float) -> RequestMeter:
-    meter = _found(grammar)
+    meter = _meter_of(grammar)
     if meter is None:
         meter = RequestMeter(mask_ms)
         (getattr(grammar, "grammar", None) or grammar).request_meter = meter

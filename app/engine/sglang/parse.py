@@ -298,14 +298,14 @@ class _TextBeforeCall:
         self._marker: str = getattr(detector, "bot_token", None) or ""
         self._seen_marker = not self._marker
         self._held = ""
-        self._given: list[str] = []
+        self._inputs: list[str] = []
         self._parsed: list[str] = []
 
     def pieces(self, text: str) -> list[str]:
         """New text, cut so that a marker shares no piece with what stands before it."""
         if self._seen_marker:
             return [text]
-        self._given.append(text)
+        self._inputs.append(text)
         text = self._held + text
         at = text.find(self._marker)
         self._seen_marker = at >= 0
@@ -321,8 +321,8 @@ class _TextBeforeCall:
         self._parsed.append(answer)
         if not ended:
             return ""
-        given, parsed = "".join(self._given), "".join(self._parsed)
-        return given[len(parsed) :] if given.startswith(parsed) else ""
+        received, parsed = "".join(self._inputs), "".join(self._parsed)
+        return received[len(parsed) :] if received.startswith(parsed) else ""
 
 
 def _overlap(text: str, marker: str) -> int:

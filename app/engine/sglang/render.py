@@ -40,7 +40,7 @@ REPLACED = frozenset(
     {"n", "stream", "stream_options", "model", "user", "max_tokens", "max_completion_tokens"}
 )
 # `reasoning` is read by a validator of SGLang's request without being one of its fields.
-KNOWN = frozenset(ChatCompletionRequest.model_fields) | {"reasoning"}
+KNOWN_FIELDS = frozenset(ChatCompletionRequest.model_fields) | {"reasoning"}
 MEDIA_PARTS = {"image_url": "url", "video_url": "url", "audio_url": "url"}
 MAX_CHOICES = 128
 MAX_TOOLS_BYTES = 1024**2
@@ -54,7 +54,7 @@ PARAM_OF_SAMPLING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RenderLimits:
     """What fits: the model's context, and the KV pool that one request can have."""
 
     context_length: int
@@ -149,7 +149,7 @@ class Renderer:
     def __init__(
         self,
         chat: OpenAIServingChat,
-        limits: Limits,
+        limits: RenderLimits,
         *,
         name: str,
         remote_media: bool,
@@ -231,7 +231,7 @@ class Renderer:
         for name in body:
             if SERVER_OWNED.fullmatch(name):
                 raise UnsupportedParameter(f"{name}: only this server sets it.", param=name)
-            if name not in KNOWN:
+            if name not in KNOWN_FIELDS:
                 raise UnsupportedParameter(
                     f"{name}: this server does not have that parameter.", code="unknown_parameter", param=name
                 )
@@ -248,8 +248,8 @@ class Renderer:
         self._check_media(request)
         if problem := self._chat._validate_request(request):  # noqa: SLF001
             words = {"Tool": "tools", "Tools": "tools", "schema_": "response_format"}
-            found = _named_in(problem, words)
-            raise BadRequest(problem, param=words[found] if found else "messages")
+            named = _named_in(problem, words)
+            raise BadRequest(problem, param=words[named] if named else "messages")
         if request.tools and request.tool_choice != "none" and not self._chat.tool_call_parser:
             raise UnsupportedParameter("tools: this model has no tool-call format.", param="tools")
         thinks = self._chat.reasoning_parser or self._chat.template_manager.reasoning_config
@@ -331,8 +331,8 @@ def _keep_named_tool(request: ChatCompletionRequest) -> None:
 def _media_urls(request: ChatCompletionRequest) -> Iterator[tuple[int, str]]:
     for number, message in enumerate(request.messages):
         content = getattr(message, "content", None)
-        for part in content if isinstance(content, list) else ():
-            source = getattr(part, part.type, None) if part.type in MEDIA_PARTS else None
+        for element in content if isinstance(content, list) else ():
+            source = getattr(element, element.type, None) if element.type in MEDIA_PARTS else None
             if source is not None:
                 yield number, source.url
 
@@ -343,20 +343,22 @@ def _invalid(exc: pydantic.ValidationError) -> BadRequest:
     attempts: dict[tuple[Any, ...], list[Any]] = {}
     for error in exc.errors(include_url=False, include_input=False):
         loc = error["loc"]
-        types = [number for number, part in enumerate(loc) if not _is_of_caller(part)]
+        types = [number for number, element in enumerate(loc) if not _is_of_caller(element)]
         attempts.setdefault(loc[: types[0] + 1] if types else (), []).append(error)
     error = min(attempts.values(), key=lambda errors: (_misses_role(errors), len(errors)))[0]
     param = ""
-    for part in filter(_is_of_caller, error["loc"]):
-        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
+    for element in filter(_is_of_caller, error["loc"]):
+        param += f"[{element}]" if isinstance(element, int) else f".{element}" if param else element
     message = error["msg"].removeprefix("Value error, ")
     return BadRequest(f"{param}: {message}" if param else message, param=param or None)
 
 
-def _is_of_caller(part: int | str) -> bool:
+def _is_of_caller(element: int | str) -> bool:
     """Whether a part of an error's location is the caller's own, not the name of a type that was tried."""
     scalars = {"str", "int", "float", "bool", "none"}
-    return isinstance(part, int) or (re.fullmatch(r"[a-z_0-9]+", part) is not None and part not in scalars)
+    return isinstance(element, int) or (
+        re.fullmatch(r"[a-z_0-9]+", element) is not None and element not in scalars
+    )
 
 
 def _misses_role(errors: list[Any]) -> bool:
@@ -369,8 +371,8 @@ def refused(exc: Exception) -> BadRequest:
         status = HTTPStatus(exc.status_code).phrase
         return BadRequest(f"The request was refused: {status}: {exc.detail}")
     message = str(exc)[:500]
-    found = _named_in(message, KNOWN | PARAM_OF_SAMPLING.keys())
-    return BadRequest(message, param=PARAM_OF_SAMPLING.get(found, found) if found else None)
+    named = _named_in(message, KNOWN_FIELDS | PARAM_OF_SAMPLING.keys())
+    return BadRequest(message, param=PARAM_OF_SAMPLING.get(named, named) if named else None)
 
 
 def _named_in(message: str, names: Collection[str]) -> str | None:
