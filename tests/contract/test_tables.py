@@ -15,7 +15,7 @@ import pytest
 from openai.types.chat import completion_create_params
 
 from app import errors
-from app.api.schema.parameters import PARAMETERS, check
+from app.api.schema.parameters import PARAMETERS, check, treatment
 from app.errors import CODES, ServingError, UnsupportedParameter
 from scripts.support.generated_docs import ROOT, TABLES, generated
 from tests.support.servers import Serve
@@ -79,11 +79,21 @@ def test_every_openai_parameter_is_decided():
     assert known - set(PARAMETERS) == set()
 
 
+def test_what_only_this_server_has_is_explained():
+    """docs/parameters.md says in words what each honoured parameter does that OpenAI's SDK does not name."""
+    openai = set(get_type_hints(completion_create_params.CompletionCreateParamsBase)) | {"stream"}
+    text = (ROOT / "docs/parameters.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`[^|]+`) \| ", text[: text.index("<!-- ")], re.MULTILINE)
+    explained = {name.strip("`") for row in rows for name in row.split(", ")}
+    assert explained == {name for name in PARAMETERS if treatment(name) == "honoured"} - openai
+
+
 async def test_api_docs_name_every_route(serve: Serve):
     """docs/api.md has each route that the server has, and no other."""
     served = await serve()
     routes = {(method, route.path) for route in served.starlette.routes for method in route.methods}
-    cells = re.findall(r"^\| (`.+?`) \|", (ROOT / "docs/api.md").read_text("utf-8"), re.MULTILINE)
+    text = (ROOT / "docs/api.md").read_text("utf-8")
+    cells = re.findall(r"^\| (`[A-Z]+ /.+?`) \|", text, re.MULTILINE)
     documented = [tuple(name.strip("`").split()) for cell in cells for name in cell.split("<br>")]
     assert len(documented) == len(set(documented))
     assert set(documented) == {(method, path) for method, path in routes if method != "HEAD"}
