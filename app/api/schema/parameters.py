@@ -27,7 +27,7 @@ class Parameter(NamedTuple):
     to_engine: bool = True
     refusal: str | None = None
     accepts: tuple[Any, ...] = ()
-    """With `refusal`: the values that ask for nothing and pass."""
+    """The values that ask for nothing and pass, for a parameter with `refusal`."""
     max_entries: int | None = None
     """Entries of an array or object."""
     max_chars: int | None = None
@@ -68,13 +68,13 @@ _NO_MEDIA = "audio and video are not served"
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_MESSAGES = 2048
-"""As with Azure OpenAI: a conversation of a thousand turns."""
+"""Messages of a request, at most, as with Azure OpenAI: a conversation of a thousand turns."""
 MAX_REQUEST_PARTS = 4096
 """Content parts of all messages together."""
 MAX_TOOLS = 128
-"""As OpenAI has it."""
+"""Tools of a request, at most; OpenAI's limit."""
 MAX_BIASES = 1024
-"""As OpenAI has it."""
+"""Entries of `logit_bias`, at most; OpenAI's limit."""
 MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_CHARS = 16, 64, 512
 """Pairs, and characters of each one's name and value, as OpenAI has them."""
 _ID_CHARS = 128
@@ -222,7 +222,7 @@ def _check_chars(where: str, text: str, limit: int | None) -> None:
 
 
 def quoted(text: str) -> str:
-    """What a caller sent, as an error quotes it: the beginning, however long it is."""
+    """A caller's text as an error quotes it: the beginning, however long it is."""
     return repr(text if len(text) <= _QUOTED_CHARS else text[:_QUOTED_CHARS] + "…")
 
 
@@ -302,7 +302,7 @@ def _items(name: str, values: Sequence[Any], max_length: int) -> Iterator[tuple[
 
 
 def treatment(name: str) -> Literal["honoured", "ignored", "refused"]:
-    """What becomes of a parameter of the table."""
+    """The treatment of a parameter of the table."""
     parameter = PARAMETERS[name]
     if parameter.refusal is not None:
         return "refused"
