@@ -23,9 +23,9 @@ REFUSED = '{"error":'
 
 CURL: Mapping[str, Mapping[str, int]] = {
     "api": {
-        '"finish_reason":"stop"': 2,
+        '"finish_reason":"stop"': 5,
         "data: [DONE]": 1,
-        '"completion_tokens":12': 2,
+        '"completion_tokens":12': 5,
         '"object":"list"': 2,
     },
     "resume": {
