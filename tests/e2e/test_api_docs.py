@@ -14,7 +14,7 @@ import pytest
 from app.engine.scripted.engine import Script, scripted_text
 from scripts.support.openai_environments import NODE_DIRECTORY
 from tests.support.sdks import command_of
-from tests.support.servers import ROOT, Serve, Served
+from tests.support.servers import ROOT, Serve, Served, ServerProcess
 from tests.support.sse_client import until
 
 SCRIPT = Script(tokens=12, rate=60)
@@ -74,11 +74,14 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def at(port: int, code: str) -> str:
+    """An example for the server at `port`."""
+    return code.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{port}")
+
+
 def here(code: str, port: int) -> str:
-    """An example for the scripted model at `port`."""
-    return code.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{port}").replace(
-        "tokenring-builtin", "scripted"
-    )
+    """The same for the scripted model."""
+    return at(port, code).replace("tokenring-builtin", "scripted")
 
 
 PYTHON = [(page, i) for page in CURL for i, _ in enumerate(blocks(page, "python"))]
@@ -117,6 +120,17 @@ async def test_the_curl_examples_work_in_their_order(page: str, serve: Serve, tm
     for text, least in CURL[page].items():
         assert out.count(text) >= least, f"{text}\n{out}"
     assert out.count(REFUSED) == CURL[page].get(REFUSED, 0), out
+
+
+@pytest.mark.sglang
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("page", ["api", "conversations", "parameters", "resume", "service-routes"])
+async def test_the_built_in_model_refuses_no_curl_example(
+    page: str, sglang_server: ServerProcess, tmp_path: Path
+):
+    """What the scripted engine lets pass is no parameter that real SGLang refuses."""
+    script = at(await sglang_server.port(), "\n".join(blocks(page, "sh")))
+    assert REFUSED not in await output("bash", "-ec", script, cwd=tmp_path)
 
 
 @pytest.mark.parametrize(("page", "index"), PYTHON)

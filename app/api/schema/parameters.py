@@ -340,6 +340,7 @@ _RANGES: Mapping[str, str] = {
     "logit_bias": f"at most {MAX_BIASES:,} token ids, each with a number from -100 to 100",
     "metadata": f"at most {MAX_METADATA} entries; names of at most {MAX_METADATA_NAME_CHARS} characters,"
     f" strings of at most {MAX_METADATA_CHARS}",
+    "seed": "-2^63 to 2^63 - 1; needs `temperature` 0, or a server with `enable_deterministic_inference`",
     "top_logprobs": "0 to 20; needs `logprobs`",
     "stream_options": "`include_usage` and `continuous_usage_stats`; needs `stream`",
     "moderation": '`{"model": "omni-moderation-latest"}`',
