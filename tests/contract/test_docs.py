@@ -1,12 +1,14 @@
 """The pages for callers: links lead somewhere, sentences are short, figures are those of the code."""
 
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from app.cli.main import parser
 from app.errors import CODES
 from app.settings import Settings
 from app.store.conversations import Status
@@ -103,3 +105,12 @@ def test_every_status_of_a_message_is_explained():
     """docs/conversations.md has a row for each status, and no other."""
     table = prose("conversations").partition("| `status` | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(get_args(Status))
+
+
+def test_commands_are_taken_by_the_command_line():
+    """Each line that begins with `tokenring` can be typed as it stands."""
+    texts = [(DOCS / f"{page}.md").read_text("utf-8") for page in PAGES]
+    lines = [line for text in texts for line in re.findall(r"^tokenring (.*)$", text, re.MULTILINE)]
+    assert lines
+    for line in lines:
+        parser().parse_args(shlex.split(line, comments=True))

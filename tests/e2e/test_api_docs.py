@@ -138,11 +138,11 @@ async def test_the_python_examples_work(page: str, index: int, serve: Serve, tmp
     """Each prints the answer, or the error that the page shows."""
     served = await serve(SCRIPT)
     out = await output(sys.executable, "-c", here(blocks(page, "python")[index], served.port), cwd=tmp_path)
-    expected = {"errors": "400 invalid_value max_tokens\n", "conversations": TEXT}
-    assert out.startswith(expected.get(page, TEXT))
+    told = {("errors", 0): "400 invalid_value max_tokens", ("resume", 2): "'cancelled': True"}
+    assert told.get((page, index), TEXT) in out
 
 
-@pytest.mark.parametrize("index", range(len(blocks("resume", "python"))))
+@pytest.mark.parametrize("index", [0, 1])
 async def test_the_python_examples_survive_a_lost_connection(index: int, serve: Serve, tmp_path: Path):
     """Each prints the whole text once, though its connection is cut."""
     served = await serve(SCRIPT)
