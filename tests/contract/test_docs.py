@@ -1,4 +1,4 @@
-"""The pages for callers: links lead somewhere, sentences are short, figures are those of the code."""
+"""Pages of docs/: links lead somewhere, sentences are short, figures are those of the code."""
 
 import re
 import shlex
@@ -16,18 +16,35 @@ from app.store.conversations import Status
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (
     "admin-api",
+    "admission",
     "api",
+    "builtin-model",
     "conversations",
+    "crash-safety",
     "errors",
+    "grammars",
+    "guard",
     "limits",
     "parameters",
+    "performance",
+    "prefixes",
     "resume",
+    "routing",
+    "safety",
+    "safety-evaluation",
     "service-routes",
+    "threat-model",
 )
 MAX_WORDS = 40
 UNWRITTEN = frozenset({"glossary.md"})
 """Pages that are linked to and not written yet."""
 DEFAULTS = (
+    ("admission", "**With `key_slowdown`** (default {:g})", "key_slowdown", 1),
+    ("grammars", "| `grammar_check_s` | {:g} s |", "grammar_check_s", 1),
+    ("grammars", "| `grammar_mask_ms` | {:g} ms |", "grammar_mask_ms", 1),
+    ("routing", "`degrade_short_tokens` tokens ({:g})", "degrade_short_tokens", 1),
+    ("routing", "`degrade_rise_s` ({:g} s)", "degrade_rise_s", 1),
+    ("routing", "`degrade_fall_s` ({:g} s)", "degrade_fall_s", 1),
     ("conversations", "`purge_after_days` (default {:g} days)", "purge_after_days", 1),
     ("limits", "{:g} s for `batch`", "queue_batch_s", 1),
     ("limits", "{:g} s for `standard`", "queue_standard_s", 1),
