@@ -37,7 +37,9 @@ def parser() -> argparse.ArgumentParser:
             help=(setting.help + default).replace("%", "%%"),
         )
     show = commands.add_parser("settings", help="list every setting")
-    show.add_argument("--markdown", action="store_true", help="as the table of docs/settings.md")
+    show.add_argument(
+        "--markdown", action="store_true", help="as the table of docs/settings.md, on a terminal too"
+    )
     common = store.common_flags()
     keys.add_commands(commands, common)
     store.add_commands(commands, common)
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         if args.command == "settings":
-            print(settings_table.markdown(), end="")
+            print(settings_table.text(markdown_only=args.markdown))
             return 0
         if args.command == "safety":
             return safety.run(args)

@@ -7,7 +7,7 @@ from app.errors import BadRequest, ContextOverflow
 
 
 def answer_budget(prompt_tokens: int, max_tokens: int | None, model: ModelCard) -> int:
-    """How many tokens the answer may have, in tokens.
+    """The tokens that the answer may have.
 
     Without `max_tokens` it is what the context leaves. Raises ContextOverflow, which says
     by how much prompt and answer are too long together.

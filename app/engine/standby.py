@@ -37,7 +37,7 @@ class SupervisedEngine:
 
     @property
     def state(self) -> str:
-        """What it is doing, in words."""
+        """The state of the engine, in words."""
         if self.health() is Health.READY:
             return "ready"
         return "starting" if self.failure is None else f"down: {self.failure}"

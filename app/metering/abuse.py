@@ -33,7 +33,7 @@ _DAY_S = 86_400
 
 @dataclass(frozen=True, slots=True)
 class AbuseRules:
-    """When a key is flagged."""
+    """The thresholds at which a key is flagged."""
 
     history_days: int = 28
     least_days: int = 3
@@ -60,12 +60,12 @@ class Flag:
     owner: str
     key_id: str | None
     since_us: int
-    """From when on it was counted, in UTC."""
+    """The start of the period that was counted, UTC microseconds."""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Blocks(NamedTuple):
-    """What was blocked of one key."""
+    """The blocked requests of one key."""
 
     owner: str
     key_id: str | None
@@ -88,7 +88,7 @@ class AbuseWatch:
         self.rules = rules or AbuseRules()
         self.addresses = Addresses(clock_s)
         self.flags: list[Flag] = []
-        """As of the last `read`."""
+        """The flags as of the last `read`."""
         self._database = database
         self._clock_s = clock_s
         self._wall_us = wall_us

@@ -30,7 +30,7 @@ class SettledSums:
 
 
 class LedgerAudit:
-    """What was settled and what was handed over, per model."""
+    """The tokens settled and the tokens handed over, for each model."""
 
     def __init__(self, log: FilteringBoundLogger) -> None:
         self.models: dict[str, SettledSums] = {}

@@ -27,9 +27,9 @@ from app.store.keys import TIERS, Key, Terms
 Reason = Literal["requests", "tokens", "tokens_rendered", "too_large", "streams", "budget", "reads"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 FIRST_COMPLETION_TOKENS = 256.0
-"""What a key's answers are taken to be before it has had any."""
+"""Tokens that a key's answers are expected to have until it has had one."""
 GROWTH_TOKENS = 64
-"""What an answer that goes beyond its reservation is charged at once, so that not each token is a charge."""
+"""Tokens charged at once for an answer beyond its reservation, so that not each token is a charge."""
 MAX_RETRY_S = 120
 JITTER = 0.1
 _WEIGHT = 0.2
@@ -50,7 +50,7 @@ class _Usage:
 
 
 class Lease:
-    """What one request has reserved. This one is of a key without limits: nothing."""
+    """The reservation of a request. This one is of a key without limits: nothing."""
 
     metered = False
     """Whether `on_delta` is to be told of what the engine makes."""
@@ -70,7 +70,7 @@ class Lease:
         return False
 
     def as_notice(self) -> dict[str, str]:
-        """What an answer says that ended because of `on_delta`."""
+        """The notice of an answer that ended because of `on_delta`."""
         raise NotImplementedError
 
     def settle(self, counts: Mapping[int, Counts]) -> None:
@@ -84,7 +84,7 @@ UNLIMITED = Lease()
 
 
 class KeyLease(Lease):
-    """What one request of a limited key has reserved."""
+    """The reservation of a request of a limited key."""
 
     def __init__(self, limiter: Limiter, key: Key, usage: _Usage) -> None:
         self._limiter = limiter
@@ -106,7 +106,7 @@ class KeyLease(Lease):
         self._made_tokens = 0
         """Tokens of all choices, in attempts that were given up too."""
         self._owed_tokens = 0
-        """What of them was debt when it was made."""
+        """Tokens of the reservation that were debt when it was made."""
         self._began_s = limiter.clock_s()
         self._request: Charge | None = None
         self._settled = False

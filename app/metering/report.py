@@ -1,4 +1,4 @@
-"""What usage looks like to those who ask: one object, the same over HTTP and on the command line."""
+"""The usage report: one object, the same over HTTP and on the command line."""
 
 from __future__ import annotations
 

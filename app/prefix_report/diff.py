@@ -1,4 +1,4 @@
-"""Where two system prompts, tool lists or rows of token ids part, and what stands there.
+"""The first difference of two system prompts, tool lists or rows of token ids.
 
 Everything is linear in its input; regular expressions see a window of `_WINDOW` characters.
 """
@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import orjson
 
 Kind = Literal["clock", "id", "text", "added", "removed", "order", "changed"]
-"""What differs: of texts a clock, an id or other text; of tool lists how the first tool differs."""
+"""The kind of a difference: in texts a clock, an id or other text; in tool lists, that of the first tool."""
 
 _WINDOW = 96
 _SHOWN_CHARACTERS = 80
@@ -57,7 +57,7 @@ class TextDifference(NamedTuple):
 
 
 def text_difference(old: str, new: str) -> TextDifference:
-    """Where and how a text differs from the one before it. They are not equal."""
+    """The first difference of a text from its predecessor. They are not equal."""
     at = common_prefix(old, new)
     finders: tuple[tuple[Kind, _Find], ...] = (("clock", _clock_around), ("id", _id_around))
     for kind, find in finders:
@@ -96,7 +96,7 @@ def similar(old: str, new: str) -> bool:
 
 
 def common_prefix(a: Sequence[Item], b: Sequence[Item]) -> int:
-    """How many items two sequences of one type begin with in common; compares slices, not items."""
+    """The number of items that two sequences of one type begin with in common; compares slices, not items."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
@@ -110,7 +110,7 @@ def common_prefix(a: Sequence[Item], b: Sequence[Item]) -> int:
 
 
 def _common_suffix(a: str, b: str, at: int) -> int:
-    """How many characters two texts end with in common, after the `at` that they begin with."""
+    """The number of characters that two texts end with in common, after the `at` that they begin with."""
     longest = min(len(a), len(b)) - at
     return common_prefix(a[len(a) - longest :][::-1], b[len(b) - longest :][::-1])
 

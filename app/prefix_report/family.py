@@ -20,7 +20,7 @@ _RISEN = 0.75
 
 
 class SeriesKey(NamedTuple):
-    """Whose prompts and for which model; `key_id` is None where no stored key was used."""
+    """The owner, key and model of a series; `key_id` is None where no stored key was used."""
 
     owner: str
     key_id: str | None
@@ -33,7 +33,7 @@ class Break:
 
     cause: Cause
     what: str
-    """More of it: `clock`, `id`, `text`; how the tools differ; a parameter's name, `policy`, `template`."""
+    """The detail: `clock`, `id`, `text`; the tools' difference; a parameter, `policy`, `template`."""
     unit: Unit
     position: int
     length: int
@@ -59,7 +59,7 @@ class PromptSeries:
     breaks: Counter[Cause] = field(default_factory=Counter)
     last: deque[Break] = field(default_factory=lambda: deque(maxlen=MAX_BREAKS))
     varies: TextDifference | None = None
-    """Where its editions' texts last parted, with or without a break."""
+    """The last difference between two editions' texts, with or without a break."""
     recent: float = 1.0
     usual: float = 1.0
     fallen: bool = False

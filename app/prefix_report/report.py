@@ -1,4 +1,4 @@
-"""What the prefix cache should have had of each key's system prompts, what it had, and why not.
+"""The prefix report: for each key's prompts, the tokens expected in the cache, found there, and why.
 
 `saw` is told of every request once its cached tokens are known. A system prompt's editions (another
 clock in it, another tool list) are lines of one family. When a request finds less than its line is
@@ -45,7 +45,7 @@ _COMPARED_FAMILIES = 8
 
 
 class PrefixReport:
-    """Everything above; one for an engine. `page_tokens` is how much may be missing unnoticed."""
+    """The prefix report of one engine. Up to `page_tokens` may be missing unnoticed."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class PrefixReport:
         self._max_bytes = max_bytes
         self._secret = secrets.token_bytes(16)
         self._epochs: Counter[str] = Counter()
-        """By model: how often its engine began anew."""
+        """The number of times that each model's engine has started anew."""
         self._lines: OrderedDict[tuple[SeriesKey, Stable], tuple[PromptEdition, PromptSeries]] = OrderedDict()
         self._families: OrderedDict[SeriesKey, list[PromptSeries]] = OrderedDict()
         self.breaks: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
-        """By cause, since the start."""
+        """The number of breaks by cause, since the start."""
         self.size_bytes = 0
 
     def restarted(self, model: str) -> None:

@@ -32,7 +32,7 @@ class Backend:
 
     @property
     def id(self) -> str:
-        """What requests call the model. Raises EngineNotReady while that is not known."""
+        """The model's name in requests. Raises EngineNotReady while the engine has not told it."""
         return self.name or self.engine.model.id
 
     @property
@@ -62,10 +62,10 @@ class Backends:
         return iter((self.large,) if self.small is None else (self.large, self.small))
 
     def of(self, model: str) -> Backend:
-        """Where a model is served, also while it is away; the large one's place for any other name."""
+        """The backend of a model, also while it is down; the large model's for any other name."""
         small = self.small
         return small if small is not None and small.id == model else self.large
 
     def allowed(self, models: Collection[str] | None) -> list[Backend]:
-        """Those that a key may use which may use `models`; None for all."""
+        """The backends of a key that may use `models`; all of them for None."""
         return [place for place in self if models is None or place.id in models]

@@ -30,7 +30,7 @@ REFUSED = "refused"
 
 
 class Step(enum.IntEnum):
-    """How far the mode has gone; each step does what those before it do."""
+    """The steps of degraded mode; each also does what the lower ones do."""
 
     NORMAL = 0
     SHORT = 1
@@ -39,7 +39,7 @@ class Step(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """Its name in `/readyz` and the metrics."""
+        """The step's name in `/readyz` and the metrics."""
         return self.name.lower()
 
 
@@ -48,11 +48,11 @@ class Pressure:
     """The queue as it is: what must be waited for, and what may be waited for at most."""
 
     wait_s: float
-    """How long a request that came now would wait: backlog over measured throughput."""
+    """Seconds that a request arriving now would wait: backlog over measured throughput."""
     target_s: float
-    """How long it may wait at most, above zero."""
+    """Seconds that it may wait at most, above zero."""
     queued_share: float = 0.0
-    """Of the queue's bounds in requests and tokens, the fuller one, 0..1."""
+    """The queue's fill against its bound in requests or in tokens, whichever is larger, 0..1."""
 
     @property
     def value(self) -> float:
@@ -70,7 +70,7 @@ class Hysteresis:
 
 @dataclass(frozen=True, slots=True)
 class DegradePolicy:
-    """When the mode changes, and how short an answer becomes. Times in seconds."""
+    """The pressures and times at which the mode changes, and short answers' length. Times in seconds."""
 
     short: Hysteresis = Hysteresis(0.5, 0.3)
     small: Hysteresis = Hysteresis(0.75, 0.5)
@@ -79,7 +79,7 @@ class DegradePolicy:
     fall_s: float = 10.0
     short_tokens: int = 512
     default_tokens: float = math.inf
-    """How long an answer may become where its request does not say."""
+    """Tokens that an answer may have where its request sets no limit."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for bounds that would let the mode swing."""
@@ -99,7 +99,7 @@ class DegradePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """What is to be done to one request: which model serves it, and how long its answer may be."""
+    """The decision about one request: its model, and the tokens that its answer may have."""
 
     model: str
     max_tokens: int | None
@@ -123,11 +123,11 @@ class DegradedMode:
         self._clock_s = clock_s
         self.step = Step.NORMAL
         self.changes: Counter[str] = Counter()
-        """How often each step was entered."""
+        """The number of times that each step was entered."""
         self.touched: Counter[str] = Counter({SHORT_OUTPUT: 0, SMALL_MODEL: 0, REFUSED: 0})
         """Requests by what was done to them."""
         self.pressure = 0.0
-        """As observed last."""
+        """The pressure as last observed."""
         self._above_since_s: float | None = None
         self._below_since_s: float | None = None
 
@@ -169,7 +169,7 @@ class DegradedMode:
         so_far: SoFar = NOTHING_BEFORE,
         insists: bool = False,
     ) -> Degraded:
-        """What becomes of a request of about so many prompt tokens, as the mode is now.
+        """The decision about a request of about `prompt_tokens` in the current step.
 
         `small` is the small model where it has room, `before` the conversation so far. `insists`
         (`x-no-degrade`) has the request served as asked for, or refused, and nothing in between. An

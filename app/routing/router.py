@@ -32,7 +32,7 @@ AUTO = "auto"
 """The model's name in a request that leaves the choice to the server."""
 LARGE_FROM = 2
 READ_CHARACTERS = 8192
-"""Of the last user turns so much is read, half of it at the beginning and half at the end."""
+"""Characters of the last user turns that are read: half at the beginning, half at the end."""
 _TURNS_READ = 3
 _WORD_CHARACTERS = 2048
 
@@ -68,7 +68,7 @@ NOTHING_BEFORE = SoFar()
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Which model answers, and why; `reason` is one word, for the metric."""
+    """The model that answers, and the reason; `reason` is one word, for the metric."""
 
     model: str
     size: Size
@@ -144,7 +144,7 @@ class Router:
 def unserved(
     card: ModelCard, request: ChatRequest, prompt_tokens: int, so_far: SoFar = NOTHING_BEFORE
 ) -> str | None:
-    """What a request needs, or the conversation it continues, that a model does not have; or None."""
+    """A need of a request, or of its conversation, that a model does not meet; None if it meets all."""
     body = request.body
     needs = {
         "vision": so_far.images or _has_images(body["messages"]),

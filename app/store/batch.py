@@ -31,7 +31,7 @@ _STORAGE_FAULTS = (
 
 
 class Raised:
-    """What a unit raised, apart from what it returned."""
+    """The exception of a unit of work, told apart from a return value."""
 
     __slots__ = ("error",)
 

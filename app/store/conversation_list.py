@@ -20,7 +20,7 @@ from app.store.conversations import find
 from app.store.words import folded, tag
 
 WIPED = 0
-"""As `deleted_at_us`: the text is gone, and only the purge comes back to the row (app.store.purge)."""
+"""The value of `deleted_at_us` once the text is gone; only app.store.purge still reads the row."""
 
 _COLUMNS = "c.seq, c.id, c.title, c.model, c.total_tokens, c.created_at_us, c.updated_at_us"
 _END = 2**63 - 1
@@ -41,7 +41,7 @@ class ConversationPage:
 def page(
     connection: sqlite3.Connection, owner: str, limit: int, cursor: str | None, words: str = ""
 ) -> ConversationPage:
-    """At most `limit` conversations after the cursor, only those that match `words` if there are any.
+    """A page of at most `limit` conversations after the cursor; with `words`, of those that match.
 
     Raises BadRequest for a cursor that no page had.
     """

@@ -51,7 +51,7 @@ def whole(connection: sqlite3.Connection, owner: str, conversation_id: str) -> O
 
 
 def newest_branch(connection: sqlite3.Connection, owner: str, conversation_id: str) -> Outline:
-    """From the top down to the newest message; of several answers to it, to the first. Raises NotFound."""
+    """The branch down to the newest message, or to the first of several answers. Raises NotFound."""
     everything = whole(connection, owner, conversation_id)
     if not everything.seqs:
         return everything
@@ -113,7 +113,7 @@ def _all(connection: sqlite3.Connection, conversation_seq: int) -> Sequence[int]
 
 
 def _first_choice(connection: sqlite3.Connection, seq: int) -> int:
-    """Of the answers of one request, the first; another message is its own."""
+    """The first of a request's answers; for any other message, that message."""
     row = connection.execute(
         "SELECT min(a.seq) FROM messages AS m JOIN messages AS a ON a.request_seq = m.request_seq"
         " AND a.parent_seq IS m.parent_seq WHERE m.seq = ?",

@@ -34,7 +34,7 @@ MAX_UNITS = 1024
 """Units in one transaction; bounds how long a failed commit takes to do again."""
 READERS = 4
 PATIENCE_S = 15.0
-"""How long units wait for a store that another process has locked."""
+"""Seconds that units wait for a store that another process has locked."""
 _RETRY_S = 0.05
 
 
@@ -188,7 +188,7 @@ class Database:
 
     @property
     def writer_lag_s(self) -> float:
-        """How long the oldest unit not yet committed has waited; 0 when there is none."""
+        """Seconds that the oldest uncommitted unit has waited; 0 when there is none."""
         return time.monotonic() - self._batch[0].queued_at_s if self._batch else 0.0
 
     async def _write_loop(self) -> None:

@@ -15,7 +15,7 @@ Message = Mapping[str, Any]
 
 
 class Format(NamedTuple):
-    """How a conversation is written: which messages, and what stands before, between and after them."""
+    """A file format of conversations: the messages, and the text before, between and after them."""
 
     media_type: str
     suffix: str
@@ -103,11 +103,11 @@ def _call(call: Mapping[str, Any]) -> str:
 
 
 VIEW = Format("application/json", ".json", whole, _json_head, _json_piece, b",", b"]}")
-"""What `GET /api/conversations/{id}` answers."""
+"""The format of `GET /api/conversations/{id}`."""
 FORMATS: Mapping[str, Format] = {
     "json": Format("application/json", ".json", whole, _indented_head, _indented_piece, b",\n", b"\n  ]\n}"),
     "markdown": Format(
         "text/markdown; charset=utf-8", ".md", newest_branch, _markdown_head, _markdown_piece, b"", b"\n"
     ),
 }
-"""What a conversation can be taken away as."""
+"""The formats that a conversation can be exported in."""

@@ -32,7 +32,7 @@ SAFETY_LEVELS: tuple[SafetyLevel, ...] = get_args(SafetyLevel)
 DEGRADING: tuple[Degrading, ...] = get_args(Degrading)
 """Whether less may be done for its requests while the server is too full, where they do not say."""
 GRAMMARS: tuple[Grammars, ...] = get_args(Grammars)
-"""What may constrain its answers: any grammar, or JSON schemas and tools alone."""
+"""The grammars that a key may send: all, or JSON schemas and tools alone."""
 
 LOCAL_OWNER = "local"
 """The owner of what is done without a stored key: in open mode, or with the setting `api_key`."""
@@ -42,13 +42,13 @@ ID_CHARS = len("tr-") + 12
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What can be changed about a key. None is without limit; money in micro-dollars, times in us."""
+    """The terms of a key, which can be changed. None is no limit; money in micro-dollars, times in us."""
 
     name: str
     scope: Scope = "chat"
     tier: Tier = "standard"
     weight: float = 1.0
-    """Its part of the tokens served within the tier, beside the others' weights."""
+    """The key's share of the tokens served within its tier, relative to the other keys' weights."""
     rpm: int | None = None
     tpm: int | None = None
     max_streams: int | None = None
@@ -100,7 +100,7 @@ _SELECT = f"SELECT seq, id, owner, created_at_us, revoked_at_us, {_NAMES} FROM k
 
 
 def digest_of(text: bytes) -> bytes:
-    """What is stored of a key, and compared."""
+    """The digest of a key, which is stored and compared in its place."""
     return hashlib.sha256(text).digest()
 
 

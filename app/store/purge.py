@@ -1,4 +1,4 @@
-"""What is left of a deleted conversation after its time: counts in the ledger, not one word.
+"""The purge of deleted conversations: after their time only counts in the ledger are left, no text.
 
     deleted ──▶ wiped (rows, titles, events, keys) ──▶ out of the index ──▶ out of log and file ──▶ row gone
 
@@ -35,9 +35,9 @@ T = TypeVar("T")
 
 PERIOD_S = 3600.0
 FOLD_S = 60.0
-"""How often the log is folded, at most, for what was deleted otherwise."""
+"""Seconds between two checkpoints of the write-ahead log, at least, for text deleted in other ways."""
 PATIENCE_S = 2.0
-"""How long `purge_now` waits for readers."""
+"""Seconds that `purge_now` waits for readers."""
 MESSAGES = 200
 """Messages that one unit wipes; a unit holds the writer, and streams wait for it."""
 MERGED_PAGES = 64

@@ -1,4 +1,4 @@
-"""What the screens decided, as rows without text: who asked, what was found, what was done about it.
+"""Decisions of the screens, as rows without text: owner, key, categories and the action taken.
 
 Events are added and listed, never changed; deleting or purging a conversation leaves them, for there is
 nothing of it in them but a keyed hash. All functions but `hmac_of` are units of the store
@@ -91,7 +91,7 @@ def page(
     from_us: int | None = None,
     until_us: int | None = None,
 ) -> EventPage:
-    """At most `limit` events after the cursor, newest first; `until_us` is not included.
+    """A page of at most `limit` events after the cursor, newest first; `until_us` is not included.
 
     Raises BadRequest for a cursor that no page had, and KeyError for what is none of FILTERS.
     """

@@ -1,4 +1,4 @@
-"""What was used, from the daily sums; and whether those sums are still the sums of their rows.
+"""Usage from the daily sums, and the check that these sums are those of their rows.
 
 The sums are kept by `app.store.ledger.settle`, so that a month of a million rows is read from
 some hundred. `differences` adds the rows up again, and `rebuild` puts a day's sums right.
@@ -84,7 +84,7 @@ def usage(
 
 
 def cost_in_batch(c: sqlite3.Connection, from_day: int, to_day: int, owner: str) -> int:
-    """What an owner's requests of these days cost, with those that the same batch of units settled before."""
+    """The cost of an owner's requests of these days, those settled earlier in the same batch included."""
     if isinstance(c, BatchConnection):
         write_sums(c)
     [group] = usage(c, from_day, to_day, (), owner)
@@ -92,7 +92,7 @@ def cost_in_batch(c: sqlite3.Connection, from_day: int, to_day: int, owner: str)
 
 
 def differences(c: sqlite3.Connection, day: int | None = None) -> list[UsageDifference]:
-    """Where the kept sums are not those of the settled rows, of a day or of all."""
+    """The differences between the kept sums and the settled rows, of a day or of all days."""
     where, days = ("", ()) if day is None else (" AND day = ?", (day,))
     of_rows = _by_key(c.execute(f"{_OF_ROWS}{where} GROUP BY day, model, owner", days))
     kept = _by_key(c.execute(_KEPT + where, days))

@@ -11,7 +11,7 @@ MAX_WRITE_BYTES = 64 * 1024
 
 
 class Followed(Protocol):
-    """What readers follow (app.stream.token_stream.TokenStream)."""
+    """The stream that a reader follows (app.stream.token_stream.TokenStream)."""
 
     readers: set[Reader]
 
@@ -40,7 +40,7 @@ class Followed(Protocol):
 
 
 class FrameSink(Protocol):
-    """Where a reader's frames go: a client's connection."""
+    """The connection to which a reader sends its frames."""
 
     def ready(self) -> bool:
         """Whether the client keeps up."""
@@ -130,7 +130,7 @@ class Reader:
         await self._waiter
 
     def silent_s(self, now_s: float) -> float:
-        """How long nothing was sent, to within the time since this was last asked."""
+        """Seconds without a frame sent, to within the time since the last call."""
         if self._moved:
             self._moved = False
             self._moved_at_s = now_s

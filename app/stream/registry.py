@@ -74,12 +74,12 @@ class StreamRegistry:
 
     @property
     def live_bytes(self) -> int:
-        """What live streams hold, as last looked at."""
+        """Bytes that live streams hold, as of the last tick."""
         return self._live_bytes
 
     @property
     def retained_bytes(self) -> int:
-        """What ended streams hold."""
+        """Bytes that ended streams hold."""
         return self._finished_bytes
 
     def start(self) -> None:
@@ -312,7 +312,7 @@ class StreamRegistry:
             wait.cancel()
 
     def stop_waiting(self) -> None:
-        """Wait for live streams no longer."""
+        """End `drain` at once: live streams are waited for no longer."""
         self._waiting_ended.set()
 
     async def aclose(self) -> None:

@@ -30,13 +30,13 @@ _SPECIAL = 0
 _RANK: Mapping[Channel, int] = {"reasoning": 0, "text": 1, "tool": 2}
 _MAX_FRAME_BYTES = 256 * 1024
 _EMPTY_BYTES = 3000
-"""What a stream without events takes, its wire and bookkeeping included; measured likewise."""
+"""Bytes of a stream without events, its wire and bookkeeping included; measured likewise."""
 _SPECIAL_BYTES = 400
-"""What an event that is not text is counted as in memory; measured with tracemalloc."""
+"""Bytes that a control event is counted as; measured with tracemalloc."""
 
 
 class TextTrack(NamedTuple):
-    """Where text belongs: a choice, a channel, and for tools which call."""
+    """The place of a piece of text: its choice, its channel, and for tools the call."""
 
     choice: int
     channel: Channel
@@ -97,7 +97,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing follows."""
+    """The last event of a stream."""
 
 
 ControlEvent = Opened | ToolStarted | Finished | Notice | Failed | Done
@@ -109,7 +109,7 @@ _KINDS: Mapping[str, type[ControlEvent]] = {
     "failed": Failed,
     "done": Done,
 }
-"""What slices call the events that are not text; stored, so never renamed."""
+"""The names of control events in segments; they are stored, so they never change."""
 _KIND_OF = {event: kind for kind, event in _KINDS.items()}
 
 
@@ -145,7 +145,7 @@ class Ring:
         self._logprobs = bytearray() if logprobs else None
         self._logprob_ends = array("I")
         self._counts: list[Counts] | None = [] if counts else None
-        """Of all choices together, at each event."""
+        """The counts of all choices together, at each event."""
         self._counts_of: dict[int, Counts] = {}
 
     @property
@@ -232,7 +232,7 @@ class Ring:
         self._specials = {i: e for i, e in self._specials.items() if i >= self.first_id}
 
     def after(self, cursor: int) -> tuple[int, ControlEvent | Sequence[TextRun]]:
-        """What follows event `cursor`, as one step: `(id of its last event, content)`.
+        """The next step after event `cursor`: `(id of its last event, content)`.
 
         A special event is a step of its own. Consecutive text is one step of one part per
         lane; within a choice parts keep the order reasoning, text, tool. The caller sees to
@@ -365,7 +365,7 @@ class Ring:
 
 
 def _cut(ends: array[int], data: bytearray, start: int) -> tuple[Sequence[int], bytes]:
-    """From event `start` on: how much of `data` each event has, and the data."""
+    """The bytes of each event from `start` on, as end offsets and data."""
     base = ends[start - 1] if start else 0
     mine = ends[start:]
     return list(map(sub, mine, chain((base,), mine))), bytes(data[base:])

@@ -30,13 +30,13 @@ _WIDTHS = (("B", 1 << 8), ("H", 1 << 16), ("I", 1 << 32))
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Events from `first_id` on, column by column; lane 0 is an event that is not text."""
+    """Events from `first_id` on, column by column; lane 0 is a control event."""
 
     first_id: int
     names: Sequence[tuple[int, Channel, int]]
     """Choice, channel and tool of lane 1, 2, …"""
     specials: Sequence[tuple[int, str, Any]]
-    """Index and kind of each event that is not text, and the event or its fields."""
+    """Index and kind of each control event, and the event or its fields."""
     lanes: Sequence[int]
     lengths: Sequence[int]
     text: bytes
@@ -46,7 +46,7 @@ class Segment:
     """Four numbers an event, in the order of app.core.Counts."""
 
     def with_last(self, kind: str, event: Any) -> Segment:
-        """The slice and after it an event that is not text."""
+        """The segment and after it a control event."""
         return Segment(
             self.first_id,
             self.names,
@@ -60,7 +60,7 @@ class Segment:
         )
 
     def without_first(self, num_events: int) -> Segment:
-        """The slice less its first `num_events` events."""
+        """The segment less its first `num_events` events."""
         logprobs, logprob_lengths = self.logprobs, self.logprob_lengths
         if logprobs is not None and logprob_lengths is not None:
             logprobs = logprobs[sum(logprob_lengths[:num_events]) :]
@@ -94,12 +94,12 @@ def pack(piece: Segment) -> bytes:
 
 
 def unpack(raw: bytes) -> Segment:
-    """The slice that `pack` made bytes of. Raises ValueError when they are damaged."""
+    """The segment that `pack` made bytes of. Raises ValueError when they are damaged."""
     if raw[:1] != _VERSION:
-        raise ValueError("a slice of events of an unknown version")
+        raise ValueError("a segment of an unknown version")
     content = raw[_HEAD_BYTES:]
     if raw[1:_HEAD_BYTES] != zlib.crc32(content).to_bytes(4, "little"):
-        raise ValueError("a damaged slice of events")
+        raise ValueError("a damaged segment")
     end = content.index(b"\n")
     header = orjson.loads(content[:end])
     columns: dict[str, Any] = {}

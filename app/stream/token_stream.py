@@ -222,7 +222,7 @@ class TokenStream:
         return self._ring.dump(after, done=done)
 
     def held(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """Everything that the ring still holds."""
+        """Text and control events that the ring still holds."""
         return self._ring.whole()
 
     async def opened(self) -> None:
@@ -289,7 +289,7 @@ class TokenStream:
         return last_id, frame
 
     def whole(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """Everything released so far, for an answer in one piece. Raises ReplayExpired."""
+        """Text and control events released so far, for an answer in one piece. Raises ReplayExpired."""
         self._check_held(0)
         return self._ring.whole()
 

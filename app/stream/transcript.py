@@ -1,4 +1,4 @@
-"""What a stream has said, as OpenAI's assistant messages: one a choice."""
+"""The text of a stream as OpenAI's assistant messages, one for each choice."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks import bare, report, starts
+from scripts.benchmarks import bare, forest_plot, report, starts
 from scripts.benchmarks.driver import (
     Recorded,
     RunResult,
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="", help="path or hub id (default: the built-in model)")
     parser.add_argument("--tp", type=int, default=1, help="tensor parallel size")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, machine and every run")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write the ratios as a plot")
+    forest_plot.add_flag(parser)
     parser.add_argument(
         "--ours-path",
         default="/api/chat/completions",
@@ -120,7 +120,7 @@ def _tell(
         _write_json(arguments, machine, commands, measured, comparisons)
     if arguments.plot:
         title = f"Tokenring against SGLang's bare server, {machine['commit']}, {machine['date_utc']}"
-        report.write_svg(arguments.plot, comparisons, title)
+        forest_plot.write_svg(arguments.plot, comparisons, title)
 
 
 def measure_pairs(

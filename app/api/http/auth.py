@@ -1,4 +1,4 @@
-"""Who is calling, and what they may do: by the stored keys, the setting `api_key`, or from this machine."""
+"""Authentication: callers and their rights, by stored keys, the setting `api_key`, or from this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.store.keys import LOCAL_OWNER, Key, digest_of
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request. `key` is None in open mode, and for the setting `api_key`."""
+    """The sender of a request. `key` is None in open mode, and for the setting `api_key`."""
 
     owner: str
     is_admin: bool
@@ -53,7 +53,7 @@ _PROXY_HEADERS = re.compile(
     "|true-client-ip|client-ip|forwarded-for|cf-.+|fastly-.+|fly-.+|do-connecting-ip|cdn-loop|x-envoy-.+|x-arr-.+"
     "|x-azure-.+|x-amzn-.+|x-amz-cf-.+|x-cloud-trace-context|x-scheme|x-proxyuser-ip|x-request-start|tailscale-.+"
 )
-"""What proxies, tunnels and load balancers write: RFC 9110 `Via`, RFC 7239 `Forwarded`, and their own."""
+"""Headers of proxies, tunnels and load balancers: RFC 9110 `Via`, RFC 7239 `Forwarded`, and their own."""
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s@:/?#\[\]]*))(?::\d*)?")
 """RFC 9110, section 7.2: a name or an address, and a port. No user, no path."""
@@ -97,7 +97,7 @@ class Gatekeeper:
             return False
 
     def caller(self, request: Request) -> Caller:
-        """Who calls: one lookup and one SHA-256. Raises Unauthorized, Forbidden, EngineNotReady."""
+        """The caller, by one lookup and one SHA-256. Raises Unauthorized, Forbidden, EngineNotReady."""
         caller = self._caller(request)
         request.scope[NAMED] = caller.owner
         return caller
@@ -153,7 +153,7 @@ def _check_local(request: Request) -> None:
 
 
 def _proxy_sign(request: Request) -> str | None:
-    """What shows that somebody passed the request on; None where nothing does."""
+    """A sign that a proxy passed the request on; None without one."""
     if request.client is not None and not is_loopback(request.client.host):
         return "from another machine"
     if request.scope.get("http_version") == "1.0":  # nginx as it comes sends nothing else that tells

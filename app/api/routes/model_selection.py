@@ -1,4 +1,4 @@
-"""Which model answers a request, and with how much: `model: "auto"`, and degraded mode. docs/routing.md.
+"""Model selection: `model: "auto"`, and degraded mode. See docs/routing.md.
 
 Decided once, before anything is reserved; told in headers, of refusals too.
 """
@@ -26,7 +26,7 @@ _YES, _NO = ("1", "true"), ("0", "false")
 
 @dataclass(frozen=True, slots=True)
 class RoutingHeaders:
-    """What the caller says of it: which of the two models, and whether nothing may be done less."""
+    """The caller's wishes: one of the two models, and whether degraded mode must not apply."""
 
     route: Size | None = None
     in_full: bool | None = None
@@ -34,7 +34,7 @@ class RoutingHeaders:
 
     @classmethod
     def of(cls, request: Request) -> RoutingHeaders:
-        """From `x-route` and `x-no-degrade`. Raises BadRequest."""
+        """Read `x-route` and `x-no-degrade`. Raises BadRequest."""
         named = request.headers.get("x-route")
         insists = request.headers.get("x-no-degrade")
         if named not in (None, *get_args(Size)):
@@ -77,7 +77,7 @@ class ModelSelector:
         return chat
 
     def refused(self, model: str) -> Mapping[str, str]:
-        """What is told of a refusal by a model's full queue; the small one's is none of the mode."""
+        """The headers of a refusal by a model's full queue; the small model's is not degraded mode."""
         degrade = self._runtime.degrade
         return {} if degrade is None or model != self._places.large.id else degrade.refused()
 
@@ -105,7 +105,7 @@ class ModelSelector:
         return small.engine.model if small.ready and not small.admission.busy else None
 
     async def _load_so_far(self, chat: ChatRequest) -> SoFar:
-        """What the conversation has been that the request continues."""
+        """A summary of the conversation that the request continues."""
         conversation_id = chat.conversation_id
         if conversation_id is None or chat.new_conversation:
             return NOTHING_BEFORE

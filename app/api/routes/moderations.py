@@ -25,9 +25,9 @@ from app.safety.screens.prompt_screen import QUICK_CHARS
 
 MAX_INPUTS = 1_024
 MAX_CHARS = 1_000_000
-"""Of all inputs together; a thread takes some ten seconds for it."""
+"""Characters of all inputs together; a thread screens as many in some ten seconds."""
 MAX_BYTES = ROOM_BYTES + 6 * MAX_CHARS
-"""Of a body: in JSON's ASCII a letter takes up to six."""
+"""Bytes of a body: in JSON's ASCII a letter takes up to six."""
 LONG_AT_ONCE = 1
 SHORT_AT_ONCE = 2
 """Texts at the screen at the same time. Chat shares its thread, and waits for so many slices at most, of

@@ -45,7 +45,7 @@ class ServiceRoutes:
         return JSONResponse({"status": "ready", **detail})
 
     def _details(self) -> dict[str, Any]:
-        """How the server does: its load, the store, the ledger, the queue."""
+        """The server's state: its load, the store, the ledger, the queue."""
         runtime = self._runtime
         detail: dict[str, Any] = {
             "live_streams": runtime.streams.num_live,
@@ -83,7 +83,7 @@ class ServiceRoutes:
         return JSONResponse({"object": "list", "data": [self._detailed(p) for p in self._places(request)]})
 
     def _places(self, request: Request) -> list[Backend]:
-        """Where the models are that the caller may use."""
+        """The backends of the models that the caller may use."""
         allowed = self._gatekeeper.caller(request).models
         self._runtime.check_ready()
         return self._runtime.places.allowed(allowed)
@@ -136,7 +136,7 @@ def _card(place: Backend) -> ModelCard | None:
 
 
 def _queue(admission: Admission) -> dict[str, Any]:
-    """What waits for room in the engine, and how wide its gate is."""
+    """The requests that wait for the engine, and the size of the prefill window."""
     return {
         "waiting_requests": len(admission.queue),
         "waiting_tokens": admission.queue.tokens,

@@ -1,4 +1,4 @@
-"""What a key may do, read from JSON or flags, and a key as the API shows it; the same for commands."""
+"""The terms of a key, read from JSON or flags, and a key as the API and the commands show it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def read_new(body: Mapping[str, Any], at_us: int) -> tuple[Terms, str | None]:
 
 
 def read_overlap_us(body: Mapping[str, Any]) -> int:
-    """How long the secrets before a rotation stay valid, from `overlap_s`. Raises BadRequest."""
+    """Microseconds that the secrets of before a rotation stay valid, from `overlap_s`. Raises BadRequest."""
     for name in body:
         if name != "overlap_s":
             raise BadRequest(
@@ -217,5 +217,5 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "grammars": ("grammars", _choice(GRAMMARS)),
 }
 TERMS = tuple(_READERS)
-"""What JSON calls them."""
+"""The names of the terms in JSON."""
 NULLABLE = ("rpm", "tpm", "max_streams", "budget_usd", "models", "expires_at")

@@ -71,7 +71,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
 }
 _QUOTED_CHARS = 100
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "audio", "reasoning_content", "reasoning")
-"""Of an assistant's message: what it may have where its content is null."""
+"""The fields that an assistant's message may have where its content is null."""
 
 
 def normalized(messages: Sequence[Any], *, may_be_empty: bool = False) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 
 
 def _without_nulls(source: Mapping[str, Any], where: str, keys: Collection[str]) -> dict[str, Any]:
-    """What is not null. Raises UnsupportedParameter for what is none of `keys`."""
+    """The fields that are not null. Raises UnsupportedParameter for a field that is none of `keys`."""
     sent = {name: value for name, value in source.items() if value is not None}
     for name in sent:
         if name not in keys:

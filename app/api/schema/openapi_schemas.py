@@ -19,7 +19,7 @@ from app.store.keys import DEGRADING, GRAMMARS, MAX_WEIGHT, MIN_WEIGHT, SAFETY_L
 Schema = dict[str, Any]
 
 REQUIRED = ("model", "messages")
-"""Of a chat request; any other parameter may be null, which means absent."""
+"""The required parameters of a chat request; any other may be null, which means absent."""
 _JSON_TYPES: Mapping[type, str] = {
     str: "string",
     int: "integer",
@@ -172,7 +172,7 @@ def _count() -> Schema:
 
 
 def _terms() -> Mapping[str, Schema]:
-    """What a key may do (app.api.schema.key_terms.TERMS), each as it may be sent."""
+    """The terms of a key (app.api.schema.key_terms.TERMS), each as it may be sent."""
     return {
         "name": _printable(key_terms.MAX_CHARS),
         "scope": {"enum": list(SCOPES)},

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from app.errors import BadRequest, UnsupportedParameter
 
 EFFORTS = ("none", "no_think", "minimal", "low", "medium", "high", "xhigh", "max")
-"""Of SGLang's request model, and `no_think` of Hunyuan's template."""
+"""The efforts of SGLang's request model, and `no_think` of Hunyuan's template."""
 MAX_THINKING_TOKENS = 1_000_000
 
 
@@ -40,7 +40,7 @@ class Switch(NamedTuple):
         return self.minimum <= value <= self.maximum
 
     def __str__(self) -> str:
-        """What it takes, for people."""
+        """The accepted values, for people."""
         words = ", ".join(f"`{word}`" for word in self.words)
         if self.minimum is None:
             return words or "true or false"

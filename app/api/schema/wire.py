@@ -60,7 +60,7 @@ def parse_chat_request(
 
 
 def _conversation(values: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
-    """Where the request is stored, as fields of `ChatRequest`; empty when it is not."""
+    """The fields of `ChatRequest` that say where the request is stored; empty when it is not."""
     conversation_id, parent_id = values.get("conversation_id"), values.get("parent_id")
     if parent_id is not None and conversation_id is None:
         raise BadRequest("parent_id needs a conversation_id.", param="parent_id")

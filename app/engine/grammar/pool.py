@@ -29,7 +29,7 @@ CLOCK_FACTOR = 4
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What every worker is told first. `serialized` is xgrammar's `TokenizerInfo` as JSON."""
+    """The first message to every worker. `serialized` is xgrammar's `TokenizerInfo` as JSON."""
 
     serialized: str
     any_whitespace: bool
@@ -37,7 +37,7 @@ class WorkerSetup:
     budget: GrammarBudget
 
     def line(self) -> bytes:
-        """As a worker reads it."""
+        """The message as a line of JSON."""
         setup = {
             "parent": os.getpid(),
             "serialized": self.serialized,
@@ -52,7 +52,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True, slots=True)
 class GrammarVerdict:
-    """What was found: `reason` is for the caller, where it did not pass."""
+    """The verdict on a grammar; `reason` is for the caller, where it did not pass."""
 
     outcome: str
     reason: str = ""

@@ -34,12 +34,12 @@ from app.settings import SettingsError
 
 START_RETRY_S = 0.25
 MAX_CONNECTIONS = 0
-"""Of the pool; 0 is no limit, for each choice that runs holds one."""
+"""Connections of the pool; 0 is no limit, as each running choice holds one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """Where the servers are. `start_s` is how long `start()` waits for the first of them, in seconds."""
+    """The servers' addresses. `start_s` is the seconds that `start()` waits for the first of them."""
 
     urls: Sequence[str] = ()
     api_key: str = field(default="", repr=False)
@@ -176,7 +176,7 @@ class RemoteEngine:
         return self._tallies.of(rid)
 
     def load(self) -> EngineLoad:
-        """What the servers last said, at most a poll ago; our own streams where they say nothing."""
+        """The load last reported, at most a poll ago; our own streams where servers report none."""
         load = self._pool.load
         if load is not None:
             return load
@@ -196,7 +196,7 @@ class RemoteEngine:
         return self._model
 
     async def _first_facts(self) -> Facts:
-        """What the first server that answers says. The others may come later."""
+        """The facts of the first server that answers. The others may come later."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._options.start_s
         while True:
@@ -216,7 +216,7 @@ class RemoteEngine:
             await asyncio.sleep(START_RETRY_S)
 
     def _trip_others(self, first: RemoteServer) -> None:
-        """Until a probe has seen that they have the same model, the others get nothing."""
+        """Send nothing to the other servers until a probe has seen that they have the same model."""
         now_s = asyncio.get_running_loop().time()
         for server in self._pool.servers:
             if server is not first:

@@ -1,4 +1,4 @@
-"""What a remote SGLang streams, read: from bytes to server-sent events, from events to increments.
+"""Reads the stream of a remote SGLang: from bytes to server-sent events, from events to increments.
 
 SGLang's `/generate` sends each step's text and ids alone with `incremental_streaming_output`, and
 everything so far without it; both are read. Nothing here does input or output.
@@ -55,7 +55,7 @@ class LogprobRow:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceStep:
-    """What one event adds to a choice. `finish` is SGLang's finish reason."""
+    """The increment that one event adds to a choice. `finish` is SGLang's finish reason."""
 
     text: str
     token_ids: Sequence[int]

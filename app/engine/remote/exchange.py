@@ -75,7 +75,7 @@ class ChoiceRequest:
             self._aborting = self._spawn(self._abort())
 
     def leave(self) -> None:
-        """Nobody reads it any more; its server aborts what has no connection."""
+        """Close the connection, as nobody reads the choice; its server then aborts the request."""
         if not self._ended:
             self._ended = True
             for task in (self._running, self._aborting):
@@ -122,7 +122,7 @@ class ChoiceRequest:
         return full and not self._begun and not self._aborted and self._pool.pick(tried) is not None
 
     def _refused(self, refused: Refusal) -> None:
-        """By the server's word: an error of the request's, or of its own in the middle of an answer."""
+        """End the choice by the server's refusal: an error of the request, or of the server in mid-answer."""
         if self._begun and refused.status != HTTPStatus.BAD_REQUEST:
             self._fail(EngineFailed("The model's server gave the answer up half-way."))
         else:
@@ -152,7 +152,7 @@ class ChoiceRequest:
         server.breaker.succeeded()
 
     async def _read(self, read: Read) -> None:
-        """Until the choice has ended. Raises ServerGone, Refusal."""
+        """Read until the choice has ended. Raises ServerGone, Refusal."""
         events = EventReader()
         try:
             while data := await read():

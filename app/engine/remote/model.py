@@ -1,4 +1,4 @@
-"""What `RemoteEngine` needs of a model that another server holds, and what that server says of itself."""
+"""The interface of a model that another server holds, and the facts that this server reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Facts:
 
 
 class ChoiceSink(Protocol):
-    """Where one choice's steps go (app.engine.sglang.parse)."""
+    """The receiver of one choice's steps (app.engine.sglang.parse)."""
 
     counts: Counts
 

@@ -129,7 +129,7 @@ class ServerPool:
 
 
 async def describe(server: RemoteServer) -> Facts:
-    """What a server says of itself, under the newer or the older names.
+    """The facts that a server reports, under the newer or the older names.
 
     Raises ServerGone, and Refusal, of which 404 says that it is no SGLang.
     """

@@ -34,7 +34,7 @@ _FINISHES = ("stop", "length")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How one answer goes. `rate` is tokens per second, 0 as fast as the loop turns.
+    """The course of one answer. `rate` is tokens per second; 0 is as fast as the loop turns.
 
     `fault` happens after `fault_after` tokens: `fail` breaks this answer, `die` the engine,
     `hang` says nothing more until aborted, `overload` refuses instead of the first token;
@@ -57,13 +57,13 @@ class Script:
     prefill_rate: float = 0.0
     step_s: float = 0.0
     step_per_request_s: float = 0.0
-    """With any of these three requests share one pace and pool (app.engine.scripted.service), not `rate`.
+    """With any of these three, requests share rates and a KV pool (app.engine.scripted.service), not `rate`.
 
     Answers with `ignore_eos` have all of their `max_tokens` then."""
     step_per_held_token_s: float = 0.0
     wake_s: float = 0.0
     spread: float = 0.0
-    """What a shared pace has besides; see app.engine.scripted.service.Pace."""
+    """The spread of shared rates; see app.engine.scripted.service.ServiceRates."""
 
     @property
     def shared(self) -> bool:
@@ -221,7 +221,7 @@ class ScriptedEngine:
             self._tallies.end(rid)
 
     def _deltas(self, answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
-        """What a choice says, if it is not stopped."""
+        """The deltas of a choice that is not stopped."""
         return _choice(answer, choice)
 
     async def _pause(self, run: _Run, duration_s: float) -> None:
@@ -300,7 +300,7 @@ class ScriptedEngine:
 
 
 def _service(script: Script) -> Service | None:
-    """What the requests of a script share; None where each goes by itself."""
+    """The service that the requests of a script share; None where each goes by itself."""
     if not script.shared:
         return None
     pace = ServiceRates(
@@ -327,7 +327,7 @@ def _prompt_ids(messages: Iterable[Mapping[str, Any]]) -> Iterator[int]:
 
 
 def _taken_over(token_ids: list[int], past: Sequence[Sequence[int]]) -> tuple[int, str | None]:
-    """How many runs the ids begin with, and why not with all."""
+    """The number of runs that the ids begin with, and the reason why not with all."""
     at = 0
     for turn, run in enumerate(past, start=1):
         if token_ids[at : at + len(run)] != list(run):

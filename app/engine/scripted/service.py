@@ -1,4 +1,4 @@
-"""How fast a scripted engine is where its requests share one: prefill, decode steps, a KV pool.
+"""The speed of a scripted engine whose requests share it: prefill, decode steps, a KV pool.
 
 As SGLang does it: a prompt waits until the pool has room for it, prompts are taken in before running
 requests go on, all at once that wait and fit; a decode step gives each of those a token and takes the
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAX_PREFILL_TOKENS = 16_384
-"""Of several prompts taken in at once, as SGLang's `max_prefill_tokens`."""
+"""Tokens of several prompts taken in at once, as SGLang's `max_prefill_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ServiceRates:
     step_s: float
     step_per_request_s: float
     step_per_held_token_s: float = 0.0
-    """For each token that the running requests hold of the pool."""
+    """Seconds of a step for each token that the running requests hold in the pool."""
     wake_s: float = 0.0
     spread: float = 0.0
 
@@ -66,7 +66,7 @@ class Service:
         self._waiting: deque[Seat] = deque()
         self._running: dict[Seat, None] = {}
         self._asking: dict[Seat, None] = {}
-        """Those of the running that wait for their next token."""
+        """The running requests that wait for their next token."""
         self._task: asyncio.Task[None] | None = None
         self._asleep = True
         self.used_tokens = 0

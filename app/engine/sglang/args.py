@@ -1,4 +1,4 @@
-"""From our settings to SGLang's server arguments: what we own, what we default, what the operator passes.
+"""SGLang's server arguments from our settings: ours, our defaults, and the operator's.
 
 Every argument of SGLang can be set in `[engine.sglang]`, except those whose meaning this server
 owns. An unknown name, a wrong type or an owned argument is a `SettingsError` at start.
@@ -102,7 +102,7 @@ MIN_PORT = 1
 
 @dataclass(frozen=True, slots=True)
 class SGLangOptions:
-    """What the settings say about the engine; `server_args` are the keys of `[engine.sglang]`."""
+    """The engine's options from the settings; `server_args` are the keys of `[engine.sglang]`."""
 
     model: str = ""
     served_model_name: str = ""

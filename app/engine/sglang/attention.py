@@ -95,7 +95,7 @@ def _extend(
 
 
 def _of(cache: torch.Tensor, tokens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What a cache has of these tokens: [1, heads, tokens, head size]."""
+    """The cached vectors of these tokens: [1, heads, tokens, head size]."""
     return cache.index_select(0, tokens).transpose(0, 1).unsqueeze(0).to(dtype)
 
 

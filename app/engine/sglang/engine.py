@@ -113,7 +113,7 @@ class SGLangEngine:
             loop.remove_signal_handler(signal.SIGQUIT)
 
     def on_child_failure(self) -> None:
-        """What the process's SIGQUIT handler must call: a child of SGLang sends it when it fails."""
+        """Handle the SIGQUIT that a child of SGLang sends when it fails."""
         self._die("a process of SGLang reported a failure")
 
     # --- requests
@@ -135,7 +135,7 @@ class SGLangEngine:
             await check_images(request, self._options.images)
 
         def convert(request: ChatRequest) -> tuple[Any, Any, Splice]:
-            """In a thread: it looks at each message."""
+            """Convert a request in a thread, as it looks at each message."""
             if "vision" not in self.model.capabilities:
                 check_text_only(request)
             return renderer.convert(request)
@@ -219,7 +219,7 @@ class SGLangEngine:
         return self._launched, self._renderer
 
     def _launch(self) -> Launched:
-        """In the engine's thread: import SGLang, which takes seconds, and start its processes."""
+        """Import SGLang, which takes seconds, and start its processes; runs in the engine's thread."""
         with warnings.catch_warnings():
             # Imports warn of hardware that this machine does not have.
             warnings.simplefilter("ignore")

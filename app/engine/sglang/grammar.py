@@ -22,11 +22,11 @@ from app.engine.grammar.pool import GrammarVerdict, WorkerPool, WorkerSetup
 from app.errors import BadRequest, GrammarTooSlow
 
 KINDS = ("json_schema", "regex", "ebnf", "structural_tag")
-"""Of SGLang's sampling parameters, those that hold a grammar."""
+"""The sampling parameters of SGLang that hold a grammar."""
 MAX_SOURCE_CHARS = 64 * 1024
 """Compiling takes time by the square of a schema's optional properties: seconds, for 3,000."""
 WALKS_TOKENS = (64, 512)
-"""How far a grammar is walked: the least of them that covers the answer, or the last."""
+"""Tokens that a grammar is walked ahead: the least of these that covers the answer, or the last."""
 MAX_VERDICTS = 4096
 ADVICE = "Make repetitions bounded and smaller, nest fewer of them, and let no text match in two ways."
 

@@ -29,11 +29,11 @@ from app.engine.grammar.cost import GRAMMAR_ENDED, CostMeter
 STEP_SHARES = 5
 """A step may spend five times a grammar's allowance on masks; more grammars than that share it."""
 MIN_SHARE = 0.05
-"""Of the allowance, however many share a step: ordinary masks take 3 to 60 us (128,000 tokens)."""
+"""The least share of the allowance: ordinary masks take 3 to 60 us (128,000 tokens)."""
 STALL_S = 0.5
 """CPU time of a mask after which the step goes on without it."""
 LOOK_S = 0.1
-"""How often a step looks whether the mask in hand has stalled."""
+"""Seconds between two looks at whether the current mask has stalled."""
 COMPILERS = 2
 COMPILER_NICE = 10
 MAX_COMPILED = 128
@@ -112,7 +112,7 @@ class GrammarGuard:
         self._any_exceeded |= meter.exceeded
 
     def aborts(self, scheduler: Any) -> list[AbortReq]:
-        """What must end now, as messages that SGLang sends to all ranks."""
+        """The requests to end now, as messages that SGLang sends to all ranks."""
         if not self._any_exceeded:
             return []
         self._any_exceeded = False

@@ -1,4 +1,4 @@
-"""From SGLang's detokenizer straight to our streams: one pass over each batch, no per-request task.
+"""The path from SGLang's detokenizer to our streams: one pass over each batch, no per-request task.
 
 SGLang's own path builds a `meta_info` dict and runs a waiter with a time-out for every request and
 token; here a batch's columns go to the request's sink. Requests that are not ours (none in normal
@@ -37,12 +37,12 @@ from app.errors import BadRequest, EngineFailed, EngineOverloaded, GrammarTooSlo
 
 RETRY_AFTER_FULL_S = 1
 RECEIVING_S = 0.005
-"""For this long at a time, or for a batch, the event loop takes the engine's output before all else."""
+"""Seconds, or one batch, for which the event loop takes the engine's output before all else."""
 _new_tuple = tuple.__new__
 
 
 class SequenceSink(Protocol):
-    """Where one generated sequence goes."""
+    """The receiver of one generated sequence."""
 
     counts: Counts
 

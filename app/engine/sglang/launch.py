@@ -59,7 +59,7 @@ class Launched:
     load_file: Path
 
     def capabilities(self) -> frozenset[Capability]:
-        """What requests may ask of this model."""
+        """The capabilities that requests may ask of this model."""
         able: set[Capability] = {"logprobs"}
         if self.manager.mm_processor is not None and self.manager.image_token_id is not None:
             able.add("vision")
@@ -72,7 +72,7 @@ class Launched:
         return frozenset(able)
 
     def grammar_setup(self, options: SGLangOptions) -> WorkerSetup | None:
-        """What a process needs to check grammars as this engine's backend reads them."""
+        """The setup of a process that checks grammars as this engine's backend reads them."""
         if self.grammar_backend != "xgrammar":
             return None
         config = self.manager.model_config

@@ -64,7 +64,7 @@ class _Rendered:
 
 
 class _Standin:
-    """What SGLang's chat conversion asks of a tokenizer manager."""
+    """A stand-in for the tokenizer manager, with all that SGLang's chat conversion asks of it."""
 
     def __init__(self, facts: Facts, path: str) -> None:
         from sglang.srt.configs.model_config import ModelConfig
@@ -284,7 +284,7 @@ def _grammar_check(standin: _Standin, facts: Facts, budget: GrammarBudget) -> Gr
 
 
 def _reserved_tokens(server: Mapping[str, Any]) -> int:
-    """Of each request's context, what speculation takes (SGLang's `compute_num_reserved_tokens`)."""
+    """Tokens of each request's context that speculation takes (SGLang's `compute_num_reserved_tokens`)."""
     if str(server.get("speculative_algorithm") or "").upper() not in EAGLE:
         return 0
     topk, steps = server.get("speculative_eagle_topk") or 1, server.get("speculative_num_steps") or 1

@@ -1,4 +1,4 @@
-"""From a chat request to what SGLang generates from: conversion by SGLang's own code, checks in front.
+"""Renders a chat request into SGLang's input, by SGLang's own code with checks in front.
 
 Whatever can be refused is refused here, before the status line: an unknown or server-owned
 parameter, an unreadable image, a grammar that does not compile, a prompt that does not fit.
@@ -44,7 +44,7 @@ KNOWN_FIELDS = frozenset(ChatCompletionRequest.model_fields) | {"reasoning"}
 MEDIA_PARTS = {"image_url": "url", "video_url": "url", "audio_url": "url"}
 MAX_CHOICES = 128
 MAX_TOOLS_BYTES = 1024**2
-"""Of JSON: as text it would fill a context of 250,000 tokens. SGLang's check takes 2 us a byte, in Python."""
+"""Bytes of JSON: as text it would fill a context of 250,000 tokens. SGLang's check takes 2 us a byte."""
 PARAM_OF_SAMPLING = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -55,7 +55,7 @@ PARAM_OF_SAMPLING = {
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """What fits: the model's context, and the KV pool that one request can have."""
+    """The limits of a prompt: the model's context, and the KV pool that one request can have."""
 
     context_length: int
     kv_capacity_tokens: int
@@ -265,7 +265,7 @@ class Renderer:
                 )
 
     def _check_media(self, request: ChatCompletionRequest) -> None:
-        """Only bytes that came with the request: SGLang would also open a URL, or a file of this machine."""
+        """Allow only media sent with the request: SGLang would also open a URL, or a file of this machine."""
         for number, url in _media_urls(request):
             if url.startswith("data:"):
                 continue
@@ -318,7 +318,7 @@ def _copied(value: Any) -> Any:
 
 
 def _keep_named_tool(request: ChatCompletionRequest) -> None:
-    """With a named `tool_choice`, leave that tool alone in the request.
+    """Keep only the tool of a named `tool_choice` in the request.
 
     The grammar that SGLang 0.5.20 builds for most formats (`get_legacy_structural_tag`) has all
     tools in it, so the model could call another than the one named.
@@ -366,7 +366,7 @@ def _misses_role(errors: list[Any]) -> bool:
 
 
 def refused(exc: Exception) -> BadRequest:
-    """What SGLang refused, with the parameter if its message names one."""
+    """SGLang's refusal as ours, with the parameter if its message names one."""
     if isinstance(exc, HTTPException):
         status = HTTPStatus(exc.status_code).phrase
         return BadRequest(f"The request was refused: {status}: {exc.detail}")

@@ -412,7 +412,7 @@ def test_damaged_slice_is_refused(data):
     changed = bytearray(piece)
     changed[place] ^= data.draw(st.integers(1, 255))
     for damaged in (bytes(changed), piece[:place]):
-        with pytest.raises(ValueError, match="slice of events"):
+        with pytest.raises(ValueError, match=r"damaged segment|unknown version"):
             Ring.restore([damaged], BIG)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from app.safety.categories import ALL, LOCKED
 from app.safety.policies.policy_file import PolicyFile, Rule, parse
 
-TEXT = (Path(__file__).resolve().parents[3] / "docs/safety.md").read_text("utf-8")
+TEXT = (Path(__file__).resolve().parents[2] / "docs/safety.md").read_text("utf-8")
 
 
 def example() -> PolicyFile:
