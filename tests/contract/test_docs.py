@@ -1,4 +1,4 @@
-"""The pages for callers: links lead somewhere, sentences are short, figures are those of the code."""
+"""Pages for callers and operators: links lead somewhere, sentences are short, figures are those of the code."""
 
 import re
 import shlex
@@ -15,6 +15,8 @@ from app.store.conversations import Status
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (
+    *("abuse", "billing", "commands", "deploy", "keys", "metrics", "remote", "settings"),
+    *("sizing", "storage", "upgrade"),
     "admin-api",
     "api",
     "conversations",
