@@ -1,4 +1,4 @@
-"""Pages for callers and operators: links lead somewhere, sentences are short, figures are those of the code."""
+"""Pages for callers and operators: links lead somewhere, sentences are short, figures are what the code has."""
 
 import re
 import shlex
