@@ -24,6 +24,7 @@ OF_ADMISSION = (
     "queue_batch_s",
     "ttft_target_s",
     "tpot_target_s",
+    "key_slowdown",
     "max_prefill_tokens",
     "isolation",
 )
