@@ -13,7 +13,7 @@ import yaml
 
 from app import settings
 from app.api.metrics import tables
-from app.cli.main import parser
+from app.cli.main import main, parser
 from app.metering.pricing import PriceTable
 
 ROOT = Path(__file__).parents[2]
@@ -40,9 +40,9 @@ def blocks(page: str, *languages: str) -> Iterator[str]:
     return (body for language, body in FENCED.findall(text_of(page)) if language in languages)
 
 
-def commands(page: str) -> list[str]:
+def commands(page: str, *languages: str) -> list[str]:
     """The arguments of each `tokenring` command in a page's blocks, continued lines joined."""
-    joined = (body.replace("\\\n", " ") for body in blocks(page, "sh", "text"))
+    joined = (body.replace("\\\n", " ") for body in blocks(page, *(languages or ("sh", "text"))))
     return [line for body in joined for line in COMMAND.findall(body)]
 
 
@@ -63,6 +63,17 @@ def test_every_command_of_the_page_is_one_that_the_command_line_takes(page: str)
     """Flags and verbs of the documented commands exist, in this order."""
     for line in commands(page):
         parser().parse_args(shlex.split(line, comments=True))
+
+
+@pytest.mark.parametrize("page", ["billing", "commands", "deploy", "keys", "storage", "upgrade"])
+def test_the_commands_that_need_no_id_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command of a `sh` block ends with 0 on a new store, in the order of the page."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["keys", "create", "--name", "first"]) == 0
+    runnable = commands(page, "sh")
+    assert runnable
+    for line in runnable:
+        assert main(shlex.split(line.replace("/backups/", "backup-of-"), comments=True)) == 0, line
 
 
 def test_the_pages_have_commands() -> None:
