@@ -72,7 +72,7 @@ class Pipeline:
         entry: Entry | None = None
         try:
             with self._history.claim(request):
-                place.knock(request, key)
+                place.precheck(request, key)
                 asked = await self._history.load(request)
                 check.look(asked)
                 prompt = await _render(check, place, asked.request)

@@ -110,7 +110,7 @@ class Release:
         trace, entry, stream, allowance = self._trace, self._entry, self._stream, self._allowance
         lease = self._lease if self._lease.metered else None
         unbilled = prompt.unbilled_tokens > 0
-        saw = self._ticket.saw
+        saw = self._ticket.on_delta
         cleared, way = False, None
         async for delta in deltas:
             saw(delta)
@@ -197,7 +197,7 @@ class Release:
         """Read an aborted generation to its final deltas, which have the true counts."""
         with contextlib.suppress(ServingError):  # the request ends for another reason already
             async for delta in deltas:
-                self._ticket.saw(delta)
+                self._ticket.on_delta(delta)
                 self._trace.saw(_billed(delta, prompt))
                 self._lease.on_delta(delta.choice, delta.counts.completion_tokens)
             self._entry.read_whole = True

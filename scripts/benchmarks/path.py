@@ -1,9 +1,9 @@
-"""`bench path`: our full path with a scripted engine against a bare ASGI app sending ready-made frames.
+"""`bench path`: Tokenring with a scripted engine against a bare ASGI app that sends ready-made frames.
 
-The server under test has one core to itself and the load generator another, interleaved pairs as in
-`bench serve`. A frame of ours has gone through engine, pipeline, ring and encoder; one of the yardstick's is
-sent as it lies. What counts is events per CPU second of the server, which is events/s on one core: the
-yardstick outruns one load generator, and on a shared machine the clock on the wall measures the others too.
+A frame of ours has gone through engine, pipeline, ring and encoder; a frame of the app is sent as it is. The
+server under test has one core to itself and the load generator another, in interleaved pairs as in `bench
+serve`. The figure is events per CPU second of the server, that is, events/s on one core. Wall-clock time is
+not used: the app outruns one load generator, and other processes may run on the machine.
 """
 
 from __future__ import annotations

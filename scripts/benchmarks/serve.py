@@ -1,9 +1,9 @@
-"""`bench serve`: ours against SGLang's bare server, interleaved pairs in one run.
+"""`bench serve`: Tokenring against SGLang's own server, in interleaved pairs within one run.
 
-Both servers are up at once, so that a pair is seconds apart and shares the machine's mood; the one that
-is not loaded is frozen (SIGSTOP), because an idle SGLang scheduler polls without rest and would
-take a core from the other. Both are started anew several times; one unmeasured pair per start and load warms
-them up, then who goes first alternates: ours, the peer, the peer, ours.
+Both servers are up at once and take turns, so that the two runs of a pair are seconds apart on the same
+machine. The idle one is frozen (SIGSTOP), because an idle SGLang scheduler polls without rest and would take
+a core from the other. Both are started anew several times. After each start one pair is not measured. The
+order alternates: ours, the peer, the peer, ours.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The bytes of a stream: what parsers of server-sent events see, OpenAI's SDKs first among them.
 
-HTML living standard, section 9.2 "Server-sent events"; docs/api.md has the rules in words.
+HTML living standard, section 9.2 "Server-sent events"; docs/resume.md has the rules in words.
 """
 
 from __future__ import annotations

@@ -60,6 +60,7 @@ def _no_effect(*kinds: type, max_entries: int | None = None, max_chars: int | No
     return Parameter(kinds, to_engine=False, max_entries=max_entries, max_chars=max_chars)
 
 
+_OF_KEY = "is set by an admin for the key, not by a request"
 _SERVER_SETS = "is set by the server"
 _ONE_PROCESS = "belongs to multi-node SGLang deployments"
 _NOT_RETURNED = "asks for engine internals, which this server does not return"
@@ -80,7 +81,8 @@ _ID_CHARS = 128
 _NAME_CHARS = 512
 """OpenAI allows 64 for `safety_identifier`; agents send longer ones as `user`."""
 _QUOTED_CHARS = 64
-_SERVERS_OWN = ("stream", "stream_options", "moderation")
+_SERVERS_OWN = ("stream", "stream_options", "moderation", "store", "conversation_id", "parent_id")
+"""Honoured by the server itself; the engine does not get them."""
 
 PARAMETERS: Mapping[str, Parameter] = {
     "model": Parameter((str,), max_chars=_NAME_CHARS),
@@ -132,7 +134,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "metadata": _no_effect(dict, max_entries=MAX_METADATA),
     "safety_identifier": _no_effect(str, max_chars=_NAME_CHARS),
     "prompt_cache_key": _no_effect(str, max_chars=_NAME_CHARS),
-    "service_tier": _refused("is the key's, not the request's", "auto", "default"),
+    "service_tier": _refused(_OF_KEY, "auto", "default"),
     "modalities": _refused("other than text are not served", ["text"]),
     # Refused
     "audio": _refused(_NO_MEDIA),
@@ -141,15 +143,15 @@ PARAMETERS: Mapping[str, Parameter] = {
     "functions": _refused("is deprecated; use tools"),
     "function_call": _refused("is deprecated; use tool_choice"),
     "verbosity": _refused("is not supported by the engine; say it in the messages"),
-    "prompt_cache_retention": _refused("the prefix cache keeps what fits"),
-    "priority": _refused("is the key's, not the request's"),
+    "prompt_cache_retention": _refused("cannot be chosen; the prefix cache keeps what fits"),
+    "priority": _refused(_OF_KEY),
     "rid": _refused(_SERVER_SETS),
     "cache_salt": _refused(_SERVER_SETS),
     "extra_key": _refused(_SERVER_SETS),
     "lora_path": _refused("adapters are chosen by the operator"),
     "session_id": _refused("use conversations instead of engine sessions"),
     "session_params": _refused("use conversations instead of engine sessions"),
-    "custom_logit_processor": _refused("would run the caller's code"),
+    "custom_logit_processor": _refused("would run the caller's code in the engine"),
     "stop_regex": _refused("a pattern that backtracks would stall everyone's generation; use stop"),
     "custom_params": _refused("belongs to custom_logit_processor"),
     "input_ids": _refused("send messages; the server renders them"),
@@ -308,27 +310,42 @@ def treatment(name: str) -> Literal["honoured", "ignored", "refused"]:
 
 
 def markdown() -> str:
-    """The tables of docs/parameters.md."""
+    """The tables of docs/parameters.md. Parameters that are refused for one reason share a row."""
     honoured = ["| parameter | type | range |", "|---|---|---|"]
     unheeded = ["| parameter | type | range |", "|---|---|---|"]
-    refused = ["| parameter | why | passes |", "|---|---|---|"]
+    refused: dict[tuple[str, str], list[str]] = {}
     for name, p in PARAMETERS.items():
         kinds = " or ".join(_kind_names(p.kinds))
         treated = treatment(name)
-        if treated == "refused":
+        if p.refusal is not None:
             passes = ", ".join(f"`{orjson.dumps(v).decode()}`" for v in p.accepts)
-            refused.append(f"| `{name}` | {p.refusal} | {passes} |")
+            refused.setdefault((p.refusal, passes), []).append(f"`{name}`")
         elif treated == "honoured":
-            honoured.append(f"| `{name}` | {kinds} | {_range(p)} |")
+            honoured.append(f"| `{name}` | {kinds} | {_RANGES.get(name) or _range(p)} |")
         else:
-            unheeded.append(f"| `{name}` | {kinds} | {_range(p)} |")
+            unheeded.append(f"| `{name}` | {kinds} | {_RANGES.get(name) or _range(p)} |")
+    rows = [f"| {', '.join(names)} | {why} | {passes} |" for (why, passes), names in refused.items()]
     parts = [
         ("Honoured", honoured),
         ("Accepted, and without effect on the answer", unheeded),
-        ("Refused with `unsupported_parameter`", refused),
+        ("Refused", ["| parameter | why | values that pass |", "|---|---|---|", *rows]),
     ]
-    tables = ["\n".join([f"## {title}", "", *rows, ""]) for title, rows in parts]
+    tables = ["\n".join([f"## {title}", "", *table, ""]) for title, table in parts]
     return "\n".join([*tables, template_switches.markdown()])
+
+
+_RANGES: Mapping[str, str] = {
+    "stop": f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS:,} characters",
+    "stop_token_ids": f"at most {MAX_STOPS} token ids",
+    "logit_bias": f"at most {MAX_BIASES:,} token ids, each with a number from -100 to 100",
+    "metadata": f"at most {MAX_METADATA} entries; names of at most {MAX_METADATA_NAME_CHARS} characters,"
+    f" strings of at most {MAX_METADATA_CHARS}",
+    "seed": "-2^63 to 2^63 - 1; needs `temperature` 0, or a server with `enable_deterministic_inference`",
+    "top_logprobs": "0 to 20; needs `logprobs`",
+    "stream_options": "`include_usage` and `continuous_usage_stats`; needs `stream`",
+    "moderation": '`{"model": "omni-moderation-latest"}`',
+}
+"""What the tables show beyond `Parameter`; `check_values` and app.api.schema.wire enforce it."""
 
 
 def _range(parameter: Parameter) -> str:
