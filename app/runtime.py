@@ -27,7 +27,8 @@ from app.engine_factory import (
 from app.errors import Draining, EngineNotReady, UnknownModel
 from app.generation.history import History
 from app.generation.journal import Journal
-from app.generation.safety_check import NoChecks, Screen
+from app.generation.request_safety import SafetyOf, Unscreened
+from app.generation.safety_check import SafetyService
 from app.log import where
 from app.metering.abuse import AbuseWatch
 from app.metering.balance import Balance
@@ -108,22 +109,36 @@ class Runtime:
         self.num_reconciled = 0
         """Requests that a dead process had left open and this one's start has settled."""
         self.journal = Journal(
-            self.database, self.prices, self.balance, self.traffic, log, settings.retention_s
+            self.database,
+            self.prices,
+            self.balance,
+            self.traffic,
+            log,
+            settings.retention_s,
+            on_settled=self.budgets.settled,
         )
-        self.journal.on_settled = self.budgets.settled
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self._timekeepers: list[asyncio.Task[None]] = []
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
-        self.screen = self._build_screen(load_models or load)
+        self.safety = self.build_safety(load_models or load)
         """None with `safety` off; so are the two below."""
-        self.policies = None if self.screen is None else self.screen.policies
-        self.moderator = None if self.screen is None else Moderator(self.screen.prompts, self.screen.policies)
+        self.policies = None if self.safety is None else self.safety.policies
+        self.moderator = None if self.safety is None else Moderator(self.safety.prompts, self.safety.policies)
         self.guard_engine = build_guard_engine(settings, self._guard_died)
         self.guard: GuardTier | None = None
         """None without `safety_guard_model`, and until its engine has started."""
-        self.checks = self.screen or NoChecks()
-        self.pipeline = Pipeline(
-            self.places, self.history, self.journal, self.traffic, self.checks, log, self.prefixes
+        self.pipeline = self.build_pipeline(Unscreened if self.safety is None else self.safety.of)
+
+    def build_pipeline(self, safety_of: SafetyOf) -> Pipeline:
+        """The way of a request through these parts, with this safety along it."""
+        return Pipeline(
+            places=self.places,
+            history=self.history,
+            journal=self.journal,
+            traffic=self.traffic,
+            safety_of=safety_of,
+            prefixes=self.prefixes,
+            log=self.log,
         )
 
     def _build_places(self) -> tuple[Places, Router | None]:
@@ -149,14 +164,14 @@ class Runtime:
         admission.abort_unread = lambda: streams.abort_unread(engine.model.id)
         return Place(engine, admission, name)
 
-    def _build_screen(self, load_models: ModelLoader) -> Screen | None:
+    def build_safety(self, load_models: ModelLoader) -> SafetyService | None:
         """The screens and their policy; None with `safety` off. Raises SettingsError."""
         settings, counters = self.settings, self.safety_counters
         if settings.safety == "off":
             return None
         models = load_models()
         path = Path(settings.safety_policy) if settings.safety_policy else None
-        return Screen(
+        return SafetyService(
             PromptScreen(
                 models.prompts,
                 counters,
@@ -168,6 +183,7 @@ class Runtime:
             counters,
             self.database,
             self.log,
+            guard=lambda: self.guard,
             fail_open=settings.safety_fail_open,
         )
 
@@ -184,8 +200,8 @@ class Runtime:
         Raises StoreRefused, EngineFailed.
         """
         await self.open_store()
-        if self.screen is not None:
-            await self.screen.start()
+        if self.safety is not None:
+            await self.safety.start()
         self.num_reconciled = await self.journal.reconcile()
         if self.num_reconciled:
             hint = "a process ended without settling them"
@@ -209,8 +225,6 @@ class Runtime:
         if self.guard_engine is not None:
             await self.guard_engine.start()
             self.guard = build_guard(self.settings, self.guard_engine, self.safety_counters)
-            if self.screen is not None:
-                self.screen.guard = self.guard
         # In a thread: a large vocabulary takes half a second.
         self.limiter.count_text, exact = await asyncio.to_thread(
             lambda: text_counter(self.engine.tokenizer_json())
@@ -350,5 +364,5 @@ class Runtime:
                 await close()
             except Exception as exc:  # noqa: BLE001  # the rest must be closed all the same
                 self.log.error("close_failed", error=where(exc))
-        if self.screen is not None:
-            self.screen.prompts.close()
+        if self.safety is not None:
+            self.safety.prompts.close()

@@ -27,19 +27,20 @@ TITLE_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request with its history before it, and the turn to store; None for one that is not stored.
+class LoadedTurn:
+    """A request with its conversation's messages in front.
 
-    `runs` are the seqs of the answers whose ids stand in the request's `past`, in its order.
-    `strikes` is how many turns of its conversation safety has blocked. `stored` are the messages that
-    come from the store: whether each is an answer of this server.
+    `stored_turn` is what is to be stored of it; None where nothing is. `run_seqs` are the seqs of the
+    answers whose ids stand in the request's `past`, in its order. `strikes` is how many turns of its
+    conversation safety has blocked. `from_store` are the messages that come from the store: whether each
+    is an answer of this server.
     """
 
     request: ChatRequest
-    turn: NewTurn | None = None
-    runs: Sequence[int] = ()
+    stored_turn: NewTurn | None = None
+    run_seqs: Sequence[int] = ()
     strikes: int = 0
-    stored: Sequence[bool] = ()
+    from_store: Sequence[bool] = ()
 
 
 class History:
@@ -70,12 +71,12 @@ class History:
         finally:
             self._busy.discard(claimed)
 
-    async def load(self, request: ChatRequest) -> Asked:
+    async def load(self, request: ChatRequest) -> LoadedTurn:
         """The request with its conversation's messages in front. Raises NotFound, StorageUnavailable."""
         if request.conversation_id is None:
-            return Asked(request)
+            return LoadedTurn(request)
         if request.new_conversation:
-            return Asked(request, _turn(request, None))
+            return LoadedTurn(request, _turn(request, None))
         conversation_id, parent_id = request.conversation_id, request.parent_id
 
         def load(connection: sqlite3.Connection) -> Branch:
@@ -94,7 +95,7 @@ class History:
             past=[_ids(run) for _, run in past.runs],
         )
         runs = [seq for seq, _ in past.runs]
-        return Asked(with_history, _turn(request, past), runs, past.strikes, past.answered)
+        return LoadedTurn(with_history, _turn(request, past), runs, past.strikes, past.answered)
 
 
 def new_conversation_id() -> str:

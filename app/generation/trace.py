@@ -36,11 +36,11 @@ class Trace:
         if self._first_token_s is None and delta.token_ids:
             self._first_token_s = time.monotonic()
 
-    def finished(self, delta: Delta) -> None:
-        """A choice's last delta goes out."""
-        assert delta.finish_reason is not None
-        self._finish_reasons[delta.choice] = delta.finish_reason
-        self._last_token_s = time.monotonic()
+    def released(self, delta: Delta) -> None:
+        """A delta goes out; with its finish reason, a choice's last one."""
+        if delta.finish_reason is not None:
+            self._finish_reasons[delta.choice] = delta.finish_reason
+            self._last_token_s = time.monotonic()
 
     def failed(self, code: str) -> None:
         """The request ended in an error."""
@@ -52,7 +52,7 @@ class Trace:
         return "abort" in self._finish_reasons.values()
 
     @property
-    def outcome(self) -> str:
+    def finish(self) -> str:
         """How the request ended: an error's code, or the choices' finish reasons."""
         return self._error or ",".join(sorted(set(self._finish_reasons.values()))) or "abort"
 

@@ -148,6 +148,14 @@ class TokenStream:
         self._ring.append_special(Notice(field, value))
         self._call_soon(self._wake)
 
+    def conclude(self, usage: Usage, moderation: Mapping[str, Any] | None) -> None:
+        """Release what follows the last token: what the screens say, and the bill."""
+        if moderation is not None:
+            self.notice("moderation", moderation)
+        self.usage = usage_body(usage)
+        if self.request.include_usage:
+            self.notice("usage", self.usage)
+
     def close(self) -> None:
         """End the stream: nothing follows."""
         self._end(Done())

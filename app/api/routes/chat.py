@@ -168,7 +168,8 @@ class ChatRoutes:
         # An answer in one piece needs its beginning too, and has nobody who reads along.
         limit_bytes = None if streaming else ONE_PIECE * self._settings.stream_bytes
         stream = self._streams.create(chat, ChunkWire(chat), limit_bytes=limit_bytes)
-        self._streams.run(stream, self._runtime.pipeline.serve(chat, stream, lease, allowance, key))
+        serving = self._runtime.pipeline.serve(chat, stream, key=key, lease=lease, allowance=allowance)
+        self._streams.run(stream, serving)
         return stream
 
     async def _follow(

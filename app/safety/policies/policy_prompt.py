@@ -21,7 +21,7 @@ _REMEMBERED = 64
 Message = Mapping[str, Any]
 
 
-class Aligned:
+class PolicyPrompt:
     """Renders requests with a text in front; knows what it costs."""
 
     def __init__(self) -> None:

@@ -24,11 +24,11 @@ from app.safety.text.turns import SLICE_CHARS, Message, Read, Turns, slices, tur
 from app.safety.verdict import Policed, Quick, Scores, ScreenFailed, Stage, Verdict, harm, highest, stricter
 
 TIMEOUT_S = 10.0
-"""From the call of `full` to its verdict, the wait for the thread included; for long texts there is more."""
+"""What `full_verdict` may take, the wait for the thread included; for long texts there is more."""
 CHARS_A_SECOND = 20_000
 """What is read in another second of it, on a slow machine that has others to read for."""
 QUICK_CHARS = 2 * SLICE_CHARS
-"""What `fast` reads of one text: the whole of it, or its first and last slice."""
+"""What `ngram_verdict` reads of one text: the whole of it, or its first and last slice."""
 QUICK_EARLIER = 3
 """How many earlier turns `fast` scores that it does not know yet; `full` scores all."""
 LOOKED_AT = 512
@@ -95,14 +95,14 @@ class PromptScreen:
         self._quick = Remembered[Scores](REMEMBERED)
         self._thorough = Remembered[Scores](REMEMBERED)
 
-    def fast(self, said: Said, policy: Policed, strikes: int = 0) -> Verdict:
-        """The verdict of the n-grams, on the loop. It blocks only what it is surer of than `full` need be.
+    def ngram_verdict(self, said: Said, policy: Policed, strikes: int = 0) -> Verdict:
+        """The verdict of the n-grams, on the loop. It needs stronger evidence to block than `full_verdict`.
 
         Raises ScreenFailed.
         """
-        return self.glance(said, policy, strikes)[0]
+        return self.prescreen(said, policy, strikes)[0]
 
-    def glance(
+    def prescreen(
         self, said: Said, policy: Policed, strikes: int = 0, *, scored: bool = True
     ) -> tuple[Verdict, bool]:
         """The verdict of the n-grams, and whether it is the last: all was read, and little harm found.
@@ -125,7 +125,7 @@ class PromptScreen:
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
             return self._failed("ngrams", "error", policy, exc), False
 
-    async def full(
+    async def full_verdict(
         self, said: Said, policy: Policed, strikes: int = 0, *, head_start_s: float = 0.0
     ) -> Verdict:
         """The verdict of n-grams and encoder, in the thread; of every character. Raises ScreenFailed.
@@ -146,10 +146,10 @@ class PromptScreen:
         except Exception as exc:  # noqa: BLE001  # same
             return self._failed("encoder", "error", policy, exc)
 
-    async def both(self, said: Said, policy: Policed, strikes: int = 0) -> Verdict:
-        """What a request would meet, with the scores of `full` in any case. Raises ScreenFailed."""
-        first, sure = self.glance(said, policy, strikes)
-        second = await self.full(said, policy, strikes)
+    async def evaluate(self, said: Said, policy: Policed, strikes: int = 0) -> Verdict:
+        """What a request would meet, with the scores of `full_verdict` in any case. Raises ScreenFailed."""
+        first, sure = self.prescreen(said, policy, strikes)
+        second = await self.full_verdict(said, policy, strikes)
         return replace(first if sure else stricter(first, second), scores=second.scores)
 
     def close(self) -> None:
@@ -157,17 +157,19 @@ class PromptScreen:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _clear(self, turns: Turns, policy: Policed, looked: dict[str, Quick]) -> tuple[Verdict, bool] | None:
-        """What `glance` says to a prompt of so little harm that no category can do anything; None to others.
+        """The verdict on a prompt of so little harm that no category can do anything; None for others.
 
         What is read for it is left in `looked`.
         """
         if not _is_read_whole(turns):
             return None
-        most = 0.0
+        highest_harm = 0.0
         for text, weight, watch in (*turns.newest, *turns.earlier):
-            most = max(most, self._harm(text, looked) * (1.0 if watch else weight))
-        verdict = policy.clear_prompt(most, "ngrams")
-        return None if verdict is None else (verdict, most < self._sure_below)
+            highest_harm = max(highest_harm, self._harm(text, looked) * (1.0 if watch else weight))
+        verdict = policy.clear_prompt(highest_harm, "ngrams")
+        if verdict is None or policy.clear_prompt(highest_harm, "encoder") is None:
+            return None  # whose scores say whether the model is to be strict
+        return verdict, highest_harm < self._sure_below
 
     def _look(self, turns: Turns, looked: Mapping[str, Quick]) -> tuple[Scores, Scores]:
         """The scores by weight, and those of the texts that are to be watched, as they are."""
@@ -317,7 +319,7 @@ def _at_least_watched(verdict: Verdict, doubted: Verdict) -> Verdict:
 
 
 def _is_read_whole(turns: Turns) -> bool:
-    """Whether `fast` has read all of it."""
+    """Whether `ngram_verdict` has read all of it."""
     if len(turns.earlier) > QUICK_EARLIER:
         return False
     return max((len(read.text) for read in (*turns.newest, *turns.earlier)), default=0) <= QUICK_CHARS

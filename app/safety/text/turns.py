@@ -71,6 +71,8 @@ class Turns(NamedTuple):
     """The users' turns that were not judged before."""
     answers: Sequence[str] = ()
     """The fields of answers that were not."""
+    recent: Sequence[str] = ()
+    """The newest users' turns, as many as are joined, oldest first."""
 
 
 def turns_of(messages: Sequence[Message]) -> Turns:
@@ -110,7 +112,8 @@ def read_request(body: Mapping[str, Any], known: Knows | None = None, stored: Se
         else:
             others.append(_instructions(text))
     fresh_users = [text for text, is_judged in users if not is_judged]
-    return Turns(_newest(users), others + _before(users), fresh_users, answers)
+    recent = [text for text, _ in users[-JOINED_TURNS:]]
+    return Turns(_newest(users), others + _before(users), fresh_users, answers, recent)
 
 
 def conversation_of(
