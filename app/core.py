@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 Channel = Literal["text", "reasoning", "tool"]
 """What a delta's text is: answer, reasoning, or the arguments of a tool call."""
@@ -28,6 +28,22 @@ class Counts(NamedTuple):
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+
+
+class Usage(NamedTuple):
+    """What a request took: cached tokens are a part of the prompt's, the last two of the completion's."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    withheld_tokens: int = 0
+    """Generated, and not released to anyone."""
+
+    @property
+    def told_tokens(self) -> int:
+        """Tokens of the prompt, and of the answer as far as it was released."""
+        return self.prompt_tokens + self.completion_tokens - self.withheld_tokens
 
 
 def total_counts(counts: Mapping[int, Counts]) -> Counts:
@@ -180,6 +196,71 @@ class EngineLoad:
     """How often it set aside a running request for lack of memory, since it started; of those that ended.
 
     Servers elsewhere do not say."""
+
+
+Scope = Literal["chat", "admin"]
+Tier = Literal["interactive", "standard", "batch"]
+SafetyLevel = Literal["standard", "strict"]
+Degrading = Literal["on", "off"]
+Grammars = Literal["all", "schemas"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+TIERS: tuple[Tier, ...] = get_args(Tier)
+SAFETY_LEVELS: tuple[SafetyLevel, ...] = get_args(SafetyLevel)
+"""The policy as it is, or tightened; a key cannot loosen it."""
+DEGRADING: tuple[Degrading, ...] = get_args(Degrading)
+"""Whether less may be done for its requests while the server is too full, where they do not say."""
+GRAMMARS: tuple[Grammars, ...] = get_args(Grammars)
+"""What may constrain its answers: any grammar, or JSON schemas and tools alone."""
+
+LOCAL_OWNER = "local"
+"""The owner of what is done without a stored key: in open mode, or with the setting `api_key`."""
+MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTerms:
+    """What can be changed about a key. None is without limit; money in micro-dollars, times in us."""
+
+    name: str
+    scope: Scope = "chat"
+    tier: Tier = "standard"
+    weight: float = 1.0
+    """Its part of the tokens served within the tier, beside the others' weights."""
+    rpm: int | None = None
+    tpm: int | None = None
+    max_streams: int | None = None
+    budget_micro_usd: int | None = None
+    models: tuple[str, ...] | None = None
+    expires_at_us: int | None = None
+    safety: SafetyLevel = "standard"
+    degrade: Degrading = "on"
+    grammars: Grammars = "all"
+
+
+class Secret(NamedTuple):
+    """One secret of a key, and until when it is valid once another has taken its place."""
+
+    digest: bytes
+    ends_at_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key as it is stored. A revoked one has no secrets."""
+
+    id: str
+    owner: str
+    terms: KeyTerms
+    created_at_us: int
+    revoked_at_us: int | None = None
+    secrets: tuple[Secret, ...] = ()
+
+    def status(self, at_us: int) -> Literal["active", "expired", "revoked"]:
+        """Whether it is let in at that time, and why not."""
+        if self.revoked_at_us is not None:
+            return "revoked"
+        expires_at_us = self.terms.expires_at_us
+        return "active" if expires_at_us is None or at_us < expires_at_us else "expired"
 
 
 class Health(enum.Enum):

@@ -13,7 +13,7 @@ from functools import partial
 from structlog.typing import FilteringBoundLogger
 
 from app.admission.ticket import Ticket
-from app.core import ChatRequest, Prompt
+from app.core import ChatRequest, Key, Prompt
 from app.errors import Cancelled, ContextOverflow
 from app.generation.context import GenerationContext
 from app.generation.engine_run import EngineRun
@@ -29,7 +29,6 @@ from app.metering.limiter import UNLIMITED, Lease
 from app.metering.traffic import Traffic
 from app.prefix_report.report import PrefixReport
 from app.routing.backend import Place, Places
-from app.store.keys import Key
 from app.stream.token_stream import TokenStream
 
 

@@ -32,9 +32,8 @@ from app.admission.tenants import Lanes
 from app.admission.throughput import Throughput
 from app.admission.throughput_profile import Pace
 from app.admission.ticket import Knock, Ticket, prompt_guess
-from app.core import ChatRequest, Delta, Engine, Health, Prompt
+from app.core import ChatRequest, Delta, Engine, Health, Key, Prompt
 from app.errors import Cancelled, ServingError
-from app.store.keys import Key
 
 POLL_S = 0.25
 AT_ONCE_S = 0.1

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from app import settings
+from app.core import SAFETY_LEVELS
 from app.metering.traffic import Histogram
 from app.safety.categories import name_of
 from app.safety.classifiers import bundled_models as shipped
@@ -26,7 +27,6 @@ from app.safety.evaluation.replies import NotedModel, halts, stream
 from app.safety.policies.policy import Policies, Policy
 from app.safety.screens.prompt_screen import PromptScreen
 from app.safety.verdict import Verdict, harm, stricter
-from app.store.keys import SAFETY_LEVELS
 
 EXIT_OK = 0
 _TIMEOUT_S = 600.0

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.admission.ticket import Ticket
-from app.core import ChatRequest
+from app.core import ChatRequest, Key
 from app.generation.journal_entry import JournalEntry
 from app.generation.request_safety import RequestSafety
 from app.generation.trace import Trace
-from app.store.keys import Key
 from app.stream.token_stream import TokenStream
 
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import orjson
 
-from app.core import ChatRequest, Counts, Delta, Prompt
+from app.core import ChatRequest, Counts, Delta, Prompt, Usage
 from app.generation.history import LoadedTurn
 from app.store.conversations import FinishedAnswer, Status
-from app.store.ledger import Price, Terms, Usage
+from app.store.ledger import Price, Terms
 from app.stream.token_stream import SHUTDOWN, STORAGE, TokenStream, first_of
 from app.stream.transcript import Answer
 

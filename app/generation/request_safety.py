@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from app.core import ChatRequest, Counts, Delta, Engine, Prompt
+from app.core import ChatRequest, Counts, Delta, Engine, Key, Prompt
 from app.generation.history import LoadedTurn
 from app.safety import moderation
 from app.safety.verdict import Verdict
-from app.store.keys import Key
 from app.stream.token_stream import TokenStream
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from app.core import ChatRequest, Counts, Engine, Prompt
+from app.core import ChatRequest, Counts, Engine, Key, Prompt
 from app.errors import ContentFiltered, ReplayExpired
 from app.generation.history import LoadedTurn
 from app.generation.request_safety import AnswerScreen, RequestSafety
@@ -30,7 +30,6 @@ from app.safety.text.turns import Message, Turns, conversation_of, read_request,
 from app.safety.verdict import ScreenFailed, Verdict, stricter
 from app.store import conversations, safety_events
 from app.store.database import Database
-from app.store.keys import Key
 from app.store.safety_events import SafetyEvent, Subject
 from app.stream.token_stream import TokenStream
 from app.stream.transcript import answers

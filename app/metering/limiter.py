@@ -18,11 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Literal, NoReturn, get_args
 
-from app.core import ChatRequest, Counts, Prompt
+from app.core import TIERS, ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import RateLimited, TokensLimited
 from app.metering.estimate import Answer, CountText, bytes_estimate, expected_answer, prompt_estimate
 from app.metering.window import Charge, Window
-from app.store.keys import TIERS, Key, Terms
 
 Reason = Literal["requests", "tokens", "tokens_rendered", "too_large", "streams", "budget", "reads"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
@@ -292,7 +291,7 @@ class Limiter:
             terms.max_streams is None or usage.streams < terms.max_streams
         )
 
-    def advance(self, terms: Terms, usage: _Usage) -> None:
+    def advance(self, terms: KeyTerms, usage: _Usage) -> None:
         """Bring a key's windows up to now."""
         now_s = self.clock_s()
         if terms.rpm is not None:
@@ -384,5 +383,5 @@ def duration_text(duration_s: float) -> str:
     return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
 
 
-def _limited(terms: Terms) -> bool:
+def _limited(terms: KeyTerms) -> bool:
     return not (terms.rpm is None and terms.tpm is None and terms.max_streams is None)

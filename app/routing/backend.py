@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from app.admission.controller import Admission
-from app.core import ChatRequest, Engine, Health
+from app.core import ChatRequest, Engine, Health, Key, Tier
 from app.errors import EngineNotReady
-from app.store.keys import Key, Tier
 
 PRIORITIES: Mapping[Tier, int] = {"interactive": 20, "standard": 10, "batch": 0}
 """SGLang sets a request aside for one that is more than ten above it: batch for interactive, no other."""

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from app.core import ChatRequest, Counts, Delta, total_counts
+from app.core import ChatRequest, Counts, Delta, Usage, total_counts
 from app.errors import (
     Cancelled,
     Draining,
@@ -24,7 +24,6 @@ from app.errors import (
     ServingError,
     StorageUnavailable,
 )
-from app.store.ledger import Usage
 from app.store.usage_body import usage_body
 from app.stream.reader import Reader
 from app.stream.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, Special, ToolStarted

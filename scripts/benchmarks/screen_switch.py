@@ -14,10 +14,9 @@ from typing import Any
 
 from app.api import server
 from app.cli.main import main
-from app.core import ChatRequest
+from app.core import ChatRequest, Key
 from app.generation.request_safety import RequestSafety, SafetyOf, Unscreened
 from app.runtime import Runtime
-from app.store.keys import Key
 from scripts.benchmarks.encoder_set import load_models
 
 SEEDS = {"on": 1, "off": 2}

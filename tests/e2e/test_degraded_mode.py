@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from app.core import ChatRequest
+from app.core import ChatRequest, KeyTerms
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import Overloaded
 from app.routing.degraded_mode import Step
 from app.runtime import Runtime
 from app.store import keys
 from app.store.key_table import now_us
-from app.store.keys import Terms
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Connection, Stream, until
 
@@ -172,7 +171,7 @@ async def test_what_the_mode_leaves_alone(pressed: Pressed) -> None:
 async def test_a_key_may_insist_for_all_its_requests(pressed: Pressed) -> None:
     """`degrade` off; one request may still say otherwise."""
     runtime = pressed.served.runtime
-    issued = await runtime.database.write(lambda c: keys.create(c, Terms("k", degrade="off"), now_us()))
+    issued = await runtime.database.write(lambda c: keys.create(c, KeyTerms("k", degrade="off"), now_us()))
     await runtime.keys.load()
     go_to(runtime, Step.SHORT)
     bearer = {"authorization": f"Bearer {issued.text}"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from app.core import Health
+from app.core import Health, KeyTerms
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import EngineNotReady
 from app.runtime import Runtime
@@ -19,7 +19,6 @@ from app.safety.screens.stream_terms import Listener
 from app.safety.verdict import Quick, Scores
 from app.settings import Settings, SettingsError
 from app.store import key_table, keys
-from app.store.keys import Terms
 from tests.support.policies import WordClassifier, write_models
 from tests.support.screens import WordModel, speaking
 from tests.support.servers import Serve, Served, chat
@@ -289,7 +288,9 @@ async def test_what_cannot_be_remembered_of_an_answer_leaves_nothing_open(serve:
     """The answer is whole, its lease and its journal line are settled, and the next one is answered."""
     served = await served_by(serve, tmp_path, WordClassifier())
     at_us = key_table.now_us()
-    issued = await served.runtime.database.write(lambda c: keys.create(c, Terms("a", max_streams=1), at_us))
+    issued = await served.runtime.database.write(
+        lambda c: keys.create(c, KeyTerms("a", max_streams=1), at_us)
+    )
     await served.runtime.keys.load()
     key = {"authorization": f"Bearer {issued.text}"}
 

@@ -18,13 +18,12 @@ from app.api.http.rate_limit_headers import STREAM_ID
 from app.api.http.sse import CONNECTION, ChunkWire, EventStream
 from app.api.routes.model_selection import Choice, Wishes
 from app.api.schema.wire import parse_chat_request
-from app.core import ChatRequest, IdempotencyKey
+from app.core import ChatRequest, IdempotencyKey, Key
 from app.errors import BadRequest, NotFound, Overloaded, ReplayPositionUnknown, Unavailable
 from app.metering.budget import Allowance
 from app.metering.limiter import UNLIMITED, Lease
 from app.routing.backend import sorted_in
 from app.runtime import ONE_PIECE, Runtime
-from app.store.keys import Key
 from app.stream.token_stream import TokenStream
 
 

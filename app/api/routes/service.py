@@ -10,13 +10,12 @@ from starlette.responses import JSONResponse, Response
 
 from app.admission.controller import Admission
 from app.api.http.auth import Gatekeeper
-from app.core import ModelCard
+from app.core import TIERS, ModelCard
 from app.errors import EngineNotReady
 from app.metering.pricing import as_usd_per_1k
 from app.routing.backend import Place
 from app.routing.degraded_mode import Step
 from app.runtime import Runtime
-from app.store.keys import TIERS
 
 
 class ServiceRoutes:

@@ -8,10 +8,9 @@ from typing import cast
 
 import pytest
 
-from app.core import ChatRequest, Counts, Delta, Prompt
+from app.core import ChatRequest, Counts, Delta, Prompt, Usage
 from app.generation.history import LoadedTurn
 from app.generation.journal_entry import Ids, JournalEntry, Outcome
-from app.store.ledger import Usage
 from app.stream.token_stream import SHUTDOWN, STORAGE, TokenStream
 
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from app.api.schema.wire import parse_chat_request
-from app.core import ChatRequest, Counts, Prompt
+from app.core import ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import BadRequest, RateLimited, TokensLimited
 from app.metering.limiter import UNLIMITED, KeyLease, Lease, Limiter, duration_text
-from app.store.keys import Key, Terms
 
 
 class Clock:
@@ -39,7 +38,7 @@ def limiter(clock: Clock) -> Limiter:
 
 def key(**terms: Any) -> Key:
     """A key with these limits."""
-    return Key("tr-a", "ann", Terms("ann", **terms), 0)
+    return Key("tr-a", "ann", KeyTerms("ann", **terms), 0)
 
 
 def asked(words: int = 2, **parameters: Any) -> ChatRequest:
@@ -130,7 +129,7 @@ def test_the_expected_answer_follows_the_keys_own(limiter: Limiter) -> None:
     for _ in range(40):
         taken(limiter, key(tpm=10_000), asked()).settle({0: Counts(10, 20)})
     assert reserved(limiter, key(tpm=10_000), asked()).tokens == 10 + 21
-    other = Key("tr-b", "bob", Terms("bob", tpm=10_000), 0)
+    other = Key("tr-b", "bob", KeyTerms("bob", tpm=10_000), 0)
     assert reserved(limiter, other, asked()).tokens == 10 + 256
 
 
