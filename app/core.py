@@ -31,7 +31,7 @@ class Counts(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a request took: cached tokens are a part of the prompt's, the last two of the completion's."""
+    """The tokens of a request. Cached ones are among the prompt's, the last two among the completion's."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -210,7 +210,7 @@ SAFETY_LEVELS: tuple[SafetyLevel, ...] = get_args(SafetyLevel)
 DEGRADING: tuple[Degrading, ...] = get_args(Degrading)
 """Whether less may be done for its requests while the server is too full, where they do not say."""
 GRAMMARS: tuple[Grammars, ...] = get_args(Grammars)
-"""What may constrain its answers: any grammar, or JSON schemas and tools alone."""
+"""The grammars that a key may send: all, or JSON schemas and tools alone."""
 
 LOCAL_OWNER = "local"
 """The owner of what is done without a stored key: in open mode, or with the setting `api_key`."""
@@ -219,13 +219,13 @@ MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
 
 @dataclass(frozen=True, slots=True)
 class KeyTerms:
-    """What can be changed about a key. None is without limit; money in micro-dollars, times in us."""
+    """The terms of a key, which can be changed. None is no limit; money in micro-dollars, times in us."""
 
     name: str
     scope: Scope = "chat"
     tier: Tier = "standard"
     weight: float = 1.0
-    """Its part of the tokens served within the tier, beside the others' weights."""
+    """The key's share of the tokens served within its tier, relative to the other keys' weights."""
     rpm: int | None = None
     tpm: int | None = None
     max_streams: int | None = None
@@ -316,7 +316,7 @@ class Engine(Protocol):
         """Stop all choices of `rid` at once; unknown and finished ids are ignored."""
         ...
 
-    def handed_over(self, rid: str) -> int:
+    def emitted_tokens(self, rid: str) -> int:
         """How many token ids were handed over for `rid` so far, all choices together.
 
         Counted where ids arrive, apart from `Delta.counts`. The call forgets a finished `rid`.

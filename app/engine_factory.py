@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from app.core import Engine
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.scripted.engine import Script, ScriptedEngine
-from app.engine.standby import Standby
+from app.engine.standby import SupervisedEngine
 from app.routing.router import AUTO
 from app.safety.counters import SafetyCounters
 from app.safety.guard.templates import GuardFormat, format_of
@@ -74,7 +74,7 @@ def _remote_engine(settings: Settings) -> Engine:
     return RemoteEngine(options, lambda facts: load_remote_model(facts, model))
 
 
-def build_small_engine(settings: Settings) -> Standby | None:
+def build_small_engine(settings: Settings) -> SupervisedEngine | None:
     """The engine of the second model, not yet started; None without one. Raises SettingsError.
 
     A child of this process, or, where `small_model` is `scripted` or `scripted:SHAPE`, a scripted engine.
@@ -87,7 +87,7 @@ def build_small_engine(settings: Settings) -> Standby | None:
     if kind == "scripted":
         script, name = Script.parse(shape), settings.small_served_model_name or "scripted-small"
         check_names(_large_name(settings), name)
-        return Standby(name, lambda on_exit: ScriptedEngine(script, name=name, on_death=on_exit))
+        return SupervisedEngine(name, lambda on_exit: ScriptedEngine(script, name=name, on_death=on_exit))
     options = SGLangOptions(
         model=settings.small_model,
         served_model_name=settings.small_served_model_name,
@@ -98,7 +98,7 @@ def build_small_engine(settings: Settings) -> Standby | None:
         grammar_check_s=settings.grammar_check_s,
     )
     check_names(_large_name(settings), options.name)
-    return Standby(options.name, lambda on_exit: child_engine(options, on_exit))
+    return SupervisedEngine(options.name, lambda on_exit: child_engine(options, on_exit))
 
 
 def _large_name(settings: Settings) -> str:

@@ -31,88 +31,86 @@ class Code(NamedTuple):
 
 CODES: Mapping[str, Code] = {
     # The request
-    "invalid_json": Code(400, "The body is not a JSON object, or has a name twice in one."),
+    "invalid_json": Code(400, "The body is not a JSON object, or an object in it has a name twice."),
     "invalid_encoding": Code(400, "The body is not UTF-8."),
-    "too_many_values": Code(400, "The body has more than 100,000 JSON values."),
-    "nesting_too_deep": Code(400, "The body nests arrays and objects too deeply."),
+    "too_many_values": Code(400, "The body has more than 100,000 JSON values; send fewer, longer texts."),
+    "nesting_too_deep": Code(400, "The body nests arrays and objects deeper than 64 levels."),
     "missing_parameter": Code(400, "A required parameter is absent."),
     "invalid_type": Code(400, "A parameter has the wrong JSON type."),
     "invalid_value": Code(400, "A parameter's value is out of range or cannot be read."),
-    "invalid_role": Code(400, "A message's `role` is none of OpenAI's."),
-    "unknown_parameter": Code(400, "No such parameter; nothing is dropped in silence."),
-    "unsupported_parameter": Code(400, "A parameter that this server or model cannot honour."),
-    "unsupported_content": Code(400, "A content part that the model cannot read, as an image."),
+    "invalid_role": Code(400, "The `role` of a message is none of OpenAI's."),
+    "unknown_parameter": Code(400, "There is no such parameter; remove it."),
+    "unsupported_parameter": Code(400, "This server, or the model, cannot honour the parameter."),
+    "unsupported_content": Code(400, "The model cannot read a content part, for example an image."),
     "grammar_too_slow": Code(
         400,
-        "The grammar would hold up everyone's answers, or did while it ran; says what it cost.",
+        "The grammar costs more time than one request may take; the message says how much.",
     ),
     "content_filter": Code(
         400,
-        "The prompt is blocked by the policy; `moderation` beside `error` says why. Nothing was generated.",
+        "The safety policy blocks the prompt; `moderation` beside `error` says why. No answer was sent.",
     ),
-    "context_length_exceeded": Code(400, "Messages and answer do not fit; says by how many tokens."),
-    "body_timeout": Code(400, "The body did not arrive in time."),
-    "body_too_large": Code(413, "The body is over `max_body_bytes`, or over what its route reads."),
+    "context_length_exceeded": Code(
+        400, "Prompt and answer do not fit the context; the message says by how many tokens."
+    ),
+    "body_timeout": Code(400, "The body did not arrive within `body_timeout_s`."),
+    "body_too_large": Code(413, "The body is over `max_body_bytes`, or over the bound of its route."),
     "headers_too_large": Code(431, "The request line and headers are over 64 KiB, or over 256 fields."),
     "invalid_http": Code(400, "The bytes are not an HTTP request."),
-    "cancelled": Code(400, "The request was stopped before it was admitted."),
+    "cancelled": Code(400, "The request was cancelled before it was admitted."),
     # Who and where
-    "missing_api_key": Code(401, "The request has no API key."),
+    "missing_api_key": Code(401, "The request has no `Authorization: Bearer KEY`."),
     "invalid_api_key": Code(401, "The API key is unknown, expired or revoked."),
     "forbidden": Code(
-        403, "The key has no admin scope; or, where there are no keys, the request is not local."
+        403, "The route needs an admin key. In open mode: the request did not come from this machine."
     ),
     "grammar_forbidden": Code(
-        403, "The key's `grammars` are `schemas`: no `regex`, no `ebnf`, no structural tag."
+        403, "The key may use JSON schemas and tools only: no `regex`, `ebnf` or structural tag."
     ),
     "not_found": Code(404, "The object does not exist, or is not yours."),
-    "model_not_found": Code(404, "No model of that name is served here, or not to this key."),
+    "model_not_found": Code(404, "No model of that name is served, or the key may not use it."),
     "key_not_found": Code(404, "There is no key of that id."),
     "route_not_found": Code(404, "There is no such route."),
-    "method_not_allowed": Code(405, "The route has other methods; `Allow` names them."),
+    "method_not_allowed": Code(405, "The route has other methods; the header `Allow` names them."),
     # The key's limits
     "rate_limit_exceeded": Code(
         429,
-        "The key's requests or tokens of this minute, or generations at once; `type` says which."
-        " Or too many reads or moderations of one owner.",
+        "The key is at its limit of requests, tokens or generations, or its owner at that of reads"
+        " or moderations.",
     ),
     "insufficient_quota": Code(429, "The owner has used up the key's budget of this UTC month."),
-    "key_overloaded": Code(
-        429, "The server is full, and the key has more than its share of it running and waiting already."
-    ),
+    "key_overloaded": Code(429, "The server is full, and the key has more than its fair share of it."),
     # Streams
-    "stream_not_found": Code(404, "No such stream: unknown, not yours, or its retention has ended."),
-    "invalid_last_event_id": Code(400, "`Last-Event-ID` is no number, or was never sent."),
-    "events_expired": Code(410, "The events after `Last-Event-ID` are no longer held."),
-    "interrupted": Code(
-        500, "The server died while it answered; what follows was never generated or is lost."
-    ),
-    "conversation_not_found": Code(404, "No such conversation: unknown, not yours, deleted or purged."),
+    "stream_not_found": Code(404, "The stream is unknown, not yours, or its retention has ended."),
+    "invalid_last_event_id": Code(400, "`Last-Event-ID` is not a number, or no event of that id was sent."),
+    "events_expired": Code(410, "The events after `Last-Event-ID` have left the server's memory."),
+    "interrupted": Code(500, "The server was killed while it answered; the rest of the answer is lost."),
+    "conversation_not_found": Code(404, "The conversation is unknown, not yours, deleted or purged."),
     "conversation_too_long": Code(
-        400, "The branch to continue is longer than a turn can be; begin anew, or higher up."
+        400, "A turn cannot continue so many messages; begin anew, or continue from an earlier one."
     ),
     "message_not_found": Code(404, "The conversation has no such message."),
-    "conversation_busy": Code(409, "Another turn of this conversation is being answered."),
-    "invalid_cursor": Code(400, "`cursor` is not one that a list was answered with."),
-    "conflict": Code(409, "The request contradicts one the server already has."),
-    "idempotency_key_reused": Code(409, "The Idempotency-Key was used with another body."),
+    "conversation_busy": Code(409, "Another turn of this conversation is being answered; wait for its end."),
+    "invalid_cursor": Code(400, "`cursor` is not a `next_cursor` of this list."),
+    "conflict": Code(409, "The request contradicts what the server already has."),
+    "idempotency_key_reused": Code(409, "The `Idempotency-Key` was used with another body; use a new one."),
     # The server
-    "internal_error": Code(500, "A fault of the server's; the request may be sent again."),
-    "engine_failed": Code(500, "The engine died while it generated; the request may be sent again."),
+    "internal_error": Code(500, "A fault of the server; send the request again."),
+    "engine_failed": Code(500, "The engine died while it generated; send the request again."),
     "unavailable": Code(503, "The server cannot take the request now."),
-    "engine_not_ready": Code(503, "The engine is starting, or has died; see `/readyz`."),
+    "engine_not_ready": Code(503, "The engine is starting, or cannot be reached; see `/readyz`."),
     "engine_overloaded": Code(503, "The engine has no room for the request."),
-    "overloaded": Code(503, "The server is full: as much waits as can have its turn in time."),
-    "queue_timeout": Code(503, "The request waited for room as long as its key's tier may."),
+    "overloaded": Code(503, "The server is full, and the request would wait for too long."),
+    "queue_timeout": Code(503, "The request waited as long as its key's tier may."),
     "too_many_bodies": Code(
-        503, "Request bodies take all of `body_memory_bytes`, or more than the caller's share of it."
+        503, "Request bodies take all of `body_memory_bytes`, or more than this caller's part of it."
     ),
-    "too_many_streams": Code(503, "`max_live_streams` generations run already."),
+    "too_many_streams": Code(503, "`max_live_streams` generations are running."),
     "storage_unavailable": Code(
-        503, "Nothing can be written to the store now: disk full, locked, or broken."
+        503, "The store cannot be written or read now: disk full, locked, or broken."
     ),
     "safety_unavailable": Code(
-        503, "A safety screen failed or took too long, so this request was not answered; send it again."
+        503, "A safety check failed or took too long, so the request was not answered; send it again."
     ),
     "draining": Code(503, "The server is stopping."),
 }
@@ -396,10 +394,3 @@ class Interrupted(InternalError):
         error = super().as_body()["error"]
         assert isinstance(error, dict)
         return {"error": error | self._details}
-
-
-def markdown() -> str:
-    """The table of codes in docs/errors.md."""
-    rows = ["| code | status | meaning |", "|---|---|---|"]
-    rows += [f"| `{name}` | {code.status} | {code.meaning} |" for name, code in CODES.items()]
-    return "\n".join(rows) + "\n"

@@ -28,7 +28,7 @@ from app.metering.budget import Allowance
 from app.metering.limiter import UNLIMITED, Lease
 from app.metering.traffic import Traffic
 from app.prefix_report.report import PrefixReport
-from app.routing.backend import Place, Places
+from app.routing.backend import Backend, Backends
 from app.stream.token_stream import TokenStream
 
 
@@ -38,7 +38,7 @@ class Pipeline:
     def __init__(
         self,
         *,
-        places: Places,
+        backends: Backends,
         history: History,
         journal: Journal,
         traffic: Traffic,
@@ -46,7 +46,7 @@ class Pipeline:
         prefixes: PrefixReport,
         log: FilteringBoundLogger,
     ) -> None:
-        self._places = places
+        self._backends = backends
         self._history = history
         self._journal = journal
         self._traffic = traffic
@@ -64,7 +64,7 @@ class Pipeline:
         allowance: Allowance | None = None,
     ) -> None:
         """Take a checked request to its answer. Every way out ends `stream` and settles `lease`."""
-        backend, trace = self._places.of(request.model), Trace(request)
+        backend, trace = self._backends.of(request.model), Trace(request)
         check = self._safety_of(request, key)
         ending = RequestEnd(self._journal, self._traffic, self._log, trace, lease)
         with ending.of(stream, check, backend.engine), self._history.claim(request):
@@ -103,7 +103,7 @@ class Pipeline:
                 stream.close()
 
     async def _admit(
-        self, backend: Place, request: ChatRequest, prompt: Prompt, stream: TokenStream, key: Key | None
+        self, backend: Backend, request: ChatRequest, prompt: Prompt, stream: TokenStream, key: Key | None
     ) -> Ticket:
         """Wait for room in the engine, and for its turn, as long as the request is wanted."""
         admission = backend.admission
@@ -118,7 +118,7 @@ class Pipeline:
         return ticket
 
 
-async def _render(check: RequestSafety, backend: Place, request: ChatRequest) -> Prompt:
+async def _render(check: RequestSafety, backend: Backend, request: ChatRequest) -> Prompt:
     """The prompt as the model is to read it. Raises what `Engine.render` does."""
     try:
         return await check.render(backend.engine, request)

@@ -31,7 +31,7 @@ from app.generation.request_safety import SafetyOf, Unscreened
 from app.generation.safety_check import SafetyService
 from app.log import where
 from app.metering.abuse import AbuseWatch
-from app.metering.balance import Balance
+from app.metering.balance import LedgerAudit
 from app.metering.budget import Budgets
 from app.metering.estimate import text_counter
 from app.metering.limiter import Limiter
@@ -40,7 +40,7 @@ from app.metering.reads import Reads
 from app.metering.traffic import Histogram, Traffic
 from app.pipeline import Pipeline
 from app.prefix_report.report import PrefixReport
-from app.routing.backend import Place, Places
+from app.routing.backend import Backend, Backends
 from app.routing.degraded_mode import degrade_of
 from app.routing.pressure import pressure_of
 from app.routing.router import AUTO, Router
@@ -56,7 +56,7 @@ from app.store.database import Database
 from app.store.key_table import KeyTable
 from app.store.purge import Purge
 from app.stream.archive import Archive
-from app.stream.registry import Streams
+from app.stream.registry import StreamRegistry
 
 ONE_PIECE = 8
 """How many times `stream_bytes` an answer in one piece may take."""
@@ -89,8 +89,8 @@ class Runtime:
         self.engine = (make_engine or build_engine)(settings, self._engine_died)
         self.small_engine = build_small_engine(settings)
         """None without `small_model`; so is the router."""
-        self.streams = Streams(settings, log)
-        self.places, self.router = self._build_places()
+        self.streams = StreamRegistry(settings, log)
+        self.backends, self.router = self._build_backends()
         self.degrade = degrade_of(settings)
         """None with `degrade` off."""
         self.database = Database(settings.data_dir)
@@ -100,7 +100,7 @@ class Runtime:
         self.archive = Archive(self.database, ONE_PIECE * settings.stream_bytes)
         self.history = History(self.database)
         self.traffic = Traffic()
-        self.balance = Balance(log)
+        self.balance = LedgerAudit(log)
         self.limiter = Limiter()
         self.reads = Reads(self.limiter, settings.max_reads_per_s)
         self.budgets = Budgets(self.database, self.limiter)
@@ -132,7 +132,7 @@ class Runtime:
     def build_pipeline(self, safety_of: SafetyOf) -> Pipeline:
         """The way of a request through these parts, with this safety along it."""
         return Pipeline(
-            places=self.places,
+            backends=self.backends,
             history=self.history,
             journal=self.journal,
             traffic=self.traffic,
@@ -141,15 +141,15 @@ class Runtime:
             log=self.log,
         )
 
-    def _build_places(self) -> tuple[Places, Router | None]:
+    def _build_backends(self) -> tuple[Backends, Router | None]:
         """The models, and what chooses between them where there are two."""
-        large = self._place(self.engine)
+        large = self._backend(self.engine)
         if self.small_engine is None:
-            return Places(large), None
-        small = self._place(self.small_engine, self.small_engine.name)
-        return Places(large, small), Router(small, large)
+            return Backends(large), None
+        small = self._backend(self.small_engine, self.small_engine.name)
+        return Backends(large, small), Router(small, large)
 
-    def _place(self, engine: Engine, name: str = "") -> Place:
+    def _backend(self, engine: Engine, name: str = "") -> Backend:
         """An engine, and the way into it."""
         settings, streams = self.settings, self.streams
         admission = Admission(
@@ -162,7 +162,7 @@ class Runtime:
             pace=Pace(settings.data_dir / PACE_FILE),
         )
         admission.abort_unread = lambda: streams.abort_unread(engine.model.id)
-        return Place(engine, admission, name)
+        return Backend(engine, admission, name)
 
     def build_safety(self, load_models: ModelLoader) -> SafetyService | None:
         """The screens and their policy; None with `safety` off. Raises SettingsError."""
@@ -211,8 +211,8 @@ class Runtime:
         self._timekeepers = [
             asyncio.create_task(self.purge.run(), name="purge"),
             *(
-                asyncio.create_task(self._keep_time(place.admission), name="admission")
-                for place in self.places
+                asyncio.create_task(self._keep_time(backend.admission), name="admission")
+                for backend in self.backends
             ),
             asyncio.create_task(self._watch_strain(), name="strain"),
         ]
@@ -229,8 +229,8 @@ class Runtime:
         self.limiter.count_text, exact = await asyncio.to_thread(
             lambda: text_counter(self.engine.tokenizer_json())
         )
-        for place in self.places:
-            place.admission.open()
+        for backend in self.backends:
+            backend.admission.open()
         self.phase, self._started = "ready", True
         took_s = asyncio.get_running_loop().time() - started_s
         card = self.engine.model
@@ -247,7 +247,7 @@ class Runtime:
         """Called by the engine, on the loop, when it cannot go on."""
         self.phase = f"dead: {reason}"
         self.log.error("engine_died", reason=reason)
-        self.places.large.admission.refuse_waiting(
+        self.backends.large.admission.refuse_waiting(
             lambda: EngineNotReady("The engine died; send the request again.", retry_after_s=_START_RETRY_S)
         )
         self.engine_ended.set()
@@ -290,14 +290,14 @@ class Runtime:
             return
         before = mode.step
         bounds = Bounds.of(self.settings)
-        mode.observe(pressure_of(self.places.large.admission, bounds, time.monotonic()))
+        mode.observe(pressure_of(self.backends.large.admission, bounds, time.monotonic()))
         if mode.step is not before:
-            self.log.warning("degraded", step=mode.step.told, pressure=round(mode.pressure, 2))
+            self.log.warning("degraded", step=mode.step.label, pressure=round(mode.pressure, 2))
 
     def check_ready(self) -> None:
         """Raise EngineNotReady unless requests can be served now, by any model."""
         # What starts after the engine, as the guard, must be there too: nothing goes unscreened meanwhile.
-        if not self._started or not any(place.ready for place in self.places):
+        if not self._started or not any(backend.ready for backend in self.backends):
             raise EngineNotReady(
                 f"The server cannot take requests yet ({self.state}); try again.",
                 retry_after_s=_START_RETRY_S,
@@ -305,8 +305,8 @@ class Runtime:
 
     def check_model(self, name: str, allowed: Collection[str] | None = None) -> None:
         """Raise UnknownModel unless a request may name this model, or `auto` where there are two."""
-        served = [place.id for place in self.places]
-        usable = [place.id for place in self.places.allowed(allowed)]
+        served = [backend.id for backend in self.backends]
+        usable = [backend.id for backend in self.backends.allowed(allowed)]
         if name in usable or (name == AUTO and self.router is not None and usable):
             return
         if allowed is not None:
@@ -335,8 +335,8 @@ class Runtime:
         self.phase = "draining"
         hint = "a second signal ends live streams at once"
         self.log.info("draining", live_streams=self.streams.num_live, hint=hint)
-        for place in self.places:
-            place.admission.refuse_waiting(
+        for backend in self.backends:
+            backend.admission.refuse_waiting(
                 lambda: Draining("The server is stopping; send the request again.", retry_after_s=5)
             )
         await self.streams.drain(self.settings.drain_timeout_s)

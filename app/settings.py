@@ -309,9 +309,9 @@ def _convert(kind: type, raw: object) -> Any:
     return kind(raw)
 
 
-def unknown(name: str, known: Iterable[str], where: str) -> SettingsError:
+def unknown(name: str, names: Iterable[str], where: str) -> SettingsError:
     """The error for a name that is no setting, with the nearest one that is."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name, list(names), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return SettingsError(f"{where}: unknown setting {name!r}{hint}")
 
@@ -356,13 +356,13 @@ def _api_key(key: str, path: str) -> str:
 
 def _read_environ(environ: Mapping[str, str], settings: Mapping[str, Setting]) -> dict[str, Any]:
     values = {}
-    known = {s.env: s for s in settings.values()}
+    names = {s.env: s for s in settings.values()}
     for variable, raw in environ.items():
         if not variable.startswith(ENV_PREFIX):
             continue
-        if variable not in known:
-            raise unknown(variable, known, "environment")
-        values[known[variable].name] = parse(known[variable], raw, variable)
+        if variable not in names:
+            raise unknown(variable, names, "environment")
+        values[names[variable].name] = parse(names[variable], raw, variable)
     return values
 
 
@@ -398,13 +398,3 @@ def _prices(entries: object, path: Path) -> Sequence[Mapping[str, Any]]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise SettingsError(f"{path}: prices: begin each entry with a line [[prices]]")
     return tuple(entries)
-
-
-def markdown() -> str:
-    """The README's table of settings."""
-    rows = ["| setting | default | what it does |", "|---|---|---|"]
-    for s in table():
-        default = "" if s.default == "" else f"`{s.default}`"
-        choices = f" ({', '.join(f'`{c}`' for c in s.choices)})" if s.choices else ""
-        rows.append(f"| `{s.name}` | {default} | {s.help}{choices} |")
-    return "\n".join(rows) + "\n"

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 from app.api.http.auth import Gatekeeper
 from app.api.http.bodies import BodyMemory
 from app.api.http.body_budget import BodyBudget
-from app.api.http.errors import Guard, Refusals
+from app.api.http.errors import ErrorMiddleware, ErrorResponses
 from app.api.http.rate_limit_headers import LimitHeaders
 from app.api.http.reading import Handler, ReadBounds
 from app.api.routes.abuse import AbuseRoutes
@@ -71,25 +71,25 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route("/v1/models/{id:path}", bounds.paced(service.model_openai), "GET"),
         *_chat_routes(chat),
     ]
-    app = Starlette(routes=routes, exception_handlers=Refusals(runtime.log).handlers())
+    app = Starlette(routes=routes, exception_handlers=ErrorResponses(runtime.log).handlers())
     app.router.redirect_slashes = False  # a redirect is built from the Host header, and drops bodies
     bodies = BodyBudget(runtime.settings.body_memory_bytes)
-    return Guard(BodyMemory(LimitHeaders(app, runtime.limiter), bodies), runtime.log)
+    return ErrorMiddleware(BodyMemory(LimitHeaders(app, runtime.limiter), bodies), runtime.log)
 
 
 def _chat_routes(chat: ChatRoutes) -> list[Route]:
     """Under `/api` a DELETE stops and keeps, under `/v1` it forgets, as OpenAI's does."""
     path = "/chat/completions"
-    one = path + "/{id}"
+    by_id = path + "/{id}"
     return [
         route("/api" + path, chat.create, "POST"),
-        route("/api" + one, chat.attach, "GET"),
-        route("/api" + one, chat.cancel, "DELETE"),
-        route("/api" + one + "/cancel", chat.cancel, "POST"),
+        route("/api" + by_id, chat.attach, "GET"),
+        route("/api" + by_id, chat.cancel, "DELETE"),
+        route("/api" + by_id + "/cancel", chat.cancel, "POST"),
         route("/v1" + path, chat.create, "POST"),
-        route("/v1" + one, chat.retrieve, "GET"),
-        route("/v1" + one, chat.delete, "DELETE"),
-        route("/v1" + one + "/cancel", chat.cancel, "POST"),
+        route("/v1" + by_id, chat.retrieve, "GET"),
+        route("/v1" + by_id, chat.delete, "DELETE"),
+        route("/v1" + by_id + "/cancel", chat.cancel, "POST"),
     ]
 
 

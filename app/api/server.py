@@ -161,7 +161,7 @@ async def _make_first_key(runtime: Runtime) -> None:
 def _asked_to_stop(stop: asyncio.Event, runtime: Runtime) -> None:
     """The first signal lets live streams finish, a second one does not wait for them."""
     if stop.is_set():
-        runtime.streams.hurry()
+        runtime.streams.stop_waiting()
     stop.set()
 
 

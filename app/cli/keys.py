@@ -20,6 +20,7 @@ from app.api.schema.key_terms import (
     read_overlap_us,
     read_terms,
 )
+from app.cli import tables
 from app.core import DEGRADING, GRAMMARS, LOCAL_OWNER, SAFETY_LEVELS, SCOPES, TIERS, Key
 from app.errors import BadRequest
 from app.store import keys
@@ -158,7 +159,7 @@ def _update(args: argparse.Namespace, data_dir: Path) -> int:
         raise BadRequest("Nothing to change: give at least one flag, as --weight 2.")
     with opened(data_dir, write=True) as connection:
         key = keys.change(connection, args.id, terms)
-    return _say(args, key, at_us, "\n".join(_table([as_json(key, at_us)])))
+    return _say(args, key, at_us, _table([as_json(key, at_us)]))
 
 
 def _rotate(args: argparse.Namespace, data_dir: Path) -> int:
@@ -187,7 +188,7 @@ def _list(args: argparse.Namespace, data_dir: Path) -> int:
     if args.json:
         print(json.dumps({"object": "list", "data": found}))
     else:
-        print("\n".join(_table(found)))
+        print(_table(found))
     return EXIT_OK
 
 
@@ -215,12 +216,10 @@ def _say(args: argparse.Namespace, key: Key, at_us: int, line: str) -> int:
     return EXIT_OK
 
 
-def _table(found: Sequence[Mapping[str, Any]]) -> list[str]:
+def _table(listed: Sequence[Mapping[str, Any]]) -> str:
     """A line a key, under heads."""
     heads = ("id", "name", "owner", "scope", "status", "tier", "limits", "models", "expires")
-    rows = [heads, *(_row(key) for key in found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return tables.text(heads, [_row(key) for key in listed])
 
 
 def _row(key: Mapping[str, Any]) -> Sequence[str]:

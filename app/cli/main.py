@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from app import settings as settings_module
-from app.cli import keys, safety, store
+from app.cli import keys, safety, settings_table, store
 from app.errors import ServingError
 from app.settings import Settings, SettingsError
 from app.store.opening import StoreRefused
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
             help=(setting.help + default).replace("%", "%%"),
         )
     show = commands.add_parser("settings", help="list every setting")
-    show.add_argument("--markdown", action="store_true", help="as the README's table")
+    show.add_argument("--markdown", action="store_true", help="as the README's table, on a terminal too")
     common = store.common_flags()
     keys.add_commands(commands, common)
     store.add_commands(commands, common)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         if args.command == "settings":
-            print(settings_module.markdown(), end="")
+            print(settings_table.text(markdown_only=args.markdown))
             return 0
         if args.command == "safety":
             return safety.run(args)

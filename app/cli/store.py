@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from app import settings
+from app.cli import tables
 from app.errors import BadRequest
 from app.metering.period import groups_of, period_of, text_of
 from app.metering.report import sums_as_json, usage_report
@@ -21,7 +22,7 @@ from app.store.export import FORMATS, document
 from app.store.offline import backup, connected, conversations, deleted_before, opened
 from app.store.opening import StoreRefused
 from app.store.purge import purge_now
-from app.store.usage import Difference, Sums, differences, rebuild
+from app.store.usage import UsageDifference, UsageSums, differences, rebuild
 
 EXIT_OK = 0
 EXIT_DIFFERENT = 1
@@ -232,18 +233,9 @@ def _usage_table(report: Mapping[str, Any], group_by: Sequence[str]) -> list[str
     """The groups of a report, and its total, as lines."""
     heads = [*group_by, *(name.removesuffix("_tokens") for name in _COLUMNS), "USD"]
     rows = [[*(str(group[name]) for name in group_by), *_numbers(group)] for group in report["groups"]]
-    if rows:
-        rows.append([""] * len(group_by) + ["-" * len(number) for number in _numbers(report)])
-    rows.append([""] * len(group_by) + _numbers(report))
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if place < len(group_by) else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (heads, *rows)
-    ]
-    return [f"Usage from {report['from']} to {report['to']} (UTC)", *lines]
+    total = [""] * len(group_by) + _numbers(report)
+    table = tables.text(heads, rows, total=total, left=len(group_by))
+    return [f"Usage from {report['from']} to {report['to']} (UTC)", table]
 
 
 def _numbers(sums: Mapping[str, Any]) -> list[str]:
@@ -251,7 +243,7 @@ def _numbers(sums: Mapping[str, Any]) -> list[str]:
     return [*(str(sums[name]) for name in _COLUMNS), f"{whole}.{micro:06}"]
 
 
-def _difference_as_json(difference: Difference) -> dict[str, Any]:
+def _difference_as_json(difference: UsageDifference) -> dict[str, Any]:
     return {
         "day": text_of(difference.day),
         "model": difference.model,
@@ -261,7 +253,9 @@ def _difference_as_json(difference: Difference) -> dict[str, Any]:
     }
 
 
-def _difference_as_text(difference: Difference) -> str:
-    pairs = zip(Sums._fields, difference.kept or Sums(), difference.rows or Sums(), strict=True)
+def _difference_as_text(difference: UsageDifference) -> str:
+    pairs = zip(
+        UsageSums._fields, difference.kept or UsageSums(), difference.rows or UsageSums(), strict=True
+    )
     wrong = ", ".join(f"{name} is {kept}, its rows say {rows}" for name, kept, rows in pairs if kept != rows)
     return f"{text_of(difference.day)} {difference.model} {difference.owner}: {wrong}"

@@ -1,4 +1,4 @@
-"""How large the images of a request may be once decoded, as their headers tell before anything decodes them.
+"""Limits on the decoded size of a request's images, read from their headers before anything decodes them.
 
 A file says nothing of its size: 21 KB of PNG can be 860 MB of pixels. What is not a PNG, JPEG, WebP or GIF is
 refused, for other formats have other decoders, and so are video and audio, which this server does not serve.
@@ -27,7 +27,7 @@ _NO_IMAGES = ("video_url", "audio_url", "input_audio", "file")
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """What one request may have, with the conversation that it continues."""
+    """The limits of one request, including the conversation that it continues."""
 
     images: int = 64
     pixels: int = 32 * 1024**2
@@ -50,23 +50,23 @@ async def check_images(request: ChatRequest, limits: ImageLimits) -> None:
 
 
 def _parts(request: ChatRequest) -> Iterator[tuple[str, str]]:
-    """Where each image stands, and its URL. Raises BadRequest for other media."""
+    """The place of each image in the request, and its URL. Raises BadRequest for other media."""
     for i, message in enumerate(request.body["messages"]):
         content = message.get("content")
-        for j, part in enumerate(content if isinstance(content, list) else ()):
+        for j, content_part in enumerate(content if isinstance(content, list) else ()):
             where = f"messages[{i}].content[{j}]"
-            if part.get("type") in _NO_IMAGES:
+            if content_part.get("type") in _NO_IMAGES:
                 raise BadRequest(
                     f"{where}: audio, video and files are not served; send text and images.",
                     code="unsupported_content",
                     param=where,
                 )
-            if part.get("type") == "image_url":
-                yield where, _url(part, where)
+            if content_part.get("type") == "image_url":
+                yield where, _url(content_part, where)
 
 
-def _url(part: Mapping[str, Any], where: str) -> str:
-    image = part.get("image_url")
+def _url(content_part: Mapping[str, Any], where: str) -> str:
+    image = content_part.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
     if not isinstance(url, str):
         raise BadRequest(f"{where}.image_url.url must be a string.", param=where)
@@ -115,7 +115,7 @@ def _size(image: bytes, where: str) -> tuple[int, int]:
 
 
 def _webp_size(image: bytes) -> tuple[int, int] | None:
-    """By RFC 9649: Pillow would have the whole canvas made to tell it."""
+    """The width and height by RFC 9649: Pillow would make the whole canvas to tell them."""
     kind, head = image[12:16], image[20:30]
     if len(head) < 10:
         return None

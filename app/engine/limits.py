@@ -7,7 +7,7 @@ from app.errors import BadRequest, ContextOverflow
 
 
 def answer_budget(prompt_tokens: int, max_tokens: int | None, model: ModelCard) -> int:
-    """How many tokens the answer may have, in tokens.
+    """The tokens that the answer may have.
 
     Without `max_tokens` it is what the context leaves. Raises ContextOverflow, which says
     by how much prompt and answer are too long together.
@@ -30,10 +30,11 @@ def check_text_only(request: ChatRequest) -> None:
     """Refuse content parts other than text. Raises BadRequest naming the part."""
     for i, message in enumerate(request.body["messages"]):
         content = message.get("content")
-        for j, part in enumerate(content if isinstance(content, list) else ()):
-            if part.get("type") != "text":
+        for j, content_part in enumerate(content if isinstance(content, list) else ()):
+            if content_part.get("type") != "text":
+                kind = content_part.get("type")
                 raise BadRequest(
-                    f"The model {request.model!r} reads text only; remove the {part.get('type')} part.",
+                    f"The model {request.model!r} reads text only; remove the {kind} part.",
                     code="unsupported_content",
                     param=f"messages[{i}].content[{j}]",
                 )

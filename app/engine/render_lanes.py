@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 SHORT_BYTES = 16 * 1024
 MIN_LONG_WORKERS = 2
-"""So that one long request does not make another wait."""
+"""Threads for long requests, at least: so that one does not make another wait."""
 MAX_LONG_WORKERS = 4
 """Each takes a core while it tokenizes, and between that Python's lock from the event loop."""
 NODE_BYTES = 32
-"""What an array, an object or a scalar costs to validate, as bytes of text."""
+"""The cost of validating an array, an object or a scalar, as bytes of text."""
 MAKES_LONG = frozenset({"tools", "response_format", "regex", "ebnf"})
 """Checking a schema takes 20 us a byte, compiling a grammar longer."""
 
@@ -60,7 +60,7 @@ class _Lane:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix=name)
         self._idle = workers
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By owner, in the order of their turns."""
+        """The waiting requests by owner, in the order of their turns."""
 
     async def run(self, owner: str, function: Callable[..., T], *arguments: Any) -> T:
         loop = asyncio.get_running_loop()
@@ -90,7 +90,7 @@ class _Lane:
             raise
 
     def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In the worker's thread. Whoever waited may be gone: a thread cannot be cancelled."""
+        """Free the worker, in its thread. The caller may be gone: a thread cannot be cancelled."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(self._release)
 

@@ -20,7 +20,7 @@ MakeEngine = Callable[[Callable[[str], None]], Engine]
 """Makes the engine, which calls back with the reason when its model has gone, for a while or for good."""
 
 
-class Standby:
+class SupervisedEngine:
     """See the module; an `Engine` itself. `name` is known before its model is."""
 
     def __init__(self, name: str, make: MakeEngine, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
@@ -37,7 +37,7 @@ class Standby:
 
     @property
     def state(self) -> str:
-        """What it is doing, in words."""
+        """The state of the engine, in words."""
         if self.health() is Health.READY:
             return "ready"
         return "starting" if self.failure is None else f"down: {self.failure}"
@@ -79,9 +79,9 @@ class Standby:
         if self._engine is not None:
             self._engine.abort(rid)
 
-    def handed_over(self, rid: str) -> int:
-        """See Engine.handed_over."""
-        return 0 if self._engine is None else self._engine.handed_over(rid)
+    def emitted_tokens(self, rid: str) -> int:
+        """See Engine.emitted_tokens."""
+        return 0 if self._engine is None else self._engine.emitted_tokens(rid)
 
     def load(self) -> EngineLoad:
         """See Engine.load. Raises EngineNotReady before its model has been there."""
@@ -132,9 +132,9 @@ class Standby:
             if engine is not None:
                 await engine.aclose()
             raise
-        before, self._engine = self._engine, engine
-        if before is not None:
-            await before.aclose()
+        previous, self._engine = self._engine, engine
+        if previous is not None:
+            await previous.aclose()
         return True
 
     async def _lost(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 REMEMBERED = 4096
 
 
-class Tally:
+class TokenTally:
     """One request's token ids so far, all choices together. Whoever hands over adds to it."""
 
     __slots__ = ("token_ids",)
@@ -25,12 +25,12 @@ class Tallies:
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._remembered = remembered
-        self._running: dict[str, Tally] = {}
+        self._running: dict[str, TokenTally] = {}
         self._ended: dict[str, int] = {}
 
-    def begin(self, rid: str) -> Tally:
+    def begin(self, rid: str) -> TokenTally:
         """A tally for a new request."""
-        tally = self._running[rid] = Tally()
+        tally = self._running[rid] = TokenTally()
         return tally
 
     def end(self, rid: str) -> None:

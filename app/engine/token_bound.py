@@ -37,7 +37,7 @@ import numpy as np
 import orjson
 
 SEAM_BYTES = 16
-"""Above what composing across a seam saves (three Hangul letters: 6) and a mark put in front (3)."""
+"""Bytes that a seam can save, rounded up: composing (three Hangul letters: 6), a mark in front (3)."""
 SLICE_CHARS = 32 * 1024
 """Measured at a time: a normalizer keeps Python's lock for 2 ms over so much."""
 
@@ -136,8 +136,8 @@ def _steps(step: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, 
     if step["type"] != "Sequence":
         yield step
         return
-    for part in step[parts]:
-        yield from _steps(part, parts)
+    for inner in step[parts]:
+        yield from _steps(inner, parts)
 
 
 def _normalizes_piecewise(step: Mapping[str, Any]) -> bool:
@@ -177,7 +177,7 @@ def _pieces(model: Mapping[str, Any]) -> Iterator[str]:
 def _tokens(
     model: Mapping[str, Any], added: Any, normalize: Callable[[str], str] | None, *, byte_level: bool
 ) -> Iterator[tuple[bytes, int]]:
-    """What each token covers at most, and what its seams add to that."""
+    """The bytes that each token covers at most, and those that its seams add."""
     characters = _bytes_of_characters() if byte_level else {_META_SPACE: b" "}
     for piece in _pieces(model):
         yield b"".join(characters.get(character) or character.encode() for character in piece), 0

@@ -24,7 +24,7 @@ from app.errors import InternalError, StorageUnavailable, Unavailable
 from app.generation.history import LoadedTurn
 from app.generation.journal_entry import Ids, JournalEntry, finished_answer, stream_facts
 from app.log import where
-from app.metering.balance import Balance
+from app.metering.balance import LedgerAudit
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
 from app.store import checkpoints, conversations, events, indexing, ledger
@@ -34,7 +34,7 @@ from app.store.database import Database
 from app.store.ledger import OpenRequest, Reservation, Settlement, Settling, cost_micro_usd
 from app.stream.ring import Ring
 from app.stream.token_stream import DELETED, STORAGE, TokenStream
-from app.stream.transcript import Answer, answers
+from app.stream.transcript import ChoiceMessage, answers
 
 CHECKPOINT_S = 1.0
 PATIENCE_S = 10.0
@@ -56,7 +56,7 @@ class Journal:
         self,
         database: Database,
         prices: PriceTable,
-        balance: Balance,
+        balance: LedgerAudit,
         traffic: Traffic,
         log: FilteringBoundLogger,
         retention_s: float,
@@ -153,7 +153,7 @@ class Journal:
         """A reservation is waited for: how long after it was made tells how long the next may linger."""
         lead_s = time.monotonic() - reserved_at_s
         self._lead_s = min(lead_s, self._lead_s + (lead_s - self._lead_s) / 8)
-        self._database.hurry()
+        self._database.flush()
 
     def _reservation(self, request: ChatRequest, prompt: Prompt) -> Reservation:
         created_at_us = time.time_ns() // 1000
@@ -270,7 +270,7 @@ class Journal:
         if not entry.settle():  # a settlement that was tried again may be committed twice
             return
         if entry.stream.cancelled == DELETED:
-            self._database.forgotten.set()
+            self._database.text_deleted.set()
         model, usage = entry.stream.request.model, entry.usage()
         cost = cost_micro_usd(usage, entry.price)
         self._traffic.settled(model, usage, cost)
@@ -291,7 +291,7 @@ class Journal:
         while num_forgotten == events.LIMIT:
             num_forgotten = await self._database.write(lambda c: events.forget_unstored(c, until_us))
             if num_forgotten:
-                self._database.forgotten.set()
+                self._database.text_deleted.set()
 
     def _not_written(self, error: StorageUnavailable) -> None:
         stuck_s = time.monotonic() - self._written_at_s
@@ -341,7 +341,7 @@ def _settlement(entry: JournalEntry) -> Unit[int]:
             events.free_key(connection, request_seq)
         if entry.turn is not None:
             # Where the ring has lost its beginning, the checkpoints have it.
-            heard: Mapping[int, Answer] | None = {} if deleted else held_answers
+            heard: Mapping[int, ChoiceMessage] | None = {} if deleted else held_answers
             if heard is None:
                 heard = _stored_answers(connection, request_seq)
             tokens = settlement.usage.told_tokens
@@ -360,7 +360,7 @@ def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
     erased = events.is_erased(connection, left.seq)
     heard = {} if erased else _stored_answers(connection, left.seq)
     finished = [
-        finished_answer(answer_id, heard.get(choice, Answer()), "interrupted", Ids())
+        finished_answer(answer_id, heard.get(choice, ChoiceMessage()), "interrupted", Ids())
         for answer_id, choice in conversations.answers_of(connection, left.seq)
     ]
     tokens = left.usage.told_tokens
@@ -369,7 +369,7 @@ def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
         events.erase(connection, left.seq)  # what was checkpointed after it was deleted, too
 
 
-def _stored_answers(connection: sqlite3.Connection, request_seq: int) -> dict[int, Answer]:
+def _stored_answers(connection: sqlite3.Connection, request_seq: int) -> dict[int, ChoiceMessage]:
     """What the stored events of a request say, up to the first gap; nothing where they are damaged."""
     try:
         ring = Ring.restore(events.slices(connection, request_seq), _EVERYTHING, only_prefix=True)

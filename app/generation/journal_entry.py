@@ -15,7 +15,7 @@ from app.generation.history import LoadedTurn
 from app.store.conversations import FinishedAnswer, Status
 from app.store.ledger import Price, Terms
 from app.stream.token_stream import SHUTDOWN, STORAGE, TokenStream, first_of
-from app.stream.transcript import Answer
+from app.stream.transcript import ChoiceMessage
 
 
 class Ids(NamedTuple):
@@ -68,7 +68,7 @@ class JournalEntry:
         """What the ledger calls the end: finish reasons, or an error's code."""
         self.outcome = Outcome.FAILED
         self.emitted_tokens = 0
-        """Token ids that the engine handed over; see Engine.handed_over."""
+        """Token ids that the engine handed over; see Engine.emitted_tokens."""
         self.read_whole = False
         """Whether the generation was read to its end."""
         self.saved_id = 0
@@ -181,12 +181,12 @@ class JournalEntry:
             withheld_tokens=max(completion_tokens - released_tokens, 0),
         )
 
-    def finished(self, answers: Mapping[int, Answer], status: Status) -> list[FinishedAnswer]:
+    def finished(self, answers: Mapping[int, ChoiceMessage], status: Status) -> list[FinishedAnswer]:
         """The turn's answers as they are stored."""
         if self.turn is None:
             return []
         return [
-            finished_answer(answer_id, answers.get(choice, Answer()), status, self._ids(choice))
+            finished_answer(answer_id, answers.get(choice, ChoiceMessage()), status, self._ids(choice))
             for choice, answer_id in enumerate(self.turn.answer_ids)
         ]
 
@@ -198,7 +198,7 @@ class JournalEntry:
 
 def finished_answer(
     answer_id: str,
-    answer: Answer,
+    answer: ChoiceMessage,
     status: Status,
     ids: Ids,
 ) -> FinishedAnswer:

@@ -1,1 +1,1 @@
-"""What tokens cost and whether the books balance: prices, the ledger's arithmetic, reconciliation."""
+"""Metering: limits, budgets, prices, usage, and the check that the ledger balances."""

@@ -32,8 +32,8 @@ _DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """When a key is flagged."""
+class AbuseRules:
+    """The thresholds at which a key is flagged."""
 
     history_days: int = 28
     least_days: int = 3
@@ -60,12 +60,12 @@ class Flag:
     owner: str
     key_id: str | None
     since_us: int
-    """From when on it was counted, in UTC."""
+    """The start of the period that was counted, UTC microseconds."""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Blocks(NamedTuple):
-    """What was blocked of one key."""
+    """The blocked requests of one key."""
 
     owner: str
     key_id: str | None
@@ -79,16 +79,16 @@ class AbuseWatch:
     def __init__(
         self,
         database: Database,
-        rules: Rules | None = None,
+        rules: AbuseRules | None = None,
         *,
         clock_s: Callable[[], float] = time.monotonic,
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
         fresh_s: float = 30.0,
     ) -> None:
-        self.rules = rules or Rules()
+        self.rules = rules or AbuseRules()
         self.addresses = Addresses(clock_s)
         self.flags: list[Flag] = []
-        """As of the last `read`."""
+        """The flags as of the last `read`."""
         self._database = database
         self._clock_s = clock_s
         self._wall_us = wall_us
@@ -99,8 +99,8 @@ class AbuseWatch:
     @property
     def counts(self) -> Mapping[str, int]:
         """Flags by kind, as of the last `read`."""
-        found = Counter(flag.kind for flag in self.flags)
-        return {kind: found[kind] for kind in KINDS}
+        by_kind = Counter(flag.kind for flag in self.flags)
+        return {kind: by_kind[kind] for kind in KINDS}
 
     async def read(self) -> list[Flag]:
         """The flags. Raises StorageUnavailable."""
@@ -131,7 +131,7 @@ class AbuseWatch:
             yield Flag("addresses", used.owner, used.key_id, since_us, {"networks": used.networks})
 
 
-def spikes(c: sqlite3.Connection, rules: Rules, at_us: int) -> list[Flag]:
+def spikes(c: sqlite3.Connection, rules: AbuseRules, at_us: int) -> list[Flag]:
     """Owners who have used many times today what they use in a day; from the daily sums."""
     today = day_of(at_us)
     rows = c.execute(_DAILY, (_day_before(at_us, rules.history_days), today)).fetchall()
@@ -143,10 +143,10 @@ def spikes(c: sqlite3.Connection, rules: Rules, at_us: int) -> list[Flag]:
         tokens = by_day.pop(today, 0)
         if tokens < rules.spike_tokens or len(by_day) < rules.least_days:
             continue
-        before = sorted(by_day.values())
-        usual, most = before[len(before) // 2], before[-1]
-        if tokens >= max(rules.spike_factor * usual, 1.5 * most):
-            facts = {"tokens": tokens, "usual_tokens": usual, "most_tokens": most, "days": len(before)}
+        earlier = sorted(by_day.values())
+        usual, peak = earlier[len(earlier) // 2], earlier[-1]
+        if tokens >= max(rules.spike_factor * usual, 1.5 * peak):
+            facts = {"tokens": tokens, "usual_tokens": usual, "most_tokens": peak, "days": len(earlier)}
             flags.append(Flag("spike", owner, None, _midnight_us(at_us), facts))
     return flags
 
@@ -158,21 +158,27 @@ _DAILY = (
 _REQUESTS = "SELECT owner, sum(requests) FROM usage_daily WHERE day >= ? AND day <= ? GROUP BY owner"
 
 
-def blocked(c: sqlite3.Connection, rules: Rules, at_us: int) -> list[Flag]:
+def blocked(c: sqlite3.Connection, rules: AbuseRules, at_us: int) -> list[Flag]:
     """Keys of which the screens have blocked much within a day."""
     since_us = at_us - _DAY_S * _US_PER_S
-    found = _blocks_since(c, since_us, rules.most_events)
-    if not found:
+    by_kind = _blocks_since(c, since_us, rules.most_events)
+    if not by_kind:
         return []
     days = (day_of(since_us), day_of(at_us))
     served: dict[str, int] = dict(c.execute(_REQUESTS, days).fetchall())
     flags = []
-    for one in found:
-        grave = sum(one.categories[category] for category in rules.grave)
-        share = one.total / (one.total + served.get(one.owner, 0))
-        if grave >= rules.grave_blocks or (one.total >= rules.blocks and share >= rules.blocks_share):
-            facts = {"blocks": one.total, "share": round(share, 4), "categories": dict(one.categories)}
-            flags.append(Flag("blocks", one.owner, one.key_id, since_us, facts))
+    for owner_blocks in by_kind:
+        grave = sum(owner_blocks.categories[category] for category in rules.grave)
+        share = owner_blocks.total / (owner_blocks.total + served.get(owner_blocks.owner, 0))
+        if grave >= rules.grave_blocks or (
+            owner_blocks.total >= rules.blocks and share >= rules.blocks_share
+        ):
+            facts = {
+                "blocks": owner_blocks.total,
+                "share": round(share, 4),
+                "categories": dict(owner_blocks.categories),
+            }
+            flags.append(Flag("blocks", owner_blocks.owner, owner_blocks.key_id, since_us, facts))
     return flags
 
 
@@ -189,10 +195,10 @@ def _blocks_since(c: sqlite3.Connection, since_us: int, most_events: int) -> lis
     if last is None:
         return []
     first = max(_first_since(c, since_us, last), last - most_events + 1)
-    found: dict[tuple[str, str | None], Counter[str]] = defaultdict(Counter)
+    by_kind: dict[tuple[str, str | None], Counter[str]] = defaultdict(Counter)
     for owner, key_id, category, count in c.execute(_BLOCKED, (first, since_us)):
-        found[owner, key_id][category or "none"] += count
-    return [Blocks(owner, key_id, sum(by.values()), by) for (owner, key_id), by in found.items()]
+        by_kind[owner, key_id][category or "none"] += count
+    return [Blocks(owner, key_id, sum(by.values()), by) for (owner, key_id), by in by_kind.items()]
 
 
 def _first_since(c: sqlite3.Connection, since_us: int, last: int) -> int:

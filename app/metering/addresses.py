@@ -1,4 +1,4 @@
-"""From how many networks each key was used lately. In memory alone, and no address is kept: only hashes."""
+"""The number of networks that each key was used from lately. Only hashes are kept, in memory, no address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.core import Key
 
 MAX_KEYS = 10_000
 MAX_NETWORKS = 256
-"""Of a key; more are not told apart."""
+"""Networks that are counted for a key; more of them count as this many."""
 
 
 class Used(NamedTuple):

@@ -15,7 +15,7 @@ from structlog.typing import FilteringBoundLogger
 
 
 @dataclass(slots=True)
-class Sums:
+class SettledSums:
     """One model's settled requests.
 
     `handed_over_tokens` is `ledger_tokens` and `unread_tokens` together, unless requests differ;
@@ -29,11 +29,11 @@ class Sums:
     drift_tokens: int = 0
 
 
-class Balance:
-    """What was settled and what was handed over, per model."""
+class LedgerAudit:
+    """The tokens settled and the tokens handed over, for each model."""
 
     def __init__(self, log: FilteringBoundLogger) -> None:
-        self.models: dict[str, Sums] = {}
+        self.models: dict[str, SettledSums] = {}
         self.last_request_id: str | None = None
         """The newest request that differs."""
         self._log = log
@@ -43,16 +43,16 @@ class Balance:
         """Whether the two differed for any request since the start."""
         return self.last_request_id is not None
 
-    def of(self, model: str) -> Sums:
+    def of(self, model: str) -> SettledSums:
         """A model's sums, all zero when it is new."""
-        return self.models.setdefault(model, Sums())
+        return self.models.setdefault(model, SettledSums())
 
     def settled(
         self,
         model: str,
         request_id: str,
         completion_tokens: int,
-        handed_over: int,
+        emitted_tokens: int,
         *,
         read_whole: bool = True,
     ) -> None:
@@ -63,8 +63,8 @@ class Balance:
         """
         sums = self.of(model)
         sums.ledger_tokens += completion_tokens
-        sums.handed_over_tokens += handed_over
-        drift = completion_tokens - handed_over
+        sums.handed_over_tokens += emitted_tokens
+        drift = completion_tokens - emitted_tokens
         if drift < 0 and not read_whole:
             sums.unread_tokens -= drift
         elif drift:
@@ -76,7 +76,7 @@ class Balance:
                 request_id=request_id,
                 model=model,
                 completion_tokens=completion_tokens,
-                handed_over=handed_over,
+                emitted_tokens=emitted_tokens,
                 hint="the bill is not what the engine handed over; see docs/metrics.md",
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Bucket:
-    """What may still come at once, and as of when. Times in seconds, of one monotonic clock."""
+    """A token bucket: its level and the time of that level, in seconds of one monotonic clock."""
 
     __slots__ = ("_at_s", "_burst", "_level", "_per_s")
 

@@ -1,4 +1,4 @@
-"""What an owner may spend in a UTC month: the ledger's settled cost, and that of answers in progress.
+"""Monthly budgets of owners (UTC): the ledger's settled cost, and the cost of answers in progress.
 
 The ledger is read once an owner and month, by its writer: every settlement before that is in the
 sum, every later one is told to `settled`. Owners without a budget are not kept.
@@ -35,17 +35,17 @@ class _Spending:
         self._live: dict[str, int] = {}
 
     def running(self, request_id: str, micro_usd: int) -> None:
-        """What a request has cost so far."""
+        """Note the cost of a running request so far."""
         self.micro_usd += micro_usd - self._live.get(request_id, 0)
         self._live[request_id] = micro_usd
 
     def settled(self, request_id: str, micro_usd: int) -> None:
-        """What it has cost in the end; it may not have been seen running."""
+        """Note the final cost of a request, whether or not it was noted as running."""
         self.micro_usd += micro_usd - self._live.pop(request_id, 0)
 
 
 class Allowance:
-    """What one request of a key with a budget may spend."""
+    """The money that one request of a key with a budget may spend."""
 
     def __init__(self, spending: _Spending, budget_micro_usd: int, request_id: str) -> None:
         self._spending = spending
@@ -58,7 +58,7 @@ class Allowance:
         return self._spending.micro_usd >= self._budget_micro_usd
 
     def as_notice(self) -> dict[str, str]:
-        """What a stream that reached it says."""
+        """The notice of a stream that reached the budget."""
         message = f"The answer ends here: this month's budget of ${usd(self._budget_micro_usd)} is used up."
         return {"code": QuotaExceeded.default_code, "message": message}
 
@@ -73,7 +73,7 @@ class Budgets:
         self._owners: dict[str, _Spending] = {}
 
     async def check(self, key: Key | None, request_id: str) -> Allowance | None:
-        """What a new request may spend, None for anything. Raises QuotaExceeded, StorageUnavailable.
+        """The allowance of a new request; None without a budget. Raises QuotaExceeded, StorageUnavailable.
 
         The spending is that of the key's owner, whichever of their keys they used.
         """

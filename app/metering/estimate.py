@@ -1,4 +1,4 @@
-"""How many tokens a request will have, before it is rendered: cheap, and corrected after it.
+"""Estimates of a request's tokens before it is rendered; rendering corrects them.
 
 With a byte-level BPE tokenizer the text is counted by tiktoken, over the model's own merges; with any
 other one by its bytes, on the high side. Neither sees what a conversation's history adds, which is
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import tiktoken
 
 MESSAGE_TOKENS = 4
-"""What templates write around a message."""
+"""Tokens that a chat template writes around a message."""
 IMAGE_TOKENS = 256
 _SAMPLES = 8
 _ENCODED_CHARS = 4096
@@ -30,7 +30,7 @@ _COUNTED_CHARS = 65_536
 _NO_TEXT = bytes(range(0x80, 0x100))
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ \t\n\r"
 _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-"""What `ByteLevel` splits by with `use_regex`: GPT-2's, as tiktoken writes it."""
+"""The pattern that `ByteLevel` splits by with `use_regex`: GPT-2's, as tiktoken writes it."""
 
 CountText = Callable[[str], int]
 
@@ -53,7 +53,7 @@ def sampled_bytes_estimate(text: str) -> int:
 
 
 def text_counter(tokenizer_json: str | None) -> tuple[CountText, bool]:
-    """How to count a text, given the model's tokenizer; and whether that is by its own merges.
+    """A function that counts a text's tokens, and whether it counts by the model's own merges.
 
     Takes half a second for a large vocabulary.
     """
@@ -89,7 +89,7 @@ _NFC = {"type": "NFC"}
 
 
 def _pattern_of(pre_tokenizer: Mapping[str, Any]) -> str | None:
-    """What text is split by: one pattern and then bytes, or GPT-2's; None for anything else."""
+    """The pattern that a pre-tokenizer splits by, its own or GPT-2's; None for any other kind."""
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space"):
         return None
@@ -141,8 +141,8 @@ def _texts(body: Mapping[str, Any]) -> Iterator[str | None]:
     for message in body["messages"]:
         content = message.get("content")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
-        for part in parts:
-            yield part.get("text", "") if part.get("type") == "text" else None
+        for content_part in parts:
+            yield content_part.get("text", "") if content_part.get("type") == "text" else None
         if message.get("tool_calls"):
             yield _json(message["tool_calls"])
     for name in ("tools", "response_format"):
@@ -154,18 +154,18 @@ def _json(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-class Answer(NamedTuple):
+class ChoiceTokens(NamedTuple):
     """Tokens of a choice."""
 
     least: int
-    """What it will have in any case."""
+    """Tokens that the choice will have in any case."""
     expected: int
 
 
-def expected_answer(request: ChatRequest, mean: float) -> Answer:
-    """What each choice is expected to have: as the key's answers had, as far as this one may."""
+def expected_answer(request: ChatRequest, mean: float) -> ChoiceTokens:
+    """The expected tokens of each choice: the mean of the key's answers, within this request's limits."""
     limit = math.inf if request.max_tokens is None else request.max_tokens
     least = min(max(request.body.get("min_tokens") or 0, 1), limit)
     if request.body.get("ignore_eos") and request.max_tokens is not None:
         least = request.max_tokens
-    return Answer(int(least), int(min(max(math.ceil(mean), least), limit)))
+    return ChoiceTokens(int(least), int(min(max(math.ceil(mean), least), limit)))

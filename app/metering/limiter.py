@@ -20,15 +20,15 @@ from typing import Literal, NoReturn, get_args
 
 from app.core import TIERS, ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import RateLimited, TokensLimited
-from app.metering.estimate import Answer, CountText, bytes_estimate, expected_answer, prompt_estimate
+from app.metering.estimate import ChoiceTokens, CountText, bytes_estimate, expected_answer, prompt_estimate
 from app.metering.window import Charge, Window
 
 Reason = Literal["requests", "tokens", "tokens_rendered", "too_large", "streams", "budget", "reads"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 FIRST_COMPLETION_TOKENS = 256.0
-"""What a key's answers are taken to be before it has had any."""
+"""Tokens that a key's answers are expected to have until it has had one."""
 GROWTH_TOKENS = 64
-"""What an answer that goes beyond its reservation is charged at once, so that not each token is a charge."""
+"""Tokens charged at once for an answer beyond its reservation, so that not each token is a charge."""
 MAX_RETRY_S = 120
 JITTER = 0.1
 _WEIGHT = 0.2
@@ -49,7 +49,7 @@ class _Usage:
 
 
 class Lease:
-    """What one request has reserved. This one is of a key without limits: nothing."""
+    """The reservation of a request. This one is of a key without limits: nothing."""
 
     metered = False
     """Whether `on_delta` is to be told of what the engine makes."""
@@ -69,7 +69,7 @@ class Lease:
         return False
 
     def as_notice(self) -> dict[str, str]:
-        """What an answer says that ended because of `on_delta`."""
+        """The notice of an answer that ended because of `on_delta`."""
         raise NotImplementedError
 
     def settle(self, counts: Mapping[int, Counts]) -> None:
@@ -83,7 +83,7 @@ UNLIMITED = Lease()
 
 
 class KeyLease(Lease):
-    """What one request of a limited key has reserved."""
+    """The reservation of a request of a limited key."""
 
     def __init__(self, limiter: Limiter, key: Key, usage: _Usage) -> None:
         self._limiter = limiter
@@ -95,7 +95,7 @@ class KeyLease(Lease):
         """Choices; 0 until the body was read."""
         self._streams = 0
         """Places taken among the key's generations: one for a body, then one for each choice."""
-        self._answer = Answer(0, 0)
+        self._answer = ChoiceTokens(0, 0)
         self._charges: list[Charge] = []
         self.tokens = 0
         """Tokens reserved now: what the charges amount to."""
@@ -105,7 +105,7 @@ class KeyLease(Lease):
         self._made_tokens = 0
         """Tokens of all choices, in attempts that were given up too."""
         self._owed_tokens = 0
-        """What of them was debt when it was made."""
+        """Tokens of the reservation that were debt when it was made."""
         self._began_s = limiter.clock_s()
         self._request: Charge | None = None
         self._settled = False
@@ -172,10 +172,10 @@ class KeyLease(Lease):
 
     def _give_back(self, tokens: int) -> None:
         for charge in reversed(self._charges):
-            part = min(tokens, charge.amount)
-            self._usage.tokens.give_back(charge, part)
-            self.tokens -= part
-            tokens -= part
+            returned = min(tokens, charge.amount)
+            self._usage.tokens.give_back(charge, returned)
+            self.tokens -= returned
+            tokens -= returned
 
     def correct(self, prompt: Prompt) -> None:
         """See Lease."""
@@ -183,7 +183,7 @@ class KeyLease(Lease):
             return
         self._limiter.advance(self._key.terms, self._usage)
         least, expected = self._answer
-        self._answer = Answer(min(least, prompt.max_tokens), min(expected, prompt.max_tokens))
+        self._answer = ChoiceTokens(min(least, prompt.max_tokens), min(expected, prompt.max_tokens))
         self._charge_prompt(prompt.billed_tokens, "tokens_rendered")
         self._prompt_tokens = prompt.billed_tokens
 
@@ -191,9 +191,9 @@ class KeyLease(Lease):
         """See Lease."""
         if self._limit is None:
             return False
-        before = self._made.get(choice, 0)
+        counted = self._made.get(choice, 0)
         # Fewer than before: the answer was begun anew, and what was thrown away was made all the same.
-        more = completion_tokens - before if completion_tokens >= before else completion_tokens
+        more = completion_tokens - counted if completion_tokens >= counted else completion_tokens
         self._made[choice] = completion_tokens
         self._made_tokens += more
         used = self._prompt_tokens + self._made_tokens

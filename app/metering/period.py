@@ -1,4 +1,4 @@
-"""Which UTC days usage is asked for."""
+"""The UTC days of a question about usage."""
 
 from __future__ import annotations
 

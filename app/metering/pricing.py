@@ -7,19 +7,19 @@ price is stored with it: a later change of the table changes no bill.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping
-from datetime import date, datetime
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
-from app.settings import SettingsError, unknown
+from app.settings import SettingsError
 from app.store.ledger import Price, day_of
+from app.toml_tables import together
+
+if TYPE_CHECKING:
+    from app.metering.price_schema import PriceEntry
 
 ANY_MODEL = "*"
-MAX_USD_PER_1K = 1000
-"""Keeps the sum of any store's rows within SQLite's 64 bits."""
 _MICRO = 1_000_000
-_KEYS = ("model", "from", "input", "cached_input", "output")
 
 
 class PriceTable:
@@ -31,17 +31,24 @@ class PriceTable:
             self._by_model.setdefault(model, []).append((from_day, price))
 
     @classmethod
-    def parse(cls, prices: Iterable[Mapping[str, Any]]) -> PriceTable:
-        """The table that the settings have. Raises SettingsError naming the entry."""
+    def parse(cls, prices: Sequence[Mapping[str, Any]]) -> PriceTable:
+        """The table that the settings have. Raises SettingsError naming every wrong entry."""
+        if not prices:
+            return cls({})
+        from app.metering import price_schema  # with pydantic: only where there are prices
+
         entries: dict[tuple[str, int], Price] = {}
-        for number, raw in enumerate(prices, start=1):
-            key, price = _entry(raw, f"[[prices]] entry {number}")
+        repeated = []
+        for index, checked in enumerate(price_schema.read(prices)):
+            key, price = _entry(checked)
             if key in entries:
-                raise SettingsError(
-                    f"[[prices]] entry {number}: {key[0]!r} has a price from that day already;"
+                repeated.append(
+                    f"{price_schema.entry_label(index)}: {key[0]!r} has a price from that day already;"
                     " remove one, or give one another `from`"
                 )
             entries[key] = price
+        if repeated:
+            raise SettingsError(together(repeated))
         return cls(entries)
 
     def price_of(self, model: str, at_us: int) -> Price:
@@ -69,55 +76,13 @@ def as_usd_per_1k(price: Price) -> dict[str, str]:
     }
 
 
-def _entry(raw: Mapping[str, Any], where: str) -> tuple[tuple[str, int], Price]:
-    for key in raw:
-        if key not in _KEYS:
-            raise unknown(key, _KEYS, where)
-    for key in ("model", "input", "output"):
-        if key not in raw:
-            raise SettingsError(f"{where}: `{key}` is missing; {_MISSING[key]}")
-    model = raw["model"]
-    if not isinstance(model, str) or not model:
-        raise SettingsError(f'{where}: `model` is a served model\'s name, or "*" for any; got {model!r}')
-    where += f" ({model})"
-    price = Price(
-        _micro_usd(raw["input"], f"{where}: input"),
-        _micro_usd(raw.get("cached_input", raw["input"]), f"{where}: cached_input"),
-        _micro_usd(raw["output"], f"{where}: output"),
-    )
-    return (model, _from_day(raw.get("from"), f"{where}: from")), price
+def _entry(entry: PriceEntry) -> tuple[tuple[str, int], Price]:
+    cached = entry.input if entry.cached_input is None else entry.cached_input
+    price = Price(_micro_usd(entry.input), _micro_usd(cached), _micro_usd(entry.output))
+    day = entry.from_day
+    from_day = 0 if day is None else day.year * 10_000 + day.month * 100 + day.day
+    return (entry.model, from_day), price
 
 
-_MISSING = {
-    "model": 'name a served model, or "*" for any',
-    "input": "give USD per 1K prompt tokens; 0 if they are free",
-    "output": "give USD per 1K generated tokens; 0 if they are free",
-}
-
-
-def _micro_usd(raw: object, where: str) -> int:
-    """USD as micro-dollars, exactly."""
-    try:
-        # A float's own text is the shortest that reads back the same: what the file has.
-        amount = Decimal(str(raw)) if isinstance(raw, str | int | float) else None
-    except InvalidOperation:
-        amount = None
-    if amount is None or isinstance(raw, bool) or not amount.is_finite():
-        raise SettingsError(f'{where}: expected USD per 1K tokens, as "0.0005", got {raw!r}')
-    if not 0 <= amount <= MAX_USD_PER_1K:
-        raise SettingsError(f"{where}: must be from 0 to {MAX_USD_PER_1K} USD, got {raw!r}")
-    micro = amount * _MICRO
-    if micro != micro.to_integral_value():
-        raise SettingsError(f"{where}: has at most 6 decimals (a micro-dollar per 1K tokens), got {raw!r}")
-    return int(micro)
-
-
-def _from_day(raw: object, where: str) -> int:
-    """A day as 20260101; 0, before all others, when there is none."""
-    if raw is None:
-        return 0
-    try:
-        day = raw if isinstance(raw, date) and not isinstance(raw, datetime) else date.fromisoformat(raw)  # type: ignore[arg-type]  # TypeError says so
-    except (TypeError, ValueError):
-        raise SettingsError(f'{where}: expected a UTC day, as "2026-01-01", got {raw!r}') from None
-    return day.year * 10_000 + day.month * 100 + day.day
+def _micro_usd(amount: Decimal) -> int:
+    return int(amount * _MICRO)

@@ -1,4 +1,4 @@
-"""What one owner may read of the store: so many requests a second, one at a time, in turn with other owners.
+"""Reads of the store by owner: a rate of requests, one at a time, in turn with other owners.
 
 Lists, searches, views, exports, reports and stored answers cost more than a refusal does, and no limit of a
 key counts them. The reads of a chat request do not come here: the request has been charged.
@@ -20,9 +20,9 @@ from app.metering.lines import Lines
 from app.store.database import READERS
 
 BURST_S = 10.0
-"""How many seconds' worth may come at once: a page that loads, a script that begins."""
+"""Seconds of the rate that may come at once: a page that loads, a script that begins."""
 AT_ONCE = READERS // 2
-"""Of the store's readers; the others are for chat requests, whose history waits for nobody's export."""
+"""Readers of the store for these; the others are for chat, whose history waits for no export."""
 MAX_WAITING = 64
 """Requests of a caller that may wait for their turn; browsers send 6 at once."""
 MAX_WAITING_TOTAL = 1_024

@@ -1,4 +1,4 @@
-"""What usage looks like to those who ask: one object, the same over HTTP and on the command line."""
+"""The usage report: one object, the same over HTTP and on the command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.metering.period import Period, number_of, text_of
-from app.store.usage import GroupBy, Sums, usage
+from app.store.usage import GroupBy, UsageSums, usage
 
 
 def usage_report(
@@ -28,7 +28,7 @@ def usage_report(
     }
 
 
-def sums_as_json(sums: Sums) -> dict[str, int | float]:
+def sums_as_json(sums: UsageSums) -> dict[str, int | float]:
     """Sums under the names of the API. `cost_usd` has six decimals, which are all there are."""
     return {
         "requests": sums.requests,

@@ -1,4 +1,4 @@
-"""What the process has served since its start, per model, for those who watch it.
+"""Requests and tokens served since the start of the process, for each model, for the metrics.
 
 Plain numbers, changed once a request and read at a scrape; nothing here is stored or billed.
 """
@@ -32,7 +32,7 @@ class Timings(NamedTuple):
 
 
 class Histogram:
-    """How many observations lie at or below each bound, and their sum."""
+    """A cumulative histogram: the observations at or below each bound, and their sum."""
 
     __slots__ = ("_bounds", "_counts", "sum")
 
@@ -62,7 +62,7 @@ class ModelTraffic:
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
         self.usage = Usage()
-        """Of the settlements that are committed."""
+        """Tokens of the committed settlements."""
         self.cost_micro_usd = 0
         self.queue = Histogram(QUEUE_S)
         self.ttft = Histogram(TTFT_S)

@@ -1,4 +1,4 @@
-"""What was charged in the last 60 seconds, and what is owed beyond it. True sliding, no buckets.
+"""A sliding window: the charges of the last 60 seconds, and the debt beyond them. True sliding, no buckets.
 
 A charge counts from the moment it is made until `WINDOW_S` later; what is charged never exceeds the
 limit in any 60 s. What turned out to be more than its charge is debt: it is charged as soon as the
@@ -51,7 +51,7 @@ class Window:
             self.charge(at_s, paid)
 
     def room(self, limit: int) -> int:
-        """What can be charged now."""
+        """The amount that can be charged now."""
         return max(limit - self.used - self.debt, 0)
 
     def charge(self, at_s: float, amount: int) -> Charge:
@@ -79,10 +79,10 @@ class Window:
                 break
             at_s = charged_at_s + WINDOW_S
             used -= charged
-            if (part := min(debt, limit - used)) > 0:
-                debt -= part
-                used += part
-                paid.append((at_s, part))
+            if (payment := min(debt, limit - used)) > 0:
+                debt -= payment
+                used += payment
+                paid.append((at_s, payment))
         return at_s - now_s
 
     def reset_s(self, now_s: float, limit: int) -> float:

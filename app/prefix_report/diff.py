@@ -1,4 +1,4 @@
-"""Where two system prompts, tool lists or rows of token ids part, and what stands there.
+"""The first difference of two system prompts, tool lists or rows of token ids.
 
 Everything is linear in its input; regular expressions see a window of `_WINDOW` characters.
 """
@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import orjson
 
 Kind = Literal["clock", "id", "text", "added", "removed", "order", "changed"]
-"""What differs: of texts a clock, an id or other text; of tool lists how the first tool differs."""
+"""The kind of a difference: in texts a clock, an id or other text; in tool lists, that of the first tool."""
 
 _WINDOW = 96
 _SHOWN_CHARACTERS = 80
@@ -41,7 +41,7 @@ Item = TypeVar("Item")
 _Find = Callable[[str, int], tuple[int, int] | None]
 
 
-class Difference(NamedTuple):
+class TextDifference(NamedTuple):
     """The first place where a new text or list is not the old one.
 
     `position` and `length` are of what stands there, a whole clock or id where it is one: characters of
@@ -56,32 +56,32 @@ class Difference(NamedTuple):
     """The beginning of what stands there: the caller's own text, for nobody else's eyes."""
 
 
-def text_difference(old: str, new: str) -> Difference:
-    """Where and how a text differs from the one before it. They are not equal."""
+def text_difference(old: str, new: str) -> TextDifference:
+    """The first difference of a text from its predecessor. They are not equal."""
     at = common_prefix(old, new)
     finders: tuple[tuple[Kind, _Find], ...] = (("clock", _clock_around), ("id", _id_around))
     for kind, find in finders:
         span = find(new, at)
         if span is not None and find(old, at) is not None:
             start, end = span
-            return Difference(kind, start, end - start, at, new[start:end][:_SHOWN_CHARACTERS])
+            return TextDifference(kind, start, end - start, at, new[start:end][:_SHOWN_CHARACTERS])
     end = len(new) - _common_suffix(old, new, at)
-    return Difference("text", at, end - at, at, new[at:end][:_SHOWN_CHARACTERS])
+    return TextDifference("text", at, end - at, at, new[at:end][:_SHOWN_CHARACTERS])
 
 
-def tools_difference(old: bytes, new: bytes) -> Difference:
+def tools_difference(old: bytes, new: bytes) -> TextDifference:
     """The first tool in which two lists, as JSON, differ. They are not equal."""
-    before, after = _tools(old), _tools(new)
-    at = common_prefix(before, after)
-    if at == len(before) == len(after):  # no lists, or the same but for how numbers are written
-        return Difference("changed", at, 0, at)
-    if sorted(before) == sorted(after):
+    old_tools, new_tools = _tools(old), _tools(new)
+    at = common_prefix(old_tools, new_tools)
+    if at == len(old_tools) == len(new_tools):  # no lists, or the same but for how numbers are written
+        return TextDifference("changed", at, 0, at)
+    if sorted(old_tools) == sorted(new_tools):
         kind: Kind = "order"
-    elif len(before) == len(after):
+    elif len(old_tools) == len(new_tools):
         kind = "changed"
     else:
-        kind = "added" if len(before) < len(after) else "removed"
-    return Difference(kind, at, min(1, len(after) - at), at)
+        kind = "added" if len(old_tools) < len(new_tools) else "removed"
+    return TextDifference(kind, at, min(1, len(new_tools) - at), at)
 
 
 def similar(old: str, new: str) -> bool:
@@ -91,12 +91,12 @@ def similar(old: str, new: str) -> bool:
     if 2 * (at + _common_suffix(old, new, at)) >= max(len(old), len(new)):
         return True
     words, others = set(old.split()), set(new.split())
-    most = max(len(words), len(others))
-    return most >= _FEWEST_WORDS and len(words & others) >= _SAME_WORDS * most
+    longest = max(len(words), len(others))
+    return longest >= _FEWEST_WORDS and len(words & others) >= _SAME_WORDS * longest
 
 
 def common_prefix(a: Sequence[Item], b: Sequence[Item]) -> int:
-    """How many items two sequences of one type begin with in common; compares slices, not items."""
+    """The number of items that two sequences of one type begin with in common; compares slices, not items."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
@@ -110,9 +110,9 @@ def common_prefix(a: Sequence[Item], b: Sequence[Item]) -> int:
 
 
 def _common_suffix(a: str, b: str, at: int) -> int:
-    """How many characters two texts end with in common, after the `at` that they begin with."""
-    most = min(len(a), len(b)) - at
-    return common_prefix(a[len(a) - most :][::-1], b[len(b) - most :][::-1])
+    """The number of characters that two texts end with in common, after the `at` that they begin with."""
+    longest = min(len(a), len(b)) - at
+    return common_prefix(a[len(a) - longest :][::-1], b[len(b) - longest :][::-1])
 
 
 def _clock_around(text: str, at: int) -> tuple[int, int] | None:
@@ -120,18 +120,18 @@ def _clock_around(text: str, at: int) -> tuple[int, int] | None:
     begin = max(at - _WINDOW, 0)
     window = text[begin : at + _WINDOW]
     for pattern in (_CLOCK, _EPOCH):
-        for found in pattern.finditer(window):
-            if begin + found.start() <= at <= begin + found.end():
-                return begin + found.start(), begin + found.end()
+        for match in pattern.finditer(window):
+            if begin + match.start() <= at <= begin + match.end():
+                return begin + match.start(), begin + match.end()
     return None
 
 
 def _id_around(text: str, at: int) -> tuple[int, int] | None:
     """The word that `at` is in, where it looks like an id."""
     begin = max(at - _WINDOW, 0)
-    for found in _WORD.finditer(text[begin : at + _WINDOW]):
-        if begin + found.start() <= at <= begin + found.end() and _is_id(found.group()):
-            return begin + found.start(), begin + found.end()
+    for match in _WORD.finditer(text[begin : at + _WINDOW]):
+        if begin + match.start() <= at <= begin + match.end() and _is_id(match.group()):
+            return begin + match.start(), begin + match.end()
     return None
 
 

@@ -6,8 +6,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
-from app.prefix_report.diff import Difference
-from app.prefix_report.line import Line
+from app.prefix_report.diff import TextDifference
+from app.prefix_report.line import PromptEdition
 
 Cause = Literal["restarted", "salt", "system", "tools", "template", "evicted"]
 Unit = Literal["character", "tool", "token"]
@@ -19,8 +19,8 @@ _JUDGED_FROM = 16
 _RISEN = 0.75
 
 
-class Place(NamedTuple):
-    """Whose prompts and for which model; `key_id` is None where no stored key was used."""
+class SeriesKey(NamedTuple):
+    """The owner, key and model of a series; `key_id` is None where no stored key was used."""
 
     owner: str
     key_id: str | None
@@ -33,7 +33,7 @@ class Break:
 
     cause: Cause
     what: str
-    """More of it: `clock`, `id`, `text`; how the tools differ; a parameter's name, `policy`, `template`."""
+    """The detail: `clock`, `id`, `text`; the tools' difference; a parameter, `policy`, `template`."""
     unit: Unit
     position: int
     length: int
@@ -45,12 +45,12 @@ class Break:
 
 
 @dataclass(slots=True, eq=False)
-class Family:
+class PromptSeries:
     """A system prompt through its editions."""
 
-    place: Place
+    place: SeriesKey
     id: str
-    lines: list[Line] = field(default_factory=list)
+    lines: list[PromptEdition] = field(default_factory=list)
     """The editions, as they were first seen."""
     requests: int = 0
     judged: int = 0
@@ -58,15 +58,15 @@ class Family:
     cached_tokens: int = 0
     breaks: Counter[Cause] = field(default_factory=Counter)
     last: deque[Break] = field(default_factory=lambda: deque(maxlen=MAX_BREAKS))
-    varies: Difference | None = None
-    """Where its editions' texts last parted, with or without a break."""
+    varies: TextDifference | None = None
+    """The last difference between two editions' texts, with or without a break."""
     recent: float = 1.0
     usual: float = 1.0
     fallen: bool = False
     seen_us: int = 0
 
     @property
-    def newest(self) -> Line:
+    def newest(self) -> PromptEdition:
         """The edition that was seen last."""
         return max(self.lines, key=lambda line: line.seen_s)
 

@@ -1,4 +1,4 @@
-"""What the prefix report remembers of one system prompt with one tool list: how far it should be cached.
+"""An edition of a prompt: one system prompt with one tool list, and the prefix that should be cached.
 
 A prompt's ids are compared with those of the line's first request. Where they part is where the part
 that stays ends, or later, by what the two users' words have in common: `slack` bounds by how much.
@@ -17,7 +17,7 @@ from app.core import ChatRequest, Prompt
 from app.prefix_report.diff import common_prefix
 
 HEAD_TOKENS = 32_768
-"""As many of a prompt's first ids are compared; a longer system prompt is judged by these."""
+"""Token ids at the head of a prompt that are compared; a longer system prompt is judged by these."""
 OPENING_CHARACTERS = 256
 UNKNOWN = 1 << 40
 _SYSTEM = ("system", "developer")
@@ -28,7 +28,7 @@ _OVERHEAD_BYTES = 1024
 
 
 class Stable(NamedTuple):
-    """What of a request is meant to stay the same from one to the next: its system text and tools."""
+    """The stable part of a request, which is meant to stay the same: its system text and tools."""
 
     text: str
     tools: bytes
@@ -47,20 +47,20 @@ def stable_of(body: Mapping[str, Any]) -> Stable:
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class PromptEdition:
     """One system text with one tool list, of one key and model."""
 
     stable: Stable
     salt: str
     epoch: int
     since_s: float
-    """When its prompt was in the cache; requests that were asked before are expected to find nothing."""
+    """The time at which its prompt was in the cache; earlier requests are expected to find nothing."""
     estimate: int
-    """About how many tokens its text and tools are; 0 where that cannot be told."""
+    """Estimated tokens of its text and tools; 0 where there is no estimate."""
     unbilled: int
     head: array[int] | None = None
     boundary: int | None = None
-    """How many tokens stay the same, at most; None before there were two requests."""
+    """Tokens that stay the same, at most; None until there were two requests."""
     slack: int = UNKNOWN
     opening: str = ""
     options: dict[str, int] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Line:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory."""
+        """Estimated bytes in memory."""
         head = 0 if self.head is None else len(self.head) * self.head.itemsize
         text = self.stable.text
         characters = len(text) if text.isascii() else 4 * len(text)
@@ -100,10 +100,10 @@ class Line:
         if ids.typecode != self.head.typecode:
             ids, self.head = array("q", ids), array("q", self.head)
         shared = common_prefix(self.head, ids)
-        known = UNKNOWN if self.boundary is None else self.boundary
-        if shared >= known:
+        bound = UNKNOWN if self.boundary is None else self.boundary
+        if shared >= bound:
             return None
-        beyond_slack = self.slack < UNKNOWN and shared < known - self.slack - 1
+        beyond_slack = self.slack < UNKNOWN and shared < bound - self.slack - 1
         if beyond_slack or shared * _FEWEST_OF_ESTIMATE < self.estimate:
             return shared
         self.boundary, self.slack = shared, _slack(self.opening, _opening(request))
@@ -119,13 +119,13 @@ class Line:
 
 
 def estimate_of(request: ChatRequest, prompt: Prompt, stable: Stable) -> int:
-    """About how many tokens the stable part is, by its share of the bytes; 0 with media."""
+    """Estimated tokens of the stable part, by its share of the bytes; 0 with media."""
     stable_bytes = len(stable.text.encode("utf-8", "surrogatepass")) + len(stable.tools)
     others = 0
     messages: Sequence[Mapping[str, Any]] = request.body["messages"]
     for message in messages:
         content = message.get("content")
-        if isinstance(content, list) and any(part.get("type") != "text" for part in content):
+        if isinstance(content, list) and any(content_part.get("type") != "text" for content_part in content):
             return 0
         if message["role"] not in _SYSTEM:
             others += len(_text(content).encode("utf-8", "surrogatepass"))
@@ -137,7 +137,7 @@ def estimate_of(request: ChatRequest, prompt: Prompt, stable: Stable) -> int:
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(part.get("text") or "" for part in content or ())
+    return "\n".join(content_part.get("text") or "" for content_part in content or ())
 
 
 def _opening(request: ChatRequest) -> str:
@@ -152,7 +152,7 @@ def _opening(request: ChatRequest) -> str:
 
 
 def _slack(opening: str, other: str) -> int:
-    """At most how many tokens two users' words begin with in common: a token has a byte."""
+    """An upper bound of the tokens that two users' texts begin with in common: a token has a byte."""
     shared = common_prefix(opening, other)
     if shared == min(len(opening), len(other)) and (shared == OPENING_CHARACTERS or opening == other):
         return UNKNOWN  # they may go on alike

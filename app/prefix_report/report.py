@@ -1,4 +1,4 @@
-"""What the prefix cache should have had of each key's system prompts, what it had, and why not.
+"""The prefix report: for each key's prompts, the tokens expected in the cache, found there, and why.
 
 `saw` is told of every request once its cached tokens are known. A system prompt's editions (another
 clock in it, another tool list) are lines of one family. When a request finds less than its line is
@@ -28,9 +28,9 @@ from structlog.typing import FilteringBoundLogger
 
 from app.core import ChatRequest, Counts, Prompt
 from app.log import where
-from app.prefix_report.diff import Difference, similar, text_difference, tools_difference
-from app.prefix_report.family import CAUSES, Break, Cause, Family, Place, Unit
-from app.prefix_report.line import HEAD_TOKENS, Line, Stable, estimate_of, stable_of
+from app.prefix_report.diff import TextDifference, similar, text_difference, tools_difference
+from app.prefix_report.family import CAUSES, Break, Cause, PromptSeries, SeriesKey, Unit
+from app.prefix_report.line import HEAD_TOKENS, PromptEdition, Stable, estimate_of, stable_of
 
 _PASSING = ("clock", "id")
 _UNITS: Mapping[Cause, Unit] = {"system": "character", "tools": "tool"}
@@ -45,7 +45,7 @@ _COMPARED_FAMILIES = 8
 
 
 class PrefixReport:
-    """Everything above; one for an engine. `page_tokens` is how much may be missing unnoticed."""
+    """The prefix report of one engine. Up to `page_tokens` may be missing unnoticed."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class PrefixReport:
         self._max_bytes = max_bytes
         self._secret = secrets.token_bytes(16)
         self._epochs: Counter[str] = Counter()
-        """By model: how often its engine began anew."""
-        self._lines: OrderedDict[tuple[Place, Stable], tuple[Line, Family]] = OrderedDict()
-        self._families: OrderedDict[Place, list[Family]] = OrderedDict()
+        """The number of times that each model's engine has started anew."""
+        self._lines: OrderedDict[tuple[SeriesKey, Stable], tuple[PromptEdition, PromptSeries]] = OrderedDict()
+        self._families: OrderedDict[SeriesKey, list[PromptSeries]] = OrderedDict()
         self.breaks: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
-        """By cause, since the start."""
+        """The number of breaks by cause, since the start."""
         self.size_bytes = 0
 
     def restarted(self, model: str) -> None:
@@ -90,7 +90,7 @@ class PrefixReport:
         monotonic clock: what came into the cache later is not expected.
         """
         try:
-            self._saw(request, prompt, counts, Place(request.owner, key_id, request.model), salt, asked_s)
+            self._saw(request, prompt, counts, SeriesKey(request.owner, key_id, request.model), salt, asked_s)
         except Exception as exc:  # noqa: BLE001  # a report is no reason to fail a request
             self._log.error("prefix_report_broke", request_id=request.request_id, error=where(exc))
 
@@ -99,7 +99,7 @@ class PrefixReport:
         request: ChatRequest,
         prompt: Prompt,
         counts: Counts,
-        place: Place,
+        place: SeriesKey,
         salt: str,
         asked_s: float | None,
     ) -> None:
@@ -108,11 +108,11 @@ class PrefixReport:
         seen = _Seen(
             request, prompt, counts.cached_tokens, salt, epoch, now_s if asked_s is None else asked_s
         )
-        known = self._lines.get((place, stable))
-        if known is None:
+        entry = self._lines.get((place, stable))
+        if entry is None:
             self._meet(seen, place, stable, now_s)
             return
-        line, family = known
+        line, family = entry
         self._lines.move_to_end((place, stable))
         line.seen_s = now_s
         family.requests += 1
@@ -127,7 +127,7 @@ class PrefixReport:
             else:
                 self._explain(seen, line, family, now_s)
 
-    def _meet(self, seen: _Seen, place: Place, stable: Stable, now_s: float) -> None:
+    def _meet(self, seen: _Seen, place: SeriesKey, stable: Stable, now_s: float) -> None:
         """A text with tools that was not seen before: an edition of a known one, or new."""
         family, passing = self._family(place, stable), None
         if family is None:
@@ -136,14 +136,14 @@ class PrefixReport:
             passing = self._edited(seen, family, stable)
         family.requests += 1
         estimate = estimate_of(seen.request, seen.prompt, stable)
-        line = Line(stable, seen.salt, seen.epoch, now_s, estimate, seen.prompt.unbilled_tokens)
+        line = PromptEdition(stable, seen.salt, seen.epoch, now_s, estimate, seen.prompt.unbilled_tokens)
         line.render(seen.request, seen.prompt)
         line.seen_s = now_s
         if passing is not None:
             self._drop_line(family, passing)
         self._add(line, family)
 
-    def _family(self, place: Place, stable: Stable) -> Family | None:
+    def _family(self, place: SeriesKey, stable: Stable) -> PromptSeries | None:
         """The family that a new edition belongs to, the one seen last first."""
         families = sorted(self._families.get(place, ()), key=lambda f: f.seen_us, reverse=True)
         for family in families:
@@ -154,10 +154,10 @@ class PrefixReport:
                 return family
         return None
 
-    def _new_family(self, place: Place, stable: Stable) -> Family:
+    def _new_family(self, place: SeriesKey, stable: Stable) -> PromptSeries:
         text = stable.text.encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(text, digest_size=6, key=self._secret)
-        family = Family(place, f"prefix-{digest.hexdigest()}")
+        family = PromptSeries(place, f"prefix-{digest.hexdigest()}")
         families = self._families.setdefault(place, [])
         self._families.move_to_end(place)
         families.append(family)
@@ -168,7 +168,7 @@ class PrefixReport:
                 self._drop_family(old)
         return family
 
-    def _edited(self, seen: _Seen, family: Family, stable: Stable) -> Line | None:
+    def _edited(self, seen: _Seen, family: PromptSeries, stable: Stable) -> PromptEdition | None:
         """Judge the first request of a new edition by what the last one had.
 
         Returns the last one where it will hardly come again: another clock or id stands in its place.
@@ -177,10 +177,10 @@ class PrefixReport:
         cause: Cause = "tools" if same_text else "system"
         old = max(same_text, key=lambda line: line.seen_s) if same_text else family.newest
         if same_text:
-            found = tools_difference(old.stable.tools, stable.tools)
+            difference = tools_difference(old.stable.tools, stable.tools)
         else:
-            family.varies = found = text_difference(old.stable.text, stable.text)
-        passing = old if found.kind in _PASSING else None
+            family.varies = difference = text_difference(old.stable.text, stable.text)
+        passing = old if difference.kind in _PASSING else None
         if seen.asked_s < old.since_s:
             return passing
         ours = estimate_of(seen.request, seen.prompt, stable) or old.expected
@@ -188,16 +188,16 @@ class PrefixReport:
         if seen.cached + self._page > expected:
             self._count(family, expected, seen.cached)
         else:
-            self._broke(seen, family, expected, self._known_cause(seen, old) or cause, found)
+            self._broke(seen, family, expected, self._known_cause(seen, old) or cause, difference)
         return passing
 
-    def _known_cause(self, seen: _Seen, line: Line) -> Cause | None:
+    def _known_cause(self, seen: _Seen, line: PromptEdition) -> Cause | None:
         """A cause that explains the whole loss, whatever else is different."""
         if line.epoch != seen.epoch:
             return "restarted"
         return "salt" if line.salt != seen.salt else None
 
-    def _learn(self, seen: _Seen, line: Line, family: Family, now_s: float) -> None:
+    def _learn(self, seen: _Seen, line: PromptEdition, family: PromptSeries, now_s: float) -> None:
         """A line's second request tells how far its prompts stay the same."""
         at = line.compare(seen.request, seen.prompt)
         if at is not None:
@@ -207,7 +207,7 @@ class PrefixReport:
         if line.boundary is not None and seen.asked_s >= line.since_s:
             self._judge(seen, line, family)
 
-    def _explain(self, seen: _Seen, line: Line, family: Family, now_s: float) -> None:
+    def _explain(self, seen: _Seen, line: PromptEdition, family: PromptSeries, now_s: float) -> None:
         """Less was cached than the line's boundary, as far as that is known."""
         at = line.compare(seen.request, seen.prompt)
         if at is None:
@@ -215,7 +215,7 @@ class PrefixReport:
         else:
             self._rendered_anew(seen, line, family, at, now_s)
 
-    def _judge(self, seen: _Seen, line: Line, family: Family) -> None:
+    def _judge(self, seen: _Seen, line: PromptEdition, family: PromptSeries) -> None:
         """Text, tools and rendering are the same."""
         expected = line.expected - seen.prompt.unbilled_tokens
         if seen.cached + self._page > expected:
@@ -224,13 +224,15 @@ class PrefixReport:
             self._broke(seen, family, expected, self._known_cause(seen, line) or "evicted")
         line.salt, line.epoch = seen.salt, seen.epoch
 
-    def _rendered_anew(self, seen: _Seen, line: Line, family: Family, at: int, now_s: float) -> None:
+    def _rendered_anew(
+        self, seen: _Seen, line: PromptEdition, family: PromptSeries, at: int, now_s: float
+    ) -> None:
         """The same text and tools are other tokens from `at` on; from here on these are expected."""
         expected = line.expected - seen.prompt.unbilled_tokens
         if seen.asked_s >= line.since_s and seen.cached + self._page <= expected:
             cause = self._known_cause(seen, line) or "template"
             what = line.changed_option(seen.request, seen.prompt)
-            self._broke(seen, family, expected, cause, Difference("changed", at, 0, at), what)
+            self._broke(seen, family, expected, cause, TextDifference("changed", at, 0, at), what)
         else:
             self._count(family, expected, seen.cached)
         line.render(seen.request, seen.prompt)
@@ -240,18 +242,18 @@ class PrefixReport:
     def _broke(
         self,
         seen: _Seen,
-        family: Family,
+        family: PromptSeries,
         expected: int,
         cause: Cause,
-        found: Difference | None = None,
+        difference: TextDifference | None = None,
         what: str = "",
     ) -> None:
         """Count a break; what was found different is its cause only where nothing explains the whole loss."""
         unit = _UNITS.get(cause, "token")
-        if found is None or cause in ("restarted", "salt"):
-            found, what = Difference("changed", seen.cached, 0, seen.cached), ""
+        if difference is None or cause in ("restarted", "salt"):
+            difference, what = TextDifference("changed", seen.cached, 0, seen.cached), ""
         elif not what:
-            what = found.kind
+            what = difference.kind
         self.breaks[cause] += 1
         family.breaks[cause] += 1
         family.last.append(
@@ -259,18 +261,18 @@ class PrefixReport:
                 cause,
                 what,
                 unit,
-                found.position,
-                found.length,
+                difference.position,
+                difference.length,
                 expected,
                 seen.cached,
                 seen.request.request_id,
                 self._wall_us(),
-                found.shown,
+                difference.shown,
             )
         )
         self._count(family, expected, seen.cached)
 
-    def _count(self, family: Family, expected: int, cached: int) -> None:
+    def _count(self, family: PromptSeries, expected: int, cached: int) -> None:
         """Add up what was expected and obtained, and tell when the rate falls by half."""
         family.seen_us = self._wall_us()
         if expected < self._page:
@@ -295,9 +297,9 @@ class PrefixReport:
 
     # Memory
 
-    def _add(self, line: Line, family: Family) -> None:
+    def _add(self, line: PromptEdition, family: PromptSeries) -> None:
         if len(family.lines) >= MAX_EDITIONS:
-            self._drop_line(family, min(family.lines, key=lambda known: known.seen_s))
+            self._drop_line(family, min(family.lines, key=lambda entry: entry.seen_s))
         family.lines.append(line)
         family.seen_us = self._wall_us()
         self._lines[family.place, line.stable] = (line, family)
@@ -305,7 +307,7 @@ class PrefixReport:
         self.size_bytes += line.counted_bytes
         self._shrink(line.seen_s)
 
-    def _resize(self, line: Line) -> None:
+    def _resize(self, line: PromptEdition) -> None:
         self.size_bytes += line.size_bytes - line.counted_bytes
         line.counted_bytes = line.size_bytes
 
@@ -319,12 +321,12 @@ class PrefixReport:
             if not family.lines:
                 self._drop_family(family)
 
-    def _drop_line(self, family: Family, line: Line) -> None:
+    def _drop_line(self, family: PromptSeries, line: PromptEdition) -> None:
         family.lines.remove(line)
         del self._lines[family.place, line.stable]
         self.size_bytes -= line.counted_bytes
 
-    def _drop_family(self, family: Family) -> None:
+    def _drop_family(self, family: PromptSeries) -> None:
         for line in list(family.lines):
             self._drop_line(family, line)
         families = self._families[family.place]
@@ -334,7 +336,7 @@ class PrefixReport:
 
     # What is shown
 
-    def families(self, owner: str | None = None) -> Iterator[Family]:
+    def families(self, owner: str | None = None) -> Iterator[PromptSeries]:
         """Every system prompt in memory, or one owner's, the key seen first at the beginning."""
         for place, families in self._families.items():
             if owner is None or place.owner == owner:

@@ -1,1 +1,1 @@
-"""Which model serves a request, and how much of it under load."""
+"""Routing: the model that serves a request, and degraded mode under load."""

@@ -13,7 +13,7 @@ PRIORITIES: Mapping[Tier, int] = {"interactive": 20, "standard": 10, "batch": 0}
 """SGLang sets a request aside for one that is more than ten above it: batch for interactive, no other."""
 
 
-def sorted_in(request: ChatRequest, key: Key | None, *, isolated: bool) -> ChatRequest:
+def with_priority_and_salt(request: ChatRequest, key: Key | None, *, isolated: bool) -> ChatRequest:
     """The request as its key has it: its priority, and with whom it shares cached prompts."""
     salt = f"owner:{request.owner}" if isolated else ""
     tier: Tier = "standard" if key is None else key.terms.tier
@@ -21,7 +21,7 @@ def sorted_in(request: ChatRequest, key: Key | None, *, isolated: bool) -> ChatR
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Backend:
     """One model's engine, and the admission before it."""
 
     engine: Engine
@@ -31,7 +31,7 @@ class Place:
 
     @property
     def id(self) -> str:
-        """What requests call the model. Raises EngineNotReady while that is not known."""
+        """The model's name in requests. Raises EngineNotReady while the engine has not told it."""
         return self.name or self.engine.model.id
 
     @property
@@ -50,21 +50,21 @@ class Place:
         self.admission.knock(request, key)
 
 
-class Places:
+class Backends:
     """The models that this process serves: the large one, and a small one beside it where there is one."""
 
-    def __init__(self, large: Place, small: Place | None = None) -> None:
+    def __init__(self, large: Backend, small: Backend | None = None) -> None:
         self.large = large
         self.small = small
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[Backend]:
         return iter((self.large,) if self.small is None else (self.large, self.small))
 
-    def of(self, model: str) -> Place:
-        """Where a model is served, also while it is away; the large one's place for any other name."""
+    def of(self, model: str) -> Backend:
+        """The backend of a model, also while it is down; the large model's for any other name."""
         small = self.small
         return small if small is not None and small.id == model else self.large
 
-    def allowed(self, models: Collection[str] | None) -> list[Place]:
-        """Those that a key may use which may use `models`; None for all."""
+    def allowed(self, models: Collection[str] | None) -> list[Backend]:
+        """The backends of a key that may use `models`; all of them for None."""
         return [place for place in self if models is None or place.id in models]

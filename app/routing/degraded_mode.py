@@ -30,7 +30,7 @@ REFUSED = "refused"
 
 
 class Step(enum.IntEnum):
-    """How far the mode has gone; each step does what those before it do."""
+    """The steps of degraded mode; each also does what the lower ones do."""
 
     NORMAL = 0
     SHORT = 1
@@ -38,8 +38,8 @@ class Step(enum.IntEnum):
     REFUSE = 3
 
     @property
-    def told(self) -> str:
-        """Its name in `/readyz` and the metrics."""
+    def label(self) -> str:
+        """The step's name in `/readyz` and the metrics."""
         return self.name.lower()
 
 
@@ -48,11 +48,11 @@ class Pressure:
     """The queue as it is: what must be waited for, and what may be waited for at most."""
 
     wait_s: float
-    """How long a request that came now would wait: backlog over measured throughput."""
+    """Seconds that a request arriving now would wait: backlog over measured throughput."""
     target_s: float
-    """How long it may wait at most, above zero."""
+    """Seconds that it may wait at most, above zero."""
     queued_share: float = 0.0
-    """Of the queue's bounds in requests and tokens, the fuller one, 0..1."""
+    """The queue's fill against its bound in requests or in tokens, whichever is larger, 0..1."""
 
     @property
     def value(self) -> float:
@@ -61,7 +61,7 @@ class Pressure:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Hysteresis:
     """The pressure from which on a step is entered, and below which it is left."""
 
     enter: float
@@ -69,17 +69,17 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """When the mode changes, and how short an answer becomes. Times in seconds."""
+class DegradePolicy:
+    """The pressures and times at which the mode changes, and short answers' length. Times in seconds."""
 
-    short: Bounds = Bounds(0.5, 0.3)
-    small: Bounds = Bounds(0.75, 0.5)
-    refuse: Bounds = Bounds(1.0, 0.7)
+    short: Hysteresis = Hysteresis(0.5, 0.3)
+    small: Hysteresis = Hysteresis(0.75, 0.5)
+    refuse: Hysteresis = Hysteresis(1.0, 0.7)
     rise_s: float = 2.0
     fall_s: float = 10.0
     short_tokens: int = 512
     default_tokens: float = math.inf
-    """How long an answer may become where its request does not say."""
+    """Tokens that an answer may have where its request sets no limit."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for bounds that would let the mode swing."""
@@ -92,14 +92,14 @@ class Limits:
         if min(self.rise_s, self.fall_s) <= 0 or self.short_tokens < 1:
             raise ValueError("times and tokens must be above zero")
 
-    def of(self, step: Step) -> Bounds:
+    def of(self, step: Step) -> Hysteresis:
         """A step's bounds; the normal one has none."""
         return (self.short, self.small, self.refuse)[step - 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """What is to be done to one request: which model serves it, and how long its answer may be."""
+    """The decision about one request: its model, and the tokens that its answer may have."""
 
     model: str
     max_tokens: int | None
@@ -113,19 +113,21 @@ class Degraded:
         return {"x-degraded": ", ".join(self.done), "x-served-model": self.model}
 
 
-class Degrade:
+class DegradedMode:
     """The mode, moved by `observe`, applied by `apply`."""
 
-    def __init__(self, limits: Limits | None = None, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self.limits = limits or Limits()
+    def __init__(
+        self, limits: DegradePolicy | None = None, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits = limits or DegradePolicy()
         self._clock_s = clock_s
         self.step = Step.NORMAL
         self.changes: Counter[str] = Counter()
-        """How often each step was entered."""
+        """The number of times that each step was entered."""
         self.touched: Counter[str] = Counter({SHORT_OUTPUT: 0, SMALL_MODEL: 0, REFUSED: 0})
         """Requests by what was done to them."""
         self.pressure = 0.0
-        """As observed last."""
+        """The pressure as last observed."""
         self._above_since_s: float | None = None
         self._below_since_s: float | None = None
 
@@ -155,7 +157,7 @@ class Degrade:
 
     def _go(self, step: Step) -> None:
         self.step = step
-        self.changes[step.told] += 1
+        self.changes[step.label] += 1
         self._above_since_s = self._below_since_s = None
 
     def apply(
@@ -164,10 +166,10 @@ class Degrade:
         prompt_tokens: int,
         *,
         small: ModelCard | None = None,
-        before: SoFar = NOTHING_BEFORE,
+        so_far: SoFar = NOTHING_BEFORE,
         insists: bool = False,
     ) -> Degraded:
-        """What becomes of a request of about so many prompt tokens, as the mode is now.
+        """The decision about a request of about `prompt_tokens` in the current step.
 
         `small` is the small model where it has room, `before` the conversation so far. `insists`
         (`x-no-degrade`) has the request served as asked for, or refused, and nothing in between. An
@@ -185,7 +187,7 @@ class Degrade:
         if (
             taker is not None
             and taker.id != model
-            and unserved(taker, request, prompt_tokens, before) is None
+            and unserved(taker, request, prompt_tokens, so_far) is None
         ):
             model = taker.id
             done.append(SMALL_MODEL)
@@ -200,12 +202,12 @@ class Degrade:
         return {"x-degraded": REFUSED}
 
 
-def degrade_of(settings: Settings) -> Degrade | None:
+def degrade_of(settings: Settings) -> DegradedMode | None:
     """The mode as the settings have it; None where it is off."""
     if settings.degrade == "off":
         return None
-    return Degrade(
-        Limits(
+    return DegradedMode(
+        DegradePolicy(
             rise_s=settings.degrade_rise_s,
             fall_s=settings.degrade_fall_s,
             short_tokens=settings.degrade_short_tokens,

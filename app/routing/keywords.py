@@ -22,8 +22,8 @@ MATH_SIGNS = ("\\frac", "\\int", "\\sum", "\\sqrt", "\\lim", "$$", "\\(", *"âˆ‘â
 """One of them is mathematics."""
 
 
-def _words(two: str, one: str) -> Mapping[str, int]:
-    return dict.fromkeys(_split(two), 2) | dict.fromkeys(_split(one), 1)
+def _words(two_points: str, one_point: str) -> Mapping[str, int]:
+    return dict.fromkeys(_split(two_points), 2) | dict.fromkeys(_split(one_point), 1)
 
 
 CODE_WORDS = _words(

@@ -1,4 +1,4 @@
-"""How hard a queue is pressed: what degraded mode goes by (app.routing.degraded_mode).
+"""The pressure on a queue, by which degraded mode steps up and down (app.routing.degraded_mode).
 
 The wait of a key is what its next request would wait, over the most that the door lets it; one that was sent
 away in the last seconds is at that. Of all keys that have come lately the one in the middle counts, so that
@@ -18,14 +18,14 @@ from app.routing.degraded_mode import Pressure
 
 LATELY_S = 60.0
 REFUSED_S = 2.0
-"""For how long a refusal counts."""
+"""Seconds for which a refusal counts as pressure."""
 KEYS = 16
-"""Of many keys so many are looked at: each is compared with all that wait."""
+"""The keys that are looked at, at most: each is compared with all that wait."""
 _BATCH = TIERS.index("batch")
 
 
 def pressure_of(admission: Admission, bounds: Bounds, now_s: float) -> Pressure:
-    """How things stand before one engine, at a time of the admission's clock."""
+    """The pressure on one engine's queue, at a time of the admission's clock."""
     share = _share(admission, bounds)
     lanes = [
         lane
@@ -41,7 +41,7 @@ def pressure_of(admission: Admission, bounds: Bounds, now_s: float) -> Pressure:
 
 
 def _waits(lanes: Sequence[Lane], door: Door, now_s: float) -> Iterator[tuple[float, float]]:
-    """For each key, how long its next request would wait, and how long it may."""
+    """For each key, the seconds that its next request would wait, and the seconds that it may."""
     for lane, wait_s in zip(lanes, door.waits_s(lanes, now_s), strict=True):
         most_s = door.most_wait_s(lane)
         refused = now_s - lane.refused_at_s < REFUSED_S
@@ -49,7 +49,7 @@ def _waits(lanes: Sequence[Lane], door: Door, now_s: float) -> Iterator[tuple[fl
 
 
 def _share(admission: Admission, bounds: Bounds) -> float:
-    """How full the queue is, of those who are not there to wait."""
+    """The queue's fill, not counting requests of the batch tier, which are there to wait."""
     waiting = [queued.tokens for queued in admission.queue if queued.lane.rank < _BATCH]
     most_tokens = bounds.max_queued_tokens or POOLS * admission.pool.capacity_tokens
     if not waiting or not most_tokens:

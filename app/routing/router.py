@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.core import ChatRequest, ModelCard
-from app.routing.backend import Place
+from app.routing.backend import Backend
 from app.routing.keywords import (
     CODE_SIGNS,
     CODE_WORDS,
@@ -32,7 +32,7 @@ AUTO = "auto"
 """The model's name in a request that leaves the choice to the server."""
 LARGE_FROM = 2
 READ_CHARACTERS = 8192
-"""Of the last user turns so much is read, half of it at the beginning and half at the end."""
+"""Characters of the last user turns that are read: half at the beginning, half at the end."""
 _TURNS_READ = 3
 _WORD_CHARACTERS = 2048
 
@@ -68,7 +68,7 @@ NOTHING_BEFORE = SoFar()
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Which model answers, and why; `reason` is one word, for the metric."""
+    """The model that answers, and the reason; `reason` is one word, for the metric."""
 
     model: str
     size: Size
@@ -78,15 +78,15 @@ class Route:
     @property
     def header(self) -> str:
         """The value of `x-route-reason`."""
-        told = [f"{name}={points:+d}" for name, points in self.points.items() if points]
-        return "; ".join([self.size, self.reason, *([", ".join(told)] if told else [])])
+        named_points = [f"{name}={points:+d}" for name, points in self.points.items() if points]
+        return "; ".join([self.size, self.reason, *([", ".join(named_points)] if named_points else [])])
 
 
 class Router:
     """Chooses between a small model and a large one, and counts what it chose."""
 
-    def __init__(self, small: Place, large: Place) -> None:
-        self._places: Mapping[Size, Place] = {"small": small, "large": large}
+    def __init__(self, small: Backend, large: Backend) -> None:
+        self._places: Mapping[Size, Backend] = {"small": small, "large": large}
         self.routed: dict[str, Counter[str]] = defaultdict(Counter)
         """Requests by model and reason."""
 
@@ -97,14 +97,14 @@ class Router:
         *,
         asked: Size | None = None,
         allowed: Collection[str] | None = None,
-        before: SoFar = NOTHING_BEFORE,
+        so_far: SoFar = NOTHING_BEFORE,
     ) -> Route:
         """The model for a request whose own messages have about so many tokens.
 
         `asked` is the caller's own choice (`x-route`), `allowed` the models of the key. Where neither model
         can serve it, the large one refuses.
         """
-        route = self._decide(request, prompt_tokens + before.tokens, asked, allowed, before)
+        route = self._decide(request, prompt_tokens + so_far.tokens, asked, allowed, so_far)
         self.routed[route.model][route.reason] += 1
         return route
 
@@ -114,7 +114,7 @@ class Router:
         prompt_tokens: int,
         asked: Size | None,
         allowed: Collection[str] | None,
-        before: SoFar,
+        so_far: SoFar,
     ) -> Route:
         usable = [s for s, place in self._places.items() if allowed is None or place.id in allowed]
         there = [size for size in usable if self._places[size].ready]
@@ -125,12 +125,12 @@ class Router:
         if len(there) < len(usable):
             return self._to(there[0] if there else "large", "alone")
         for size, other in _OTHERS:
-            lacking = unserved(self._places[size].engine.model, request, prompt_tokens, before)
+            lacking = unserved(self._places[size].engine.model, request, prompt_tokens, so_far)
             if lacking is not None:
                 return self._to(other, lacking)
-        if before.model == self._places["large"].id:
+        if so_far.model == self._places["large"].id:
             return self._to("large", "conversation")
-        return self._by_points(points_of(request, prompt_tokens, before.turns))
+        return self._by_points(points_of(request, prompt_tokens, so_far.turns))
 
     def _by_points(self, points: Mapping[str, int]) -> Route:
         if sum(points.values()) >= LARGE_FROM:
@@ -142,12 +142,12 @@ class Router:
 
 
 def unserved(
-    card: ModelCard, request: ChatRequest, prompt_tokens: int, before: SoFar = NOTHING_BEFORE
+    card: ModelCard, request: ChatRequest, prompt_tokens: int, so_far: SoFar = NOTHING_BEFORE
 ) -> str | None:
-    """What a request needs, or the conversation it continues, that a model does not have; or None."""
+    """A need of a request, or of its conversation, that a model does not meet; None if it meets all."""
     body = request.body
     needs = {
-        "vision": before.images or _has_images(body["messages"]),
+        "vision": so_far.images or _has_images(body["messages"]),
         "tools": _has_tools(body),
         "json_schema": _kind_of_format(body) == "json_schema",
         "reasoning": body.get("reasoning_effort") not in (None, "none"),
@@ -164,9 +164,9 @@ def points_of(request: ChatRequest, prompt_tokens: int, turns_before: int = 0) -
     """The points for the large model, by what they are for; easy words are below zero."""
     body = request.body
     messages: Sequence[Mapping[str, Any]] = body["messages"]
-    said = [message for message in messages if message["role"] == "user"]
-    recent = _read(said[-_TURNS_READ:])
-    last = _read(said[-1:])[:_WORD_CHARACTERS].lower()
+    user_messages = [message for message in messages if message["role"] == "user"]
+    recent = _read(user_messages[-_TURNS_READ:])
+    last = _read(user_messages[-1:])[:_WORD_CHARACTERS].lower()
     listed = _WORD.findall(last)
     words = set(listed)
     code = MARKS if _is_code(recent) else _of(CODE_WORDS, words)
@@ -177,7 +177,7 @@ def points_of(request: ChatRequest, prompt_tokens: int, turns_before: int = 0) -
         "tools": TOOLS if _has_tools(body) else 0,
         "images": IMAGES if _has_images(messages) else 0,
         "length": _step(LENGTHS, prompt_tokens),
-        "depth": _step(DEPTHS, len(said) + turns_before),
+        "depth": _step(DEPTHS, len(user_messages) + turns_before),
         "words": _of(HARD_WORDS, words),
         "task": min(_of(TASK_WORDS, words), _MOST_OF_TASKS),
         "detail": _step(DETAILS, len(listed)) + (len(_NUMBER.findall(last)) >= _NUMBERS),
@@ -203,7 +203,7 @@ def _is_code(text: str) -> bool:
 
 def _read(messages: Sequence[Mapping[str, Any]]) -> str:
     """The text of messages, the middle of a long one left out."""
-    text = "\n".join(part for message in messages for part in _texts(message.get("content")))
+    text = "\n".join(content_part for message in messages for content_part in _texts(message.get("content")))
     if len(text) <= READ_CHARACTERS:
         return text
     return f"{text[: READ_CHARACTERS // 2]}\n{text[-READ_CHARACTERS // 2 :]}"
@@ -213,15 +213,17 @@ def _texts(content: Any) -> Iterator[str]:
     if isinstance(content, str):
         yield content
     else:
-        yield from (part["text"] for part in content or () if part.get("type") == "text")
+        yield from (
+            content_part["text"] for content_part in content or () if content_part.get("type") == "text"
+        )
 
 
 def _has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(
-        part.get("type") not in (None, "text")
+        content_part.get("type") not in (None, "text")
         for message in messages
         if isinstance(message.get("content"), list)
-        for part in message["content"]
+        for content_part in message["content"]
     )
 
 

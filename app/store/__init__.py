@@ -1,1 +1,1 @@
-"""Everything durable: one SQLite file, one writer, read-only readers."""
+"""The durable state: one SQLite file, one writer, read-only readers."""

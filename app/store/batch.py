@@ -31,7 +31,7 @@ _STORAGE_FAULTS = (
 
 
 class Raised:
-    """What a unit raised, apart from what it returned."""
+    """The exception of a unit of work, told apart from a return value."""
 
     __slots__ = ("error",)
 
@@ -47,9 +47,9 @@ def probe(connection: sqlite3.Connection) -> None:
 
 def and_changed(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> tuple[list[Any], bool]:
     """`commit_together`, and whether anything was changed."""
-    before = connection.total_changes
+    changes_at_start = connection.total_changes
     outcomes = commit_together(connection, units)
-    return outcomes, connection.total_changes != before
+    return outcomes, connection.total_changes != changes_at_start
 
 
 def commit_together(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What live streams have come to, written together: two statements, however many streams there are.
+"""Checkpoints of all live streams, written together in two statements, however many streams there are.
 
 Each SQL statement hands the interpreter to another thread and has to get it back from one that is
 busy with tokens; thousands of small ones would take their time mostly by waiting. So the rows go

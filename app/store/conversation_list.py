@@ -20,7 +20,7 @@ from app.store.conversations import find
 from app.store.words import folded, tag
 
 WIPED = 0
-"""As `deleted_at_us`: the text is gone, and only the purge comes back to the row (app.store.purge)."""
+"""The value of `deleted_at_us` once the text is gone; only app.store.purge still reads the row."""
 
 _COLUMNS = "c.seq, c.id, c.title, c.model, c.total_tokens, c.created_at_us, c.updated_at_us"
 _END = 2**63 - 1
@@ -31,15 +31,17 @@ _RUN_ON = re.compile("[\u0e00-\u1dff\u2e80-\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ConversationPage:
     """Conversations, newest first; `next_cursor` is None on the last page."""
 
     conversations: list[dict[str, Any]]
     next_cursor: str | None
 
 
-def page(connection: sqlite3.Connection, owner: str, limit: int, cursor: str | None, words: str = "") -> Page:
-    """At most `limit` conversations after the cursor, only those that match `words` if there are any.
+def page(
+    connection: sqlite3.Connection, owner: str, limit: int, cursor: str | None, words: str = ""
+) -> ConversationPage:
+    """A page of at most `limit` conversations after the cursor; with `words`, of those that match.
 
     Raises BadRequest for a cursor that no page had.
     """
@@ -54,7 +56,7 @@ def page(connection: sqlite3.Connection, owner: str, limit: int, cursor: str | N
         ).fetchall()
     more = len(rows) > limit
     rows = rows[:limit]
-    return Page([_as_listed(row) for row in rows], _cursor(rows[-1][0]) if more else None)
+    return ConversationPage([_as_listed(row) for row in rows], _cursor(rows[-1][0]) if more else None)
 
 
 def _matching(
@@ -89,7 +91,7 @@ def match_all(words: str, owner: str) -> str:
     last: list[str] = []
     for word in words.split():
         if last := folded(word):
-            phrases.setdefault('"' + " ".join(mark + part for part in last) + '"')
+            phrases.setdefault('"' + " ".join(mark + prefix for prefix in last) + '"')
     if not phrases:
         return ""
     as_beginning = sum(map(len, last)) >= _MIN_BEGINNING or any(map(_RUN_ON.search, last))

@@ -37,7 +37,7 @@ class Outline:
     num_others: int = 0
 
 
-class Page(NamedTuple):
+class MessagePage(NamedTuple):
     """Messages, and where in the outline the next page begins; None after the last."""
 
     messages: list[dict[str, Any]]
@@ -51,7 +51,7 @@ def whole(connection: sqlite3.Connection, owner: str, conversation_id: str) -> O
 
 
 def newest_branch(connection: sqlite3.Connection, owner: str, conversation_id: str) -> Outline:
-    """From the top down to the newest message; of several answers to it, to the first. Raises NotFound."""
+    """The branch down to the newest message, or to the first of several answers. Raises NotFound."""
     everything = whole(connection, owner, conversation_id)
     if not everything.seqs:
         return everything
@@ -69,7 +69,7 @@ def newest_branch(connection: sqlite3.Connection, owner: str, conversation_id: s
     return Outline(everything.conversation, branch, len(everything.seqs) - len(branch))
 
 
-def page(connection: sqlite3.Connection, outline: Outline, start: int) -> Page:
+def page(connection: sqlite3.Connection, outline: Outline, start: int) -> MessagePage:
     """The messages of an outline from `start` on; those purged meanwhile are left out.
 
     A message's content is what was sent, a string or a list of parts. The usage of a request
@@ -92,9 +92,9 @@ def page(connection: sqlite3.Connection, outline: Outline, start: int) -> Page:
         messages.append(_message(parent_id, *row))
         size_bytes += len(row[2]) + len(row[3] or b"")
         if size_bytes >= PAGE_BYTES and seq != seqs[-1]:
-            return Page(messages, start + seqs.index(seq) + 1)
+            return MessagePage(messages, start + seqs.index(seq) + 1)
     end = start + len(seqs)
-    return Page(messages, end if end < len(outline.seqs) else None)
+    return MessagePage(messages, end if end < len(outline.seqs) else None)
 
 
 def messages(connection: sqlite3.Connection, outline: Outline) -> Iterator[dict[str, Any]]:
@@ -113,7 +113,7 @@ def _all(connection: sqlite3.Connection, conversation_seq: int) -> Sequence[int]
 
 
 def _first_choice(connection: sqlite3.Connection, seq: int) -> int:
-    """Of the answers of one request, the first; another message is its own."""
+    """The first of a request's answers; for any other message, that message."""
     row = connection.execute(
         "SELECT min(a.seq) FROM messages AS m JOIN messages AS a ON a.request_seq = m.request_seq"
         " AND a.parent_seq IS m.parent_seq WHERE m.seq = ?",

@@ -24,7 +24,7 @@ from app.messages import as_kept
 Status = Literal["complete", "in_progress", "cancelled", "interrupted", "failed", "blocked", "deleted"]
 
 ROOT = "root"
-"""As `parent_id`: begin again above the first message."""
+"""The `parent_id` that begins again above the first message."""
 MAX_BRANCH_MESSAGES = 10_000
 """Messages that a turn can continue; fewer where a request sends them all (app.api.schema.parameters)."""
 MAX_BRANCH_BYTES = 32 * 1024**2
@@ -37,7 +37,7 @@ _ANCESTORS = (
 )
 """A message and those above it, upwards, at most so many. A parent's seq is below its child's."""
 _IMAGE = '"type":"image_url"'
-"""In a stored message; where a text says so its quotes are escaped."""
+"""The mark of an image in a stored message; inside a text its quotes would be escaped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class NewTurn:
 
 @dataclass(frozen=True, slots=True)
 class FinishedAnswer:
-    """What became of an answer. `answer_ids` and `prompt_ids` are little-endian uint32.
+    """An answer as it ended. `answer_ids` and `prompt_ids` are little-endian uint32.
 
     `prompt_ids` are those after the sequence of message `base_seq`; all of them where it is None.
     """
@@ -84,7 +84,7 @@ class FinishedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """What the next turn continues.
+    """The branch that the next turn continues.
 
     `messages` are OpenAI's, oldest first, with `parent_seq` and `last_id` of the message that
     new ones go below (None at the top). `runs` are the stored token ids of the newest answer's
@@ -220,7 +220,7 @@ def branch(connection: sqlite3.Connection, owner: str, conversation_id: str, par
 
 
 class SoFar(NamedTuple):
-    """What a branch has been: which model answered last, its tokens, the user's turns, and images."""
+    """A summary of a branch: the last model, its tokens, the user's turns, and whether it has images."""
 
     model: str | None = None
     tokens: int = 0
@@ -244,7 +244,7 @@ def so_far(connection: sqlite3.Connection, owner: str, conversation_id: str, par
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _MessageRow:
     """A message on a branch, as stored."""
 
     seq: int
@@ -276,7 +276,7 @@ def _leaf(connection: sqlite3.Connection, conversation_seq: int, parent_id: str 
 
 
 def _newest_answer(connection: sqlite3.Connection, conversation_seq: int) -> int | None:
-    """Of the newest request with an answer that said something, the first choice that did."""
+    """The first choice with text of the newest request that has one."""
     row = connection.execute(
         "SELECT request_seq FROM messages WHERE conversation_seq = ? AND request_seq IS NOT NULL"
         " AND (status = 'complete' OR (text <> '' AND status <> 'blocked')) ORDER BY seq DESC LIMIT 1",
@@ -313,7 +313,7 @@ def _message(connection: sqlite3.Connection, conversation_seq: int, message_id: 
     return seq
 
 
-def _path(connection: sqlite3.Connection, leaf_seq: int | None) -> list[_Row]:
+def _path(connection: sqlite3.Connection, leaf_seq: int | None) -> list[_MessageRow]:
     """The messages from the top down to `leaf_seq`. Raises BadRequest where they are too much."""
     seqs = [seq for (seq,) in connection.execute(_ANCESTORS, (leaf_seq, MAX_BRANCH_MESSAGES + 1))]
     if len(seqs) > MAX_BRANCH_MESSAGES:
@@ -325,7 +325,7 @@ def _path(connection: sqlite3.Connection, leaf_seq: int | None) -> list[_Row]:
     )
     path, size_bytes = [], 0
     for row in rows:
-        path.append(_Row(*row))
+        path.append(_MessageRow(*row))
         size_bytes += path[-1].size_bytes
         if size_bytes > MAX_BRANCH_BYTES:
             raise _too_long(f"{MAX_BRANCH_BYTES >> 20} MiB")
@@ -341,9 +341,9 @@ def _too_long(bound: str) -> BadRequest:
     )
 
 
-def _heard(path: Sequence[_Row]) -> list[_Row]:
+def _heard(path: Sequence[_MessageRow]) -> list[_MessageRow]:
     """The messages of a path that the model reads."""
-    heard: list[_Row] = []
+    heard: list[_MessageRow] = []
     for row in path:
         if not row.left_out:
             heard.append(row)
@@ -353,14 +353,14 @@ def _heard(path: Sequence[_Row]) -> list[_Row]:
     return heard
 
 
-def _as_sent(row: _Row) -> dict[str, Any]:
+def _as_sent(row: _MessageRow) -> dict[str, Any]:
     message = as_kept(row.role, row.text, row.body)
     if row.status != "complete":
         message.pop("tool_calls", None)
     return message
 
 
-def _runs(heard: Sequence[_Row]) -> list[tuple[int, bytes]]:
+def _runs(heard: Sequence[_MessageRow]) -> list[tuple[int, bytes]]:
     answers = {row.seq: row for row in heard if row.answer_ids}
     runs: list[tuple[int, bytes]] = []
     seq: int | None = max(answers, default=None)

@@ -34,7 +34,7 @@ MAX_UNITS = 1024
 """Units in one transaction; bounds how long a failed commit takes to do again."""
 READERS = 4
 PATIENCE_S = 15.0
-"""How long units wait for a store that another process has locked."""
+"""Seconds that units wait for a store that another process has locked."""
 _RETRY_S = 0.05
 
 
@@ -69,7 +69,7 @@ class Database:
         self._closed = False
         self.failing = False
         """Whether the last commit failed, or is held up: who must not lose anything waits for the next."""
-        self.forgotten = asyncio.Event()
+        self.text_deleted = asyncio.Event()
         """Set when text was deleted: the log has it until it is folded (app.store.purge)."""
         self.num_commits = 0
         self.num_units = 0
@@ -112,10 +112,10 @@ class Database:
         if not linger_s:
             self._came.set()
         elif self._lingering is None:
-            self._lingering = asyncio.get_running_loop().call_later(linger_s, self.hurry)
+            self._lingering = asyncio.get_running_loop().call_later(linger_s, self.flush)
         return done
 
-    def hurry(self) -> None:
+    def flush(self) -> None:
         """Let no unit linger that waits now."""
         if self._waiting:
             self._came.set()
@@ -143,7 +143,7 @@ class Database:
         finally:
             self._idle_readers.put_nowait(reader)
 
-    async def fold(self) -> bool:
+    async def checkpoint_wal(self) -> bool:
         """Fold the write-ahead log into the file and empty it, between two batches.
 
         Returns False when some process's reader was in the way for as long as a locked store is
@@ -188,7 +188,7 @@ class Database:
 
     @property
     def writer_lag_s(self) -> float:
-        """How long the oldest unit not yet committed has waited; 0 when there is none."""
+        """Seconds that the oldest uncommitted unit has waited; 0 when there is none."""
         return time.monotonic() - self._batch[0].queued_at_s if self._batch else 0.0
 
     async def _write_loop(self) -> None:

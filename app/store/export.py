@@ -15,7 +15,7 @@ Message = Mapping[str, Any]
 
 
 class Format(NamedTuple):
-    """How a conversation is written: which messages, and what stands before, between and after them."""
+    """A file format of conversations: the messages, and the text before, between and after them."""
 
     media_type: str
     suffix: str
@@ -83,16 +83,18 @@ def _markdown_piece(shown: Sequence[Message]) -> bytes:
 
 def _blocks(message: Message) -> list[str]:
     content = message["content"] or ""
-    blocks = [content] if isinstance(content, str) else [_part(part) for part in content]
+    blocks = (
+        [content] if isinstance(content, str) else [_content_part(content_part) for content_part in content]
+    )
     blocks += [_call(call) for call in message.get("tool_calls", ())]
     return [block for block in blocks if block]
 
 
-def _part(part: Mapping[str, Any]) -> str:
-    if part["type"] == "text":
-        text: str = part["text"]
+def _content_part(content_part: Mapping[str, Any]) -> str:
+    if content_part["type"] == "text":
+        text: str = content_part["text"]
         return text
-    return f"*({part['type']})*"
+    return f"*({content_part['type']})*"
 
 
 def _call(call: Mapping[str, Any]) -> str:
@@ -101,11 +103,11 @@ def _call(call: Mapping[str, Any]) -> str:
 
 
 VIEW = Format("application/json", ".json", whole, _json_head, _json_piece, b",", b"]}")
-"""What `GET /api/conversations/{id}` answers."""
+"""The format of `GET /api/conversations/{id}`."""
 FORMATS: Mapping[str, Format] = {
     "json": Format("application/json", ".json", whole, _indented_head, _indented_piece, b",\n", b"\n  ]\n}"),
     "markdown": Format(
         "text/markdown; charset=utf-8", ".md", newest_branch, _markdown_head, _markdown_piece, b"", b"\n"
     ),
 }
-"""What a conversation can be taken away as."""
+"""The formats that a conversation can be exported in."""

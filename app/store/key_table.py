@@ -63,11 +63,11 @@ class KeyTable:
         at_us = self._clock_us()
         key = self._by_id.get(text[:ID_CHARS])
         secrets: Sequence[Secret] = (key.secrets if key is not None else ()) or _DECOY
-        known = False
+        is_secret = False
         for secret in secrets:
             equal = hmac.compare_digest(secret.digest, digest)
-            known |= equal and (secret.ends_at_us is None or at_us < secret.ends_at_us)
-        if key is not None and known and key.status(at_us) == "active":
+            is_secret |= equal and (secret.ends_at_us is None or at_us < secret.ends_at_us)
+        if key is not None and is_secret and key.status(at_us) == "active":
             return key
         return None
 

@@ -38,7 +38,7 @@ _SELECT = f"SELECT seq, id, owner, created_at_us, revoked_at_us, {_NAMES} FROM k
 
 
 def digest_of(text: bytes) -> bytes:
-    """What is stored of a key, and compared."""
+    """The digest of a key, which is stored and compared in its place."""
     return hashlib.sha256(text).digest()
 
 
@@ -78,14 +78,16 @@ def find(c: sqlite3.Connection, key_id: str) -> Key:
     row = c.execute(f"{_SELECT} WHERE id = ?", (key_id,)).fetchone()
     if row is None:
         raise NotFound(f"There is no key {key_id!r}.", code="key_not_found")
-    found = c.execute("SELECT digest, ends_at_us FROM key_secrets WHERE key_seq = ? ORDER BY seq", row[:1])
-    return _key(row, [Secret(*secret) for secret in found])
+    secret_rows = c.execute(
+        "SELECT digest, ends_at_us FROM key_secrets WHERE key_seq = ? ORDER BY seq", row[:1]
+    )
+    return _key(row, [Secret(*secret) for secret in secret_rows])
 
 
-def change(c: sqlite3.Connection, key_id: str, given: Mapping[str, Any]) -> Key:
+def change(c: sqlite3.Connection, key_id: str, changes: Mapping[str, Any]) -> Key:
     """Change some of a key's terms, by their names. Raises NotFound; Conflict when it is revoked."""
     key = _not_revoked(c, key_id)
-    terms = replace(key.terms, **given)
+    terms = replace(key.terms, **changes)
     c.execute(
         f"UPDATE keys SET ({_NAMES}) = ({_PLACES}) WHERE id = ?",  # noqa: S608  # same
         (*_columns(terms), key_id),
@@ -153,9 +155,9 @@ def _columns(terms: KeyTerms) -> list[Any]:
     return list(row.values())
 
 
-def _key(row: tuple[Any, ...], found: list[Secret]) -> Key:
+def _key(row: tuple[Any, ...], secret_rows: list[Secret]) -> Key:
     _, key_id, owner, created_at_us, revoked_at_us, *values = row
     terms = dict(zip(_TERMS, values, strict=True))
     if terms["models"] is not None:
         terms["models"] = tuple(json.loads(terms["models"]))
-    return Key(key_id, owner, KeyTerms(**terms), created_at_us, revoked_at_us, tuple(found))
+    return Key(key_id, owner, KeyTerms(**terms), created_at_us, revoked_at_us, tuple(secret_rows))

@@ -52,7 +52,7 @@ class Price(NamedTuple):
 
 
 def cost_micro_usd(usage: Usage, price: Price) -> int:
-    """What a request costs. The one rounding there is: half up, of the row's whole sum."""
+    """The price of a request in micro-dollars. The only rounding is here: half up, of the row's whole sum."""
     cached = min(usage.cached_tokens, usage.prompt_tokens)
     released = max(usage.completion_tokens - usage.withheld_tokens, 0)
     per_1k = (
@@ -70,7 +70,7 @@ def day_of(at_us: int) -> int:
 
 
 class Terms(NamedTuple):
-    """What a request was reserved under and is billed by; the row has it, and never changes it."""
+    """The terms that a request was reserved under and is billed by; its row never changes them."""
 
     day: int
     model: str
@@ -80,7 +80,7 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is known of a request before its first token; see the table `requests`."""
+    """A request before its first token; see the table `requests`."""
 
     request_id: str
     owner: str
@@ -96,13 +96,13 @@ class Reservation:
 
     @property
     def terms(self) -> Terms:
-        """What the row will be billed by."""
+        """The terms that the row will be billed by."""
         return Terms(day_of(self.created_at_us), self.model, self.owner, self.price)
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """How a request ended: its final counts, and a finish reason or an error's code."""
+    """The end of a request: its final counts, and a finish reason or an error's code."""
 
     request_seq: int
     usage: Usage
@@ -111,7 +111,7 @@ class Settlement:
     reconciled: bool = False
     """Settled at its checkpoint, because the process that generated it died."""
     terms: Terms | None = None
-    """Those of its reservation, where they are at hand; else they are read from the row."""
+    """The terms of its reservation, where the caller has them; otherwise they are read from the row."""
 
 
 class OpenRequest(NamedTuple):
@@ -188,7 +188,7 @@ def settle_all(c: sqlite3.Connection, settlements: Sequence[tuple[Settlement, Te
 
 
 class NotAllOpen(Exception):
-    """Of several settlements at once, one found its row settled; each must be tried alone."""
+    """Raised when one of several settlements met a settled row; each must then be tried alone."""
 
 
 class Settling:

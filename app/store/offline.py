@@ -15,8 +15,9 @@ from pathlib import Path
 
 from app.store import permissions
 from app.store.database import FILE_NAME, PATIENCE_S
-from app.store.migrations import MIGRATIONS, applied
+from app.store.migrations import applied
 from app.store.opening import StoreRefused, lock, prepare, refusal
+from app.store.schema import MIGRATIONS
 
 _PAGES_A_STEP = 1000
 
@@ -92,16 +93,19 @@ def backup(source: sqlite3.Connection, target: Path) -> int:
     except OSError as exc:
         raise StoreRefused(f"{target} cannot be written: {exc.strerror}.") from exc
     os.close(descriptor)
-    part = Path(name)
+    partial = Path(name)
     try:
-        _copy(source, part)
+        _copy(source, partial)
         _check_absent(target)
-        part.rename(target)
+        partial.rename(target)
         _sync(target.parent)
     except (OSError, sqlite3.Error) as exc:
         raise StoreRefused(f"{target} cannot be written: {exc}.") from exc
     finally:
-        for left in (part, *(part.with_name(part.name + end) for end in ("-journal", "-wal", "-shm"))):
+        for left in (
+            partial,
+            *(partial.with_name(partial.name + end) for end in ("-journal", "-wal", "-shm")),
+        ):
             with suppress(OSError):
                 left.unlink()
     return target.stat().st_size
@@ -124,12 +128,12 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _check_version(connection: sqlite3.Connection, *, older: bool) -> None:
-    names, known = applied(connection), [migration.name for migration in MIGRATIONS]
-    if newer := [name for name in names if name not in known]:
+    names, ours = applied(connection), [migration.name for migration in MIGRATIONS]
+    if newer := [name for name in names if name not in ours]:
         raise StoreRefused(
             f"The store was written by a newer version (it has {newer[-1]}); run that version."
         )
-    if len(names) < len(known) and not older:
+    if len(names) < len(ours) and not older:
         raise StoreRefused("The store is from an older version; start the server once, which updates it.")
 
 
@@ -138,10 +142,10 @@ def _check_absent(target: Path) -> None:
         raise StoreRefused(f"{target} exists already and is not overwritten; choose another name.")
 
 
-def _copy(source: sqlite3.Connection, part: Path) -> None:
+def _copy(source: sqlite3.Connection, partial: Path) -> None:
     """The transaction holds the snapshot, so that steps need not begin anew at every commit of a server."""
     assert source.in_transaction
-    with closing(sqlite3.connect(part, isolation_level=None)) as copy:
+    with closing(sqlite3.connect(partial, isolation_level=None)) as copy:
         source.backup(copy, pages=_PAGES_A_STEP, sleep=0)
         problem = copy.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import IO
 
 from app.store import permissions
-from app.store.migrations import MIGRATIONS, Migration, applied, migrate
+from app.store.migrations import Migration, applied, migrate
+from app.store.schema import MIGRATIONS
 
 BUSY_TIMEOUT_S = 5.0
 _TRY_S = 0.25
 """One try of the writer at a locked store; short, so that it is its patience that decides."""
 _KEPT_WAL_BYTES = 64 * 1024**2
-"""What a long reader makes the log grow by beyond this is given back once it is gone."""
+"""Bytes of the write-ahead log that are kept; what a long reader makes it grow beyond is given back."""
 _FOLDED_PAGES = 4096
 """Pages of the log at which a commit folds it into the file: most are pages that came again and again."""
 _DAMAGED = "is damaged ({}). Restore a backup, or move the file away to start anew."
@@ -100,7 +101,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def busy_timeout(connection: sqlite3.Connection, timeout_s: float) -> None:
-    """How long the connection waits for a locked store before it gives up."""
+    """Set the time that the connection waits for a locked store before it gives up."""
     connection.execute(f"PRAGMA busy_timeout={int(timeout_s * 1000)}")
 
 
@@ -110,8 +111,8 @@ def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreRefused(f"{path} {_DAMAGED.format(' '.join(problem.split()))}")
 
 
-def _check_not_newer(names: Sequence[str], known: Sequence[Migration], path: Path) -> None:
-    unknown = [name for name in names if name not in {m.name for m in known}]
+def _check_not_newer(names: Sequence[str], ours: Sequence[Migration], path: Path) -> None:
+    unknown = [name for name in names if name not in {m.name for m in ours}]
     if unknown:
         raise StoreRefused(
             f"{path} was written by a newer version (it has {unknown[-1]})."

@@ -1,4 +1,4 @@
-"""Who may read the data directory: the server's user, and the group where the operator chose so.
+"""File modes of the data directory: for the server's user, and for the group where the operator chose so.
 
 Set-group-ID on the directory (`chmod g+s`) is the choice: then the group keeps what it may. Modes are
 only ever narrowed. A directory that is another user's, or has files that are not the server's, stays as

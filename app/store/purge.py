@@ -1,4 +1,4 @@
-"""What is left of a deleted conversation after its time: counts in the ledger, not one word.
+"""The purge of deleted conversations: after their time only counts in the ledger are left, no text.
 
     deleted ──▶ wiped (rows, titles, events, keys) ──▶ out of the index ──▶ out of log and file ──▶ row gone
 
@@ -35,9 +35,9 @@ T = TypeVar("T")
 
 PERIOD_S = 3600.0
 FOLD_S = 60.0
-"""How often the log is folded, at most, for what was deleted otherwise."""
+"""Seconds between two checkpoints of the write-ahead log, at least, for text deleted in other ways."""
 PATIENCE_S = 2.0
-"""How long `purge_now` waits for readers."""
+"""Seconds that `purge_now` waits for readers."""
 MESSAGES = 200
 """Messages that one unit wipes; a unit holds the writer, and streams wait for it."""
 MERGED_PAGES = 64
@@ -64,12 +64,12 @@ class Purge:
             tasks.create_task(self._fold(), name="purge-fold")
 
     async def _fold(self) -> None:
-        forgotten = self._database.forgotten
+        forgotten = self._database.text_deleted
         while True:
             await forgotten.wait()
             forgotten.clear()
             try:
-                folded = await self._database.fold()
+                folded = await self._database.checkpoint_wal()
             except StorageUnavailable:
                 folded = False
             except Exception as exc:  # noqa: BLE001  # as for the purge
@@ -216,9 +216,9 @@ def _wipe(connection: sqlite3.Connection, seq: int) -> bool:
 
 def _merge(connection: sqlite3.Connection, pages: int) -> bool:
     """Merge some pages of the index; a negative number first says that all segments become one."""
-    before = connection.total_changes
+    changes_at_start = connection.total_changes
     connection.execute("INSERT INTO search (search, rank) VALUES ('merge', ?)", (pages,))
-    return pages < 0 or connection.total_changes - before < 2
+    return pages < 0 or connection.total_changes - changes_at_start < 2
 
 
 def _drop(connection: sqlite3.Connection, seqs: Sequence[int], erased: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""What the screens decided, as rows without text: who asked, what was found, what was done about it.
+"""Decisions of the screens, as rows without text: owner, key, categories and the action taken.
 
 Events are added and listed, never changed; deleting or purging a conversation leaves them, for there is
 nothing of it in them but a keyed hash. All functions but `hmac_of` are units of the store
@@ -43,7 +43,7 @@ class SafetyEvent:
     text_hmac: bytes | None = None
 
 
-class Page(NamedTuple):
+class EventPage(NamedTuple):
     """Events, newest first, each with its place; `next_cursor` is None on the last page."""
 
     events: list[tuple[int, SafetyEvent]]
@@ -90,8 +90,8 @@ def page(
     only: Mapping[str, str] | None = None,
     from_us: int | None = None,
     until_us: int | None = None,
-) -> Page:
-    """At most `limit` events after the cursor, newest first; `until_us` is not included.
+) -> EventPage:
+    """A page of at most `limit` events after the cursor, newest first; `until_us` is not included.
 
     Raises BadRequest for a cursor that no page had, and KeyError for what is none of FILTERS.
     """
@@ -111,8 +111,8 @@ def page(
         " ORDER BY seq DESC LIMIT ?",
         (*values, limit + 1),
     ).fetchall()
-    found = [(row[0], _event(row[1:])) for row in rows[:limit]]
-    return Page(found, str(found[-1][0]) if len(rows) > limit else None)
+    numbered = [(row[0], _event(row[1:])) for row in rows[:limit]]
+    return EventPage(numbered, str(numbered[-1][0]) if len(rows) > limit else None)
 
 
 def secret(c: sqlite3.Connection) -> bytes:

@@ -105,7 +105,7 @@ def _locked(connection: sqlite3.Connection) -> bool:
 
 
 def unallocated(piece: bytes, offset: int, page_size: int) -> tuple[int, int]:
-    """From where to where the page at `offset` of `piece` holds nothing; empty for other than b-trees."""
+    """The unused range of the page at `offset` of `piece`; empty for pages that are not of a b-tree."""
     header_size = _HEADER_SIZE.get(piece[offset])
     if header_size is None:
         return 0, 0

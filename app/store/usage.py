@@ -1,4 +1,4 @@
-"""What was used, from the daily sums; and whether those sums are still the sums of their rows.
+"""Usage from the daily sums, and the check that these sums are those of their rows.
 
 The sums are kept by `app.store.ledger.settle`, so that a month of a million rows is read from
 some hundred. `differences` adds the rows up again, and `rebuild` puts a day's sums right.
@@ -36,7 +36,7 @@ _OF_ROWS = (
 _KEPT = f"SELECT day, model, owner, {_NAMES} FROM usage_daily WHERE true"  # noqa: S608  # same
 
 
-class Sums(NamedTuple):
+class UsageSums(NamedTuple):
     """Settled requests added up."""
 
     requests: int = 0
@@ -52,17 +52,17 @@ class Group(NamedTuple):
     """The sums of one group: a value for each name that it was asked to be grouped by."""
 
     by: dict[GroupBy, str | int]
-    sums: Sums
+    sums: UsageSums
 
 
-class Difference(NamedTuple):
+class UsageDifference(NamedTuple):
     """A day's sums that are not those of its rows; None where there are none at all."""
 
     day: int
     model: str
     owner: str
-    kept: Sums | None
-    rows: Sums | None
+    kept: UsageSums | None
+    rows: UsageSums | None
 
 
 def usage(
@@ -80,24 +80,24 @@ def usage(
         (from_day, to_day, owner, owner),
     )
     width = len(group_by)
-    return [Group(dict(zip(group_by, row[:width], strict=True)), Sums(*row[width:])) for row in rows]
+    return [Group(dict(zip(group_by, row[:width], strict=True)), UsageSums(*row[width:])) for row in rows]
 
 
 def cost_in_batch(c: sqlite3.Connection, from_day: int, to_day: int, owner: str) -> int:
-    """What an owner's requests of these days cost, with those that the same batch of units settled before."""
+    """The cost of an owner's requests of these days, those settled earlier in the same batch included."""
     if isinstance(c, BatchConnection):
         c.run_hooks()
     [group] = usage(c, from_day, to_day, (), owner)
     return group.sums.cost_micro_usd
 
 
-def differences(c: sqlite3.Connection, day: int | None = None) -> list[Difference]:
-    """Where the kept sums are not those of the settled rows, of a day or of all."""
+def differences(c: sqlite3.Connection, day: int | None = None) -> list[UsageDifference]:
+    """The differences between the kept sums and the settled rows, of a day or of all days."""
     where, days = ("", ()) if day is None else (" AND day = ?", (day,))
     of_rows = _by_key(c.execute(f"{_OF_ROWS}{where} GROUP BY day, model, owner", days))
     kept = _by_key(c.execute(_KEPT + where, days))
     return [
-        Difference(*key, kept.get(key), of_rows.get(key))
+        UsageDifference(*key, kept.get(key), of_rows.get(key))
         for key in sorted(kept.keys() | of_rows.keys())
         if kept.get(key) != of_rows.get(key)
     ]
@@ -105,16 +105,16 @@ def differences(c: sqlite3.Connection, day: int | None = None) -> list[Differenc
 
 def rebuild(c: sqlite3.Connection, day: int) -> int:
     """Make the kept sums of a day those of its settled rows; returns how many differed."""
-    found = differences(c, day)
-    for difference in found:
+    unequal = differences(c, day)
+    for difference in unequal:
         c.execute("DELETE FROM usage_daily WHERE (day, model, owner) = (?, ?, ?)", difference[:3])
         if difference.rows is not None:
             c.execute(
                 f"INSERT INTO usage_daily (day, model, owner, {_NAMES}) VALUES ({_PLACES})",  # noqa: S608  # same
                 (*difference[:3], *difference.rows),
             )
-    return len(found)
+    return len(unequal)
 
 
-def _by_key(rows: sqlite3.Cursor) -> dict[tuple[int, str, str], Sums]:
-    return {(day, model, owner): Sums(*sums) for day, model, owner, *sums in rows}
+def _by_key(rows: sqlite3.Cursor) -> dict[tuple[int, str, str], UsageSums]:
+    return {(day, model, owner): UsageSums(*sums) for day, model, owner, *sums in rows}

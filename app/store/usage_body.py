@@ -1,4 +1,4 @@
-"""What a request took, in OpenAI's words: for its stream, its replay and its place in a conversation."""
+"""OpenAI's `usage` object of a request: for its stream, its replay and its stored message."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def owner_words(owner: str, text: str) -> str:
 
 
 def tag(owner: str) -> str:
-    """What an owner's words begin with."""
+    """The prefix of an owner's words in the index."""
     return (
         hashlib.blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=_TAG_BYTES).hexdigest() + _JOINT
     )

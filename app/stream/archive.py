@@ -44,7 +44,7 @@ class Archive:
                 events.erase(connection, request_seq)
 
         await self._database.write(unit)
-        self._database.forgotten.set()
+        self._database.text_deleted.set()
 
     async def has_key(self, owner: str, key: str) -> bool:
         """Whether a stored stream was made with this Idempotency-Key, whatever its body was."""
@@ -52,9 +52,9 @@ class Archive:
 
     async def made_with(self, owner: str, key: IdempotencyKey) -> str | None:
         """The id of the finished stream that a key made. Raises Conflict when it had another body."""
-        found = await self._database.read(lambda c: events.find_by_key(c, owner, key.key))
-        if found is None:
+        row = await self._database.read(lambda c: events.find_by_key(c, owner, key.key))
+        if row is None:
             return None
-        request_id, fingerprint = found
+        request_id, fingerprint = row
         check_same_body(key, fingerprint)
         return request_id

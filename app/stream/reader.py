@@ -11,7 +11,7 @@ MAX_WRITE_BYTES = 64 * 1024
 
 
 class Followed(Protocol):
-    """What readers follow (app.stream.token_stream.TokenStream)."""
+    """The stream that a reader follows (app.stream.token_stream.TokenStream)."""
 
     readers: set[Reader]
 
@@ -39,8 +39,8 @@ class Followed(Protocol):
         ...
 
 
-class Outlet(Protocol):
-    """Where a reader's frames go: a client's connection."""
+class FrameSink(Protocol):
+    """The connection to which a reader sends its frames."""
 
     def ready(self) -> bool:
         """Whether the client keeps up."""
@@ -73,13 +73,13 @@ class Reader:
         self.stream = stream
         self.cursor = cursor
         self.closed = False
-        self.outlet: Outlet | None = None
+        self.outlet: FrameSink | None = None
         self.stalling = False
         self._moved = False
         self._moved_at_s = now_s
         self._waiter: asyncio.Future[None] | None = None
 
-    async def follow(self, outlet: Outlet, heartbeat: bytes) -> None:
+    async def follow(self, outlet: FrameSink, heartbeat: bytes) -> None:
         """Send everything from the cursor on, until the stream ends or the reader is closed.
 
         Raises ReplayExpired when the client lags so far that events have left the ring.
@@ -93,7 +93,7 @@ class Reader:
                 await self._wait()
             self._send(heartbeat)
 
-    async def caught_up(self, outlet: Outlet) -> None:
+    async def caught_up(self, outlet: FrameSink) -> None:
         """Wait for a client that lags; one that reads nothing meanwhile is cut by the registry."""
         self.outlet = outlet
         self.stalling = True
@@ -130,7 +130,7 @@ class Reader:
         await self._waiter
 
     def silent_s(self, now_s: float) -> float:
-        """How long nothing was sent, to within the time since this was last asked."""
+        """Seconds without a frame sent, to within the time since the last call."""
         if self._moved:
             self._moved = False
             self._moved_at_s = now_s
@@ -140,7 +140,7 @@ class Reader:
         """Whether the stream is over and read, or the reader closed."""
         return self.closed or (self.stream.done and self.cursor == self.stream.last_id)
 
-    def wake(self) -> None:
+    def on_event(self) -> None:
         """Take note of an event: send it if the reader is parked and its client keeps up."""
         if self._waiter is None or self.outlet is None:
             return
@@ -149,12 +149,12 @@ class Reader:
             while self.cursor != last_id and self.outlet.ready():
                 self._send()
         except ReplayExpired:  # this runs in the generation's task: the reader's own meets it again
-            self.unpark()
+            self.wake()
             return
         if self.cursor != last_id or self.at_end():
-            self.unpark()
+            self.wake()
 
-    def unpark(self) -> None:
+    def wake(self) -> None:
         """Wake the reader's task: for a heartbeat, or because there is nothing to wait for."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
@@ -164,4 +164,4 @@ class Reader:
         """Leave the stream; the reader's task is told so if it waits."""
         self.closed = True
         self.stream.readers.discard(self)
-        self.unpark()
+        self.wake()

@@ -36,7 +36,7 @@ def check_same_body(key: IdempotencyKey, fingerprint: bytes) -> None:
         )
 
 
-class Streams:
+class StreamRegistry:
     """The process's streams, by id and by idempotency key."""
 
     def __init__(self, settings: Settings, log: FilteringBoundLogger) -> None:
@@ -52,7 +52,7 @@ class Streams:
         self._grace: dict[str, asyncio.TimerHandle] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._draining = False
-        self._hurried = asyncio.Event()
+        self._waiting_ended = asyncio.Event()
         self._live_bytes = 0
         self._finished_bytes = 0
         self._looked_at_all_s = 0.0
@@ -74,12 +74,12 @@ class Streams:
 
     @property
     def live_bytes(self) -> int:
-        """What live streams hold, as last looked at."""
+        """Bytes that live streams hold, as of the last tick."""
         return self._live_bytes
 
     @property
     def retained_bytes(self) -> int:
-        """What ended streams hold."""
+        """Bytes that ended streams hold."""
         return self._finished_bytes
 
     def start(self) -> None:
@@ -183,10 +183,10 @@ class Streams:
 
         Raises Conflict when the key came with another body.
         """
-        known = self._keys.get((owner, key.key))
-        if known is None:
+        entry = self._keys.get((owner, key.key))
+        if entry is None:
             return None
-        fingerprint, stream = known
+        fingerprint, stream = entry
         check_same_body(key, fingerprint)
         return stream
 
@@ -272,7 +272,7 @@ class Streams:
             silent_s = reader.silent_s(now_s)
             if not reader.stalling:
                 if silent_s >= self._settings.heartbeat_s:
-                    reader.unpark()
+                    reader.wake()
             elif silent_s > self._settings.stall_timeout_s and reader.outlet is not None:
                 self._log.warning("reader_stalled", request_id=stream.request_id, silent_s=silent_s)
                 reader.outlet.abort()
@@ -304,16 +304,16 @@ class Streams:
         if not self._tasks:
             return
         waits: set[asyncio.Task[Any]] = {
-            asyncio.create_task(self._hurried.wait()),
+            asyncio.create_task(self._waiting_ended.wait()),
             asyncio.create_task(asyncio.wait(self._tasks)),
         }
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
 
-    def hurry(self) -> None:
-        """Wait for live streams no longer."""
-        self._hurried.set()
+    def stop_waiting(self) -> None:
+        """End `drain` at once: live streams are waited for no longer."""
+        self._waiting_ended.set()
 
     async def aclose(self) -> None:
         """Stop keeping time. A second call does nothing."""

@@ -18,7 +18,7 @@ from app.core import ChatRequest
 from app.errors import CODES, InternalError, Interrupted, NotFound, ServingError, StorageUnavailable
 from app.store.events import StoredStream
 from app.store.usage_body import usage_body
-from app.stream.ring import Done, Failed, Lane, Part, Ring, Special
+from app.stream.ring import ControlEvent, Done, Failed, Ring, TextRun, TextTrack
 from app.stream.token_stream import TokenStream, Wire
 
 END_ID = 900_000_000_000_000
@@ -55,13 +55,13 @@ class _EndApart:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    def text(self, event_id: int, lane: Lane, text: bytes) -> bytes:
+    def text(self, event_id: int, lane: TextTrack, text: bytes) -> bytes:
         return self._wire.text(event_id, lane, text)
 
-    def delta(self, last_id: int, parts: Sequence[Part]) -> bytes:
+    def delta(self, last_id: int, parts: Sequence[TextRun]) -> bytes:
         return self._wire.delta(last_id, parts)
 
-    def special(self, event_id: int, event: Special) -> bytes:
+    def special(self, event_id: int, event: ControlEvent) -> bytes:
         if isinstance(event, Failed):
             event_id = END_ID
         elif isinstance(event, Done):

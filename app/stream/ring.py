@@ -30,27 +30,27 @@ _SPECIAL = 0
 _RANK: Mapping[Channel, int] = {"reasoning": 0, "text": 1, "tool": 2}
 _MAX_FRAME_BYTES = 256 * 1024
 _EMPTY_BYTES = 3000
-"""What a stream without events takes, its wire and bookkeeping included; measured likewise."""
+"""Bytes of a stream without events, its wire and bookkeeping included; measured likewise."""
 _SPECIAL_BYTES = 400
-"""What an event that is not text is counted as in memory; measured with tracemalloc."""
+"""Bytes that a control event is counted as; measured with tracemalloc."""
 
 
-class Lane(NamedTuple):
-    """Where text belongs: a choice, a channel, and for tools which call."""
+class TextTrack(NamedTuple):
+    """The place of a piece of text: its choice, its channel, and for tools the call."""
 
     choice: int
     channel: Channel
     tool_index: int = 0
 
 
-class Part(NamedTuple):
+class TextRun(NamedTuple):
     """Text of one lane: JSON-escaped, without quotes; logprobs entries joined by commas.
 
     `counts` are those of all choices at the last event of the frame, whichever part it is of, so
     that what a reader is told at an event does not depend on how events came to share a frame.
     """
 
-    lane: Lane
+    lane: TextTrack
     text: bytes
     logprobs: bytes | None
     counts: Counts | None
@@ -97,11 +97,11 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing follows."""
+    """The last event of a stream."""
 
 
-Special = Opened | ToolStarted | Finished | Notice | Failed | Done
-_KINDS: Mapping[str, type[Special]] = {
+ControlEvent = Opened | ToolStarted | Finished | Notice | Failed | Done
+_KINDS: Mapping[str, type[ControlEvent]] = {
     "opened": Opened,
     "tool_started": ToolStarted,
     "finished": Finished,
@@ -109,7 +109,7 @@ _KINDS: Mapping[str, type[Special]] = {
     "failed": Failed,
     "done": Done,
 }
-"""What slices call the events that are not text; stored, so never renamed."""
+"""The names of control events in segments; they are stored, so they never change."""
 _KIND_OF = {event: kind for kind, event in _KINDS.items()}
 
 
@@ -139,13 +139,13 @@ class Ring:
         self._lanes = array("H")
         self._ends = array("I")
         self._text = bytearray()
-        self._names: list[Lane] = []
+        self._names: list[TextTrack] = []
         self._lane_of: dict[tuple[int, Channel, int], int] = {}
-        self._specials: dict[int, Special] = {}
+        self._specials: dict[int, ControlEvent] = {}
         self._logprobs = bytearray() if logprobs else None
         self._logprob_ends = array("I")
         self._counts: list[Counts] | None = [] if counts else None
-        """Of all choices together, at each event."""
+        """The counts of all choices together, at each event."""
         self._counts_of: dict[int, Counts] = {}
 
     @property
@@ -154,7 +154,7 @@ class Ring:
         return self.first_id + len(self._lanes) - 1
 
     @property
-    def last(self) -> Special | None:
+    def last(self) -> ControlEvent | None:
         """The newest event, if it is not text; None when there was none, too."""
         return self._specials.get(self.last_id)
 
@@ -173,7 +173,7 @@ class Ring:
         """Whether events are text and nothing beside it."""
         return self._logprobs is None and self._counts is None
 
-    def append(self, delta: Delta) -> tuple[int, Lane, bytes]:
+    def append(self, delta: Delta) -> tuple[int, TextTrack, bytes]:
         """Add a delta's text; its finish reason is an event of its own.
 
         Returns the event's id, lane and escaped text.
@@ -194,11 +194,11 @@ class Ring:
         return self.last_id, self._names[lane - 1], text
 
     def _new_lane(self, key: tuple[int, Channel, int]) -> int:
-        self._names.append(Lane(*key))
+        self._names.append(TextTrack(*key))
         lane = self._lane_of[key] = len(self._names)
         return lane
 
-    def append_special(self, event: Special) -> None:
+    def append_special(self, event: ControlEvent) -> None:
         """Add an event that is not text."""
         self._specials[self.last_id + 1] = event
         self._push(_SPECIAL)
@@ -231,8 +231,8 @@ class Ring:
         self.first_id += drop
         self._specials = {i: e for i, e in self._specials.items() if i >= self.first_id}
 
-    def after(self, cursor: int) -> tuple[int, Special | Sequence[Part]]:
-        """What follows event `cursor`, as one step: `(id of its last event, content)`.
+    def after(self, cursor: int) -> tuple[int, ControlEvent | Sequence[TextRun]]:
+        """The next step after event `cursor`: `(id of its last event, content)`.
 
         A special event is a step of its own. Consecutive text is one step of one part per
         lane; within a choice parts keep the order reasoning, text, tool. The caller sees to
@@ -245,11 +245,11 @@ class Ring:
             return cursor + 1, self._specials[cursor + 1]
         stop = start + 1
         if stop == len(lanes):
-            return cursor + 1, (self._part(lane, start, stop),)
+            return cursor + 1, (self._text_run(lane, start, stop),)
         return self._coalesced(start)
 
-    def _coalesced(self, start: int) -> tuple[int, Sequence[Part]]:
-        merged: dict[int, list[Part]] = {}
+    def _coalesced(self, start: int) -> tuple[int, Sequence[TextRun]]:
+        merged: dict[int, list[TextRun]] = {}
         rank: dict[int, int] = {}
         stop, size = start, 0
         for lane, run_start, run_stop in self._runs(start):
@@ -259,9 +259,9 @@ class Ring:
             if _RANK[name.channel] < rank.get(name.choice, 0):
                 break
             rank[name.choice] = _RANK[name.channel]
-            part = self._part(lane, run_start, run_stop)
-            merged.setdefault(lane, []).append(part)
-            size += len(part.text)
+            run = self._text_run(lane, run_start, run_stop)
+            merged.setdefault(lane, []).append(run)
+            size += len(run.text)
             stop = run_stop
         counts = self._counts[stop - 1] if self._counts is not None else None
         joined = [_join(parts)._replace(counts=counts) for parts in merged.values()]
@@ -279,7 +279,7 @@ class Ring:
                 index += 1
             yield lane, first, index
 
-    def _part(self, lane: int, start: int, stop: int) -> Part:
+    def _text_run(self, lane: int, start: int, stop: int) -> TextRun:
         ends = self._ends
         text = bytes(self._text[ends[start - 1] if start else 0 : ends[stop - 1]])
         logprobs = None
@@ -287,14 +287,14 @@ class Ring:
             lp = self._logprob_ends
             logprobs = bytes(self._logprobs[lp[start - 1] if start else 0 : lp[stop - 1]][1:])
         counts = self._counts[stop - 1] if self._counts is not None else None
-        return Part(self._names[lane - 1], text, logprobs, counts)
+        return TextRun(self._names[lane - 1], text, logprobs, counts)
 
-    def whole(self) -> tuple[Mapping[Lane, Part], Sequence[Special]]:
+    def whole(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
         """All text by lane and all special events, in order of first appearance."""
-        merged: dict[int, list[Part]] = {}
+        merged: dict[int, list[TextRun]] = {}
         for lane, start, stop in self._runs(0):
             if lane != _SPECIAL:
-                merged.setdefault(lane, []).append(self._part(lane, start, stop))
+                merged.setdefault(lane, []).append(self._text_run(lane, start, stop))
         parts = {self._names[lane - 1]: _join(runs) for lane, runs in merged.items()}
         return parts, [self._specials[i] for i in sorted(self._specials)]
 
@@ -315,7 +315,7 @@ class Ring:
         specials = [(i - first_id, _KIND_OF[type(e)], e) for i, e in self._specials.items() if i >= first_id]
         lanes = self._lanes[start:]
         counts = None if self._counts is None else list(chain.from_iterable(self._counts[start:]))
-        piece = slices.Slice(
+        piece = slices.Segment(
             first_id, self._names, specials, lanes, lengths, text, logprobs, logprob_lengths, counts
         )
         return first_id, slices.pack(piece.with_last(_KIND_OF[Done], Done()) if done else piece)
@@ -343,7 +343,7 @@ class Ring:
             ring._extend(piece)
         return ring or cls(limit_bytes)
 
-    def _extend(self, piece: slices.Slice) -> None:
+    def _extend(self, piece: slices.Segment) -> None:
         if piece.first_id <= self.last_id:
             piece = piece.without_first(self.last_id + 1 - piece.first_id)
         if (self._logprobs is None, self._counts is None) != (piece.logprobs is None, piece.counts is None):
@@ -365,7 +365,7 @@ class Ring:
 
 
 def _cut(ends: array[int], data: bytearray, start: int) -> tuple[Sequence[int], bytes]:
-    """From event `start` on: how much of `data` each event has, and the data."""
+    """The bytes of each event from `start` on, as end offsets and data."""
     base = ends[start - 1] if start else 0
     mine = ends[start:]
     return list(map(sub, mine, chain((base,), mine))), bytes(data[base:])
@@ -375,19 +375,19 @@ def _ends(lengths: Sequence[int], base: int) -> Iterator[int]:
     return islice(accumulate(lengths, initial=base), 1, None)
 
 
-def _special(kind: str, fields: Mapping[str, Any]) -> Special:
+def _special(kind: str, fields: Mapping[str, Any]) -> ControlEvent:
     if kind == "tool_started":
         return ToolStarted(fields["choice"], ToolCall(**fields["tool"]))
     return _KINDS[kind](**fields)
 
 
-def _join(parts: Sequence[Part]) -> Part:
+def _join(parts: Sequence[TextRun]) -> TextRun:
     if len(parts) == 1:
         return parts[0]
     logprobs = None
     if parts[0].logprobs is not None:
         logprobs = b",".join(p.logprobs for p in parts if p.logprobs)
-    return Part(parts[0].lane, b"".join(p.text for p in parts), logprobs, parts[-1].counts)
+    return TextRun(parts[0].lane, b"".join(p.text for p in parts), logprobs, parts[-1].counts)
 
 
 def _escape(text: str) -> bytes:

@@ -29,14 +29,14 @@ _WIDTHS = (("B", 1 << 8), ("H", 1 << 16), ("I", 1 << 32))
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """Events from `first_id` on, column by column; lane 0 is an event that is not text."""
+class Segment:
+    """Events from `first_id` on, column by column; lane 0 is a control event."""
 
     first_id: int
     names: Sequence[tuple[int, Channel, int]]
     """Choice, channel and tool of lane 1, 2, …"""
     specials: Sequence[tuple[int, str, Any]]
-    """Index and kind of each event that is not text, and the event or its fields."""
+    """Index and kind of each control event, and the event or its fields."""
     lanes: Sequence[int]
     lengths: Sequence[int]
     text: bytes
@@ -45,9 +45,9 @@ class Slice:
     counts: Sequence[int] | None = None
     """Four numbers an event, in the order of app.core.Counts."""
 
-    def with_last(self, kind: str, event: Any) -> Slice:
-        """The slice and after it an event that is not text."""
-        return Slice(
+    def with_last(self, kind: str, event: Any) -> Segment:
+        """The segment and after it a control event."""
+        return Segment(
             self.first_id,
             self.names,
             [*self.specials, (len(self.lanes), kind, event)],
@@ -59,13 +59,13 @@ class Slice:
             None if self.counts is None else [*self.counts, 0, 0, 0, 0],
         )
 
-    def without_first(self, num_events: int) -> Slice:
-        """The slice less its first `num_events` events."""
+    def without_first(self, num_events: int) -> Segment:
+        """The segment less its first `num_events` events."""
         logprobs, logprob_lengths = self.logprobs, self.logprob_lengths
         if logprobs is not None and logprob_lengths is not None:
             logprobs = logprobs[sum(logprob_lengths[:num_events]) :]
             logprob_lengths = logprob_lengths[num_events:]
-        return Slice(
+        return Segment(
             self.first_id + num_events,
             self.names,
             [(i - num_events, kind, fields) for i, kind, fields in self.specials if i >= num_events],
@@ -78,7 +78,7 @@ class Slice:
         )
 
 
-def pack(piece: Slice) -> bytes:
+def pack(piece: Segment) -> bytes:
     """`piece` as bytes."""
     columns = list(_columns(piece))
     header = orjson.dumps(
@@ -93,13 +93,13 @@ def pack(piece: Slice) -> bytes:
     return _VERSION + zlib.crc32(content).to_bytes(4, "little") + content
 
 
-def unpack(raw: bytes) -> Slice:
-    """The slice that `pack` made bytes of. Raises ValueError when they are damaged."""
+def unpack(raw: bytes) -> Segment:
+    """The segment that `pack` made bytes of. Raises ValueError when they are damaged."""
     if raw[:1] != _VERSION:
-        raise ValueError("a slice of events of an unknown version")
+        raise ValueError("a segment of an unknown version")
     content = raw[_HEAD_BYTES:]
     if raw[1:_HEAD_BYTES] != zlib.crc32(content).to_bytes(4, "little"):
-        raise ValueError("a damaged slice of events")
+        raise ValueError("a damaged segment")
     end = content.index(b"\n")
     header = orjson.loads(content[:end])
     columns: dict[str, Any] = {}
@@ -108,10 +108,10 @@ def unpack(raw: bytes) -> Slice:
         columns[name] = _numbers(kind, content[start : start + size])
         start += size
     header["names"] = [tuple(name) for name in header["names"]]
-    return Slice(**header, **columns)
+    return Segment(**header, **columns)
 
 
-def _columns(piece: Slice) -> Iterator[tuple[str, str, bytes]]:
+def _columns(piece: Segment) -> Iterator[tuple[str, str, bytes]]:
     yield "lanes", *_narrow(piece.lanes)
     yield "lengths", *_narrow(piece.lengths)
     yield "text", "", piece.text

@@ -26,7 +26,18 @@ from app.errors import (
 )
 from app.store.usage_body import usage_body
 from app.stream.reader import Reader
-from app.stream.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, Special, ToolStarted
+from app.stream.ring import (
+    ControlEvent,
+    Done,
+    Failed,
+    Finished,
+    Notice,
+    Opened,
+    Ring,
+    TextRun,
+    TextTrack,
+    ToolStarted,
+)
 
 SHUTDOWN = "shutdown"
 """Reason to cancel: the server stops, and says so at the stream's end."""
@@ -39,15 +50,15 @@ STORAGE = "storage"
 class Wire(Protocol):
     """Writes events as the bytes of frames."""
 
-    def text(self, event_id: int, lane: Lane, text: bytes) -> bytes:
+    def text(self, event_id: int, lane: TextTrack, text: bytes) -> bytes:
         """One frame holding one event's escaped text, nothing beside it."""
         ...
 
-    def delta(self, last_id: int, parts: Sequence[Part]) -> bytes:
+    def delta(self, last_id: int, parts: Sequence[TextRun]) -> bytes:
         """One frame holding `parts`, whose id is `last_id`."""
         ...
 
-    def special(self, event_id: int, event: Special) -> bytes:
+    def special(self, event_id: int, event: ControlEvent) -> bytes:
         """One frame holding an event that is not text."""
         ...
 
@@ -170,11 +181,11 @@ class TokenStream:
         self._ring.append_special(Failed(error.as_body()))
         self._end(Done())
 
-    def _special(self, event: Special) -> None:
+    def _special(self, event: ControlEvent) -> None:
         self._ring.append_special(event)
         self._wake()
 
-    def _end(self, event: Special) -> None:
+    def _end(self, event: ControlEvent) -> None:
         self._special(event)
         self._finish()
 
@@ -187,7 +198,7 @@ class TokenStream:
 
     def _wake(self) -> None:
         for reader in list(self.readers):
-            reader.wake()
+            reader.on_event()
 
     # Reading: the clients' side.
 
@@ -217,8 +228,8 @@ class TokenStream:
         """The events after id `after` as the store keeps them, and the first one's id; see Ring.dump."""
         return self._ring.dump(after, done=done)
 
-    def held(self) -> tuple[Mapping[Lane, Part], Sequence[Special]]:
-        """Everything that the ring still holds."""
+    def held(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
+        """Text and control events that the ring still holds."""
         return self._ring.whole()
 
     async def opened(self) -> None:
@@ -284,8 +295,8 @@ class TokenStream:
         self._frame = (cursor, last_id, frame)
         return last_id, frame
 
-    def whole(self) -> tuple[Mapping[Lane, Part], Sequence[Special]]:
-        """Everything released so far, for an answer in one piece. Raises ReplayExpired."""
+    def whole(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
+        """Text and control events released so far, for an answer in one piece. Raises ReplayExpired."""
         self._check_held(0)
         return self._ring.whole()
 

@@ -1,4 +1,4 @@
-"""What a stream has said, as OpenAI's assistant messages: one a choice."""
+"""The text of a stream as OpenAI's assistant messages, one for each choice."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 
-from app.stream.ring import Finished, Lane, Part, Special, ToolStarted
+from app.stream.ring import ControlEvent, Finished, TextRun, TextTrack, ToolStarted
 
 
 @dataclass(slots=True)
-class Answer:
+class ChoiceMessage:
     """One choice: its message, and how it ended if it has."""
 
     message: dict[str, Any] = field(default_factory=dict)
@@ -20,31 +20,33 @@ class Answer:
     matched_stop: str | int | None = None
 
 
-def answers(parts: Mapping[Lane, Part], specials: Sequence[Special]) -> dict[int, Answer]:
+def answers(parts: Mapping[TextTrack, TextRun], specials: Sequence[ControlEvent]) -> dict[int, ChoiceMessage]:
     """The answers in everything that a ring holds, by choice."""
-    found: dict[int, Answer] = {}
+    messages: dict[int, ChoiceMessage] = {}
     calls: dict[int, list[dict[str, Any]]] = {}
     for lane in parts:
-        found.setdefault(lane.choice, Answer())
+        messages.setdefault(lane.choice, ChoiceMessage())
     for event in specials:
         match event:
             case ToolStarted(choice, tool):
-                arguments = _text(parts, Lane(choice, "tool", tool.index)) or ""
+                arguments = _text(parts, TextTrack(choice, "tool", tool.index)) or ""
                 function = {"name": tool.name, "arguments": arguments}
                 calls.setdefault(choice, []).append({"id": tool.id, "type": "function", "function": function})
-                found.setdefault(choice, Answer())
+                messages.setdefault(choice, ChoiceMessage())
             case Finished(choice, finish_reason, matched_stop):
-                answer = found.setdefault(choice, Answer())
+                answer = messages.setdefault(choice, ChoiceMessage())
                 answer.finish_reason, answer.matched_stop = finish_reason, matched_stop
-    for choice, answer in found.items():
+    for choice, answer in messages.items():
         answer.message = _message(choice, parts, calls.get(choice))
-    return found
+    return messages
 
 
-def _message(choice: int, parts: Mapping[Lane, Part], calls: list[dict[str, Any]] | None) -> dict[str, Any]:
-    content = _text(parts, Lane(choice, "text"))
+def _message(
+    choice: int, parts: Mapping[TextTrack, TextRun], calls: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    content = _text(parts, TextTrack(choice, "text"))
     message: dict[str, Any] = {"role": "assistant", "content": content}
-    if (reasoning := _text(parts, Lane(choice, "reasoning"))) is not None:
+    if (reasoning := _text(parts, TextTrack(choice, "reasoning"))) is not None:
         message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = calls
@@ -53,6 +55,6 @@ def _message(choice: int, parts: Mapping[Lane, Part], calls: list[dict[str, Any]
     return message
 
 
-def _text(parts: Mapping[Lane, Part], lane: Lane) -> str | None:
-    part = parts.get(lane)
-    return None if part is None else orjson.loads(b'"' + part.text + b'"')
+def _text(parts: Mapping[TextTrack, TextRun], lane: TextTrack) -> str | None:
+    run = parts.get(lane)
+    return None if run is None else orjson.loads(b'"' + run.text + b'"')

@@ -1,7 +1,7 @@
 """`bench connections`: thousands of open streams on one process, one event per second each.
 
-Ours with the scripted engine, which paces each stream by itself; the streams start spread over the ramp, so
-their events spread over the second. Reports delivery, the delay of events, and memory per stream.
+The scripted engine times each stream by itself. Streams start spread over the ramp, so their events are
+spread over the second. Reported are delivery, the delay of events, and memory per stream.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`bench fairness`: what one key feels of another.
+"""`bench fairness`: how much one key's load slows or starves another key.
 
-First a *light* key, one short request a second: alone, and while a *heavy* key of equal weight keeps 50 long
-requests before the server; in turns, so that both see the same moods of the machine. Then two keys that
-both want more than there is, one with short and one with long requests: what each is served, in
-uncached prompt and answer tokens.
+First a *light* key sends one short request a second: alone, and while a *heavy* key of equal weight keeps 50
+long requests before the server. The two take turns, so that both see the same speed of the machine. Then two
+keys both want more than there is, one with short and one with long requests. Reported is what each is served,
+in uncached prompt tokens and answer tokens.
 """
 
 from __future__ import annotations
@@ -44,18 +44,25 @@ INSIST_S = 1.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench fairness`."""
     parser.add_argument(
-        "--seconds", type=int, default=600, help="of two backlogged keys; 0 leaves them out (default: 600)"
+        "--seconds", type=int, default=600, help="seconds with two backlogged keys; 0: none (default: 600)"
     )
     parser.add_argument(
-        "--light", type=int, default=60, metavar="S", help="of a turn of the light key; 0: none (default: 60)"
+        "--light",
+        type=int,
+        default=60,
+        metavar="S",
+        help="seconds of a light key's turn; 0: none (default: 60)",
     )
     parser.add_argument("--turns", type=int, default=3, help="turns alone and beside the flood (default: 3)")
-    parser.add_argument("--flood", type=int, default=50, help="parallel long requests (default: 50)")
+    parser.add_argument("--flood", type=int, default=50, help="long requests at once (default: 50)")
     parser.add_argument(
         "--backlog", type=int, default=40, help="clients of each backlogged key (default: 40)"
     )
     parser.add_argument(
-        "--of", choices=tuple(FLOODS), default="answers", help="what is long about them (default: answers)"
+        "--of",
+        choices=tuple(FLOODS),
+        default="answers",
+        help="what is long in the long requests (default: answers)",
     )
     parser.add_argument("--seed", type=int, default=1)
     add_node_arguments(parser)

@@ -72,7 +72,12 @@ def markdown(findings: Sequence[Finding]) -> str:
     """The findings as a Markdown table, aligned to be read as text too."""
     rows = [["figure", "found", "must", "verdict"]]
     rows += [[one.label, one.value, one.must, one.verdict] for one in findings]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as a Markdown table, the heads first, each column as wide as its widest cell."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     lines.insert(1, " | ".join("-" * width for width in widths))
     return "\n".join(f"| {line} |" for line in lines)

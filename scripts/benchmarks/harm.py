@@ -1,11 +1,11 @@
-"""`bench harm`: what comes out of the server, asked and told harmful things from labelled public files.
+"""`bench harm`: how many labelled harmful prompts and replies get through the server to a client.
 
-Two servers of ours one after the other, their settings at the defaults. The first runs the built-in model
-and gets harmful and ordinary prompts. The second says labelled replies, whatever it is asked: harmful
-ones after harmful prompts, harmful ones after ordinary prompts (as after an attack that nobody sees), benign
-ones after ordinary prompts. What counts is what a client got: nothing, a part, or the whole. A model that
-answers every harmful prompt with a harmful reply is worse than any there is; and the classifiers were
-trained on these very files, so that the figures flatter. Shares have 95% intervals (Wilson).
+Two servers run one after the other, with all settings at their defaults. The first serves the built-in model
+and gets harmful and ordinary prompts. The second says labelled replies, whatever the prompt: harmful replies
+after harmful prompts, harmful replies after ordinary prompts (as after an attack that no screen sees), benign
+replies after ordinary prompts. What counts is what a client got: nothing, a part, or the whole. The figures
+flatter, because the classifiers were trained on these files. A model that answers every harmful prompt with
+a harmful reply is worse than real ones. Shares have 95% intervals (Wilson).
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ class Outcome:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench harm`."""
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the public files")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of the public files")
     parser.add_argument(
-        "--prompts", type=int, default=3000, help="to the model, and again to the replies (default: 3000)"
+        "--prompts", type=int, default=3000, help="prompts, and as many replies (default: 3000)"
     )
     parser.add_argument("--at-once", type=int, default=8, help="requests at once (default: 8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, shares and every outcome")
     parser.add_argument(
-        "--keep", type=Path, metavar="FILE", help="write what the model said to harmful prompts, to be read"
+        "--keep", type=Path, metavar="FILE", help="write the model's answers to harmful prompts"
     )
-    parser.add_argument("--no-model", action="store_true", help="only the labelled replies")
+    parser.add_argument("--no-model", action="store_true", help="leave out the built-in model")
 
 
 def run(arguments: argparse.Namespace) -> int:

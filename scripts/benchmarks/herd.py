@@ -1,9 +1,9 @@
-"""`bench herd`: the server is restarted, and everyone comes at once.
+"""`bench herd`: 2,000 requests within a second of a restart.
 
-First the throughput of a full node: clients in a closed loop. Then SIGTERM, a new process on the same data,
-and `--requests` clients that come within one second of its first answer, as soon as it is ready or
-(`--at port`) when only its port answers. A part of them obeys `Retry-After`. Throughput is tokens as they
-arrive, over `WINDOW_S`; it counts as back with the first window that has nine tenths of the full node's.
+First the throughput of a full node is measured, with clients in a closed loop. Then SIGTERM, and a new
+process on the same data. `--requests` clients come within one second of its being ready, or (`--at port`)
+of its port's first answer. A part of them obeys `Retry-After`. Throughput is tokens as they arrive, over
+`WINDOW_S`. It is back with the first window that has 90% of the full node's.
 """
 
 from __future__ import annotations
@@ -32,16 +32,22 @@ IN_TIME = 0.99
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench herd`."""
-    parser.add_argument("--requests", type=int, default=2000, help="that come at once (default: 2000)")
-    parser.add_argument("--keys", type=int, default=20, help="keys that they share (default: 20)")
-    parser.add_argument("--obeying", type=float, default=0.5, help="part that obeys (default: 0.5)")
-    parser.add_argument("--at", choices=("ready", "port"), default="ready", help="when they come")
-    parser.add_argument("--within", type=float, default=1.0, metavar="S", help="spread over (default: 1)")
-    parser.add_argument("--clients", type=int, default=40, help="closed loop that fills a node (default: 40)")
+    parser.add_argument("--requests", type=int, default=2000, help="requests at once (default: 2000)")
+    parser.add_argument("--keys", type=int, default=20, help="keys that the clients share (default: 20)")
     parser.add_argument(
-        "--steady", type=int, default=40, metavar="S", help="seconds to measure it (default: 40)"
+        "--obeying", type=float, default=0.5, help="share that obeys Retry-After (default: 0.5)"
     )
-    parser.add_argument("--watch", type=int, default=60, metavar="S", help="after the herd (default: 60)")
+    parser.add_argument("--at", choices=("ready", "port"), default="ready", help="what the requests wait for")
+    parser.add_argument(
+        "--within", type=float, default=1.0, metavar="S", help="seconds they spread over (default: 1)"
+    )
+    parser.add_argument("--clients", type=int, default=40, help="clients that fill a node (default: 40)")
+    parser.add_argument(
+        "--steady", type=int, default=40, metavar="S", help="seconds to measure the full node (default: 40)"
+    )
+    parser.add_argument(
+        "--watch", type=int, default=60, metavar="S", help="seconds to measure after (default: 60)"
+    )
     parser.add_argument("--ttft", type=float, default=2.0, metavar="S", help="TTFT target (default: 2)")
     parser.add_argument("--seed", type=int, default=1)
     add_node_arguments(parser)

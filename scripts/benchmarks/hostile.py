@@ -1,8 +1,9 @@
-"""`bench hostile`: while one caller does its worst, does everybody else still get answers?
+"""`bench hostile`: what another key's stream and `/healthz` still get while one caller attacks the server.
 
-For each attack of `scripts/benchmarks/attacks.py`, with an ordinary key and for some without one, a stream of
-another key is read alone for some seconds, then for as long as the attack lasts. The stream has to keep a
-part of the tokens per second that it had alone, and `/healthz` has to be answered in time, always.
+The attacks are in `scripts/benchmarks/attacks.py`; each uses an ordinary key, some also none. Before each
+attack, a stream of another key is read alone for some seconds; then it is read as long as the attack lasts.
+The stream has to keep a part of the tokens per second that it had alone. `/healthz` always has to answer in
+time.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ class Window(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench hostile`."""
-    parser.add_argument("--seconds", type=float, default=60, help="each attack lasts (default: 60)")
+    parser.add_argument("--seconds", type=float, default=60, help="seconds of each attack (default: 60)")
     parser.add_argument("--alone", type=float, default=15, help="seconds before each attack (default: 15)")
-    parser.add_argument("--only", default="", metavar="NAMES", help="attacks, with commas between")
-    parser.add_argument("--streams", type=int, default=1, help="of the other key (default: 1)")
+    parser.add_argument("--only", default="", metavar="NAMES", help="attacks to run, comma-separated")
+    parser.add_argument("--streams", type=int, default=1, help="streams of the other key (default: 1)")
     add_node_arguments(parser, pool=0)
 
 

@@ -1,8 +1,8 @@
-"""`bench ledger`: what the ledger costs: our server with it on and off, interleaved pairs in one run.
+"""`bench ledger`: what the ledger costs: Tokenring with it on and off, in interleaved pairs within one run.
 
-The engine is scripted: it says its first token after a fixed prefill and the others at a fixed rate. With a
-prefill the reservation is written while it lasts, and TTFT must not show it; without one (`--prefill-ms 0`)
-TTFT waits for the disk, which is shown without a bound. Every request makes a conversation, as `/api` does.
+The scripted engine sends its first token after a fixed prefill time and the others at a fixed rate. With a
+prefill, the reservation is written meanwhile, and TTFT must not show it. Without one (`--prefill-ms 0`) TTFT
+waits for the disk; it is shown and has no bound. Every request makes a conversation, as `/api` does.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=64, help="mean output tokens per request (default: 64)")
     parser.add_argument("--rounds", type=int, default=4, help="requests per stream and run (default: 4)")
     parser.add_argument("--rate", type=int, default=40, help="tokens/s of a stream (default: 40)")
-    parser.add_argument(
-        "--prefill-ms", default="50,0", help="of the scripted engine, comma-separated (default: 50,0)"
-    )
+    parser.add_argument("--prefill-ms", default="50,0", help="prefill times, comma-separated (default: 50,0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, machine and every run")
 
 

@@ -1,8 +1,7 @@
 """`bench limits`: 500 clients at once, all of one key that may have 10,000 tokens a minute.
 
-Each wants one answer, and comes back when `Retry-After` says. Of the ledger's usage of those that were
-served none may add up to more than the limit in any minute: what is reserved is what an answer may become,
-so what it became is no more.
+Each wants one answer, and returns after `Retry-After`. The requests that were served within any minute must
+not use more tokens than the limit, by the ledger. The limit reserves what an answer may become at most.
 """
 
 from __future__ import annotations
@@ -28,9 +27,11 @@ CHATS = Shape(words=(20, 60), tokens=(60, 90), exact=0.5, most=90)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench limits`."""
-    parser.add_argument("--clients", type=int, default=500, help="at once (default: 500)")
-    parser.add_argument("--tpm", type=int, default=10_000, help="of their key (default: 10,000)")
-    parser.add_argument("--seconds", type=int, default=200, help="how long (default: 200)")
+    parser.add_argument("--clients", type=int, default=500, help="clients at once (default: 500)")
+    parser.add_argument(
+        "--tpm", type=int, default=10_000, help="tokens a minute of their key (default: 10,000)"
+    )
+    parser.add_argument("--seconds", type=int, default=200, help="seconds (default: 200)")
     parser.add_argument("--seed", type=int, default=1)
     add_node_arguments(parser, pool=0)
 

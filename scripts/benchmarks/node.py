@@ -42,15 +42,15 @@ def add_node_arguments(parser: argparse.ArgumentParser, *, pool: int = POOL_TOKE
         help=f"KV memory of the engine; 0 leaves SGLang's own (default: {pool})",
     )
     parser.add_argument(
-        "--safety", choices=("on", "off"), default="off", help="screens, judging but refusing nothing"
+        "--safety", choices=("on", "off"), default="off", help="safety screens, which only record"
     )
-    parser.add_argument("--script", default=SCRIPT, help="how fast the scripted engine is")
+    parser.add_argument("--script", default=SCRIPT, help="speed of the scripted engine")
     parser.add_argument(
         "--setting",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="one more setting of the server, as ttft_target_s=1",
+        help="another setting of the server, such as ttft_target_s=1",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, options and results")
 

@@ -1,9 +1,10 @@
-"""`bench overload`: far more than the node can serve, for minutes.
+"""`bench overload`: five times the load that the node can serve, for minutes.
 
-First the throughput without overload: clients in a closed loop, more and more of them, until no more requests
-a second have their first token within the target and end within their deadline. Then new clients come at
-`--factor` times that rate whatever they meet (open loop), of many keys of equal weight. A part of them obeys
-`Retry-After` exactly, the others give up when refused. Then the closed loop once more: machines have moods.
+First it looks for the throughput without overload: clients in a closed loop, more and more of them. The best
+is the loop with most requests per second that have their first token within the target and end within their
+deadline. Then new clients come at `--factor` times that rate, whether they are refused or not (open loop), of
+many keys of equal weight. A part of them obeys `Retry-After` exactly; the others give up when refused. Last
+the closed loop is measured once more, because the machine's speed varies.
 """
 
 from __future__ import annotations
@@ -31,21 +32,25 @@ FIRST_RETRY = 0.9
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench overload`."""
     parser.add_argument("--seconds", type=int, default=300, help="how long the overload lasts (default: 300)")
-    parser.add_argument("--factor", type=float, default=5.0, help="offered over throughput (default: 5)")
+    parser.add_argument("--factor", type=float, default=5.0, help="offered load over throughput (default: 5)")
     parser.add_argument("--keys", type=int, default=20, help="keys that the clients share (default: 20)")
-    parser.add_argument("--obeying", type=float, default=0.5, help="part that obeys (default: 0.5)")
     parser.add_argument(
-        "--clients", default="8,16,24,32,48,64", help="closed loops to try (default: 8,16,24,32,48,64)"
+        "--obeying", type=float, default=0.5, help="share that obeys Retry-After (default: 0.5)"
     )
     parser.add_argument(
-        "--search", type=int, default=20, metavar="S", help="seconds for each of them (default: 20)"
+        "--clients",
+        default="8,16,24,32,48,64",
+        help="clients in the closed loops to try (default: 8,16,24,32,48,64)",
     )
     parser.add_argument(
-        "--alone", type=int, default=60, metavar="S", help="seconds for the best of them (default: 60)"
+        "--search", type=int, default=20, metavar="S", help="seconds for each closed loop (default: 20)"
+    )
+    parser.add_argument(
+        "--alone", type=int, default=60, metavar="S", help="seconds for the best closed loop (default: 60)"
     )
     parser.add_argument("--ttft", type=float, default=2.0, metavar="S", help="TTFT target (default: 2)")
     parser.add_argument(
-        "--deadline", type=float, default=60.0, metavar="S", help="for a whole answer (default: 60)"
+        "--deadline", type=float, default=60.0, metavar="S", help="seconds for a whole answer (default: 60)"
     )
     parser.add_argument("--seed", type=int, default=1)
     add_node_arguments(parser)

@@ -1,9 +1,9 @@
-"""`bench path`: our full path with a scripted engine against a bare ASGI app sending ready-made frames.
+"""`bench path`: Tokenring with a scripted engine against a bare ASGI app that sends ready-made frames.
 
-The server under test has one core to itself and the load generator another, interleaved pairs as in
-`bench serve`. A frame of ours has gone through engine, pipeline, ring and encoder; one of the yardstick's is
-sent as it lies. What counts is events per CPU second of the server, which is events/s on one core: the
-yardstick outruns one load generator, and on a shared machine the clock on the wall measures the others too.
+A frame of ours has gone through engine, pipeline, ring and encoder; a frame of the app is sent as it is. The
+server under test has one core to itself and the load generator another, in interleaved pairs as in `bench
+serve`. The figure is events per CPU second of the server, that is, events/s on one core. Wall-clock time is
+not used: the app outruns one load generator, and other processes may run on the machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.benchmarks import report
+from scripts.benchmarks import forest_plot, report
 from scripts.benchmarks.driver import RunResult, run_load
 from scripts.benchmarks.load import LoadPlan
 from scripts.benchmarks.machine import describe_machine
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=200, help="tokens per request (default: 200)")
     parser.add_argument("--rounds", type=int, default=4, help="requests per stream and run (default: 4)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, machine and every run")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write the ratios as a plot")
+    forest_plot.add_flag(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         runs = [report.run_record(number, one) for number, pair in enumerate(measured) for one in pair]
         report.write_json(arguments.json, settings, runs)
     if arguments.plot:
-        report.write_svg(
+        forest_plot.write_svg(
             arguments.plot, comparisons, f"Full path against ready-made frames, {machine['commit']}"
         )
     return 0

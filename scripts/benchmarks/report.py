@@ -1,4 +1,4 @@
-"""From runs to ratios, a table, a JSON file and a plot."""
+"""From runs to ratios, a table and a JSON file; the plot is forest_plot's."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, Protocol
-from xml.sax.saxutils import escape
 
 from scripts.benchmarks.driver import RunResult
+from scripts.benchmarks.findings import aligned
 from scripts.benchmarks.stats import Ratio, paired_ratio
 
 
@@ -106,10 +106,7 @@ def markdown_table(
         must = "" if item.figure.bound is None else f"{sign} {item.figure.bound:g}"
         cells = [str(item.streams), item.figure.label, f"{item.ours:.4g}", f"{item.peer:.4g}", ratio]
         rows.append([*cells, must, item.verdict])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    lines.insert(1, " | ".join("-" * width for width in widths))
-    return "\n".join(f"| {line} |" for line in lines)
+    return aligned(rows)
 
 
 def write_json(path: Path, settings: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> None:
@@ -126,57 +123,3 @@ def run_record(pair: int, run: RunResult) -> dict[str, Any]:
 def comparison_record(item: Comparison) -> dict[str, Any]:
     """One comparison as it goes into the result file."""
     return {**asdict(item), "verdict": item.verdict}
-
-
-ROW_PX, LEFT_PX, WIDTH_PX, TOP_PX = 22, 250, 420, 50
-INK = {"met": "#2e7d32", "missed": "#c62828", "open": "#b26a00"}
-
-
-def write_svg(path: Path, comparisons: Sequence[Comparison], title: str) -> None:
-    """Ratios with their intervals, one row each, on a log scale with a line at 1 and a tick at each bound."""
-    shown = [item for item in comparisons if not math.isnan(item.ratio.low)]
-    edges = [edge for item in shown for edge in (item.ratio.low, item.ratio.high, item.figure.bound or 1.0)]
-    low, high = min([0.5, *edges]) / 1.05, max([2.0, *edges]) * 1.05
-    height = TOP_PX + ROW_PX * len(shown) + 40
-
-    def x(ratio: float) -> float:
-        return LEFT_PX + WIDTH_PX * math.log(ratio / low) / math.log(high / low)
-
-    parts = [_text(10, 20, title, 13), _text(10, 37, "ratio ours/peer, bootstrap 95% interval", 11)]
-    for tick in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0):
-        if low <= tick <= high:
-            colour = "#555" if tick == 1.0 else "#ddd"
-            parts += [
-                _line(x(tick), TOP_PX, x(tick), height - 30, colour),
-                _text(x(tick) - 8, height - 14, f"{tick:g}", 11),
-            ]
-    for row, item in enumerate(shown):
-        parts += _forest_row(item, TOP_PX + ROW_PX * row + ROW_PX / 2, x)
-    size = f'width="{LEFT_PX + WIDTH_PX + 110}" height="{height}"'
-    style = 'font-family="sans-serif" style="background:#fff"'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(parts) + "\n</svg>\n"
-    )
-
-
-def _forest_row(item: Comparison, y: float, x: Any) -> list[str]:
-    ink = INK.get(item.verdict, "#444")
-    bound = item.figure.bound
-    parts = [] if bound is None else [_line(x(bound), y - 7, x(bound), y + 7, "#1565c0", 2)]
-    return [
-        _text(10, y + 4, f"{item.streams} streams: {item.figure.label}", 11),
-        *parts,
-        _line(x(item.ratio.low), y, x(item.ratio.high), y, ink, 2),
-        f'<circle cx="{x(item.ratio.value):.1f}" cy="{y:.1f}" r="4" fill="{ink}"/>',
-        _text(LEFT_PX + WIDTH_PX + 12, y + 4, f"{item.ratio.value:.3f} {item.verdict}", 11),
-    ]
-
-
-def _text(x: float, y: float, text: str, size: int) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="#222">{escape(text)}</text>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: int = 1) -> str:
-    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return f'<line {ends} stroke="{colour}" stroke-width="{width}"/>'

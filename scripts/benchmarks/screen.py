@@ -1,11 +1,11 @@
-"""`bench screen`: what the screens cost: our server with safety on and off, interleaved pairs in one run.
+"""`bench screen`: what the safety screens cost: Tokenring with safety on and off, in interleaved pairs.
 
-Both are up at once, take turns and are started anew as in `bench serve`; nothing differs but `--safety`.
-The policy is the built-in one, with its real actions. Prompts are the benches' own, less those that this
-policy would refuse or watch: what is watched is meant to wait. A stream that is halted on the way is
-left out on both sides, and counted. Answers are short where TTFT is measured, and 200 tokens or more
-where the flow is. Last, the stream screen alone is fed the answers of 64 of these streams, in turns, and
-its CPU read; and the prompt screen's part that comes before the engine is timed.
+Two servers that differ only in `--safety` are up at once, take turns and are started anew as in `bench
+serve`. The policy is the built-in one, with its real actions. Prompts that it would refuse or watch are
+left out, because a watched prompt is meant to wait. A stream that is halted is left out on both sides, and
+counted. Where TTFT is measured, answers are short; where ITL and total time are measured, they have 200
+tokens or more. Last, the CPU of the stream screen alone is measured on the answers of 64 of these streams,
+and the time of the prompt screen's part that comes before the engine.
 """
 
 from __future__ import annotations
@@ -95,16 +95,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ttft-streams", default="1,4", help="requests at once where TTFT is measured (default: 1,4)"
     )
     parser.add_argument(
-        "--streams", default="4,64", help="streams at once where the flow is measured (default: 4,64)"
+        "--streams", default="4,64", help="streams at once where ITL is measured (default: 4,64)"
     )
     parser.add_argument("--requests", type=int, default=64, help="requests per run (default: 64)")
     parser.add_argument("--model", default="", help="path or hub id (default: the built-in model)")
     parser.add_argument("--path", default="/api/chat/completions", help="where chats are sent")
     parser.add_argument(
-        "--prompt-words", type=int, default=PROMPT_WORDS, help=f"of each prompt (default: {PROMPT_WORDS})"
+        "--prompt-words", type=int, default=PROMPT_WORDS, help=f"words per prompt (default: {PROMPT_WORDS})"
     )
     parser.add_argument(
-        "--questions", action="store_true", help="ask what the built-in model is asked instead of mere words"
+        "--questions", action="store_true", help="questions as prompts instead of random words"
     )
     parser.add_argument(
         "--encoder",
@@ -117,9 +117,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="one server that screens every other request, so that no two processes differ",
     )
-    parser.add_argument("--no-cpu", action="store_true", help="leave out the stream screen alone")
+    parser.add_argument("--no-cpu", action="store_true", help="leave out the CPU of the stream screen")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, machine and every run")
-    parser.add_argument("--command", help="start either with this command, {port} and {safety} replaced")
+    parser.add_argument(
+        "--command", help="start both servers with this command, {port} and {safety} replaced"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

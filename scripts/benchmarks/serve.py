@@ -1,9 +1,9 @@
-"""`bench serve`: ours against SGLang's bare server, interleaved pairs in one run.
+"""`bench serve`: Tokenring against SGLang's own server, in interleaved pairs within one run.
 
-Both servers are up at once, so that a pair is seconds apart and shares the machine's mood; the one that
-is not loaded is frozen (SIGSTOP), because an idle SGLang scheduler polls without rest and would
-take a core from the other. Both are started anew several times; one unmeasured pair per start and load warms
-them up, then who goes first alternates: ours, the peer, the peer, ours.
+Both servers are up at once and take turns, so that the two runs of a pair are seconds apart on the same
+machine. The idle one is frozen (SIGSTOP), because an idle SGLang scheduler polls without rest and would take
+a core from the other. Both are started anew several times. After each start one pair is not measured. The
+order alternates: ours, the peer, the peer, ours.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks import bare, report, starts
+from scripts.benchmarks import bare, forest_plot, report, starts
 from scripts.benchmarks.driver import (
     Recorded,
     RunResult,
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="", help="path or hub id (default: the built-in model)")
     parser.add_argument("--tp", type=int, default=1, help="tensor parallel size")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, machine and every run")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write the ratios as a plot")
+    forest_plot.add_flag(parser)
     parser.add_argument(
         "--ours-path",
         default="/api/chat/completions",
@@ -120,7 +120,7 @@ def _tell(
         _write_json(arguments, machine, commands, measured, comparisons)
     if arguments.plot:
         title = f"Tokenring against SGLang's bare server, {machine['commit']}, {machine['date_utc']}"
-        report.write_svg(arguments.plot, comparisons, title)
+        forest_plot.write_svg(arguments.plot, comparisons, title)
 
 
 def measure_pairs(

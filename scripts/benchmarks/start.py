@@ -1,7 +1,7 @@
 """`bench start`: how long a start takes, against SGLang's own server, interleaved.
 
 Ours is ready when `/readyz` says so, the peer when `/health` does; both have then generated once. The time
-until our port answers at all is shown too.
+until our port answers is shown too.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,9 +77,9 @@ def bootstrap_ratio(
 
 def share(part: int, whole: int) -> Ratio:
     """A share with its Wilson score 95% interval (1927); NaN of nothing."""
+    from scipy.stats import binomtest  # half a second: only the benchmarks that count shares wait for it
+
     if not whole:
         return Ratio(float("nan"), float("nan"), float("nan"))
-    z, p = 1.959964, part / whole
-    middle = (p + z * z / (2 * whole)) / (1 + z * z / whole)
-    reach = z / (1 + z * z / whole) * math.sqrt(p * (1 - p) / whole + z * z / (4 * whole * whole))
-    return Ratio(p, max(middle - reach, 0.0), min(middle + reach, 1.0))
+    interval = binomtest(part, whole).proportion_ci(method="wilson")
+    return Ratio(part / whole, float(interval.low), float(interval.high))

@@ -1,8 +1,8 @@
-"""`bench store`: a large store, asked what users ask, and how many settlements a second it makes durable.
+"""`bench store`: queries on a large store, and durable settlements per second.
 
-The file is built anew in a temporary folder: a month of requests of 200 keys, conversations of made-up
-words of one key, one very long conversation. Questions go through the product's readers, settlements through
-its writer, on that same file.
+The file is built anew in a temporary folder: a month of requests of 200 keys, conversations of made-up words
+of one key, and one very long conversation. Queries go through the product's readers, settlements through its
+writer, on that same file.
 """
 
 from __future__ import annotations
@@ -39,15 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--conversations", type=int, default=100_000, help="conversations of three messages (default: 100000)"
     )
     parser.add_argument(
-        "--long", type=int, default=10_000, metavar="N", help="messages of the long one (default: 10000)"
+        "--long",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="messages of the long conversation (default: 10000)",
     )
-    parser.add_argument("--repeat", type=int, default=31, help="times each question is asked (default: 31)")
+    parser.add_argument("--repeat", type=int, default=31, help="times each query runs (default: 31)")
     parser.add_argument("--pairs", type=int, default=9, help="rounds of settlements, each way (default: 9)")
     parser.add_argument(
-        "--settlements", type=int, default=4096, help="in a round of many a commit (default: 4096)"
+        "--settlements", type=int, default=4096, help="settlements in a round (default: 4096)"
     )
     parser.add_argument(
-        "--in-flight", default="64,256,1024", help="settlements at once (default: 64,256,1024)"
+        "--in-flight", default="64,256,1024", help="settlements in flight at once (default: 64,256,1024)"
     )
     parser.add_argument("--folder", type=Path, help="build it below this folder (default: a temporary one)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, machine and every round")

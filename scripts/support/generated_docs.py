@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from app import errors, settings
+from app import errors
 from app.api.metrics import tables as metric_tables
 from app.api.schema import parameters
+from app.cli import settings_table
 
 ROOT = Path(__file__).parents[2]
 BEGIN = "<!-- from here to the end: scripts/docs -->\n"
@@ -23,6 +24,7 @@ OF_ADMISSION = (
     "queue_batch_s",
     "ttft_target_s",
     "tpot_target_s",
+    "key_slowdown",
     "max_prefill_tokens",
     "isolation",
 )
@@ -40,15 +42,22 @@ OF_TWO_MODELS = (
 
 def settings_of(names: Collection[str]) -> str:
     """Their rows of the README's table."""
-    head, line, *rows = settings.markdown().splitlines()
+    head, line, *rows = settings_table.markdown().splitlines()
     chosen = [row for row in rows if row.split("`")[1] in names]
     assert len(chosen) == len(names)
     return "\n".join((head, line, *chosen)) + "\n"
 
 
+def error_codes() -> str:
+    """The table of codes in docs/errors.md."""
+    rows = ["| code | status | meaning |", "|---|---|---|"]
+    rows += [f"| `{name}` | {code.status} | {code.meaning} |" for name, code in errors.CODES.items()]
+    return "\n".join(rows) + "\n"
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "docs/admission.md": lambda: settings_of(OF_ADMISSION),
-    "docs/errors.md": errors.markdown,
+    "docs/errors.md": error_codes,
     "docs/metrics.md": metric_tables.markdown,
     "docs/parameters.md": parameters.markdown,
     "docs/routing.md": lambda: settings_of(OF_TWO_MODELS),

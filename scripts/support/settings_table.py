@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from app import settings
+from app.cli import settings_table
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 MARKED = re.compile(r"(?<=<!-- settings:begin -->\n).*?(?=<!-- settings:end -->)", re.DOTALL)
@@ -11,7 +11,7 @@ MARKED = re.compile(r"(?<=<!-- settings:begin -->\n).*?(?=<!-- settings:end -->)
 
 def with_table(text: str) -> str:
     """`text` with the table of the settings as they are now between its markers."""
-    found, count = MARKED.subn(lambda _: settings.markdown(), text)
+    found, count = MARKED.subn(lambda _: settings_table.markdown(), text)
     if count != 1:
         raise ValueError(f"{count} pairs of settings:begin and settings:end, expected one")
     return found

@@ -116,3 +116,16 @@ def test_commands_can_be_run(name: str) -> None:
 def test_the_fixed_commands_are_there() -> None:
     """The commands that the README promises exist."""
     assert {"serve", "test", "check", "bench", "setup"} <= set(COMMANDS)
+
+
+UNIT_TESTS = [
+    path.relative_to(ROOT / "tests/unit") for path in sorted((ROOT / "tests/unit").rglob("test_*.py"))
+]
+
+
+@pytest.mark.parametrize("path", [path for path in UNIT_TESTS if path.parts[0] != "scripts"], ids=str)
+def test_a_unit_test_stands_where_its_module_stands(path: Path) -> None:
+    """Its folder is that of its module, and its name begins with that of its module."""
+    words = path.stem.removeprefix("test_").split("_")
+    names = ["_".join(words[:length]) for length in range(1, len(words) + 1)]
+    assert any((ROOT / "app" / path.parent / f"{name}.py").exists() for name in names)

@@ -93,7 +93,7 @@ async def lose(engine: Engine, child: ChildServer) -> None:
 
     with pytest.raises(EngineFailed):
         await read()
-    assert engine.handed_over(request.request_id) == received > 0
+    assert engine.emitted_tokens(request.request_id) == received > 0
 
 
 async def test_a_remote_server_is_read_lost_and_found_again() -> None:

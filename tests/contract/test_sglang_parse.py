@@ -184,18 +184,18 @@ def test_output_that_cannot_be_parsed_is_counted_before_it_fails(sglang_engine: 
 
 
 @pytest.mark.parametrize(
-    ("finish", "handed_over"),
+    ("finish", "emitted_tokens"),
     [(None, 2), (STOP, 2), ({"type": "abort"}, 2), ({"type": "abort", "status_code": 400}, 0)],
     ids=["running", "stop", "abort", "refused"],
 )
 def test_ids_of_a_batch_are_counted_unless_they_are_refused(
-    sglang_engine: Any, finish: dict[str, Any] | None, handed_over: int
+    sglang_engine: Any, finish: dict[str, Any] | None, emitted_tokens: int
 ) -> None:
     """The tally takes the ids of a row from the batch itself; retractions are counted at the end."""
     from app.engine.sglang.handover import HandoverTokenizerManager
-    from app.engine.tally import Tally
+    from app.engine.tally import TokenTally
 
-    tally, taken = Tally(), []
+    tally, taken = TokenTally(), []
     sink = SimpleNamespace(take=lambda *row: taken.append(row))
     manager = SimpleNamespace(_sinks={"ours": (sink, tally)}, num_retractions=0)
     batch = SimpleNamespace(
@@ -211,7 +211,7 @@ def test_ids_of_a_batch_are_counted_unless_they_are_refused(
     )
     assert HandoverTokenizerManager._hand_over(manager, batch) == [0]
     assert manager.num_retractions == (0 if finish is None else 2)
-    assert tally.token_ids == handed_over
+    assert tally.token_ids == emitted_tokens
     assert taken == [("ab", [5, 6], finish, Counts(9, 77), batch, 1)]
 
 

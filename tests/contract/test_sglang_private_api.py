@@ -204,7 +204,7 @@ def test_owned_arguments_exist() -> None:
 def test_only_the_engine_and_its_process_modules_import_before_start() -> None:
     """What the server imports before `start()` has no SGLang in it at module level."""
     engine = Path(__file__).parents[2] / "app" / "engine"
-    for name in ("sglang_engine", "sglang_args", "sglang_platform", "sglang_process", "sglang_stream"):
+    for name in ("sglang/engine", "sglang/args", "sglang/platform", "sglang/process", "generation_stream"):
         tree = ast.parse((engine / f"{name}.py").read_text())
         imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {alias.name for node in imports for alias in node.names}

@@ -15,8 +15,10 @@ import pytest
 from openai.types.chat import completion_create_params
 
 from app import errors
-from app.api.schema.parameters import PARAMETERS, check
+from app.api.schema import messages
+from app.api.schema.parameters import MAX_MESSAGES, MAX_REQUEST_PARTS, PARAMETERS, check, treatment
 from app.errors import CODES, ServingError, UnsupportedParameter
+from app.messages import MAX_ID_CHARS, MAX_NAME_CHARS, MAX_PARTS, MAX_TOOL_CALLS
 from scripts.support.generated_docs import ROOT, TABLES, generated
 from tests.support.servers import Serve
 
@@ -79,11 +81,53 @@ def test_every_openai_parameter_is_decided():
     assert known - set(PARAMETERS) == set()
 
 
+def test_what_only_this_server_has_is_explained():
+    """docs/parameters.md says in words what each honoured parameter does that OpenAI's SDK does not name."""
+    openai = set(get_type_hints(completion_create_params.CompletionCreateParamsBase)) | {"stream"}
+    text = (ROOT / "docs/parameters.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`[^|]+`) \| ", text[: text.index("<!-- ")], re.MULTILINE)
+    explained = {name.strip("`") for row in rows for name in row.split(", ")}
+    assert explained == {name for name in PARAMETERS if treatment(name) == "honoured"} - openai
+
+
+def rows_below(page: str, head: str) -> dict[str, str]:
+    """The rows of the table with this head, by their first cell."""
+    table = (ROOT / page).read_text("utf-8").partition(f"{head}\n|---|---|\n")[2].partition("\n\n")[0]
+    return dict(line.strip("| ").split(" | ", 1) for line in table.splitlines())
+
+
+def test_api_docs_name_every_key_of_a_message_that_is_dropped():
+    """docs/api.md has each key that is accepted and dropped, and no other."""
+    rows = rows_below("docs/api.md", "| where | keys that are dropped |")
+    documented = {where: set(re.findall(r"`(\w+)`", keys)) for where, keys in rows.items()}
+    assert documented == {
+        "any message": messages.TAKEN,
+        "an assistant's message": messages.TAKEN_OF_ASSISTANT,
+        "a part": messages.TAKEN_OF_PART,
+        "an `image_url`": messages.TAKEN_OF_IMAGE,
+        "a tool call": messages.TAKEN_OF_CALL,
+        "a function of a tool call": messages.TAKEN_OF_FUNCTION,
+    }
+
+
+def test_api_docs_have_the_bounds_of_messages():
+    """docs/api.md has the bounds that messages are checked against."""
+    assert rows_below("docs/api.md", "| what | at most |") == {
+        "messages of a request": f"{MAX_MESSAGES:,}",
+        "parts of a message": f"{MAX_PARTS:,}",
+        "parts of all messages together": f"{MAX_REQUEST_PARTS:,}",
+        "tool calls of a message": f"{MAX_TOOL_CALLS:,}",
+        "characters of a name": f"{MAX_NAME_CHARS:,}",
+        "characters of an id": f"{MAX_ID_CHARS:,}",
+    }
+
+
 async def test_api_docs_name_every_route(serve: Serve):
     """docs/api.md has each route that the server has, and no other."""
     served = await serve()
     routes = {(method, route.path) for route in served.starlette.routes for method in route.methods}
-    cells = re.findall(r"^\| (`.+?`) \|", (ROOT / "docs/api.md").read_text("utf-8"), re.MULTILINE)
+    text = (ROOT / "docs/api.md").read_text("utf-8")
+    cells = re.findall(r"^\| (`[A-Z]+ /.+?`) \|", text, re.MULTILINE)
     documented = [tuple(name.strip("`").split()) for cell in cells for name in cell.split("<br>")]
     assert len(documented) == len(set(documented))
     assert set(documented) == {(method, path) for method, path in routes if method != "HEAD"}

@@ -1,6 +1,6 @@
 """The bytes of a stream: what parsers of server-sent events see, OpenAI's SDKs first among them.
 
-HTML living standard, section 9.2 "Server-sent events"; docs/api.md has the rules in words.
+HTML living standard, section 9.2 "Server-sent events"; docs/resume.md has the rules in words.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from app.core import ChatRequest
 from app.engine.scripted.engine import Script, scripted_text
-from app.stream.registry import Streams
+from app.stream.registry import StreamRegistry
 from app.stream.token_stream import TokenStream
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Connection, Response, SSEParser, open_stream, until
@@ -232,7 +232,7 @@ async def test_unknown_and_foreign_streams_look_the_same(serve: Serve):
     """Someone else's stream is 404 in the same words as one that never was."""
     served = await serve(Script())
     request = ChatRequest("chatcmpl-foreign", "someone else", "scripted", {}, 0)
-    streams: Streams = served.runtime.streams
+    streams: StreamRegistry = served.runtime.streams
     foreign: TokenStream = streams.create(request, None)  # type: ignore[arg-type]  # never written to
     foreign.open(1)
     for method in ("GET", "DELETE"):

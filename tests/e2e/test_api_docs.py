@@ -1,4 +1,4 @@
-"""The examples of docs/api.md, as they stand there, against a server that keeps dropping its clients."""
+"""The examples of the docs, as they stand there, against real servers with the scripted engine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,77 @@ import pytest
 from app.engine.scripted.engine import Script, scripted_text
 from scripts.support.openai_environments import NODE_DIRECTORY
 from tests.support.sdks import command_of
-from tests.support.servers import ROOT, Serve, Served
+from tests.support.servers import ROOT, Serve, Served, ServerProcess
 from tests.support.sse_client import until
 
 SCRIPT = Script(tokens=12, rate=60)
 TEXT = "".join(scripted_text(0, 0, 12))
+REFUSED = '{"error":'
+
+CURL: Mapping[str, Mapping[str, int]] = {
+    "api": {
+        '"finish_reason":"stop"': 5,
+        "data: [DONE]": 1,
+        '"completion_tokens":12': 5,
+        '"object":"list"': 2,
+    },
+    "resume": {
+        "data: [DONE]": 3,
+        "retry: 1000": 2,  # a stream from its start, and one that is left after five lines
+        '"cancelled":false': 1,  # it had finished before
+        '"deleted":true': 1,
+    },
+    "conversations": {
+        '"object":"chat.completion"': 3,
+        '"title":"About Tokenring"': 2,  # renamed and restored
+        '"title": "About Tokenring"': 1,  # exported
+        "# About Tokenring": 1,
+        '"deleted":true': 1,
+    },
+    "service-routes": {
+        '"flagged":': 2 + 2,
+        '"type":"moderation_results"': 2,
+        '"object":"usage"': 2,
+        '"status":"': 2,
+        "# TYPE tokenring_": 20,
+    },
+    "admin-api": {
+        '"status":"active"': 2 + 1 + 1,
+        '"status":"revoked"': 1,
+        '"rpm":null,"tpm":20000': 3,
+        '"old_secrets_end_at":1': 1,
+        '"object":"safety.policy"': 1,
+    },
+    "limits": {
+        "HTTP/1.1 200 OK": 2,
+        "HTTP/1.1 429 Too Many Requests": 1,
+        "x-ratelimit-remaining-requests: 0": 2,
+        "retry-after: ": 1,
+        REFUSED: 1,
+    },
+    "errors": {REFUSED: 1, '"code":"invalid_value"': 1},
+    "parameters": {'"finish_reason":"stop"': 1},
+}
+"""By page of docs/: what the outputs of its curl examples contain, and how often at least."""
 
 
-def examples(language: str, port: int) -> str:
-    """All blocks of a language in docs/api.md, for the scripted model at `port`."""
-    text = (ROOT / "docs/api.md").read_text("utf-8")
-    blocks = re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert blocks
-    code = "\n".join(blocks).replace("http://127.0.0.1:8000", f"http://127.0.0.1:{port}")
-    return code.replace("tokenring-builtin", "scripted")
+def blocks(page: str, language: str) -> list[str]:
+    """All blocks of a language in a page of docs/."""
+    text = (ROOT / f"docs/{page}.md").read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def at(port: int, code: str) -> str:
+    """An example for the server at `port`."""
+    return code.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{port}")
+
+
+def here(code: str, port: int) -> str:
+    """The same for the scripted model."""
+    return at(port, code).replace("tokenring-builtin", "scripted")
+
+
+PYTHON = [(page, i) for page in CURL for i, _ in enumerate(blocks(page, "python"))]
 
 
 async def output(*command: str, cwd: Path) -> str:
@@ -53,37 +111,63 @@ async def cut_once(served: Served, after: int) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-async def test_curl(serve: Serve, tmp_path: Path):
-    """Every curl example works, in the order in which they stand."""
-    served = await serve(SCRIPT)
-    out = await output("bash", "-ec", examples("sh", served.port), cwd=tmp_path)
-    assert out.count('"status":"') == 2 + 4, "alive, ready, and a conversation of four messages"
-    assert out.count("data: [DONE]") == 4
-    assert out.count("retry: 1000") == 3, "two streams from their start, one left after five lines"
-    assert out.count('"completion_tokens":12') == 2 + 2 + 2, "two more answers, once more in the conversation"
-    assert out.count('"title":"About Tokenring"') == 2, "renamed and restored"
-    assert "# About Tokenring" in out
-    assert '"cancelled":false' in out, "it had finished before"
-    assert '"deleted":true' in out
-    assert len(served.runtime.streams._finished) == 3
+@pytest.mark.parametrize("page", CURL)
+async def test_the_curl_examples_work_in_their_order(page: str, serve: Serve, tmp_path: Path):
+    """Each command succeeds, and is answered as the page says; none is refused but where it says so."""
+    served = await serve(SCRIPT, safety="on")
+    script = here("\n".join(blocks(page, "sh")), served.port)
+    out = await output("bash", "-ec", script, cwd=tmp_path)
+    for text, least in CURL[page].items():
+        assert out.count(text) >= least, f"{text}\n{out}"
+    assert out.count(REFUSED) == CURL[page].get(REFUSED, 0), out
 
 
-async def test_python(serve: Serve, tmp_path: Path):
-    """The Python example prints the whole text once, though its connection is cut."""
+@pytest.mark.sglang
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("page", ["api", "conversations", "parameters", "resume", "service-routes"])
+async def test_the_built_in_model_refuses_no_curl_example(
+    page: str, sglang_server: ServerProcess, tmp_path: Path
+):
+    """What the scripted engine lets pass is no parameter that real SGLang refuses."""
+    script = at(await sglang_server.port(), "\n".join(blocks(page, "sh")))
+    assert REFUSED not in await output("bash", "-ec", script, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(("page", "index"), PYTHON)
+async def test_the_python_examples_work(page: str, index: int, serve: Serve, tmp_path: Path):
+    """Each prints the answer, or the error that the page shows."""
     served = await serve(SCRIPT)
-    program = output(sys.executable, "-c", examples("python", served.port), cwd=tmp_path)
-    running = asyncio.create_task(program)
+    out = await output(sys.executable, "-c", here(blocks(page, "python")[index], served.port), cwd=tmp_path)
+    told = {("errors", 0): "400 invalid_value max_tokens", ("resume", 2): "'cancelled': True"}
+    assert told.get((page, index), TEXT) in out
+
+
+@pytest.mark.parametrize("index", [0, 1])
+async def test_the_python_examples_survive_a_lost_connection(index: int, serve: Serve, tmp_path: Path):
+    """Each prints the whole text once, though its connection is cut."""
+    served = await serve(SCRIPT)
+    example = here(blocks("resume", "python")[index], served.port)
+    running = asyncio.create_task(output(sys.executable, "-c", example, cwd=tmp_path))
     await cut_once(served, after=4)
     assert await running == TEXT
 
 
 @pytest.mark.timeout(300)  # the package may have to be installed first
-async def test_event_source(serve: Serve):
+async def test_the_event_source_survives_a_lost_connection(serve: Serve):
     """The browser example prints the whole text once, though its connection is cut."""
     node, _ = command_of("node")
     served = await serve(SCRIPT)
-    page = 'import { EventSource } from "eventsource";\n' + examples("js", served.port)
+    page = 'import { EventSource } from "eventsource";\n' + here(blocks("resume", "js")[0], served.port)
     running = asyncio.create_task(output(node, "--input-type=module", "-e", page, cwd=NODE_DIRECTORY))
     await cut_once(served, after=4)
     printed = await running
     assert "".join(line for line in printed.split("\n") if line) == TEXT.replace("\n", "")
+
+
+@pytest.mark.timeout(300)  # the package may have to be installed first
+async def test_the_node_sdk_example_works(serve: Serve):
+    """It prints the whole text."""
+    node, _ = command_of("node")
+    served = await serve(SCRIPT)
+    example = here(blocks("api", "js")[0], served.port)
+    assert await output(node, "--input-type=module", "-e", example, cwd=NODE_DIRECTORY) == TEXT

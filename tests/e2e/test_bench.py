@@ -42,7 +42,7 @@ def test_a_run_measures_both_sides_and_writes_what_it_printed(tmp_path):
     assert run.returncode == 0, errors
     assert errors.count("starting ours") == errors.count("starting bare") == 2
     assert table.count("| CPU per output token, us |") == 2
-    assert "circle" in plot.read_text()
+    assert 'id="ratio_0"' in plot.read_text()
     written = json.loads(result.read_text())
     runs = written["runs"]
     assert [(one["streams"], one["start"], one["pair"], one["server"]) for one in runs] == [

@@ -52,7 +52,7 @@ class Pressed:
 
     async def wait(self) -> Connection:
         """Send a request that waits."""
-        queue = self.served.runtime.places.large.admission.queue
+        queue = self.served.runtime.backends.large.admission.queue
         before = len(queue)
         connection = await Connection.to(self.served.port)
         body = chat("hello", stream=False, max_tokens=300)
@@ -101,7 +101,7 @@ async def pressed(serve: Serve) -> AsyncIterator[Pressed]:
         degrade_fall_s=0.2,
         degrade_short_tokens=50,
     )
-    await until(lambda: served.runtime.places.small and served.runtime.places.small.ready)
+    await until(lambda: served.runtime.backends.small and served.runtime.backends.small.ready)
     made = Pressed(served)
     yield made
     for connection in made.waiting:
@@ -226,7 +226,7 @@ async def test_a_refusal_by_the_small_model_is_none_of_this_mode(
 
     await pressed.begin()
     await pressed.step(Step.REFUSE)
-    small = pressed.served.runtime.places.small
+    small = pressed.served.runtime.backends.small
     assert small is not None
     monkeypatch.setattr(small.admission, "admit", full)
     refused = await pressed.ask(model=SMALL)

@@ -17,7 +17,7 @@ from app.api.metrics.tables import METRICS
 from app.core import ChatRequest
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import EngineNotReady, NotFound
-from app.routing.backend import Place
+from app.routing.backend import Backend
 from app.store import ledger as ledger_module
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import until
@@ -174,13 +174,13 @@ async def test_scrape_before_the_engine_is_ready(serve: Serve):
     served = await serve()
     runtime = served.runtime
     engine = Loading(Script())
-    large = runtime.places.large
+    large = runtime.backends.large
     runtime.engine, ready = engine, runtime.engine
-    runtime.places.large = Place(engine, large.admission)
+    runtime.backends.large = Backend(engine, large.admission)
     try:
         samples = await scrape(served)
     finally:
-        runtime.engine, runtime.places.large = ready, large
+        runtime.engine, runtime.backends.large = ready, large
     assert samples["tokenring_ready", ()] == 0
     assert not any(name.startswith(("tokenring_engine", "tokenring_admission")) for name, _ in samples)
     assert (await scrape(served))["tokenring_ready", ()] == 1
@@ -216,11 +216,11 @@ async def balanced(served: Served) -> Samples:
     """The samples, once everything is settled; the two counts are equal and no flag is up."""
     await until(lambda: not (served.live() or served.runtime.journal.num_unsettled))
     samples = await scrape(served)
-    billed, handed_over = (
+    billed, emitted_tokens = (
         of_model(samples, "ledger_tokens_total"),
         of_model(samples, "handed_over_tokens_total"),
     )
-    assert billed + of_model(samples, "unread_tokens_total") == handed_over
+    assert billed + of_model(samples, "unread_tokens_total") == emitted_tokens
     assert samples["tokenring_ledger_differs", ()] == 0
     assert not (await ledger(served))["differs"]
     return samples

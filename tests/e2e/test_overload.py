@@ -52,7 +52,7 @@ class Crowd:
     @property
     def queue(self) -> Any:
         """The queue before the engine."""
-        return self.served.runtime.places.large.admission.queue
+        return self.served.runtime.backends.large.admission.queue
 
     async def key(self, name: str, **terms: Any) -> dict[str, str]:
         """A key, as the header that sends it."""

@@ -9,7 +9,7 @@ import pytest
 
 from app.core import KeyTerms
 from app.engine.scripted.engine import Script, ScriptedEngine
-from app.engine.standby import Standby
+from app.engine.standby import SupervisedEngine
 from app.store import key_table, keys
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import until
@@ -33,7 +33,7 @@ PRICES = (
 )
 
 
-def standby(served: Served) -> Standby:
+def standby(served: Served) -> SupervisedEngine:
     """What stands behind the small model."""
     assert served.runtime.small_engine is not None
     return served.runtime.small_engine

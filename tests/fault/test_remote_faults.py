@@ -154,7 +154,7 @@ async def test_a_fault_before_the_first_token_is_not_seen(
     assert [len(server.asked) for server in servers] == [1, 1]
     rids = [server.asked[0]["rid"] for server in servers]
     assert len(set(rids)) == 2
-    assert engine.handed_over("r") == TOKENS
+    assert engine.emitted_tokens("r") == TOKENS
 
 
 @pytest.mark.parametrize("fault", [slams, is_silent, babbles], ids=lambda fault: fault.__name__)
@@ -185,7 +185,7 @@ async def test_a_fault_after_the_first_token_ends_the_answer(
         await read()
     assert seen == [1, 2, 3, 4]
     assert sum(len(server.asked) for server in servers) == 1
-    assert engine.handed_over("r") == 4
+    assert engine.emitted_tokens("r") == 4
 
 
 async def test_a_server_that_is_gone_is_an_error_before_any_delta(
@@ -343,7 +343,7 @@ async def test_closing_ends_what_runs(servers: list[FalseServer], connect: Any) 
     servers[0].tokens, servers[0].pause_s = 10_000, 0.005
     asking = asyncio.create_task(ask(engine))
     async with asyncio.timeout(5):
-        while not engine.handed_over("r"):
+        while not engine.emitted_tokens("r"):
             await asyncio.sleep(0.01)
     await engine.aclose()
     await engine.aclose()

@@ -12,6 +12,7 @@ from app.store import checkpoints
 from app.store.checkpoints import Checkpoint
 from app.store.ledger import Price, Reservation, Settlement, reserve, settle
 from app.store.migrations import migrate
+from app.store.schema import MIGRATIONS
 
 _IDS = count(1)
 
@@ -20,7 +21,7 @@ def empty_store() -> sqlite3.Connection:
     """A store in memory with the schema of today, as its writer opens it."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.execute("PRAGMA foreign_keys = ON")
-    migrate(connection)
+    migrate(connection, MIGRATIONS)
     return connection
 
 

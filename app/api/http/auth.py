@@ -1,4 +1,4 @@
-"""Who is calling, and what they may do: by the stored keys, the setting `api_key`, or from this machine."""
+"""Authentication: callers and their rights, by stored keys, the setting `api_key`, or from this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.store.keys import digest_of
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request. `key` is None in open mode, and for the setting `api_key`."""
+    """The sender of a request. `key` is None in open mode, and for the setting `api_key`."""
 
     owner: str
     is_admin: bool
@@ -54,7 +54,7 @@ _PROXY_HEADERS = re.compile(
     "|true-client-ip|client-ip|forwarded-for|cf-.+|fastly-.+|fly-.+|do-connecting-ip|cdn-loop|x-envoy-.+|x-arr-.+"
     "|x-azure-.+|x-amzn-.+|x-amz-cf-.+|x-cloud-trace-context|x-scheme|x-proxyuser-ip|x-request-start|tailscale-.+"
 )
-"""What proxies, tunnels and load balancers write: RFC 9110 `Via`, RFC 7239 `Forwarded`, and their own."""
+"""Headers of proxies, tunnels and load balancers: RFC 9110 `Via`, RFC 7239 `Forwarded`, and their own."""
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s@:/?#\[\]]*))(?::\d*)?")
 """RFC 9110, section 7.2: a name or an address, and a port. No user, no path."""
@@ -98,7 +98,7 @@ class Gatekeeper:
             return False
 
     def caller(self, request: Request) -> Caller:
-        """Who calls: one lookup and one SHA-256. Raises Unauthorized, Forbidden, EngineNotReady."""
+        """The caller, by one lookup and one SHA-256. Raises Unauthorized, Forbidden, EngineNotReady."""
         caller = self._caller(request)
         request.scope[NAMED] = caller.owner
         return caller
@@ -114,13 +114,13 @@ class Gatekeeper:
         if self._api_key is not None and hmac.compare_digest(digest, self._api_key):
             return LOCAL
         self._check_loaded()
-        found = self._keys.find(key, digest)
-        if found is None:
+        stored = self._keys.find(key, digest)
+        if stored is None:
             # The same for all, so that nobody learns which keys there are, or were.
             raise Unauthorized("The API key is not valid: unknown, expired, or revoked.")
-        if found.terms.rpm is not None or found.terms.tpm is not None:
-            request.scope[LIMITED_KEY] = found
-        return Caller(found.owner, found.terms.scope == "admin", found)
+        if stored.terms.rpm is not None or stored.terms.tpm is not None:
+            request.scope[LIMITED_KEY] = stored
+        return Caller(stored.owner, stored.terms.scope == "admin", stored)
 
     def _check_loaded(self) -> None:
         if not self._keys.loaded:
@@ -154,7 +154,7 @@ def _check_local(request: Request) -> None:
 
 
 def _proxy_sign(request: Request) -> str | None:
-    """What shows that somebody passed the request on; None where nothing does."""
+    """A sign that a proxy passed the request on; None without one."""
     if request.client is not None and not is_loopback(request.client.host):
         return "from another machine"
     if request.scope.get("http_version") == "1.0":  # nginx as it comes sends nothing else that tells

@@ -23,7 +23,7 @@ BYTES_PER_TOKEN = 16
 emoji 12, a token of source code's indentation 16 and more, one of English prose 4."""
 
 ROOM_BYTES = 1024**2
-"""For what is no text of the conversation: tools, schemas, tool calls, and JSON's own signs."""
+"""Bytes for the rest of a body: tools, schemas, tool calls, and JSON's own signs."""
 
 VISION_BYTES = 32 * 1024**2
 """The least limit where a model sees: ten photographs of 2 MB, which are a third larger in base64."""
@@ -54,7 +54,7 @@ class BodyReader:
 
     def _cards(self) -> list[ModelCard]:
         cards = []
-        for place in self._runtime.places:
+        for place in self._runtime.backends:
             try:
                 cards.append(place.engine.model)
             except EngineNotReady:

@@ -15,7 +15,7 @@ from app.errors import Unavailable
 from app.metering.lines import Lines
 
 WAIT_S = 2.0
-"""How long a body waits for room: others are read and parsed in milliseconds, unless the server is full."""
+"""Seconds that a body waits for memory: others take milliseconds, unless the server is full."""
 
 MAX_WAITING = 256
 """Bodies that wait at once; whoever comes then is refused without waiting."""
@@ -91,7 +91,7 @@ class BodyBudget:
 
 
 class BodyLease:
-    """What one request holds of the budget."""
+    """The bytes of the budget that one request holds."""
 
     __slots__ = ("_budget", "_owner", "_size_bytes")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
-from app.stream.ring import Lane, Notice, Part
+from app.stream.ring import Notice, TextRun, TextTrack
 from app.stream.token_stream import TokenStream
-from app.stream.transcript import Answer, answers
+from app.stream.transcript import ChoiceMessage, answers
 
 
 def completion(stream: TokenStream) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def completion(stream: TokenStream) -> dict[str, Any]:
     return answer
 
 
-def _choice(index: int, answer: Answer, parts: Mapping[Lane, Part]) -> dict[str, Any]:
+def _choice(index: int, answer: ChoiceMessage, parts: Mapping[TextTrack, TextRun]) -> dict[str, Any]:
     choice = {
         "index": index,
         "message": answer.message,
@@ -45,6 +45,6 @@ def _choice(index: int, answer: Answer, parts: Mapping[Lane, Part]) -> dict[str,
     return choice
 
 
-def _logprobs(index: int, parts: Mapping[Lane, Part]) -> dict[str, Any] | None:
+def _logprobs(index: int, parts: Mapping[TextTrack, TextRun]) -> dict[str, Any] | None:
     entries = b",".join(p.logprobs for lane, p in parts.items() if lane.choice == index and p.logprobs)
     return {"content": orjson.loads(b"[" + entries + b"]")} if entries else None

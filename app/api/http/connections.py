@@ -22,7 +22,7 @@ SPARE_FILES = (32, 256)
 As many may be accepted in one pass of the loop, before what was closed for them is."""
 
 LOG_EVERY_S = 10.0
-"""How often a lack of connections is told at most."""
+"""Seconds between two log lines about a lack of connections, at least."""
 
 
 class Closable(Interface):
@@ -36,7 +36,7 @@ class Connections:
     """Counts connections, and makes room for new ones."""
 
     def __init__(self, log: FilteringBoundLogger, limit: int = 0, limit_per_address: int = 0) -> None:
-        """At most `limit` in all and `limit_per_address` of each address; 0 is as many as there are files."""
+        """Allow `limit` connections, `limit_per_address` of each address; 0: as open files allow."""
         self._log = log
         self._limit = limit
         self._limit_per_address = limit_per_address
@@ -78,16 +78,16 @@ class Connections:
         self._move(connection, None)
 
     def idle(self, connection: Closable) -> None:
-        """It has answered."""
+        """Note that a connection's request has been answered."""
         self._move(connection, self._idle)
 
     def stalled(self, connection: Closable) -> None:
-        """Its client does not read what was written, or is kept waiting for a refusal."""
+        """Note that a connection's client does not read, or is kept waiting for a refusal."""
         if connection not in self._idle:
             self._move(connection, self._stalled)
 
     def flowing(self, connection: Closable) -> None:
-        """It reads again."""
+        """Note that a connection's client reads again."""
         self._stalled.pop(connection, None)
 
     def _move(self, connection: Closable, where: dict[Closable, None] | None) -> None:
@@ -98,7 +98,7 @@ class Connections:
             where[connection] = None
 
     def gone(self, connection: Closable) -> None:
-        """It is closed; a second call does nothing."""
+        """Note that a connection is closed; a second call does nothing."""
         self._move(connection, None)
         self._closing.discard(connection)
         address = self._open.pop(connection, None)
@@ -108,13 +108,13 @@ class Connections:
                 del self._by_address[address]
 
     def _missing(self, descriptor: int) -> int:
-        """How many connections must go for the new one, which has this descriptor."""
+        """The number of connections to close for the new one, which has this descriptor."""
         missing = len(self._open) + 1 - self._limit if self._limit else 0
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if files != resource.RLIM_INFINITY:
-            least, most = SPARE_FILES
+            least, largest = SPARE_FILES
             # The lowest free number is taken: so many are in use.
-            missing = max(missing, descriptor + 1 - (files - max(least, min(files // 8, most))))
+            missing = max(missing, descriptor + 1 - (files - max(least, min(files // 8, largest))))
         return missing - len(self._closing)
 
     def _make_room(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of an error before the first byte: OpenAI's body, its headers, one log line.
+"""Errors before the first byte of a response: OpenAI's body, the headers, one log line.
 
 Every such answer has an `x-request-id`, the one in the log. A request that got as far as a
 generation has that generation's id and log line (app.generation.trace); the others get theirs here.
@@ -22,14 +22,14 @@ from app.api.http.sse import CONNECTION
 from app.errors import InternalError, MethodNotAllowed, NotFound, RateLimited, ServingError
 from app.log import where
 
-TOLD = "tokenring.told"
+RESPONSE_HEADERS = "tokenring.told"
 """Key of the scope under which a handler leaves headers that say how the request would have been served."""
 
 _ANSWERED = "tokenring.answered"
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
-class Refusals:
+class ErrorResponses:
     """Answers errors, and says so in the log without a word of the request."""
 
     def __init__(self, log: FilteringBoundLogger) -> None:
@@ -57,7 +57,7 @@ class Refusals:
         return self._answer(request, NotFound(message, code="route_not_found"))
 
     async def _unforeseen(self, request: Request, exc: Exception) -> Response:
-        """Starlette raises the error on, to `Guard`, which logs where it happened."""
+        """Starlette raises the error on, to `ErrorMiddleware`, which logs where it happened."""
         request.scope[_ANSWERED] = True
         message = "The server failed to answer this request; it may be sent again."
         return self._answer(request, InternalError(message))
@@ -77,12 +77,12 @@ class Refusals:
                 status=error.status,
                 error=error.code,
             )
-        return error_response(error, request_id, request.scope.get(TOLD, {}))
+        return error_response(error, request_id, request.scope.get(RESPONSE_HEADERS, {}))
 
 
-def error_response(error: ServingError, request_id: str, told: Mapping[str, str]) -> Response:
-    """An error as its status, body and the headers that go with its status, beside those in `told`."""
-    headers = {"x-request-id": request_id, **told}
+def error_response(error: ServingError, request_id: str, extra_headers: Mapping[str, str]) -> Response:
+    """An error as a response: status, body, the headers that go with it and `extra_headers`."""
+    headers = {"x-request-id": request_id, **extra_headers}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
     if error.status == 401:
@@ -99,7 +99,7 @@ def _methods(request: Request) -> set[str]:
     return {method for route in matching for method in route.methods}
 
 
-class Guard:
+class ErrorMiddleware:
     """The outermost layer: an unexpected error is a clean 500, and its message stays out of logs."""
 
     def __init__(self, app: ASGIApp, log: FilteringBoundLogger) -> None:

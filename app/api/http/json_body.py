@@ -64,7 +64,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
 
 
 def count_values(raw: bytes, limit: int = sys.maxsize, chunk_bytes: int = _CHUNK_BYTES) -> int:
-    """How many values JSON text has, empty arrays and objects twice; stops over `limit`.
+    """The number of values in JSON text, empty arrays and objects counted twice; stops over `limit`.
 
     Without escaped characters a quotation mark begins or ends a string, and what stands between an even
     number of marks and the next is structure. Each value but a container's first has a comma in front.

@@ -12,12 +12,12 @@ DEFAULT_LIMIT = 20
 MAX_LIMIT = 100
 
 
-def check_names(request: Request, known: Collection[str]) -> None:
-    """Raise BadRequest for a query parameter that is none of `known`."""
+def check_names(request: Request, names: Collection[str]) -> None:
+    """Raise BadRequest for a query parameter that is none of `names`."""
     for name in request.query_params:
-        if name not in known:
+        if name not in names:
             raise BadRequest(
-                f"Unknown parameter {name!r}; this route takes {', '.join(known)}.",
+                f"Unknown parameter {name!r}; this route takes {', '.join(names)}.",
                 code="unknown_parameter",
                 param=name,
             )

@@ -40,10 +40,10 @@ MAX_HEADERS = 256
 """Header fields of a request, each of which is looked at a dozen times; browsers send some thirty."""
 
 HEAD_TIMEOUT_S = 30.0
-"""How long a request's head may take to arrive, and a fresh connection to begin one."""
+"""Seconds that a request's head may take to arrive, and a fresh connection to begin one."""
 
 DRAIN_S = 2.0
-"""How long the rest of a body is read past once its request was answered, and the connection kept for it."""
+"""Seconds that the rest of a body is read and dropped once its request was answered."""
 
 _FRAMING_PER_BYTE = 8
 """Bytes of chunk sizes for one of a body; a chunk of a single byte has five."""
@@ -74,21 +74,21 @@ class Connection:
         """Whether frames are HTTP chunks, which HTTP/1.0 does not have."""
 
     def ready(self) -> bool:
-        """See app.stream.token_stream.Outlet."""
+        """See app.stream.reader.FrameSink."""
         return not self._flow.write_paused
 
     def write(self, *frames: bytes) -> None:
-        """See app.stream.token_stream.Outlet. One HTTP chunk, one system call."""
+        """See app.stream.reader.FrameSink. One HTTP chunk, one system call."""
         if not self._transport.is_closing():
             data = frames[0] if len(frames) == 1 else b"".join(frames)
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
 
     async def drained(self) -> None:
-        """See app.stream.token_stream.Outlet."""
+        """See app.stream.reader.FrameSink."""
         await self._flow.drain()
 
     def unread_s(self) -> float:
-        """For how long the client's last bytes have been here; 0 where the system does not say.
+        """Seconds since the client's last bytes arrived; 0 where the system does not say.
 
         While the event loop is busy with others a request waits in its socket, where only the kernel sees it.
         """
@@ -132,7 +132,7 @@ class Protocol(HttpToolsProtocol):
     """Bytes of an unfinished head, not counting the read it began in; None outside of one."""
     _refused = False
     _timer: asyncio.TimerHandle | None = None
-    """When the connection is closed: for want of a head or the rest of a body, or because it was refused."""
+    """Closes the connection: for want of a head or the rest of a body, or after a refusal."""
     _framing_bytes = 0
     """Bytes beside a body's own that may still come: chunk sizes, their extensions, trailers."""
 
@@ -186,7 +186,7 @@ class Protocol(HttpToolsProtocol):
             self._stall_timer = self.loop.call_later(self._stall_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It reads again, or has gone."""
+        """The client reads again, or has gone."""
         super().resume_writing()
         self._connections.flowing(self)
         if self._stall_timer is not None:
@@ -197,13 +197,13 @@ class Protocol(HttpToolsProtocol):
         """Parse, unless the connection is already being closed."""
         if self._refused:
             return
-        before = self._head_bytes
+        bytes_so_far = self._head_bytes
         self._framing_bytes -= len(data)
         super().data_received(data)
-        self._bound(before, len(data))
+        self._bound(bytes_so_far, len(data))
 
-    def _bound(self, before: int | None, num_bytes: int) -> None:
-        """See that what is not finished after a read has an end; `before` was the head's size."""
+    def _bound(self, bytes_so_far: int | None, num_bytes: int) -> None:
+        """See that what is not finished after a read has an end; `bytes_so_far` was the head's size."""
         if self._refused:
             return
         cycle: RequestResponseCycle | None = self.cycle
@@ -214,8 +214,8 @@ class Protocol(HttpToolsProtocol):
                 self._refuse(InvalidHTTP("The body has more chunk sizes and trailers than content."))
             return
         # One header line reaches the parser's callbacks only once it is whole: count here too.
-        if before is not None:
-            self._head_bytes = before + num_bytes
+        if bytes_so_far is not None:
+            self._head_bytes = bytes_so_far + num_bytes
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_headers_too_large())
 
@@ -324,7 +324,7 @@ class Protocol(HttpToolsProtocol):
 
 
 def _wrong_host(target: bytes, hosts: list[bytes]) -> str | None:
-    """What is wrong with a request's `Host` (RFC 9112, section 3.2), which says whom it is for."""
+    """The fault of a request's `Host` (RFC 9112, section 3.2); None without one."""
     if len(hosts) != 1:
         return f"An HTTP/1.1 request has one Host header; this one has {len(hosts)}."
     if _HOST.fullmatch(hosts[0].strip()) is None:

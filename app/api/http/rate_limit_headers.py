@@ -1,4 +1,4 @@
-"""What every answer has of limits: the `x-ratelimit-…` headers, and a pause where refusals come in floods.
+"""The `x-ratelimit-…` headers of every answer, and a pause where refusals come in floods.
 
 A refusal costs the loop what a small answer does. A caller who sends the next request as soon as the last one
 is refused would keep the loop from everybody's tokens. A refusal that is held for a second costs a timer, and
@@ -27,7 +27,7 @@ REFUSALS_PER_S = 100.0
 """Refusals that one owner, or all who have no key, are answered at once, in a second, before there is a
 generation."""
 HELD_S = 1.0
-"""How long those beyond are held: less than any client waits, and than most wait before they try again."""
+"""Seconds that refusals beyond are held: less than clients wait for an answer, and before they try again."""
 
 
 class LimitHeaders:

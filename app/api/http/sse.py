@@ -19,14 +19,24 @@ from starlette.types import Receive, Scope, Send
 from app.api.http.client import Client
 from app.core import ChatRequest
 from app.errors import ReplayExpired
-from app.stream.reader import Outlet, Reader
-from app.stream.registry import Streams
-from app.stream.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Special, ToolStarted
+from app.stream.reader import FrameSink, Reader
+from app.stream.registry import StreamRegistry
+from app.stream.ring import (
+    ControlEvent,
+    Done,
+    Failed,
+    Finished,
+    Notice,
+    Opened,
+    TextRun,
+    TextTrack,
+    ToolStarted,
+)
 from app.stream.token_stream import usage_of
 
 PING = b": ping\n"
 CONNECTION = "tokenring.connection"
-"""The ASGI extension under which the server hands out the request's `Outlet`."""
+"""The ASGI extension under which the server hands out the request's `FrameSink`."""
 RETRY_MS = 1000
 _FIELD = {"text": b'"content"', "reasoning": b'"reasoning_content"'}
 
@@ -51,9 +61,9 @@ class ChunkWire:
             self._opening_tail = b"]," + orjson.dumps(place)[1:-1] + self._tail[1:]
         self._closing = b'"},"finish_reason":null}' + self._tail
         self._tool_closing = b'"}}]},"finish_reason":null}' + self._tail
-        self._openings: dict[Lane, bytes] = {}
+        self._openings: dict[TextTrack, bytes] = {}
 
-    def text(self, event_id: int, lane: Lane, text: bytes) -> bytes:
+    def text(self, event_id: int, lane: TextTrack, text: bytes) -> bytes:
         """See app.stream.token_stream.Wire. The token path: one dictionary look-up and one join."""
         opening = self._openings.get(lane)
         if opening is None:
@@ -64,16 +74,16 @@ class ChunkWire:
         closing = self._tool_closing if lane.channel == "tool" else self._closing
         return b"id: %d\ndata: %b%b%b" % (event_id, opening, text, closing)
 
-    def delta(self, last_id: int, parts: Sequence[Part]) -> bytes:
+    def delta(self, last_id: int, parts: Sequence[TextRun]) -> bytes:
         """See app.stream.token_stream.Wire."""
         if len(parts) == 1 and parts[0].logprobs is None and parts[0].counts is None:
             return self.text(last_id, parts[0].lane, parts[0].text)
         return self._several(last_id, parts)
 
-    def _several(self, last_id: int, parts: Sequence[Part]) -> bytes:
-        by_choice: dict[int, list[Part]] = {}
-        for part in parts:
-            by_choice.setdefault(part.lane.choice, []).append(part)
+    def _several(self, last_id: int, parts: Sequence[TextRun]) -> bytes:
+        by_choice: dict[int, list[TextRun]] = {}
+        for run in parts:
+            by_choice.setdefault(run.lane.choice, []).append(run)
         choices = b",".join(_choice(choice, lanes) for choice, lanes in by_choice.items())
         tail = self._tail
         counts = parts[-1].counts  # of all choices, at the frame's last event
@@ -81,7 +91,7 @@ class ChunkWire:
             tail = b'],"usage":%b}\n\n' % orjson.dumps(usage_of({0: counts}))
         return b"id: %d\ndata: %b%b%b" % (last_id, self._head, choices, tail)
 
-    def special(self, event_id: int, event: Special) -> bytes:
+    def special(self, event_id: int, event: ControlEvent) -> bytes:
         """See app.stream.token_stream.Wire."""
         match event:
             case Opened(n):
@@ -124,14 +134,14 @@ class ChunkWire:
         return b"id: %d\ndata: %b%b%b" % (event_id, self._head, orjson.dumps(entry), self._tail)
 
 
-def _field(lane: Lane) -> bytes:
+def _field(lane: TextTrack) -> bytes:
     """The delta's field up to and with the quote that opens the lane's text."""
     if lane.channel == "tool":
         return b'"tool_calls":[{"index":%d,"function":{"arguments":"' % lane.tool_index
     return _FIELD[lane.channel] + b':"'
 
 
-def _choice(choice: int, parts: Sequence[Part]) -> bytes:
+def _choice(choice: int, parts: Sequence[TextRun]) -> bytes:
     fields = [_field(p.lane) + p.text + b'"' for p in parts if p.lane.channel != "tool"]
     calls = [
         b'{"index":%d,"function":{"arguments":"%b"}}' % (p.lane.tool_index, p.text)
@@ -148,7 +158,9 @@ def _choice(choice: int, parts: Sequence[Part]) -> bytes:
 class EventStream:
     """An ASGI response that follows a reader to the end of its stream."""
 
-    def __init__(self, reader: Reader, streams: Streams, client: Client, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, reader: Reader, streams: StreamRegistry, client: Client, headers: Mapping[str, str]
+    ) -> None:
         self._reader = reader
         self._streams = streams
         self._client = client
@@ -163,7 +175,7 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; returns when it ends or the client leaves."""
         reader = self._reader
-        outlet: Outlet = scope["extensions"][CONNECTION]
+        outlet: FrameSink = scope["extensions"][CONNECTION]
         self._client.on_gone(reader.close)
         headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()]
         try:
@@ -175,7 +187,7 @@ class EventStream:
             self._client.stop()
             self._streams.leave(reader)
 
-    async def _follow(self, outlet: Outlet) -> None:
+    async def _follow(self, outlet: FrameSink) -> None:
         try:
             await self._reader.follow(outlet, PING)
         except ReplayExpired as error:

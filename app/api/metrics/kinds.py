@@ -1,4 +1,4 @@
-"""What a metric is: its kind, its name, what it means and where it is read."""
+"""The kinds of metrics: name, meaning, and the function that reads each."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ OF_VERDICTS = (
         "tokenring_safety_verdicts_total",
         "verdicts",
         "What the screens decided; `none` and `pass` where no category reached a threshold.",
-        lambda found: found,
+        lambda value: value,
         labels=("stage", "category", "action"),
     ),
 )

@@ -36,8 +36,8 @@ class AdminKeyRoutes:
         """GET: every key, revoked ones too, oldest first."""
         self._gatekeeper.admin(request)
         at_us = now_us()
-        found = await self._runtime.database.read(keys.all_keys)
-        return _answer({"object": "list", "data": [as_json(key, at_us) for key in found]})
+        stored = await self._runtime.database.read(keys.all_keys)
+        return _answer({"object": "list", "data": [as_json(key, at_us) for key in stored]})
 
     async def create(self, request: Request) -> Response:
         """POST: a new key; its text is in this answer and in no other."""

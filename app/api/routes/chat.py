@@ -12,17 +12,17 @@ from app.api.http.auth import Caller, Gatekeeper
 from app.api.http.bodies import BodyReader
 from app.api.http.client import Client
 from app.api.http.completion import completion
-from app.api.http.errors import TOLD
+from app.api.http.errors import RESPONSE_HEADERS
 from app.api.http.json_body import fingerprint
 from app.api.http.rate_limit_headers import STREAM_ID
 from app.api.http.sse import CONNECTION, ChunkWire, EventStream
-from app.api.routes.model_selection import Choice, Wishes
+from app.api.routes.model_selection import ModelSelector, RoutingHeaders
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest, IdempotencyKey, Key
 from app.errors import BadRequest, NotFound, Overloaded, ReplayPositionUnknown, Unavailable
 from app.metering.budget import Allowance
 from app.metering.limiter import UNLIMITED, Lease
-from app.routing.backend import sorted_in
+from app.routing.backend import with_priority_and_salt
 from app.runtime import ONE_PIECE, Runtime
 from app.stream.token_stream import TokenStream
 
@@ -35,7 +35,7 @@ class ChatRoutes:
         self._settings = runtime.settings
         self._streams = runtime.streams
         self._gatekeeper = gatekeeper
-        self._choice = Choice(runtime)
+        self._selector = ModelSelector(runtime)
         self._bodies = BodyReader(runtime)
 
     async def create(self, request: Request) -> Response | EventStream:
@@ -55,13 +55,16 @@ class ChatRoutes:
         except BaseException:
             lease.settle({})
             raise
-        request.scope[STREAM_ID], request.scope[TOLD] = stream.request_id, stream.request.told
+        request.scope[STREAM_ID], request.scope[RESPONSE_HEADERS] = stream.request_id, stream.request.told
         try:
             if streaming:
                 return await self._follow(_last_event_id(request), client, stream, patient=patient)
             return await self._answer(client, stream, patient=patient)
         except Overloaded:
-            request.scope[TOLD] = {**stream.request.told, **self._choice.refused(stream.request.model)}
+            request.scope[RESPONSE_HEADERS] = {
+                **stream.request.told,
+                **self._selector.refused(stream.request.model),
+            }
             raise
 
     async def _let_in(self, request: Request, caller: Caller) -> Lease:
@@ -92,7 +95,7 @@ class ChatRoutes:
         owner = caller.owner
         raw = await self._bodies.read(request, client, owner, self._bodies.limit_bytes)
         unread_s = request.scope["extensions"][CONNECTION].unread_s()
-        wishes = Wishes.of(request)
+        wishes = RoutingHeaders.of(request)
         key, after = await _idempotency_key(request, raw), _last_event_id(request)
         # Before the body is parsed: who was let in uncharged for a known key may send no other one under it.
         made = None if key is None else await self._made_before(owner, key, after)
@@ -105,7 +108,7 @@ class ChatRoutes:
         )
         self._runtime.check_model(chat.model, caller.models)
         caller.check_grammars(body)
-        chat = sorted_in(chat, caller.key, isolated=self._settings.isolation == "owner")
+        chat = with_priority_and_salt(chat, caller.key, isolated=self._settings.isolation == "owner")
         streaming = bool(body.get("stream"))
         if made is not None:
             if lease is not UNLIMITED:  # else it was paced before its body was read
@@ -113,8 +116,8 @@ class ChatRoutes:
             lease.withdraw()
             return made, streaming
         _check_fresh(after)
-        chat = await self._choice.made(chat, caller, wishes)
-        request.scope[TOLD] = chat.told
+        chat = await self._selector.select(chat, caller, wishes)
+        request.scope[RESPONSE_HEADERS] = chat.told
         return await self._begin(caller, chat, lease, streaming=streaming), streaming
 
     async def _made_before(self, owner: str, key: IdempotencyKey, after: int) -> TokenStream | None:

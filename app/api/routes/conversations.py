@@ -20,7 +20,7 @@ from app.api.schema.parameters import check_kind
 from app.errors import BadRequest, StorageUnavailable
 from app.runtime import Runtime
 from app.store import conversation_list, indexing
-from app.store.conversation_view import Outline, Page, page
+from app.store.conversation_view import MessagePage, Outline, page
 from app.store.export import FORMATS, VIEW, Format, file_name
 from app.stream.transcript import answers
 
@@ -121,7 +121,9 @@ class ConversationRoutes:
         body = b"".join([piece async for piece in pieces])
         return Response(body, media_type=layout.media_type, headers=headers)
 
-    async def _pieces(self, owner: str, outline: Outline, layout: Format, page: Page) -> AsyncIterator[bytes]:
+    async def _pieces(
+        self, owner: str, outline: Outline, layout: Format, page: MessagePage
+    ) -> AsyncIterator[bytes]:
         yield layout.head(outline)
         separator = b""
         while True:
@@ -134,7 +136,7 @@ class ConversationRoutes:
                 page = await self._page(owner, outline, page.next_start)
         yield layout.tail
 
-    async def _page(self, owner: str, outline: Outline, start: int) -> Page:
+    async def _page(self, owner: str, outline: Outline, start: int) -> MessagePage:
         shown = await self._runtime.database.read(lambda c: page(c, outline, start))
         for message in shown.messages:
             if message["status"] == "in_progress":
@@ -145,8 +147,8 @@ class ConversationRoutes:
         """Put in what a live answer has said."""
         stream = self._runtime.streams.find(message["request_id"], owner)
         if stream is not None:
-            said = answers(*stream.held()).get(message["choice"])
-            message |= said.message if said is not None else {}
+            live = answers(*stream.held()).get(message["choice"])
+            message |= live.message if live is not None else {}
 
 
 def _answer(body: dict[str, Any]) -> Response:

@@ -36,7 +36,7 @@ from app.api.metrics.tables import (
 )
 from app.errors import EngineNotReady
 from app.metering.traffic import Histogram
-from app.routing.backend import Place
+from app.routing.backend import Backend
 from app.runtime import Runtime
 
 T = TypeVar("T")
@@ -93,13 +93,13 @@ class RuntimeCollector(Collector):
         yield from _families(OF_SCREENS, {"": screened})
 
 
-def _by_model(runtime: Runtime, read: Callable[[Place], T]) -> Mapping[str, T]:
+def _by_model(runtime: Runtime, read: Callable[[Backend], T]) -> Mapping[str, T]:
     """Something of each model; nothing before its engine has one, and once it is dead."""
-    found = {}
-    for place in runtime.places:
+    readings = {}
+    for place in runtime.backends:
         with contextlib.suppress(EngineNotReady):
-            found[place.id] = read(place)
-    return found
+            readings[place.id] = read(place)
+    return readings
 
 
 def _families(table: Sequence[Described], sources: Mapping[str, Any]) -> Iterator[Family]:

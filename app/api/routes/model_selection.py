@@ -1,4 +1,4 @@
-"""Which model answers a request, and with how much: `model: "auto"`, and degraded mode. docs/routing.md.
+"""Model selection: `model: "auto"`, and degraded mode. See docs/routing.md.
 
 Decided once, before anything is reserved; told in headers, of refusals too.
 """
@@ -16,7 +16,7 @@ from app.api.http.auth import Caller
 from app.core import ChatRequest, ModelCard
 from app.errors import BadRequest, NotFound
 from app.metering.estimate import prompt_estimate
-from app.routing.degraded_mode import Degrade, Step
+from app.routing.degraded_mode import DegradedMode, Step
 from app.routing.router import AUTO, NOTHING_BEFORE, Router, Size
 from app.runtime import Runtime
 from app.store.conversations import SoFar, so_far
@@ -25,16 +25,16 @@ _YES, _NO = ("1", "true"), ("0", "false")
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the caller says of it: which of the two models, and whether nothing may be done less."""
+class RoutingHeaders:
+    """The caller's wishes: one of the two models, and whether degraded mode must not apply."""
 
     route: Size | None = None
     in_full: bool | None = None
     """None where the caller does not say: then the key's terms do."""
 
     @classmethod
-    def of(cls, request: Request) -> Wishes:
-        """From `x-route` and `x-no-degrade`. Raises BadRequest."""
+    def of(cls, request: Request) -> RoutingHeaders:
+        """Read `x-route` and `x-no-degrade`. Raises BadRequest."""
         named = request.headers.get("x-route")
         insists = request.headers.get("x-no-degrade")
         if named not in (None, *get_args(Size)):
@@ -51,14 +51,14 @@ class Wishes:
         return caller.key is not None and caller.key.terms.degrade == "off"
 
 
-class Choice:
+class ModelSelector:
     """Routing and degraded mode in front of a request."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._places = runtime.places
+        self._places = runtime.backends
 
-    async def made(self, chat: ChatRequest, caller: Caller, wishes: Wishes) -> ChatRequest:
+    async def select(self, chat: ChatRequest, caller: Caller, wishes: RoutingHeaders) -> ChatRequest:
         """The request as it is to be served, and what is told of that. Raises StorageUnavailable."""
         router = self._runtime.router if chat.model == AUTO else None
         degrade = self._runtime.degrade
@@ -66,26 +66,32 @@ class Choice:
             degrade = None
         if router is None and degrade is None:
             return chat
-        before, tokens = NOTHING_BEFORE, 0
+        so_far, tokens = NOTHING_BEFORE, 0
         if self._places.small is not None:  # else there is nothing to choose
-            before = await self._before(chat)
+            so_far = await self._load_so_far(chat)
             tokens = prompt_estimate(chat, self._runtime.limiter.count_text)
         if router is not None:
-            chat = _routed(router, chat, tokens, caller, wishes, before)
+            chat = _routed(router, chat, tokens, caller, wishes, so_far)
         if degrade is not None and chat.model == self._places.large.id:
-            chat = self._degraded(degrade, chat, tokens, caller, wishes, before)
+            chat = self._degraded(degrade, chat, tokens, caller, wishes, so_far)
         return chat
 
     def refused(self, model: str) -> Mapping[str, str]:
-        """What is told of a refusal by a model's full queue; the small one's is none of the mode."""
+        """The headers of a refusal by a model's full queue; the small model's is not degraded mode."""
         degrade = self._runtime.degrade
         return {} if degrade is None or model != self._places.large.id else degrade.refused()
 
     def _degraded(
-        self, degrade: Degrade, chat: ChatRequest, tokens: int, caller: Caller, wishes: Wishes, before: SoFar
+        self,
+        degrade: DegradedMode,
+        chat: ChatRequest,
+        tokens: int,
+        caller: Caller,
+        wishes: RoutingHeaders,
+        so_far: SoFar,
     ) -> ChatRequest:
         small, insists = self._taker(caller), wishes.insists(caller)
-        done = degrade.apply(chat, tokens + before.tokens, small=small, before=before, insists=insists)
+        done = degrade.apply(chat, tokens + so_far.tokens, small=small, so_far=so_far, insists=insists)
         cut = done.max_tokens != chat.max_tokens
         served = _served_by(chat, done.model)
         told = {**chat.told, **_as_headers(done.headers)}
@@ -98,8 +104,8 @@ class Choice:
             return None
         return small.engine.model if small.ready and not small.admission.busy else None
 
-    async def _before(self, chat: ChatRequest) -> SoFar:
-        """What the conversation has been that the request continues."""
+    async def _load_so_far(self, chat: ChatRequest) -> SoFar:
+        """A summary of the conversation that the request continues."""
         conversation_id = chat.conversation_id
         if conversation_id is None or chat.new_conversation:
             return NOTHING_BEFORE
@@ -112,9 +118,9 @@ class Choice:
 
 
 def _routed(
-    router: Router, chat: ChatRequest, tokens: int, caller: Caller, wishes: Wishes, before: SoFar
+    router: Router, chat: ChatRequest, tokens: int, caller: Caller, wishes: RoutingHeaders, so_far: SoFar
 ) -> ChatRequest:
-    route = router.route(chat, tokens, asked=wishes.route, allowed=caller.models, before=before)
+    route = router.route(chat, tokens, asked=wishes.route, allowed=caller.models, so_far=so_far)
     told = _as_headers({"x-route-reason": route.header, "x-served-model": route.model})
     return replace(_served_by(chat, route.model), told=told)
 

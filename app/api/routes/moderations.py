@@ -25,9 +25,9 @@ from app.safety.screens.prompt_screen import QUICK_CHARS
 
 MAX_INPUTS = 1_024
 MAX_CHARS = 1_000_000
-"""Of all inputs together; a thread takes some ten seconds for it."""
+"""Characters of all inputs together; a thread screens as many in some ten seconds."""
 MAX_BYTES = ROOM_BYTES + 6 * MAX_CHARS
-"""Of a body: in JSON's ASCII a letter takes up to six."""
+"""Bytes of a body: in JSON's ASCII a letter takes up to six."""
 LONG_AT_ONCE = 1
 SHORT_AT_ONCE = 2
 """Texts at the screen at the same time. Chat shares its thread, and waits for so many slices at most, of
@@ -116,15 +116,15 @@ def _cancel(work: asyncio.Task[Any]) -> None:
 
 def parse_moderation(body: Mapping[str, Any]) -> list[str]:
     """The texts to classify. Raises BadRequest, UnknownModel, UnsupportedParameter naming the place."""
-    given = {name: value for name, value in body.items() if value is not None}
-    for name in given.keys() - {"input", "model"}:
+    values = {name: value for name, value in body.items() if value is not None}
+    for name in values.keys() - {"input", "model"}:
         raise UnsupportedParameter(
             f"Unknown parameter {quoted(name)}; remove it.", code="unknown_parameter", param=name
         )
-    check_moderation_model(given.get("model", moderation.MODEL), "model")
-    if "input" not in given:
+    check_moderation_model(values.get("model", moderation.MODEL), "model")
+    if "input" not in values:
         raise BadRequest("input is required.", code="missing_parameter", param="input")
-    texts = _texts(given["input"])
+    texts = _texts(values["input"])
     total = sum(map(len, texts))
     if total > MAX_CHARS:
         raise BadRequest(
@@ -134,32 +134,32 @@ def parse_moderation(body: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-def _texts(given: Any) -> list[str]:
+def _texts(values: Any) -> list[str]:
     """A string, an array of them, or the parts of one message, which are one text."""
-    check_kind("input", given, str, list)
-    if isinstance(given, str):
-        return [given]
-    if not given:
+    check_kind("input", values, str, list)
+    if isinstance(values, str):
+        return [values]
+    if not values:
         raise BadRequest("input must hold at least one text.", param="input")
-    if len(given) > MAX_INPUTS:
-        raise BadRequest(f"input takes at most {MAX_INPUTS:,} entries, got {len(given):,}.", param="input")
-    if isinstance(given[0], dict):
-        return ["\n".join(_part(f"input[{i}]", part) for i, part in enumerate(given))]
-    for i, text in enumerate(given):
+    if len(values) > MAX_INPUTS:
+        raise BadRequest(f"input takes at most {MAX_INPUTS:,} entries, got {len(values):,}.", param="input")
+    if isinstance(values[0], dict):
+        return ["\n".join(_text_of(f"input[{i}]", content_part) for i, content_part in enumerate(values))]
+    for i, text in enumerate(values):
         check_kind(f"input[{i}]", text, str)
-    return list(given)
+    return list(values)
 
 
-def _part(where: str, part: Any) -> str:
-    check_kind(where, part, dict)
-    check_kind(f"{where}.type", part.get("type"), str)
-    if part["type"] != "text":
+def _text_of(where: str, content_part: Any) -> str:
+    check_kind(where, content_part, dict)
+    check_kind(f"{where}.type", content_part.get("type"), str)
+    if content_part["type"] != "text":
         raise BadRequest(
-            f"{where}.type is {quoted(part['type'])}: this server classifies text, and no images;"
+            f"{where}.type is {quoted(content_part['type'])}: this server classifies text, and no images;"
             " send text parts.",
             code="unsupported_content",
             param=f"{where}.type",
         )
-    check_kind(f"{where}.text", part.get("text"), str)
-    text: str = part["text"]
+    check_kind(f"{where}.text", content_part.get("text"), str)
+    text: str = content_part["text"]
     return text

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from app.api.http.auth import Gatekeeper
 from app.api.http.listing import check_names, limit_of
 from app.errors import BadRequest
-from app.prefix_report.family import Break, Family
+from app.prefix_report.family import Break, PromptSeries
 from app.runtime import Runtime
 
 _NOT_KEPT = {"cache-control": "no-store"}
@@ -41,12 +41,12 @@ class PrefixRoutes:
     def _answer(self, request: Request, owner: str | None, reader: str) -> Response:
         report, limit, key = self._runtime.prefixes, limit_of(request), request.query_params.get("key")
         shown_to = reader if _wants_text(request) else None
-        found = [f for f in report.families(owner) if key in (None, f.place.key_id)]
-        found.sort(key=lambda f: (f.expected_tokens - f.cached_tokens, f.seen_us), reverse=True)
+        entries = [f for f in report.families(owner) if key in (None, f.place.key_id)]
+        entries.sort(key=lambda f: (f.expected_tokens - f.cached_tokens, f.seen_us), reverse=True)
         body = {
             "object": "list",
-            "data": [_as_json(f, text=f.place.owner == shown_to) for f in found[:limit]],
-            "has_more": len(found) > limit,
+            "data": [_as_json(f, text=f.place.owner == shown_to) for f in entries[:limit]],
+            "has_more": len(entries) > limit,
         }
         return Response(orjson.dumps(body), headers=_NOT_KEPT, media_type="application/json")
 
@@ -58,7 +58,7 @@ def _wants_text(request: Request) -> bool:
     return raw == "true"
 
 
-def _as_json(family: Family, *, text: bool) -> dict[str, Any]:
+def _as_json(family: PromptSeries, *, text: bool) -> dict[str, Any]:
     expected = family.expected_tokens
     varies = family.varies
     return {
@@ -87,19 +87,19 @@ def _as_json(family: Family, *, text: bool) -> dict[str, Any]:
     }
 
 
-def _breaks(found: Sequence[Break], *, text: bool) -> list[dict[str, Any]]:
+def _breaks(entries: Sequence[Break], *, text: bool) -> list[dict[str, Any]]:
     return [
         {
-            "created_at": one.at_us // _MICRO,
-            "request_id": one.request_id,
-            "cause": one.cause,
-            "what": one.what or None,
-            "unit": one.unit,
-            "position": one.position,
-            "length": one.length,
-            "expected_tokens": one.expected_tokens,
-            "cached_tokens": one.cached_tokens,
-            **({"text": one.shown} if text else {}),
+            "created_at": event.at_us // _MICRO,
+            "request_id": event.request_id,
+            "cause": event.cause,
+            "what": event.what or None,
+            "unit": event.unit,
+            "position": event.position,
+            "length": event.length,
+            "expected_tokens": event.expected_tokens,
+            "cached_tokens": event.cached_tokens,
+            **({"text": event.shown} if text else {}),
         }
-        for one in reversed(found)
+        for event in reversed(entries)
     ]

@@ -13,7 +13,7 @@ from app.api.http.auth import Gatekeeper
 from app.core import TIERS, ModelCard
 from app.errors import EngineNotReady
 from app.metering.pricing import as_usd_per_1k
-from app.routing.backend import Place
+from app.routing.backend import Backend
 from app.routing.degraded_mode import Step
 from app.runtime import Runtime
 
@@ -44,7 +44,7 @@ class ServiceRoutes:
         return JSONResponse({"status": "ready", **detail})
 
     def _details(self) -> dict[str, Any]:
-        """How the server does: its load, the store, the ledger, the queue."""
+        """The server's state: its load, the store, the ledger, the queue."""
         runtime = self._runtime
         detail: dict[str, Any] = {
             "live_streams": runtime.streams.num_live,
@@ -54,9 +54,9 @@ class ServiceRoutes:
                 "unsettled_requests": runtime.journal.num_unsettled,
             },
             "ledger": runtime.balance.detail(),
-            "queue": _queue(runtime.places.large.admission),
+            "queue": _queue(runtime.backends.large.admission),
         }
-        small, place = runtime.small_engine, runtime.places.small
+        small, place = runtime.small_engine, runtime.backends.small
         if small is not None and place is not None:
             detail["small_model"] = {
                 "model": small.name,
@@ -66,7 +66,7 @@ class ServiceRoutes:
             }
         if runtime.degrade is not None:
             mode = runtime.degrade
-            detail["degraded"] = {"step": mode.step.told, "pressure": round(mode.pressure, 2)}
+            detail["degraded"] = {"step": mode.step.label, "pressure": round(mode.pressure, 2)}
         if runtime.ready:
             load = runtime.engine.load()
             detail["engine"] = {
@@ -81,13 +81,13 @@ class ServiceRoutes:
         """GET /api/models: what is served to the caller, its limits and capabilities."""
         return JSONResponse({"object": "list", "data": [self._detailed(p) for p in self._places(request)]})
 
-    def _places(self, request: Request) -> list[Place]:
-        """Where the models are that the caller may use."""
+    def _places(self, request: Request) -> list[Backend]:
+        """The backends of the models that the caller may use."""
         allowed = self._gatekeeper.caller(request).models
         self._runtime.check_ready()
-        return self._runtime.places.allowed(allowed)
+        return self._runtime.backends.allowed(allowed)
 
-    def _detailed(self, place: Place) -> dict[str, Any]:
+    def _detailed(self, place: Backend) -> dict[str, Any]:
         """A model's entry; what is not known before it has been loaded is null."""
         card = _card(place)
         return self._openai(place.id) | {
@@ -101,10 +101,10 @@ class ServiceRoutes:
             "degraded": self._degraded(place),
         }
 
-    def _degraded(self, place: Place) -> bool:
+    def _degraded(self, place: Backend) -> bool:
         """Whether less is done now for requests to a model than they ask for."""
         mode = self._runtime.degrade
-        return mode is not None and place is self._runtime.places.large and mode.step is not Step.NORMAL
+        return mode is not None and place is self._runtime.backends.large and mode.step is not Step.NORMAL
 
     async def models_openai(self, request: Request) -> Response:
         """GET /v1/models, in OpenAI's exact shape."""
@@ -127,7 +127,7 @@ class ServiceRoutes:
         }
 
 
-def _card(place: Place) -> ModelCard | None:
+def _card(place: Backend) -> ModelCard | None:
     try:
         return place.engine.model
     except EngineNotReady:
@@ -135,7 +135,7 @@ def _card(place: Place) -> ModelCard | None:
 
 
 def _queue(admission: Admission) -> dict[str, Any]:
-    """What waits for room in the engine, and how wide its gate is."""
+    """The requests that wait for the engine, and the size of the prefill window."""
     return {
         "waiting_requests": len(admission.queue),
         "waiting_tokens": admission.queue.tokens,

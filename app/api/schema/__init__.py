@@ -1,1 +1,1 @@
-"""What requests and responses hold: parameters, messages, key terms, OpenAPI."""
+"""The schema of requests and responses: parameters, messages, key terms, OpenAPI."""

@@ -1,4 +1,4 @@
-"""What a key may do, read from JSON or flags, and a key as the API shows it; the same for commands."""
+"""The terms of a key, read from JSON or flags, and a key as the API and the commands show it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MAX_MODELS = 100
 _MICRO = 1_000_000
 
 
-def read_terms(given: Mapping[str, Any], at_us: int) -> dict[str, Any]:
-    """Those given of `KeyTerms` that JSON names. Raises BadRequest naming the parameter."""
+def read_terms(body: Mapping[str, Any], at_us: int) -> dict[str, Any]:
+    """Those fields of `KeyTerms` that the body names. Raises BadRequest naming the parameter."""
     terms = {}
-    for name, value in given.items():
+    for name, value in body.items():
         if name not in _READERS:
             raise BadRequest(
                 f"Unknown parameter {name!r}; a key has {', '.join(_READERS)}.",
@@ -39,9 +39,9 @@ def read_terms(given: Mapping[str, Any], at_us: int) -> dict[str, Any]:
     return terms
 
 
-def read_new(given: Mapping[str, Any], at_us: int) -> tuple[KeyTerms, str | None]:
+def read_new(body: Mapping[str, Any], at_us: int) -> tuple[KeyTerms, str | None]:
     """The terms of a new key, and its owner if it is not to be its own. Raises BadRequest."""
-    rest = dict(given)
+    rest = dict(body)
     owner = rest.pop("owner", None)
     if "name" not in rest:
         raise BadRequest("name is required.", code="missing_parameter", param="name")
@@ -49,16 +49,16 @@ def read_new(given: Mapping[str, Any], at_us: int) -> tuple[KeyTerms, str | None
     return terms, None if owner is None else _text("owner", owner)
 
 
-def read_overlap_us(given: Mapping[str, Any]) -> int:
-    """How long the secrets before a rotation stay valid, from `overlap_s`. Raises BadRequest."""
-    for name in given:
+def read_overlap_us(body: Mapping[str, Any]) -> int:
+    """Microseconds that the secrets of before a rotation stay valid, from `overlap_s`. Raises BadRequest."""
+    for name in body:
         if name != "overlap_s":
             raise BadRequest(
                 f"Unknown parameter {name!r}; a rotation takes overlap_s.",
                 code="unknown_parameter",
                 param=name,
             )
-    overlap_s = given.get("overlap_s", DEFAULT_OVERLAP_S)
+    overlap_s = body.get("overlap_s", DEFAULT_OVERLAP_S)
     check_kind("overlap_s", overlap_s, int, float)
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
         raise BadRequest(
@@ -207,5 +207,5 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "grammars": ("grammars", _choice(GRAMMARS)),
 }
 TERMS = tuple(_READERS)
-"""What JSON calls them."""
+"""The names of the terms in JSON."""
 NULLABLE = ("rpm", "tpm", "max_streams", "budget_usd", "models", "expires_at")

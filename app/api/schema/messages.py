@@ -71,7 +71,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
 }
 _QUOTED_CHARS = 100
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "audio", "reasoning_content", "reasoning")
-"""Of an assistant's message: what it may have where its content is null."""
+"""The fields that an assistant's message may have where its content is null."""
 
 
 def normalized(messages: Sequence[Any], *, may_be_empty: bool = False) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 
 
 def _without_nulls(source: Mapping[str, Any], where: str, keys: Collection[str]) -> dict[str, Any]:
-    """What is not null. Raises UnsupportedParameter for what is none of `keys`."""
+    """The fields that are not null. Raises UnsupportedParameter for a field that is none of `keys`."""
     sent = {name: value for name, value in source.items() if value is not None}
     for name in sent:
         if name not in keys:
@@ -137,19 +137,21 @@ def _content(sent: Mapping[str, Any], where: str) -> str | list[dict[str, Any]] 
         return content
     _check_length(f"{where}.content", content, MAX_PARTS, "parts")
     role = sent["role"]
-    return [_part(part, f"{where}.content[{j}]", role) for j, part in enumerate(content)]
+    return [
+        _content_part(content_part, f"{where}.content[{j}]", role) for j, content_part in enumerate(content)
+    ]
 
 
-def _part(part: Any, where: str, role: str) -> dict[str, Any]:
-    check_kind(where, part, dict)
-    kind = part.get("type")
+def _content_part(content_part: Any, where: str, role: str) -> dict[str, Any]:
+    check_kind(where, content_part, dict)
+    kind = content_part.get("type")
     check_kind(f"{where}.type", kind, str)
     if kind == "text" or (kind == "refusal" and role == "assistant"):
-        sent = _without_nulls(part, where, {"type", kind} | TAKEN_OF_PART)
+        sent = _without_nulls(content_part, where, {"type", kind} | TAKEN_OF_PART)
         check_kind(f"{where}.{kind}", sent.get(kind), str)
         return {"type": "text", "text": sent[kind]}
     if kind == "image_url":
-        sent = _without_nulls(part, where, {"type", "image_url"} | TAKEN_OF_PART)
+        sent = _without_nulls(content_part, where, {"type", "image_url"} | TAKEN_OF_PART)
         return {"type": "image_url", "image_url": _image(sent.get("image_url"), f"{where}.image_url")}
     raise BadRequest(
         f"{where} is a part of type {_quoted(kind)}; text and image_url parts are served. Remove it.",
@@ -217,6 +219,6 @@ def _quoted(value: Any) -> str:
     return quoted(value) if isinstance(value, str) else "no string"
 
 
-def _check_length(where: str, items: Sequence[Any], most: int, noun: str) -> None:
-    if len(items) > most:
-        raise BadRequest(f"{where} takes at most {most} {noun}, got {len(items)}.", param=where)
+def _check_length(where: str, items: Sequence[Any], limit: int, noun: str) -> None:
+    if len(items) > limit:
+        raise BadRequest(f"{where} takes at most {limit} {noun}, got {len(items)}.", param=where)

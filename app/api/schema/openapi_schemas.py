@@ -19,7 +19,7 @@ from app.safety.moderation import MODELS as MODERATION_MODELS
 Schema = dict[str, Any]
 
 REQUIRED = ("model", "messages")
-"""Of a chat request; any other parameter may be null, which means absent."""
+"""The required parameters of a chat request; any other may be null, which means absent."""
 _JSON_TYPES: Mapping[type, str] = {
     str: "string",
     int: "integer",
@@ -172,7 +172,7 @@ def _count() -> Schema:
 
 
 def _terms() -> Mapping[str, Schema]:
-    """What a key may do (app.api.schema.key_terms.TERMS), each as it may be sent."""
+    """The terms of a key (app.api.schema.key_terms.TERMS), each as it may be sent."""
     return {
         "name": _printable(key_terms.MAX_CHARS),
         "scope": {"enum": list(SCOPES)},
@@ -220,10 +220,10 @@ def rotation() -> Schema:
 def moderation_request() -> Schema:
     """The body of a moderation request."""
     text: Schema = {"type": "string", "maxLength": moderations.MAX_CHARS}
-    part = strict_object({"type": {"const": "text"}, "text": text}, ["type", "text"])
+    text_part = strict_object({"type": {"const": "text"}, "text": text}, ["type", "text"])
     texts: Schema = {"type": "array", "minItems": 1, "maxItems": moderations.MAX_INPUTS, "items": text}
     model: Schema = {"enum": [*sorted(MODERATION_MODELS), None]}
-    parts: Schema = {"type": "array", "minItems": 1, "maxItems": moderations.MAX_INPUTS, "items": part}
+    parts: Schema = {"type": "array", "minItems": 1, "maxItems": moderations.MAX_INPUTS, "items": text_part}
     return strict_object({"input": {"anyOf": [text, texts, parts]}, "model": model}, ["input"])
 
 

@@ -27,7 +27,7 @@ class Parameter(NamedTuple):
     to_engine: bool = True
     refusal: str | None = None
     accepts: tuple[Any, ...] = ()
-    """With `refusal`: the values that ask for nothing and pass."""
+    """The values that ask for nothing and pass, for a parameter with `refusal`."""
     max_entries: int | None = None
     """Entries of an array or object."""
     max_chars: int | None = None
@@ -60,6 +60,7 @@ def _no_effect(*kinds: type, max_entries: int | None = None, max_chars: int | No
     return Parameter(kinds, to_engine=False, max_entries=max_entries, max_chars=max_chars)
 
 
+_OF_KEY = "is set by an admin for the key, not by a request"
 _SERVER_SETS = "is set by the server"
 _ONE_PROCESS = "belongs to multi-node SGLang deployments"
 _NOT_RETURNED = "asks for engine internals, which this server does not return"
@@ -67,20 +68,21 @@ _NO_MEDIA = "audio and video are not served"
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_MESSAGES = 2048
-"""As with Azure OpenAI: a conversation of a thousand turns."""
+"""Messages of a request, at most, as with Azure OpenAI: a conversation of a thousand turns."""
 MAX_REQUEST_PARTS = 4096
 """Content parts of all messages together."""
 MAX_TOOLS = 128
-"""As OpenAI has it."""
+"""Tools of a request, at most; OpenAI's limit."""
 MAX_BIASES = 1024
-"""As OpenAI has it."""
+"""Entries of `logit_bias`, at most; OpenAI's limit."""
 MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_CHARS = 16, 64, 512
 """Pairs, and characters of each one's name and value, as OpenAI has them."""
 _ID_CHARS = 128
 _NAME_CHARS = 512
 """OpenAI allows 64 for `safety_identifier`; agents send longer ones as `user`."""
 _QUOTED_CHARS = 64
-_SERVERS_OWN = ("stream", "stream_options", "moderation")
+_SERVERS_OWN = ("stream", "stream_options", "moderation", "store", "conversation_id", "parent_id")
+"""Honoured by the server itself; the engine does not get them."""
 
 PARAMETERS: Mapping[str, Parameter] = {
     "model": Parameter((str,), max_chars=_NAME_CHARS),
@@ -132,7 +134,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "metadata": _no_effect(dict, max_entries=MAX_METADATA),
     "safety_identifier": _no_effect(str, max_chars=_NAME_CHARS),
     "prompt_cache_key": _no_effect(str, max_chars=_NAME_CHARS),
-    "service_tier": _refused("is the key's, not the request's", "auto", "default"),
+    "service_tier": _refused(_OF_KEY, "auto", "default"),
     "modalities": _refused("other than text are not served", ["text"]),
     # Refused
     "audio": _refused(_NO_MEDIA),
@@ -141,15 +143,15 @@ PARAMETERS: Mapping[str, Parameter] = {
     "functions": _refused("is deprecated; use tools"),
     "function_call": _refused("is deprecated; use tool_choice"),
     "verbosity": _refused("is not supported by the engine; say it in the messages"),
-    "prompt_cache_retention": _refused("the prefix cache keeps what fits"),
-    "priority": _refused("is the key's, not the request's"),
+    "prompt_cache_retention": _refused("cannot be chosen; the prefix cache keeps what fits"),
+    "priority": _refused(_OF_KEY),
     "rid": _refused(_SERVER_SETS),
     "cache_salt": _refused(_SERVER_SETS),
     "extra_key": _refused(_SERVER_SETS),
     "lora_path": _refused("adapters are chosen by the operator"),
     "session_id": _refused("use conversations instead of engine sessions"),
     "session_params": _refused("use conversations instead of engine sessions"),
-    "custom_logit_processor": _refused("would run the caller's code"),
+    "custom_logit_processor": _refused("would run the caller's code in the engine"),
     "stop_regex": _refused("a pattern that backtracks would stall everyone's generation; use stop"),
     "custom_params": _refused("belongs to custom_logit_processor"),
     "input_ids": _refused("send messages; the server renders them"),
@@ -220,30 +222,30 @@ def _check_chars(where: str, text: str, limit: int | None) -> None:
 
 
 def quoted(text: str) -> str:
-    """What a caller sent, as an error quotes it: the beginning, however long it is."""
+    """A caller's text as an error quotes it: the beginning, however long it is."""
     return repr(text if len(text) <= _QUOTED_CHARS else text[:_QUOTED_CHARS] + "…")
 
 
-def check_values(given: Mapping[str, Any]) -> None:
+def check_values(body: Mapping[str, Any]) -> None:
     """Check what the parameters that are lists and maps hold. Raises BadRequest naming the place."""
-    stop = given.get("stop")
+    stop = body.get("stop")
     single = [] if stop is None else [("stop", stop)]
     for where, text in _items("stop", stop, MAX_STOPS) if isinstance(stop, list) else single:
         check_kind(where, text, str)
         if not 0 < len(text) <= MAX_STOP_CHARS:
             raise BadRequest(f"{where} must have 1 to {MAX_STOP_CHARS} characters.", param=where)
-    for where, token_id in _items("stop_token_ids", given.get("stop_token_ids", ()), MAX_STOPS):
+    for where, token_id in _items("stop_token_ids", body.get("stop_token_ids", ()), MAX_STOPS):
         check_kind(where, token_id, int)
         if not 0 <= token_id < 2**31:
             raise BadRequest(f"{where} is no token id: {token_id}.", param=where)
-    for token_id, bias in given.get("logit_bias", {}).items():
+    for token_id, bias in body.get("logit_bias", {}).items():
         where = f"logit_bias.{token_id[:_QUOTED_CHARS]}"
         if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
             raise BadRequest(f"{where}: keys are token ids.", param="logit_bias")
         check_kind(where, bias, int, float)
         if not -100 <= bias <= 100:
             raise BadRequest(f"{where} must be -100 to 100, got {bias}.", param=where)
-    for name, value in given.get("metadata", {}).items():
+    for name, value in body.get("metadata", {}).items():
         where = f"metadata.{name[:MAX_METADATA_NAME_CHARS]}"
         if len(name) > MAX_METADATA_NAME_CHARS:
             raise BadRequest(
@@ -252,7 +254,7 @@ def check_values(given: Mapping[str, Any]) -> None:
             )
         check_kind(where, value, str)
         _check_chars(where, value, MAX_METADATA_CHARS)
-    _check_parts(given["messages"])
+    _check_parts(body["messages"])
 
 
 def _check_parts(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -292,15 +294,15 @@ def check_moderation_model(name: Any, where: str) -> None:
         )
 
 
-def _items(name: str, values: Sequence[Any], most: int) -> Iterator[tuple[str, Any]]:
-    if len(values) > most:
-        raise BadRequest(f"{name} takes at most {most} entries, got {len(values)}.", param=name)
+def _items(name: str, values: Sequence[Any], max_length: int) -> Iterator[tuple[str, Any]]:
+    if len(values) > max_length:
+        raise BadRequest(f"{name} takes at most {max_length} entries, got {len(values)}.", param=name)
     for i, value in enumerate(values):
         yield f"{name}[{i}]", value
 
 
 def treatment(name: str) -> Literal["honoured", "ignored", "refused"]:
-    """What becomes of a parameter of the table."""
+    """The treatment of a parameter of the table."""
     parameter = PARAMETERS[name]
     if parameter.refusal is not None:
         return "refused"
@@ -308,27 +310,42 @@ def treatment(name: str) -> Literal["honoured", "ignored", "refused"]:
 
 
 def markdown() -> str:
-    """The tables of docs/parameters.md."""
+    """The tables of docs/parameters.md. Parameters that are refused for one reason share a row."""
     honoured = ["| parameter | type | range |", "|---|---|---|"]
     unheeded = ["| parameter | type | range |", "|---|---|---|"]
-    refused = ["| parameter | why | passes |", "|---|---|---|"]
+    refused: dict[tuple[str, str], list[str]] = {}
     for name, p in PARAMETERS.items():
         kinds = " or ".join(_kind_names(p.kinds))
         treated = treatment(name)
-        if treated == "refused":
+        if p.refusal is not None:
             passes = ", ".join(f"`{orjson.dumps(v).decode()}`" for v in p.accepts)
-            refused.append(f"| `{name}` | {p.refusal} | {passes} |")
+            refused.setdefault((p.refusal, passes), []).append(f"`{name}`")
         elif treated == "honoured":
-            honoured.append(f"| `{name}` | {kinds} | {_range(p)} |")
+            honoured.append(f"| `{name}` | {kinds} | {_RANGES.get(name) or _range(p)} |")
         else:
-            unheeded.append(f"| `{name}` | {kinds} | {_range(p)} |")
+            unheeded.append(f"| `{name}` | {kinds} | {_RANGES.get(name) or _range(p)} |")
+    rows = [f"| {', '.join(names)} | {why} | {passes} |" for (why, passes), names in refused.items()]
     parts = [
         ("Honoured", honoured),
         ("Accepted, and without effect on the answer", unheeded),
-        ("Refused with `unsupported_parameter`", refused),
+        ("Refused", ["| parameter | why | values that pass |", "|---|---|---|", *rows]),
     ]
-    tables = ["\n".join([f"## {title}", "", *rows, ""]) for title, rows in parts]
+    tables = ["\n".join([f"## {title}", "", *table, ""]) for title, table in parts]
     return "\n".join([*tables, template_switches.markdown()])
+
+
+_RANGES: Mapping[str, str] = {
+    "stop": f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS:,} characters",
+    "stop_token_ids": f"at most {MAX_STOPS} token ids",
+    "logit_bias": f"at most {MAX_BIASES:,} token ids, each with a number from -100 to 100",
+    "metadata": f"at most {MAX_METADATA} entries; names of at most {MAX_METADATA_NAME_CHARS} characters,"
+    f" strings of at most {MAX_METADATA_CHARS}",
+    "seed": "-2^63 to 2^63 - 1; needs `temperature` 0, or a server with `enable_deterministic_inference`",
+    "top_logprobs": "0 to 20; needs `logprobs`",
+    "stream_options": "`include_usage` and `continuous_usage_stats`; needs `stream`",
+    "moderation": '`{"model": "omni-moderation-latest"}`',
+}
+"""What the tables show beyond `Parameter`; `check_values` and app.api.schema.wire enforce it."""
 
 
 def _range(parameter: Parameter) -> str:
@@ -344,8 +361,8 @@ def _range(parameter: Parameter) -> str:
 
 def _plain(number: float) -> str:
     """A bound as people write it; 64-bit ones as powers."""
-    known = {2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
-    return known.get(int(number)) or f"{number:,}"
+    named = {2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
+    return named.get(int(number)) or f"{number:,}"
 
 
 def _kind_names(kinds: Iterable[type]) -> list[str]:

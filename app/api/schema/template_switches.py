@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from app.errors import BadRequest, UnsupportedParameter
 
 EFFORTS = ("none", "no_think", "minimal", "low", "medium", "high", "xhigh", "max")
-"""Of SGLang's request model, and `no_think` of Hunyuan's template."""
+"""The efforts of SGLang's request model, and `no_think` of Hunyuan's template."""
 MAX_THINKING_TOKENS = 1_000_000
 
 
@@ -40,7 +40,7 @@ class Switch(NamedTuple):
         return self.minimum <= value <= self.maximum
 
     def __str__(self) -> str:
-        """What it takes, for people."""
+        """The accepted values, for people."""
         words = ", ".join(f"`{word}`" for word in self.words)
         if self.minimum is None:
             return words or "true or false"
@@ -66,11 +66,11 @@ SWITCHES: Mapping[str, Switch] = {
 }
 
 
-def check_template_switches(given: Mapping[str, Any]) -> None:
+def check_template_switches(body: Mapping[str, Any]) -> None:
     """Check `chat_template_kwargs` and `reasoning_effort`. Raises BadRequest naming the parameter."""
-    if "reasoning_effort" in given:
-        _check("reasoning_effort", EFFORT, given["reasoning_effort"])
-    for name, value in given.get("chat_template_kwargs", {}).items():
+    if "reasoning_effort" in body:
+        _check("reasoning_effort", EFFORT, body["reasoning_effort"])
+    for name, value in body.get("chat_template_kwargs", {}).items():
         where = f"chat_template_kwargs.{name[:64]}"
         switch = SWITCHES.get(name)
         if switch is None:

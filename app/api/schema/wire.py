@@ -27,44 +27,44 @@ def parse_chat_request(
 
     Raises BadRequest and UnsupportedParameter, naming the parameter.
     """
-    given = {name: value for name, value in body.items() if value is not None}
+    values = {name: value for name, value in body.items() if value is not None}
     for required in ("model", "messages"):
-        if required not in given:
+        if required not in values:
             raise BadRequest(f"{required} is required.", code="missing_parameter", param=required)
-    for_engine = {name: value for name, value in given.items() if check(name, value).to_engine}
-    place = _conversation(given, store=store)
-    for_engine["messages"] = normalized(given["messages"], may_be_empty="conversation_id" in given)
-    include_usage, continuous_usage = _stream_options(given)
-    check_values(given)
-    check_template_switches(given)
-    if "moderation" in given:
-        check_moderation(given["moderation"])
-    if given.get("top_logprobs") is not None and not given.get("logprobs"):
+    for_engine = {name: value for name, value in values.items() if check(name, value).to_engine}
+    place = _conversation(values, store=store)
+    for_engine["messages"] = normalized(values["messages"], may_be_empty="conversation_id" in values)
+    include_usage, continuous_usage = _stream_options(values)
+    check_values(values)
+    check_template_switches(values)
+    if "moderation" in values:
+        check_moderation(values["moderation"])
+    if values.get("top_logprobs") is not None and not values.get("logprobs"):
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
     return ChatRequest(
         request_id=request_id,
         owner=owner,
-        model=given["model"],
+        model=values["model"],
         body=for_engine,
         created_at_unix_s=int(time.time()),
-        n=given.get("n", 1),
-        max_tokens=_max_tokens(given),
+        n=values.get("n", 1),
+        max_tokens=_max_tokens(values),
         include_usage=include_usage,
         continuous_usage=continuous_usage,
-        logprobs=given.get("logprobs", False),
+        logprobs=values.get("logprobs", False),
         idempotency=idempotency,
-        moderated="moderation" in given,
+        moderated="moderation" in values,
         unread_s=unread_s,
         **place,
     )
 
 
-def _conversation(given: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
-    """Where the request is stored, as fields of `ChatRequest`; empty when it is not."""
-    conversation_id, parent_id = given.get("conversation_id"), given.get("parent_id")
+def _conversation(values: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
+    """The fields of `ChatRequest` that say where the request is stored; empty when it is not."""
+    conversation_id, parent_id = values.get("conversation_id"), values.get("parent_id")
     if parent_id is not None and conversation_id is None:
         raise BadRequest("parent_id needs a conversation_id.", param="parent_id")
-    if not given.get("store", store or conversation_id is not None):
+    if not values.get("store", store or conversation_id is not None):
         if conversation_id is not None:
             raise BadRequest("A request with a conversation_id is stored; leave store out.", param="store")
         return {}
@@ -76,8 +76,8 @@ def _conversation(given: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
     }
 
 
-def _max_tokens(given: Mapping[str, Any]) -> int | None:
-    old, new = given.get("max_tokens"), given.get("max_completion_tokens")
+def _max_tokens(values: Mapping[str, Any]) -> int | None:
+    old, new = values.get("max_tokens"), values.get("max_completion_tokens")
     if old is not None and new is not None and old != new:
         raise BadRequest(
             f"max_tokens is {old} and max_completion_tokens {new}; send one of them.",
@@ -87,11 +87,11 @@ def _max_tokens(given: Mapping[str, Any]) -> int | None:
     return limit
 
 
-def _stream_options(given: Mapping[str, Any]) -> tuple[bool, bool]:
-    options = given.get("stream_options")
+def _stream_options(values: Mapping[str, Any]) -> tuple[bool, bool]:
+    options = values.get("stream_options")
     if options is None:
         return False, False
-    if not given.get("stream"):
+    if not values.get("stream"):
         raise BadRequest("stream_options needs stream: true.", param="stream_options")
     for name, value in options.items():
         if value is None or (name == "include_obfuscation" and value is False):

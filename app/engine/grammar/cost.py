@@ -1,4 +1,4 @@
-"""What a grammar may cost: one measure, for the walk ahead of a request and for the guard while it runs.
+"""The cost of a grammar: one measure, for the walk ahead of a request and for the guard while it runs.
 
 A token mask is computed in the scheduler's step, which all requests share. So its cost is counted in
 CPU time, which a busy machine does not change, and a grammar has an allowance per token. What it
@@ -15,11 +15,11 @@ tokens of vocabulary), and 1.3 ms on average."""
 
 
 GRAMMAR_ENDED = "grammar_too_slow: "
-"""How the message begins of an abort that the guard in the scheduler sends."""
+"""The beginning of the message of an abort that the guard in the scheduler sends."""
 
 
 class GrammarBudget(NamedTuple):
-    """What a grammar may cost: CPU seconds to compile and check, CPU milliseconds per token's mask."""
+    """The budget of a grammar: CPU seconds to compile and check, CPU milliseconds per token's mask."""
 
     check_s: float = 5.0
     mask_ms: float = 2.0
@@ -53,7 +53,7 @@ class CostMeter:
         return self.debt_ms > BURST_TOKENS * self.mask_ms
 
     def in_words(self) -> str:
-        """What it cost, and what it may."""
+        """The cost and the budget, in words."""
         return (
             f"choosing its tokens took {self.spent_ms:,.0f} ms of the scheduler's time over"
             f" {self.tokens:,} tokens; a grammar may take {self.mask_ms:g} ms a token,"

@@ -29,7 +29,7 @@ CLOCK_FACTOR = 4
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What every worker is told first. `serialized` is xgrammar's `TokenizerInfo` as JSON."""
+    """The first message to every worker. `serialized` is xgrammar's `TokenizerInfo` as JSON."""
 
     serialized: str
     any_whitespace: bool
@@ -37,7 +37,7 @@ class WorkerSetup:
     budget: GrammarBudget
 
     def line(self) -> bytes:
-        """As a worker reads it."""
+        """The message as a line of JSON."""
         setup = {
             "parent": os.getpid(),
             "serialized": self.serialized,
@@ -51,8 +51,8 @@ class WorkerSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What was found: `reason` is for the caller, where it did not pass."""
+class GrammarVerdict:
+    """The verdict on a grammar; `reason` is for the caller, where it did not pass."""
 
     outcome: str
     reason: str = ""
@@ -87,7 +87,7 @@ class WorkerPool:
                 process.kill()
             await process.wait()
 
-    async def check(self, owner: str, kind: str, source: str, tokens: int) -> Verdict:
+    async def check(self, owner: str, kind: str, source: str, tokens: int) -> GrammarVerdict:
         """Compile and walk a grammar.
 
         Raises Overloaded where too many wait for that already, EngineNotReady once the pool is closed.
@@ -122,7 +122,7 @@ class WorkerPool:
         if self._closed:
             raise EngineNotReady("The engine is being stopped.", retry_after_s=5)
 
-    async def _ask(self, kind: str, source: str, tokens: int) -> Verdict:
+    async def _ask(self, kind: str, source: str, tokens: int) -> GrammarVerdict:
         process = await self._worker()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -141,8 +141,8 @@ class WorkerPool:
             else:
                 await self._replace(process)
         if reply.endswith(b"\n"):
-            said = json.loads(reply)
-            return Verdict(said["outcome"], said["reason"])
+            fields = json.loads(reply)
+            return GrammarVerdict(fields["outcome"], fields["reason"])
         return self._died(process)
 
     async def _worker(self) -> asyncio.subprocess.Process:
@@ -153,14 +153,14 @@ class WorkerPool:
             self._all.discard(process)
         return await self._spawn()
 
-    def _died(self, process: asyncio.subprocess.Process) -> Verdict:
+    def _died(self, process: asyncio.subprocess.Process) -> GrammarVerdict:
         """A worker ends with the grammar that it had: out of time, out of memory, or xgrammar crashed."""
         if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
             limit_s = self._setup.budget.check_s
-            return Verdict(
+            return GrammarVerdict(
                 "slow", f"to compile and follow it took more than the {limit_s:g} s that a grammar may"
             )
-        return Verdict("slow", "the compiler could not hold it in memory, or failed at it")
+        return GrammarVerdict("slow", "the compiler could not hold it in memory, or failed at it")
 
     async def _replace(self, process: asyncio.subprocess.Process) -> None:
         """Kill a worker, and have another ready for who comes next."""

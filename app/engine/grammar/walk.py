@@ -24,7 +24,7 @@ STEADY_TOKENS = 128
 """After so many tokens at a small and steady cost, a walk says no more."""
 STRATEGY_S = 0.25
 CHEAP = 0.1
-"""Of the allowance per token: below it, a steady walk ends early."""
+"""The share of the allowance per token below which a steady walk ends early."""
 CANDIDATES = 3
 MAX_TAGS = 64
 _CACHE_BYTES = 64 * 1024**2
@@ -36,7 +36,7 @@ Outcome = Literal["passed", "invalid", "empty", "slow"]
 
 
 class Report(NamedTuple):
-    """What became of a grammar: `reason` says, for a caller, why it did not pass."""
+    """The result for a grammar; `reason` tells a caller why it did not pass."""
 
     outcome: Outcome
     reason: str = ""
@@ -177,7 +177,7 @@ class Walker:
         return _first(allowed)
 
     def _words_of(self, allowed: Any) -> Any:
-        """Of the allowed tokens letters and digits alone, where there are any: others end strings."""
+        """The allowed tokens that are letters and digits, where there are any: others end strings."""
         words = allowed & self._is_word
         return words if words.any() else allowed
 
@@ -185,7 +185,7 @@ class Walker:
         return lambda matcher, allowed, last: choose(matcher, self._words_of(allowed), last)
 
     def _costliest(self, pick: _Choose) -> _Choose:
-        """Of a few tokens, the one after which the next mask costs most."""
+        """Choose, of a few tokens, the token after which the next mask costs most."""
 
         def choose(matcher: Any, allowed: Any, last: int | None) -> int | None:
             candidates = {pick(matcher, allowed, last) for _ in range(CANDIDATES)} | {
@@ -255,7 +255,7 @@ def _has_nul(kind: str, source: str) -> bool:
 
 
 def _begins(tag: Any) -> dict[str, str]:
-    """By what is in them, the beginnings of all tags, in either form of a structural tag."""
+    """The beginnings of all tags by their content, in either form of a structural tag."""
     begins: dict[str, str] = {}
     for inner in tag.values() if isinstance(tag, dict) else tag if isinstance(tag, list) else ():
         begins |= _begins(inner)
@@ -266,7 +266,7 @@ def _begins(tag: Any) -> dict[str, str]:
 
 
 def _structural_tag(source: str) -> Any:
-    """As SGLang reads one (constrained/xgrammar_backend.py): its legacy form, or xgrammar's own."""
+    """A structural tag as SGLang's constrained/xgrammar_backend.py reads it: legacy, or xgrammar's own."""
     tag = json.loads(source)
     if "structures" not in tag:
         return source

@@ -22,7 +22,7 @@ PR_SET_PDEATHSIG = 1
 MAX_MEMORY_BYTES = 2 * 1024**3
 """A grammar that takes more to compile would take as much in the scheduler."""
 NICE = 10
-"""Below everything that answers requests."""
+"""The niceness of a worker: below everything that answers requests."""
 
 
 def main() -> None:

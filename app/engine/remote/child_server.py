@@ -24,12 +24,12 @@ STEADY_S = 60.0
 STOP_GRACE_S = 10.0
 KEPT_LINES = 30
 PIPE_WAIT_S = 1.0
-"""For the end of its output, once it and its group are gone."""
+"""Seconds to wait for the end of its output, once the process and its group are gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildCommand:
-    """How it is started on a port: its arguments, and the bytes that it reads from standard input."""
+    """The command that starts a server on a port: arguments, and the bytes for its standard input."""
 
     argv: Sequence[str]
     stdin: bytes = b""
@@ -62,12 +62,12 @@ class ChildServer:
 
     @property
     def url(self) -> str:
-        """Where it listens, once started."""
+        """The address of the server, once started."""
         return f"http://{LOOPBACK}:{self._port}"
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now."""
+        """The id of the running process; None without one."""
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def start(self) -> None:
@@ -78,7 +78,7 @@ class ChildServer:
         self._watching = asyncio.create_task(self._watch(), name="child")
 
     def is_up(self) -> None:
-        """It answers: from now on its output is thrown away."""
+        """Note that the server answers: from now on its output is thrown away."""
         self._keeps_lines = False
         self._lines.clear()
 
@@ -145,7 +145,7 @@ class ChildServer:
                 self._lines.extend(line.decode(errors="replace")[:500] for line in lines if line.strip())
 
     def _reason(self, status: int | None) -> str:
-        """How it ended, and the last that it said, where it never came up."""
+        """The exit status, and the last line of output where the server never came up."""
         how = f"the process ended with status {status}"
         return f"{how}: {self._lines[-1].strip()}" if self._lines else how
 

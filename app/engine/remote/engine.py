@@ -23,23 +23,23 @@ from app.engine.generation_stream import GenerationStream
 from app.engine.remote.child_server import ChildServer
 from app.engine.remote.circuit_breaker import Breaker
 from app.engine.remote.events import Refusal
-from app.engine.remote.exchange import Exchange
+from app.engine.remote.exchange import ChoiceRequest
 from app.engine.remote.model import Facts, LoadModel, RemoteModel
 from app.engine.remote.server import RemoteServer, ServerGone, Timeouts
-from app.engine.remote.server_pool import POLL_S, Pool, describe
+from app.engine.remote.server_pool import POLL_S, ServerPool, describe
 from app.engine.render_lanes import RenderLanes
-from app.engine.tally import Tallies, Tally
+from app.engine.tally import Tallies, TokenTally
 from app.errors import EngineFailed, EngineNotReady
 from app.settings import SettingsError
 
 START_RETRY_S = 0.25
 MAX_CONNECTIONS = 0
-"""Of the pool; 0 is no limit, for each choice that runs holds one."""
+"""Connections of the pool; 0 is no limit, as each running choice holds one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """Where the servers are. `start_s` is how long `start()` waits for the first of them, in seconds."""
+    """The servers' addresses. `start_s` is the seconds that `start()` waits for the first of them."""
 
     urls: Sequence[str] = ()
     api_key: str = field(default="", repr=False)
@@ -61,7 +61,7 @@ class RemoteEngine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
         self._lanes = RenderLanes()
         self._session: aiohttp.ClientSession | None = None
-        self._pool = Pool(())
+        self._pool = ServerPool(())
         self._model: RemoteModel | None = None
         self._running: dict[str, _Generation] = {}
         self._tallies = Tallies()
@@ -106,7 +106,7 @@ class RemoteEngine:
         )
         urls = [self._child.url] if self._child is not None else self._options.urls
         servers = [RemoteServer(url, self._session, self._options.timeouts, Breaker()) for url in urls]
-        self._pool = Pool(servers, poll_s=self._options.poll_s)
+        self._pool = ServerPool(servers, poll_s=self._options.poll_s)
         facts = await self._first_facts()
         loop = asyncio.get_running_loop()
         self._model = await loop.run_in_executor(self._thread, self._load_model, facts)
@@ -171,12 +171,12 @@ class RemoteEngine:
             for exchange in generation.exchanges:
                 exchange.abort()
 
-    def handed_over(self, rid: str) -> int:
+    def emitted_tokens(self, rid: str) -> int:
         """Token ids handed over for `rid` so far; forgets it once its stream has ended."""
         return self._tallies.of(rid)
 
     def load(self) -> EngineLoad:
-        """What the servers last said, at most a poll ago; our own streams where they say nothing."""
+        """The load last reported, at most a poll ago; our own streams where servers report none."""
         load = self._pool.load
         if load is not None:
             return load
@@ -196,7 +196,7 @@ class RemoteEngine:
         return self._model
 
     async def _first_facts(self) -> Facts:
-        """What the first server that answers says. The others may come later."""
+        """The facts of the first server that answers. The others may come later."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._options.start_s
         while True:
@@ -216,7 +216,7 @@ class RemoteEngine:
             await asyncio.sleep(START_RETRY_S)
 
     def _trip_others(self, first: RemoteServer) -> None:
-        """Until a probe has seen that they have the same model, the others get nothing."""
+        """Send nothing to the other servers until a probe has seen that they have the same model."""
         now_s = asyncio.get_running_loop().time()
         for server in self._pool.servers:
             if server is not first:
@@ -229,7 +229,7 @@ class RemoteEngine:
         try:
             model = self._ready_model()
             generation.exchanges += [
-                Exchange(
+                ChoiceRequest(
                     self._pool,
                     f"{rid}-{index:03d}",
                     model.body(prompt, index),
@@ -276,5 +276,5 @@ class _Generation:
     """A request that runs; its choices have exchanges once it has begun."""
 
     stream: GenerationStream
-    tally: Tally
-    exchanges: list[Exchange] = field(default_factory=list)
+    tally: TokenTally
+    exchanges: list[ChoiceRequest] = field(default_factory=list)

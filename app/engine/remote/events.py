@@ -1,4 +1,4 @@
-"""What a remote SGLang streams, read: from bytes to server-sent events, from events to increments.
+"""Reads the stream of a remote SGLang: from bytes to server-sent events, from events to increments.
 
 SGLang's `/generate` sends each step's text and ids alone with `incremental_streaming_output`, and
 everything so far without it; both are read. Nothing here does input or output.
@@ -21,7 +21,7 @@ _DATA = b"data:"
 DONE = b"[DONE]"
 
 
-class Unreadable(Exception):
+class UnreadableEvent(Exception):
     """The server sent what no SGLang sends; the message never quotes it."""
 
 
@@ -34,10 +34,10 @@ class EventReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The payloads that `data` completes. Raises Unreadable at a line that never ends."""
+        """The payloads that `data` completes. Raises UnreadableEvent at a line that never ends."""
         *lines, self._rest = (self._rest + data).split(b"\n") if self._rest else data.split(b"\n")
         if len(self._rest) > MAX_EVENT_BYTES:
-            raise Unreadable("an event without an end")
+            raise UnreadableEvent("an event without an end")
         for line in lines:
             if line.startswith(_DATA):
                 yield line[len(_DATA) :].strip()
@@ -54,8 +54,8 @@ class LogprobRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What one event adds to a choice. `finish` is SGLang's finish reason."""
+class ChoiceStep:
+    """The increment that one event adds to a choice. `finish` is SGLang's finish reason."""
 
     text: str
     token_ids: Sequence[int]
@@ -71,24 +71,24 @@ class ChoiceReader:
         self.counts = Counts(prompt_tokens)
         self._text_chars = 0
 
-    def read(self, payload: bytes) -> Step:
-        """One event as a step. Raises Unreadable, and Refusal for an event that is an error."""
+    def read(self, payload: bytes) -> ChoiceStep:
+        """One event as a step. Raises UnreadableEvent, and Refusal for an event that is an error."""
         try:
             event = orjson.loads(payload)
             if "error" in event:
                 raise _refusal(event["error"])
             return self._step(event)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as exc:
-            raise Unreadable(f"an event that cannot be read ({type(exc).__name__})") from None
+            raise UnreadableEvent(f"an event that cannot be read ({type(exc).__name__})") from None
 
-    def _step(self, event: Mapping[str, Any]) -> Step:
+    def _step(self, event: Mapping[str, Any]) -> ChoiceStep:
         meta, token_ids, text = event["meta_info"], event["output_ids"], event["text"]
         finish = meta["finish_reason"]
         if not isinstance(text, str) or not isinstance(token_ids, list):
             raise TypeError
         if finish is not None and "prompt_tokens" not in meta:
             # SGLang's answer to an abort in its queue repeats what it sent before, and knows no counts.
-            return Step("", (), self.counts, finish, None)
+            return ChoiceStep("", (), self.counts, finish, None)
         received, completion = self.counts.completion_tokens, int(meta["completion_tokens"])
         fresh = completion - received
         if fresh < 0 or fresh > len(token_ids):
@@ -103,7 +103,7 @@ class ChoiceReader:
             int(meta.get("reasoning_tokens") or 0),
         )
         token_ids = token_ids[len(token_ids) - fresh :]
-        return Step(text, token_ids, self.counts, finish, _logprobs(meta, fresh))
+        return ChoiceStep(text, token_ids, self.counts, finish, _logprobs(meta, fresh))
 
 
 class Refusal(Exception):

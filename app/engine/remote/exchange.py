@@ -16,11 +16,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from app.engine.remote.events import DONE, ChoiceReader, EventReader, Refusal, Step, Unreadable
-from app.engine.remote.model import Sink
+from app.engine.remote.events import DONE, ChoiceReader, ChoiceStep, EventReader, Refusal, UnreadableEvent
+from app.engine.remote.model import ChoiceSink
 from app.engine.remote.server import Read, RemoteServer, ServerGone
-from app.engine.remote.server_pool import Pool
-from app.engine.tally import Tally
+from app.engine.remote.server_pool import ServerPool
+from app.engine.tally import TokenTally
 from app.errors import EngineFailed, EngineNotReady
 
 ATTEMPTS = 3
@@ -36,11 +36,17 @@ Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 """Starts a task that the engine ends at the latest when it is closed."""
 
 
-class Exchange:
+class ChoiceRequest:
     """One choice; its steps go to `sink`, exactly one of them final, or one error."""
 
     def __init__(
-        self, pool: Pool, rid: str, body: Mapping[str, Any], sink: Sink, tally: Tally, spawn: Spawn
+        self,
+        pool: ServerPool,
+        rid: str,
+        body: Mapping[str, Any],
+        sink: ChoiceSink,
+        tally: TokenTally,
+        spawn: Spawn,
     ) -> None:
         self._pool = pool
         self._spawn = spawn
@@ -69,7 +75,7 @@ class Exchange:
             self._aborting = self._spawn(self._abort())
 
     def leave(self) -> None:
-        """Nobody reads it any more; its server aborts what has no connection."""
+        """Close the connection, as nobody reads the choice; its server then aborts the request."""
         if not self._ended:
             self._ended = True
             for task in (self._running, self._aborting):
@@ -116,7 +122,7 @@ class Exchange:
         return full and not self._begun and not self._aborted and self._pool.pick(tried) is not None
 
     def _refused(self, refused: Refusal) -> None:
-        """By the server's word: an error of the request's, or of its own in the middle of an answer."""
+        """End the choice by the server's refusal: an error of the request, or of the server in mid-answer."""
         if self._begun and refused.status != HTTPStatus.BAD_REQUEST:
             self._fail(EngineFailed("The model's server gave the answer up half-way."))
         else:
@@ -146,7 +152,7 @@ class Exchange:
         server.breaker.succeeded()
 
     async def _read(self, read: Read) -> None:
-        """Until the choice has ended. Raises ServerGone, Refusal."""
+        """Read until the choice has ended. Raises ServerGone, Refusal."""
         events = EventReader()
         try:
             while data := await read():
@@ -155,13 +161,13 @@ class Exchange:
                         raise ServerGone("the answer has no end")
                     if self._take(self._reader.read(payload)):
                         return
-        except Unreadable as exc:
+        except UnreadableEvent as exc:
             raise ServerGone(str(exc)) from None
         raise ServerGone("the answer broke off")
 
     # --- the way back
 
-    def _take(self, step: Step) -> bool:
+    def _take(self, step: ChoiceStep) -> bool:
         """Hand a step on; whether it was the last. Raises Refusal for an abort that is the server's own."""
         finish = step.finish
         if finish is not None:

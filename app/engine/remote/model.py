@@ -1,4 +1,4 @@
-"""What `RemoteEngine` needs of a model that another server holds, and what that server says of itself."""
+"""The interface of a model that another server holds, and the facts that this server reports."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Facts:
         return tuple(str(self.model.get(name)) for name in names)
 
 
-class Sink(Protocol):
-    """Where one choice's steps go (app.engine.sglang.parse)."""
+class ChoiceSink(Protocol):
+    """The receiver of one choice's steps (app.engine.sglang.parse)."""
 
     counts: Counts
 
@@ -69,7 +69,7 @@ class RemoteModel(Protocol):
         """The body of `/generate` for one choice, less `rid` and `stream`."""
         ...
 
-    def sink(self, prompt: Prompt, index: int, out: GenerationStream) -> Sink: ...
+    def sink(self, prompt: Prompt, index: int, out: GenerationStream) -> ChoiceSink: ...
 
     def tokenizer_json(self) -> str | None:
         """See Engine.tokenizer_json."""

@@ -56,7 +56,7 @@ class RemoteServer:
         self.num_open = 0
         """Streams of ours that are open on it."""
         self.load: EngineLoad | None = None
-        """As it last said; None before, and where it does not say."""
+        """The load as last reported; None until then, and where the server reports none."""
         self._session = session
         self._timeouts = timeouts
         self._heard_s = 0.0

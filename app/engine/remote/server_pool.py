@@ -20,7 +20,7 @@ HEALTH_S = 15.0
 NOT_FOUND = 404
 
 
-class Pool:
+class ServerPool:
     """The servers, in the order in which they were named."""
 
     def __init__(self, servers: Sequence[RemoteServer], *, poll_s: float = POLL_S) -> None:
@@ -129,7 +129,7 @@ class Pool:
 
 
 async def describe(server: RemoteServer) -> Facts:
-    """What a server says of itself, under the newer or the older names.
+    """The facts that a server reports, under the newer or the older names.
 
     Raises ServerGone, and Refusal, of which 404 says that it is no SGLang.
     """

@@ -16,7 +16,7 @@ from typing import Any
 
 from app.core import ChatRequest, Counts, Delta, EngineLoad, FinishReason, Health, ModelCard, Prompt, ToolCall
 from app.engine.limits import answer_budget, check_text_only
-from app.engine.scripted.service import Pace, Seat, Service
+from app.engine.scripted.service import Seat, Service, ServiceRates
 from app.engine.tally import Tallies
 from app.errors import EngineFailed, EngineNotReady, EngineOverloaded
 from app.settings import SettingsError
@@ -34,7 +34,7 @@ _FINISHES = ("stop", "length")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How one answer goes. `rate` is tokens per second, 0 as fast as the loop turns.
+    """The course of one answer. `rate` is tokens per second; 0 is as fast as the loop turns.
 
     `fault` happens after `fault_after` tokens: `fail` breaks this answer, `die` the engine,
     `hang` says nothing more until aborted, `overload` refuses instead of the first token;
@@ -57,13 +57,13 @@ class Script:
     prefill_rate: float = 0.0
     step_s: float = 0.0
     step_per_request_s: float = 0.0
-    """With any of these three requests share one pace and pool (app.engine.scripted.service), not `rate`.
+    """With any of these three, requests share rates and a KV pool (app.engine.scripted.service), not `rate`.
 
     Answers with `ignore_eos` have all of their `max_tokens` then."""
     step_per_held_token_s: float = 0.0
     wake_s: float = 0.0
     spread: float = 0.0
-    """What a shared pace has besides; see app.engine.scripted.service.Pace."""
+    """The spread of shared rates; see app.engine.scripted.service.ServiceRates."""
 
     @property
     def shared(self) -> bool:
@@ -105,7 +105,7 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _ScriptedAnswer:
     request: ChatRequest
     script: Script
     prompt_tokens: int
@@ -160,7 +160,7 @@ class ScriptedEngine:
         script = self._script_for(request)
         max_tokens = answer_budget(len(token_ids), request.max_tokens, self._card)
         cached_tokens = self._cached_tokens(token_ids, request.cache_salt)
-        answer = _Answer(request, script, len(token_ids), cached_tokens, max_tokens)
+        answer = _ScriptedAnswer(request, script, len(token_ids), cached_tokens, max_tokens)
         past_runs, rerendered = _taken_over(token_ids, request.past)
         return Prompt(token_ids, max_tokens, answer, past_runs, rerendered, space=request.cache_salt)
 
@@ -183,7 +183,7 @@ class ScriptedEngine:
         run = self._runs[rid] = _Run()
         return self._generate(rid, run, prompt.handle)
 
-    async def _generate(self, rid: str, run: _Run, answer: _Answer) -> AsyncIterator[Delta]:
+    async def _generate(self, rid: str, run: _Run, answer: _ScriptedAnswer) -> AsyncIterator[Delta]:
         script = answer.script
         live = {choice: self._deltas(answer, choice) for choice in range(answer.request.n)}
         counts = dict.fromkeys(live, Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0))
@@ -220,8 +220,8 @@ class ScriptedEngine:
             del self._runs[rid]
             self._tallies.end(rid)
 
-    def _deltas(self, answer: _Answer, choice: int) -> Iterator[Delta]:
-        """What a choice says, if it is not stopped."""
+    def _deltas(self, answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
+        """The deltas of a choice that is not stopped."""
         return _choice(answer, choice)
 
     async def _pause(self, run: _Run, duration_s: float) -> None:
@@ -272,8 +272,8 @@ class ScriptedEngine:
             run.aborted = True
             run.wake()
 
-    def handed_over(self, rid: str) -> int:
-        """See Engine.handed_over."""
+    def emitted_tokens(self, rid: str) -> int:
+        """See Engine.emitted_tokens."""
         return self._tallies.of(rid)
 
     def load(self) -> EngineLoad:
@@ -300,10 +300,10 @@ class ScriptedEngine:
 
 
 def _service(script: Script) -> Service | None:
-    """What the requests of a script share; None where each goes by itself."""
+    """The service that the requests of a script share; None where each goes by itself."""
     if not script.shared:
         return None
-    pace = Pace(
+    pace = ServiceRates(
         script.pool or script.context * 64,
         script.prefill_rate,
         script.step_s,
@@ -327,7 +327,7 @@ def _prompt_ids(messages: Iterable[Mapping[str, Any]]) -> Iterator[int]:
 
 
 def _taken_over(token_ids: list[int], past: Sequence[Sequence[int]]) -> tuple[int, str | None]:
-    """How many runs the ids begin with, and why not with all."""
+    """The number of runs that the ids begin with, and the reason why not with all."""
     at = 0
     for turn, run in enumerate(past, start=1):
         if token_ids[at : at + len(run)] != list(run):
@@ -342,7 +342,7 @@ def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:
     return [rng.choice(_WORDS) + " " for _ in range(tokens)]
 
 
-def _choice(answer: _Answer, choice: int) -> Iterator[Delta]:
+def _choice(answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
     """All deltas of one choice, the last with a finish reason."""
     script, body = answer.script, answer.request.body
     length = answer.max_tokens if script.shared and body.get("ignore_eos") else script.tokens
@@ -375,17 +375,17 @@ class _Stop:
 
     def __init__(self, stops: str | Sequence[str]) -> None:
         self._stops = (stops,) if isinstance(stops, str) else tuple(stops)
-        self._said = ""
+        self._text = ""
         self.hit: str | None = None
 
     def kept(self, piece: str) -> str:
         if not self._stops:
             return piece
-        before, self._said = self._said, self._said + piece
-        self.hit = next((s for s in self._stops if s in self._said), None)
+        previous, self._text = self._text, self._text + piece
+        self.hit = next((s for s in self._stops if s in self._text), None)
         if self.hit is None:
             return piece
-        return self._said.split(self.hit)[0][len(before) :]
+        return self._text.split(self.hit)[0][len(previous) :]
 
 
 def _token_id(piece: str) -> int:

@@ -1,4 +1,4 @@
-"""How fast a scripted engine is where its requests share one: prefill, decode steps, a KV pool.
+"""The speed of a scripted engine whose requests share it: prefill, decode steps, a KV pool.
 
 As SGLang does it: a prompt waits until the pool has room for it, prompts are taken in before running
 requests go on, all at once that wait and fit; a decode step gives each of those a token and takes the
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAX_PREFILL_TOKENS = 16_384
-"""Of several prompts taken in at once, as SGLang's `max_prefill_tokens`."""
+"""Tokens of several prompts taken in at once, as SGLang's `max_prefill_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ServiceRates:
     """Rates in tokens per second and times in seconds; a rate of 0 has no limit.
 
     A pass takes a log-normal time about what it would take; `spread` is the deviation of its logarithm.
@@ -33,7 +33,7 @@ class Pace:
     step_s: float
     step_per_request_s: float
     step_per_held_token_s: float = 0.0
-    """For each token that the running requests hold of the pool."""
+    """Seconds of a step for each token that the running requests hold in the pool."""
     wake_s: float = 0.0
     spread: float = 0.0
 
@@ -60,13 +60,13 @@ class Seat:
 class Service:
     """Serves the seats that are taken, while there are any."""
 
-    def __init__(self, pace: Pace, seed: int = 0) -> None:
+    def __init__(self, pace: ServiceRates, seed: int = 0) -> None:
         self._pace = pace
         self._rng = random.Random(seed)  # noqa: S311  # reproducible, not secret
         self._waiting: deque[Seat] = deque()
         self._running: dict[Seat, None] = {}
         self._asking: dict[Seat, None] = {}
-        """Those of the running that wait for their next token."""
+        """The running requests that wait for their next token."""
         self._task: asyncio.Task[None] | None = None
         self._asleep = True
         self.used_tokens = 0
@@ -145,7 +145,7 @@ class Service:
         pace = self._pace
         each_s = pace.step_per_request_s * len(self._running)
         await self._pass(each_s + pace.step_per_held_token_s * self.used_tokens)
-        for seat in [one for one in self._asking if one in self._running]:
+        for seat in [waiting for waiting in self._asking if waiting in self._running]:
             del self._asking[seat]
             seat.held_tokens += seat.wanted_tokens
             self.used_tokens += seat.wanted_tokens

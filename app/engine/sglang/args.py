@@ -1,4 +1,4 @@
-"""From our settings to SGLang's server arguments: what we own, what we default, what the operator passes.
+"""SGLang's server arguments from our settings: ours, our defaults, and the operator's.
 
 Every argument of SGLang can be set in `[engine.sglang]`, except those whose meaning this server
 owns. An unknown name, a wrong type or an owned argument is a `SettingsError` at start.
@@ -102,7 +102,7 @@ MIN_PORT = 1
 
 @dataclass(frozen=True, slots=True)
 class SGLangOptions:
-    """What the settings say about the engine; `server_args` are the keys of `[engine.sglang]`."""
+    """The engine's options from the settings; `server_args` are the keys of `[engine.sglang]`."""
 
     model: str = ""
     served_model_name: str = ""
@@ -159,21 +159,21 @@ def with_ranks(options: SGLangOptions) -> SGLangOptions:
     return options if options.tp else dataclasses.replace(options, tp=visible_devices())
 
 
-def check(given: Mapping[str, Any], where: str = WHERE) -> None:
+def check(passed: Mapping[str, Any], where: str = WHERE) -> None:
     """Refuse what SGLang does not have, what has the wrong type, and what is ours."""
     from sglang.srt.server_args import ServerArgs
 
     hints = get_type_hints(ServerArgs, include_extras=True)
-    for name, value in given.items():
+    for name, value in passed.items():
         if name in OWNED:
             raise SettingsError(f"{where} {name}: not available here: {OWNED[name]}")
         if name.startswith("_") or name not in hints:
-            _refuse_unknown(name, [known for known in hints if known not in OWNED], where)
+            _refuse_unknown(name, [names for names in hints if names not in OWNED], where)
         _check_value(name, value, hints[name], where)
 
 
-def _refuse_unknown(name: str, known: list[str], where: str) -> NoReturn:
-    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+def _refuse_unknown(name: str, names: list[str], where: str) -> NoReturn:
+    near = difflib.get_close_matches(name.replace("-", "_"), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise SettingsError(f"{where} {name}: SGLang has no such server argument{hint}")
 
@@ -189,7 +189,7 @@ def _check_value(name: str, value: object, annotation: Any, where: str) -> None:
         raise SettingsError(f"{where} {name}: {exc}") from exc
     except TypeError as exc:  # a field that holds a callable or a class
         raise SettingsError(f"{where} {name}: cannot be set from a file") from exc
-    for choices in (getattr(part, "choices", None) for part in metadata):
+    for choices in (getattr(metadatum, "choices", None) for metadatum in metadata):
         if choices and value is not None and value not in choices:
             allowed = ", ".join(map(str, choices))
             raise SettingsError(f"{where} {name}: expected one of {allowed}, got {value!r}")

@@ -23,17 +23,17 @@ class GroupedAttnBackend(TorchNativeAttnBackend):
     Both methods are given query, output, keys, values, the sequences' places, and last the encoder's lengths.
     """
 
-    def _run_sdpa_forward_decode(self, *given: Any, **options: Any) -> torch.Tensor:
-        *tensors, encoder_lens = given
+    def _run_sdpa_forward_decode(self, *args: Any, **options: Any) -> torch.Tensor:
+        *tensors, encoder_lens = args
         if encoder_lens is not None or options["sliding_window_size"] is not None:
-            return super()._run_sdpa_forward_decode(*given, **options)
+            return super()._run_sdpa_forward_decode(*args, **options)
         return _decode(*tensors, scaling=options["scaling"])
 
-    def _run_sdpa_forward_extend(self, *given: Any, **options: Any) -> torch.Tensor:
-        *tensors, encoder_lens = given
+    def _run_sdpa_forward_extend(self, *args: Any, **options: Any) -> torch.Tensor:
+        *tensors, encoder_lens = args
         unknown = encoder_lens is not None or options["sliding_window_size"] is not None
         if unknown or not options["causal"]:
-            return super()._run_sdpa_forward_extend(*given, **options)
+            return super()._run_sdpa_forward_extend(*args, **options)
         return _extend(*tensors, scaling=options["scaling"])
 
 
@@ -55,8 +55,8 @@ def _decode(
     for row, (request, length) in enumerate(sequences):
         tokens = req_to_token[request, :length]
         key, value = _of(k_cache, tokens, query.dtype), _of(v_cache, tokens, query.dtype)
-        found = scaled_dot_product_attention(groups[row].unsqueeze(0), key, value, scale=scaling)
-        outputs[row] = found.squeeze(0)
+        attended = scaled_dot_product_attention(groups[row].unsqueeze(0), key, value, scale=scaling)
+        outputs[row] = attended.squeeze(0)
     return output
 
 
@@ -80,7 +80,7 @@ def _extend(
         tokens = req_to_token[request, :length]
         key, value = _of(k_cache, tokens, query.dtype), _of(v_cache, tokens, query.dtype)
         mask = torch.ones(new, length, dtype=torch.bool).tril(prefix) if prefix else None
-        found = scaled_dot_product_attention(
+        attended = scaled_dot_product_attention(
             query[start : start + new].transpose(0, 1).unsqueeze(0),
             key,
             value,
@@ -89,13 +89,13 @@ def _extend(
             scale=scaling,
             enable_gqa=query.shape[1] != k_cache.shape[1],
         )
-        output[start : start + new] = found.squeeze(0).transpose(0, 1)
+        output[start : start + new] = attended.squeeze(0).transpose(0, 1)
         start += new
     return output
 
 
 def _of(cache: torch.Tensor, tokens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What a cache has of these tokens: [1, heads, tokens, head size]."""
+    """The cached vectors of these tokens: [1, heads, tokens, head size]."""
     return cache.index_select(0, tokens).transpose(0, 1).unsqueeze(0).to(dtype)
 
 

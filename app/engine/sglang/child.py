@@ -30,7 +30,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What a child serves, where, under which key, and whose child it is."""
+    """The specification of a child: its model's options, port, API key and parent process."""
 
     options: dict[str, Any]
     port: int
@@ -39,7 +39,7 @@ class ChildSpec:
 
 
 def child_command(options: SGLangOptions, api_key: str, port: int) -> ChildCommand:
-    """How to start a child that serves `options` on `port`."""
+    """The command that starts a child serving `options` on `port`."""
     shown = asdict(options) | {"server_args": dict(options.server_args)}
     spec = ChildSpec(shown, port, os.getpid(), api_key)
     argv = [sys.executable, "-m", "app.engine.sglang.child"]

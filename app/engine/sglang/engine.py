@@ -25,14 +25,14 @@ from app.engine.limits import check_text_only
 from app.engine.render_lanes import RenderLanes
 from app.engine.sglang.args import NO_MEDIA_DOMAIN, SGLangOptions
 from app.engine.sglang.platform import prepare_process
-from app.engine.tally import Tallies, Tally
+from app.engine.tally import Tallies, TokenTally
 from app.errors import BadRequest, EngineFailed, EngineNotReady
 from app.settings import SettingsError
 
 if TYPE_CHECKING:
     from app.engine.sglang.grammar import GrammarCheck
     from app.engine.sglang.launch import Launched
-    from app.engine.sglang.render import Limits, Renderer
+    from app.engine.sglang.render import Renderer, RenderLimits
     from app.engine.sglang.splice import Splice
 
 EXIT_WAIT_S = 0.5
@@ -54,7 +54,7 @@ class SGLangEngine:
         self._launched: Launched | None = None
         self._renderer: Renderer | None = None
         self._grammar: GrammarCheck | None = None
-        self._limits: Limits | None = None
+        self._limits: RenderLimits | None = None
         self._model: ModelCard | None = None
         self._streams: dict[str, GenerationStream] = {}
         self._tallies = Tallies()
@@ -113,7 +113,7 @@ class SGLangEngine:
             loop.remove_signal_handler(signal.SIGQUIT)
 
     def on_child_failure(self) -> None:
-        """What the process's SIGQUIT handler must call: a child of SGLang sends it when it fails."""
+        """Handle the SIGQUIT that a child of SGLang sends when it fails."""
         self._die("a process of SGLang reported a failure")
 
     # --- requests
@@ -135,7 +135,7 @@ class SGLangEngine:
             await check_images(request, self._options.images)
 
         def convert(request: ChatRequest) -> tuple[Any, Any, Splice]:
-            """In a thread: it looks at each message."""
+            """Convert a request in a thread, as it looks at each message."""
             if "vision" not in self.model.capabilities:
                 check_text_only(request)
             return renderer.convert(request)
@@ -189,7 +189,7 @@ class SGLangEngine:
             # SGLang aborts by prefix: ids are of fixed length, so this is exactly our choices.
             self._launched.manager.abort_all_of(f"{rid}-")
 
-    def handed_over(self, rid: str) -> int:
+    def emitted_tokens(self, rid: str) -> int:
         """Token ids handed over for `rid` so far; forgets it once its stream has ended."""
         return self._tallies.of(rid)
 
@@ -219,7 +219,7 @@ class SGLangEngine:
         return self._launched, self._renderer
 
     def _launch(self) -> Launched:
-        """In the engine's thread: import SGLang, which takes seconds, and start its processes."""
+        """Import SGLang, which takes seconds, and start its processes; runs in the engine's thread."""
         with warnings.catch_warnings():
             # Imports warn of hardware that this machine does not have.
             warnings.simplefilter("ignore")
@@ -252,9 +252,9 @@ class SGLangEngine:
             self._on_death(reason)
 
     def _describe(self, launched: Launched) -> None:
-        from app.engine.sglang.render import Limits, Renderer
+        from app.engine.sglang.render import Renderer, RenderLimits
 
-        self._limits = Limits(
+        self._limits = RenderLimits(
             context_length=launched.manager.context_len,
             kv_capacity_tokens=launched.kv_capacity_tokens,
             max_prompt_tokens=launched.max_req_input_len - 1,
@@ -304,7 +304,7 @@ class SGLangEngine:
             async for _ in self.generate(request.request_id, prompt):
                 pass
 
-    async def _begin(self, rid: str, prompt: Prompt, stream: GenerationStream, tally: Tally) -> None:
+    async def _begin(self, rid: str, prompt: Prompt, stream: GenerationStream, tally: TokenTally) -> None:
         """Send every choice to SGLang as a request of its own: the prefix cache shares their prompt."""
         launched, _ = self._running()
         from app.engine.sglang.parse import choice_sink

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 import orjson
 
 from app.engine.grammar.cost import GrammarBudget
-from app.engine.grammar.pool import Verdict, WorkerPool, WorkerSetup
+from app.engine.grammar.pool import GrammarVerdict, WorkerPool, WorkerSetup
 from app.errors import BadRequest, GrammarTooSlow
 
 KINDS = ("json_schema", "regex", "ebnf", "structural_tag")
-"""Of SGLang's sampling parameters, those that hold a grammar."""
+"""The sampling parameters of SGLang that hold a grammar."""
 MAX_SOURCE_CHARS = 64 * 1024
 """Compiling takes time by the square of a schema's optional properties: seconds, for 3,000."""
 WALKS_TOKENS = (64, 512)
-"""How far a grammar is walked: the least of them that covers the answer, or the last."""
+"""Tokens that a grammar is walked ahead: the least of these that covers the answer, or the last."""
 MAX_VERDICTS = 4096
 ADVICE = "Make repetitions bounded and smaller, nest fewer of them, and let no text match in two ways."
 
@@ -46,8 +46,8 @@ class GrammarCheck:
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._pool = WorkerPool(setup)
-        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
-        self._checks: dict[bytes, asyncio.Task[Verdict]] = {}
+        self._verdicts: OrderedDict[bytes, GrammarVerdict] = OrderedDict()
+        self._checks: dict[bytes, asyncio.Task[GrammarVerdict]] = {}
 
     async def start(self) -> None:
         """Start a worker. Raises InternalError where that fails."""
@@ -76,7 +76,7 @@ class GrammarCheck:
         tokens = _walk_tokens(sampling.get("max_new_tokens"))
         _raise(await self._verdict(owner, grammar, tokens), grammar.param)
 
-    async def _verdict(self, owner: str, grammar: _Grammar, tokens: int) -> Verdict:
+    async def _verdict(self, owner: str, grammar: _Grammar, tokens: int) -> GrammarVerdict:
         key = _key(grammar, tokens)
         verdict = self._verdicts.get(key)
         if verdict is not None:
@@ -90,7 +90,7 @@ class GrammarCheck:
             check.add_done_callback(lambda task: self._keep(key, task))
         return await asyncio.shield(check)
 
-    def _keep(self, key: bytes, check: asyncio.Task[Verdict]) -> None:
+    def _keep(self, key: bytes, check: asyncio.Task[GrammarVerdict]) -> None:
         del self._checks[key]
         if not check.cancelled() and check.exception() is None:
             self._verdicts[key] = check.result()
@@ -159,7 +159,7 @@ def _key(grammar: _Grammar, tokens: int) -> bytes:
     return hashlib.blake2b(b"%s %d " % (grammar.kind.encode(), tokens) + source, digest_size=16).digest()
 
 
-def _raise(verdict: Verdict, param: str) -> None:
+def _raise(verdict: GrammarVerdict, param: str) -> None:
     if verdict.outcome == "invalid":
         raise BadRequest(f"{param}: not a grammar that can be followed: {verdict.reason}", param=param)
     if verdict.outcome == "empty":

@@ -29,11 +29,11 @@ from app.engine.grammar.cost import GRAMMAR_ENDED, CostMeter
 STEP_SHARES = 5
 """A step may spend five times a grammar's allowance on masks; more grammars than that share it."""
 MIN_SHARE = 0.05
-"""Of the allowance, however many share a step: ordinary masks take 3 to 60 us (128,000 tokens)."""
+"""The least share of the allowance: ordinary masks take 3 to 60 us (128,000 tokens)."""
 STALL_S = 0.5
 """CPU time of a mask after which the step goes on without it."""
 LOOK_S = 0.1
-"""How often a step looks whether the mask in hand has stalled."""
+"""Seconds between two looks at whether the current mask has stalled."""
 COMPILERS = 2
 COMPILER_NICE = 10
 MAX_COMPILED = 128
@@ -112,13 +112,13 @@ class GrammarGuard:
         self._any_exceeded |= meter.exceeded
 
     def aborts(self, scheduler: Any) -> list[AbortReq]:
-        """What must end now, as messages that SGLang sends to all ranks."""
+        """The requests to end now, as messages that SGLang sends to all ranks."""
         if not self._any_exceeded:
             return []
         self._any_exceeded = False
         aborts = []
         for req in scheduler.collect_inflight_reqs():
-            meter = None if req.finished() else _found(req.grammar)
+            meter = None if req.finished() else _meter_of(req.grammar)
             if meter is not None and (meter.exceeded or meter.stalled):
                 message = GRAMMAR_ENDED + meter.in_words()
                 aborts.append(AbortReq(rid=req.rid, abort_message=message))
@@ -212,14 +212,14 @@ class _FillThread:
             self.done.set()
 
 
-def _found(grammar: Any) -> RequestMeter | None:
+def _meter_of(grammar: Any) -> RequestMeter | None:
     """The meter of a request's grammar, if it has one; a reasoner's grammar is inside."""
     inner = getattr(grammar, "grammar", None) or grammar
     return getattr(inner, "request_meter", None)
 
 
 def _meter(grammar: Any, mask_ms: float) -> RequestMeter:
-    meter = _found(grammar)
+    meter = _meter_of(grammar)
     if meter is None:
         meter = RequestMeter(mask_ms)
         (getattr(grammar, "grammar", None) or grammar).request_meter = meter

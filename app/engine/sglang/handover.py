@@ -1,4 +1,4 @@
-"""From SGLang's detokenizer straight to our streams: one pass over each batch, no per-request task.
+"""The path from SGLang's detokenizer to our streams: one pass over each batch, no per-request task.
 
 SGLang's own path builds a `meta_info` dict and runs a waiter with a time-out for every request and
 token; here a batch's columns go to the request's sink. Requests that are not ours (none in normal
@@ -32,17 +32,17 @@ from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
 
 from app.core import Counts
 from app.engine.grammar.cost import GRAMMAR_ENDED
-from app.engine.tally import Tally
+from app.engine.tally import TokenTally
 from app.errors import BadRequest, EngineFailed, EngineOverloaded, GrammarTooSlow, ServingError
 
 RETRY_AFTER_FULL_S = 1
 RECEIVING_S = 0.005
-"""For this long at a time, or for a batch, the event loop takes the engine's output before all else."""
+"""Seconds, or one batch, for which the event loop takes the engine's output before all else."""
 _new_tuple = tuple.__new__
 
 
-class Sink(Protocol):
-    """Where one generated sequence goes."""
+class SequenceSink(Protocol):
+    """The receiver of one generated sequence."""
 
     counts: Counts
 
@@ -71,7 +71,7 @@ class HandoverTokenizerManager(TokenizerManager):
         """(prompt tokens, tokens asked for) → tokens to generate at most; refuses what does not fit."""
         self.num_retractions = 0
         """Times that requests of ours, ended by now, were set aside for lack of KV memory."""
-        self._sinks: dict[str, tuple[Sink, Tally]] = {}
+        self._sinks: dict[str, tuple[SequenceSink, TokenTally]] = {}
         # The socket without asyncio around it: a future for each batch costs more than the batch.
         self._inbox: Any = zmq.Socket.shadow(self.recv_from_detokenizer.underlying)
         self._receiving: asyncio.AbstractEventLoop | None = None
@@ -79,7 +79,9 @@ class HandoverTokenizerManager(TokenizerManager):
 
     # --- requests
 
-    async def submit(self, request: TokenizedGenerateReqInput, rid: str, sink: Sink, tally: Tally) -> None:
+    async def submit(
+        self, request: TokenizedGenerateReqInput, rid: str, sink: SequenceSink, tally: TokenTally
+    ) -> None:
         """Send a copy of a tokenized request under `rid`; its output goes to `sink`, counted in `tally`."""
         sent = copy.copy(request)
         sent.rid = rid

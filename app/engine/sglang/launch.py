@@ -59,20 +59,20 @@ class Launched:
     load_file: Path
 
     def capabilities(self) -> frozenset[Capability]:
-        """What requests may ask of this model."""
-        found: set[Capability] = {"logprobs"}
+        """The capabilities that requests may ask of this model."""
+        able: set[Capability] = {"logprobs"}
         if self.manager.mm_processor is not None and self.manager.image_token_id is not None:
-            found.add("vision")
+            able.add("vision")
         if self.chat.tool_call_parser:
-            found.add("tools")
+            able.add("tools")
         if self.chat.reasoning_parser:
-            found.add("reasoning")
+            able.add("reasoning")
         if self.grammar_backend != "none":
-            found.add("json_schema")
-        return frozenset(found)
+            able.add("json_schema")
+        return frozenset(able)
 
     def grammar_setup(self, options: SGLangOptions) -> WorkerSetup | None:
-        """What a process needs to check grammars as this engine's backend reads them."""
+        """The setup of a process that checks grammars as this engine's backend reads them."""
         if self.grammar_backend != "xgrammar":
             return None
         config = self.manager.model_config
@@ -111,7 +111,7 @@ def launch(options: SGLangOptions) -> Launched:
     threads = cpu_threads(options, len(os.sched_getaffinity(0)))
     environ = child_environ(threads, server_args.tp_size * server_args.pp_size * server_args.dp_size)
     sglang_engine.run_data_parallel_controller_process = controller_entry(environ)
-    before = set(multiprocessing.active_children())
+    older = set(multiprocessing.active_children())
     try:
         with _our_logging():
             manager, templates, ports, init, watchdog, _ = sglang_engine.Engine._launch_subprocesses(  # noqa: SLF001
@@ -121,7 +121,7 @@ def launch(options: SGLangOptions) -> Launched:
                 lean_detokenizer_entry(environ),
             )
     except BaseException:
-        _kill(list(set(multiprocessing.active_children()) - before))
+        _kill(list(set(multiprocessing.active_children()) - older))
         raise
     watchdog.stop()  # polls once a second and ends the process; ours waits on the children's sentinels
     infos = init.scheduler_infos

@@ -1,4 +1,4 @@
-"""From the raw text of one choice to `Delta`s, by SGLang's own reasoning, tool-call and logprob code.
+"""Parses the raw text of one choice into `Delta`s, by SGLang's own reasoning, tool-call and logprob code.
 
 `choice_sink` picks the cheapest sink that a request needs: most need no parser at all. The order of
 the steps is that of SGLang's `OpenAIServingChat._generate_stream_content`.
@@ -216,7 +216,7 @@ class ParsedChoice:
         return answer, calls
 
     def _parse_piece(self, piece: str, *, gathered: bool) -> tuple[str, list[Any]]:
-        """What the parser finds. Of several tokens at once it tells one call's name, or arguments, a time."""
+        """The parser's result. Of several tokens it gives one call's name, or arguments, a time."""
         answer, calls = self._parse_step(piece)
         step = calls
         while gathered and any(call.name or call.parameters for call in step) and self._unfinished():
@@ -234,7 +234,7 @@ class ParsedChoice:
         return answer or "", calls
 
     def _tool_parser(self) -> Any:
-        """As SGLang chooses: plain JSON where the grammar forces it, else the model's own format."""
+        """The tool parser as SGLang chooses it: JSON where the grammar forces it, or the model's."""
         required = self._request.tool_choice == "required" or isinstance(
             self._request.tool_choice, ToolChoice
         )
@@ -250,7 +250,7 @@ class ParsedChoice:
         return parser if native or not required else JsonArrayParser()
 
     def _unstreamed_arguments(self) -> Iterator[_Piece]:
-        """What the parser knows of the last call's arguments but has not given out."""
+        """The arguments of the last call that the parser has but did not give out."""
         frame = self._chat._check_for_unstreamed_tool_args(  # noqa: SLF001
             self._tools, {"meta_info": {"id": ""}}, self._request, self.index
         )
@@ -298,14 +298,14 @@ class _TextBeforeCall:
         self._marker: str = getattr(detector, "bot_token", None) or ""
         self._seen_marker = not self._marker
         self._held = ""
-        self._given: list[str] = []
+        self._inputs: list[str] = []
         self._parsed: list[str] = []
 
     def pieces(self, text: str) -> list[str]:
         """New text, cut so that a marker shares no piece with what stands before it."""
         if self._seen_marker:
             return [text]
-        self._given.append(text)
+        self._inputs.append(text)
         text = self._held + text
         at = text.find(self._marker)
         self._seen_marker = at >= 0
@@ -315,14 +315,14 @@ class _TextBeforeCall:
         return [piece for piece in pieces if piece]
 
     def lost(self, answer: str, *, ended: bool) -> str:
-        """What an answer without a call still lacks at its end."""
+        """The text that an answer without a call still lacks at its end."""
         if self._seen_marker:
             return ""
         self._parsed.append(answer)
         if not ended:
             return ""
-        given, parsed = "".join(self._given), "".join(self._parsed)
-        return given[len(parsed) :] if given.startswith(parsed) else ""
+        received, parsed = "".join(self._inputs), "".join(self._parsed)
+        return received[len(parsed) :] if received.startswith(parsed) else ""
 
 
 def _overlap(text: str, marker: str) -> int:

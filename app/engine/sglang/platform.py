@@ -30,7 +30,7 @@ def needs_cpu_platform() -> bool:
 
 
 def visible_devices() -> int:
-    """How many accelerators SGLang would see here; 1 where there is only the CPU."""
+    """The number of accelerators that SGLang sees here; 1 where there is only the CPU."""
     torch = importlib.import_module("torch")
     return max(1, torch.cuda.device_count())
 

@@ -19,7 +19,7 @@ from app.core import ChatRequest, ModelCard, Prompt
 from app.engine.generation_stream import GenerationStream
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.limits import check_text_only
-from app.engine.remote.model import Facts, Sink
+from app.engine.remote.model import ChoiceSink, Facts
 from app.engine.sglang.platform import prepare_process
 from app.errors import BadRequest, EngineFailed
 
@@ -64,7 +64,7 @@ class _Rendered:
 
 
 class _Standin:
-    """What SGLang's chat conversion asks of a tokenizer manager."""
+    """A stand-in for the tokenizer manager, with all that SGLang's chat conversion asks of it."""
 
     def __init__(self, facts: Facts, path: str) -> None:
         from sglang.srt.configs.model_config import ModelConfig
@@ -97,7 +97,7 @@ class SGLangRemoteModel:
     """See app.engine.remote.model.RemoteModel."""
 
     def __init__(self, facts: Facts, options: RemoteModelOptions) -> None:
-        from app.engine.sglang.render import Limits, Renderer
+        from app.engine.sglang.render import Renderer, RenderLimits
 
         path = options.tokenizer or str(facts.model.get("tokenizer_path") or facts.model["model_path"])
         standin = _load(facts, path)
@@ -108,7 +108,7 @@ class SGLangRemoteModel:
         self._grammar = None if grammar != "xgrammar" else _grammar_check(standin, facts, options.grammars)
         context = int(standin.model_config.context_len)
         capacity = int(server["max_total_num_tokens"])
-        self._limits = Limits(
+        self._limits = RenderLimits(
             context_length=context,
             kv_capacity_tokens=capacity,
             max_prompt_tokens=int(server.get("max_req_input_len") or min(context, capacity) - 5) - 1,
@@ -133,14 +133,14 @@ class SGLangRemoteModel:
 
     def _capabilities(self, grammar: str) -> frozenset[Capability]:
         """No vision: only the server's image processor knows how many tokens an image is."""
-        found: set[Capability] = {"logprobs"}
+        able: set[Capability] = {"logprobs"}
         if self._chat.tool_call_parser:
-            found.add("tools")
+            able.add("tools")
         if self._chat.reasoning_parser:
-            found.add("reasoning")
+            able.add("reasoning")
         if grammar != "none":
-            found.add("json_schema")
-        return frozenset(found)
+            able.add("json_schema")
+        return frozenset(able)
 
     def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request. Raises BadRequest naming the parameter, ContextOverflow."""
@@ -199,10 +199,12 @@ class SGLangRemoteModel:
             body["sampling_params"] = body["sampling_params"] | {"sampling_seed": seed}
         return body
 
-    def sink(self, prompt: Prompt, index: int, out: GenerationStream) -> Sink:
+    def sink(self, prompt: Prompt, index: int, out: GenerationStream) -> ChoiceSink:
         from app.engine.sglang.parse import choice_sink
 
-        sink: Sink = choice_sink(index, out, len(prompt.token_ids), self._chat, prompt.handle.chat_request)
+        sink: ChoiceSink = choice_sink(
+            index, out, len(prompt.token_ids), self._chat, prompt.handle.chat_request
+        )
         return sink
 
     def tokenizer_json(self) -> str | None:
@@ -282,7 +284,7 @@ def _grammar_check(standin: _Standin, facts: Facts, budget: GrammarBudget) -> Gr
 
 
 def _reserved_tokens(server: Mapping[str, Any]) -> int:
-    """Of each request's context, what speculation takes (SGLang's `compute_num_reserved_tokens`)."""
+    """Tokens of each request's context that speculation takes (SGLang's `compute_num_reserved_tokens`)."""
     if str(server.get("speculative_algorithm") or "").upper() not in EAGLE:
         return 0
     topk, steps = server.get("speculative_eagle_topk") or 1, server.get("speculative_num_steps") or 1

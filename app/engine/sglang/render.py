@@ -1,4 +1,4 @@
-"""From a chat request to what SGLang generates from: conversion by SGLang's own code, checks in front.
+"""Renders a chat request into SGLang's input, by SGLang's own code with checks in front.
 
 Whatever can be refused is refused here, before the status line: an unknown or server-owned
 parameter, an unreadable image, a grammar that does not compile, a prompt that does not fit.
@@ -40,11 +40,11 @@ REPLACED = frozenset(
     {"n", "stream", "stream_options", "model", "user", "max_tokens", "max_completion_tokens"}
 )
 # `reasoning` is read by a validator of SGLang's request without being one of its fields.
-KNOWN = frozenset(ChatCompletionRequest.model_fields) | {"reasoning"}
+KNOWN_FIELDS = frozenset(ChatCompletionRequest.model_fields) | {"reasoning"}
 MEDIA_PARTS = {"image_url": "url", "video_url": "url", "audio_url": "url"}
 MAX_CHOICES = 128
 MAX_TOOLS_BYTES = 1024**2
-"""Of JSON: as text it would fill a context of 250,000 tokens. SGLang's check takes 2 us a byte, in Python."""
+"""Bytes of JSON: as text it would fill a context of 250,000 tokens. SGLang's check takes 2 us a byte."""
 PARAM_OF_SAMPLING = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -54,8 +54,8 @@ PARAM_OF_SAMPLING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What fits: the model's context, and the KV pool that one request can have."""
+class RenderLimits:
+    """The limits of a prompt: the model's context, and the KV pool that one request can have."""
 
     context_length: int
     kv_capacity_tokens: int
@@ -149,7 +149,7 @@ class Renderer:
     def __init__(
         self,
         chat: OpenAIServingChat,
-        limits: Limits,
+        limits: RenderLimits,
         *,
         name: str,
         remote_media: bool,
@@ -231,7 +231,7 @@ class Renderer:
         for name in body:
             if SERVER_OWNED.fullmatch(name):
                 raise UnsupportedParameter(f"{name}: only this server sets it.", param=name)
-            if name not in KNOWN:
+            if name not in KNOWN_FIELDS:
                 raise UnsupportedParameter(
                     f"{name}: this server does not have that parameter.", code="unknown_parameter", param=name
                 )
@@ -248,8 +248,8 @@ class Renderer:
         self._check_media(request)
         if problem := self._chat._validate_request(request):  # noqa: SLF001
             words = {"Tool": "tools", "Tools": "tools", "schema_": "response_format"}
-            found = _named_in(problem, words)
-            raise BadRequest(problem, param=words[found] if found else "messages")
+            named = _named_in(problem, words)
+            raise BadRequest(problem, param=words[named] if named else "messages")
         if request.tools and request.tool_choice != "none" and not self._chat.tool_call_parser:
             raise UnsupportedParameter("tools: this model has no tool-call format.", param="tools")
         thinks = self._chat.reasoning_parser or self._chat.template_manager.reasoning_config
@@ -265,7 +265,7 @@ class Renderer:
                 )
 
     def _check_media(self, request: ChatCompletionRequest) -> None:
-        """Only bytes that came with the request: SGLang would also open a URL, or a file of this machine."""
+        """Allow only media sent with the request: SGLang would also open a URL, or a file of this machine."""
         for number, url in _media_urls(request):
             if url.startswith("data:"):
                 continue
@@ -318,7 +318,7 @@ def _copied(value: Any) -> Any:
 
 
 def _keep_named_tool(request: ChatCompletionRequest) -> None:
-    """With a named `tool_choice`, leave that tool alone in the request.
+    """Keep only the tool of a named `tool_choice` in the request.
 
     The grammar that SGLang 0.5.20 builds for most formats (`get_legacy_structural_tag`) has all
     tools in it, so the model could call another than the one named.
@@ -331,8 +331,8 @@ def _keep_named_tool(request: ChatCompletionRequest) -> None:
 def _media_urls(request: ChatCompletionRequest) -> Iterator[tuple[int, str]]:
     for number, message in enumerate(request.messages):
         content = getattr(message, "content", None)
-        for part in content if isinstance(content, list) else ():
-            source = getattr(part, part.type, None) if part.type in MEDIA_PARTS else None
+        for element in content if isinstance(content, list) else ():
+            source = getattr(element, element.type, None) if element.type in MEDIA_PARTS else None
             if source is not None:
                 yield number, source.url
 
@@ -343,20 +343,22 @@ def _invalid(exc: pydantic.ValidationError) -> BadRequest:
     attempts: dict[tuple[Any, ...], list[Any]] = {}
     for error in exc.errors(include_url=False, include_input=False):
         loc = error["loc"]
-        types = [number for number, part in enumerate(loc) if not _is_of_caller(part)]
+        types = [number for number, element in enumerate(loc) if not _is_of_caller(element)]
         attempts.setdefault(loc[: types[0] + 1] if types else (), []).append(error)
     error = min(attempts.values(), key=lambda errors: (_misses_role(errors), len(errors)))[0]
     param = ""
-    for part in filter(_is_of_caller, error["loc"]):
-        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
+    for element in filter(_is_of_caller, error["loc"]):
+        param += f"[{element}]" if isinstance(element, int) else f".{element}" if param else element
     message = error["msg"].removeprefix("Value error, ")
     return BadRequest(f"{param}: {message}" if param else message, param=param or None)
 
 
-def _is_of_caller(part: int | str) -> bool:
+def _is_of_caller(element: int | str) -> bool:
     """Whether a part of an error's location is the caller's own, not the name of a type that was tried."""
     scalars = {"str", "int", "float", "bool", "none"}
-    return isinstance(part, int) or (re.fullmatch(r"[a-z_0-9]+", part) is not None and part not in scalars)
+    return isinstance(element, int) or (
+        re.fullmatch(r"[a-z_0-9]+", element) is not None and element not in scalars
+    )
 
 
 def _misses_role(errors: list[Any]) -> bool:
@@ -364,13 +366,13 @@ def _misses_role(errors: list[Any]) -> bool:
 
 
 def refused(exc: Exception) -> BadRequest:
-    """What SGLang refused, with the parameter if its message names one."""
+    """SGLang's refusal as ours, with the parameter if its message names one."""
     if isinstance(exc, HTTPException):
         status = HTTPStatus(exc.status_code).phrase
         return BadRequest(f"The request was refused: {status}: {exc.detail}")
     message = str(exc)[:500]
-    found = _named_in(message, KNOWN | PARAM_OF_SAMPLING.keys())
-    return BadRequest(message, param=PARAM_OF_SAMPLING.get(found, found) if found else None)
+    named = _named_in(message, KNOWN_FIELDS | PARAM_OF_SAMPLING.keys())
+    return BadRequest(message, param=PARAM_OF_SAMPLING.get(named, named) if named else None)
 
 
 def _named_in(message: str, names: Collection[str]) -> str | None:

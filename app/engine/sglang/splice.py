@@ -39,20 +39,20 @@ def splice(rendered: Sequence[int], past: Sequence[Sequence[int]], text: Text) -
     if not past:
         return Splice(rendered)
     whole = text.decode(rendered)
-    said, reason = 0, None
+    num_characters, reason = 0, None
     taken: list[Sequence[int]] = []
     for turn, run in enumerate(past, start=1):
         run_text = text.decode(run) if _is_known(run, text) else None
-        reason = _misfit(run_text, whole, said, turn)
+        reason = _misfit(run_text, whole, num_characters, turn)
         if run_text is None or reason is not None:
             break
-        said += len(run_text)
+        num_characters += len(run_text)
         taken.append(run)
     if not taken:
         return Splice(rendered, 0, reason)
     token_ids = list(itertools.chain.from_iterable(taken))
-    if said < len(whole):
-        token_ids += text.encode(whole[said:])
+    if num_characters < len(whole):
+        token_ids += text.encode(whole[num_characters:])
     if text.decode(token_ids) != whole:
         return Splice(rendered, 0, "tokenizer cannot join turns")
     return Splice(token_ids, len(taken), reason)

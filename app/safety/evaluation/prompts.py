@@ -167,7 +167,8 @@ def roc(judged: Sequence[Judged]) -> list[tuple[float, float]]:
     benign = len(judged) - harmful
     if not harmful or not benign:
         return []
-    points, hits, alarms, last = [(0.0, 0.0)], 0, 0, math.inf
+    points: list[tuple[float, float]] = []
+    hits, alarms, last = 0, 0, math.inf
     for each in sorted(judged, key=lambda each: -each.score):
         if each.score != last:
             points.append((alarms / benign, hits / harmful))

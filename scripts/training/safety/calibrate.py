@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 
 from app.safety.categories import CATEGORIES
 from app.safety.classifiers.classifier import Blend
@@ -153,16 +154,6 @@ def screened(scored: Scored) -> tuple[Hits, Hits]:
     return found[0], found[0] | found[1]
 
 
-def auc(harm: Floats, harmful: NDArray[np.bool_]) -> float:
-    """The chance that a harmful row scores above a benign one."""
-    order = np.argsort(harm, kind="stable")
-    ranks = np.empty(len(harm))
-    ranks[order] = np.arange(1, len(harm) + 1)
-    positives = int(harmful.sum())
-    negatives = len(harm) - positives
-    return float((ranks[harmful].sum() - positives * (positives + 1) / 2) / (positives * negatives))
-
-
 def figures(scored: Scored, harm: Floats, hits: tuple[Hits, Hits] | None = None) -> dict[str, Any]:
     """Recall or false positives of each source at thresholds of 1% and 5%, or of `hits`; and pooled."""
     found, (at_1, at_5) = scored.of, thresholds(scored, harm, (0.01, 0.05))
@@ -187,7 +178,7 @@ def figures(scored: Scored, harm: Floats, hits: tuple[Hits, Hits] | None = None)
         "mean_source_recall": _mean_recall(by_source),
         "look_alikes_flagged": _shares(hits, looks / looks.sum()) if looks.any() else {},
         "ordinary_flagged": _shares(hits, traffic / traffic.sum()),
-        "auc": round(auc(harm[public & prompts], found.harmful[public & prompts]), 4),
+        "auc": round(float(roc_auc_score(found.harmful[public & prompts], harm[public & prompts])), 4),
         "by_source": by_source,
     }
 

@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from app.store.database import FILE_NAME
-from app.store.migrations import MIGRATIONS
+from app.store.schema import MIGRATIONS
 from tests.support.servers import Serve, Served, Spawn, chat
 from tests.support.sse_client import fetch
 

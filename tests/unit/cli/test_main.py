@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -77,3 +79,23 @@ def test_port_in_use_is_said(capsys: pytest.CaptureFixture[str], monkeypatch, tm
         port = taken.getsockname()[1]
         assert main(["serve", "--engine", "scripted", "--port", str(port)]) == EXIT_USAGE
     assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_a_command_starts_without_the_libraries_that_it_does_not_need():
+    """`--help`, `keys` and `usage` load neither the classifiers' numpy nor pydantic, SGLang or a plot."""
+    slow = {"matplotlib", "numpy", "onnxruntime", "pydantic", "sglang", "sklearn", "torch"}
+    code = f"import sys, app.cli.main as m; m.parser(); print(sorted({slow} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_server_starts_without_the_libraries_that_it_does_not_need():
+    """Without a policy file and prices nothing is there to check; plots are for commands."""
+    slow = {"matplotlib", "pydantic", "sglang", "sklearn", "torch"}
+    code = (
+        "import sys, app.api.server, app.runtime; from app.safety.policies.policy_file import read;"
+        " from app.metering.pricing import PriceTable; read(None); PriceTable.parse(());"
+        f" print(sorted({slow} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout == "[]\n"

@@ -183,10 +183,10 @@ def test_a_plot_that_cannot_be_written_is_named(run: Run, tmp_path: Path):
         run("eval", str(path), "--plot", "nowhere/figures.svg")
 
 
-def test_progress_is_told_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    """On standard error, at every fiftieth row and at the end."""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    told = cli_safety._progress(60)
-    for number in range(1, 61):
-        told(number)
-    assert capsys.readouterr().err == "\r50 of 60\r60 of 60\n"
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The server does without it, so a plain set-up may lack it: the error says how to get it."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(SettingsError, match=r"--plot: needs matplotlib: .* pip install matplotlib"):
+        run("eval", str(tmp_path / "absent.jsonl"), "--plot", "figures.svg")

@@ -19,6 +19,7 @@ from app.store import offline as beside
 from app.store.database import FILE_NAME, Database
 from app.store.migrations import migrate
 from app.store.opening import StoreRefused
+from app.store.schema import MIGRATIONS
 from tests.support.ledgers import at, reserved, settled
 
 USAGE = Usage(1000, 2000, 400, 300, 100)
@@ -32,7 +33,7 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.mkdir()
     with writing(path) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
-        migrate(connection)
+        migrate(connection, MIGRATIONS)
         for at_us, owner in (
             (at("2021-11-20"), "ann"),
             (at("2021-11-20"), "bob"),

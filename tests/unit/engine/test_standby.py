@@ -9,7 +9,7 @@ import pytest
 
 from app.core import ChatRequest, Health
 from app.engine.scripted.engine import Script, ScriptedEngine
-from app.engine.standby import Standby
+from app.engine.standby import SupervisedEngine
 from app.errors import EngineFailed, EngineNotReady
 from tests.support.sse_client import until
 
@@ -45,7 +45,7 @@ class World:
         self.made: list[Fussy] = []
         self.fails = ""
         self.broken = ""
-        self.standby = Standby("small", self._make, first_pause_s=0.001)
+        self.standby = SupervisedEngine("small", self._make, first_pause_s=0.001)
 
     def _make(self, on_death: Callable[[str], None]) -> Fussy:
         if self.broken:
@@ -121,7 +121,7 @@ async def test_the_next_takes_the_place_of_a_dead_one(world: World) -> None:
     assert (world.standby.health(), world.standby.state) == (Health.STARTING, "down: killed")
     with pytest.raises(EngineFailed):
         await anext(deltas)
-    assert world.standby.handed_over("r") == 1
+    assert world.standby.emitted_tokens("r") == 1
     await world.another(2)
     await until(lambda: world.standby.health() is Health.READY)
     assert first.closed

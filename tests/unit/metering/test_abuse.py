@@ -12,7 +12,7 @@ import pytest
 from app.core import Key, KeyTerms, Usage
 from app.errors import StorageUnavailable
 from app.metering import abuse
-from app.metering.abuse import AbuseWatch, Rules, blocked, spikes
+from app.metering.abuse import AbuseRules, AbuseWatch, blocked, spikes
 from app.metering.addresses import MAX_KEYS, MAX_NETWORKS, Addresses
 from app.store import safety_events
 from app.store.safety_events import SafetyEvent
@@ -21,7 +21,7 @@ from tests.support.ledgers import at, empty_store, settled
 T = TypeVar("T")
 NOW = at("2026-11-20T12:00")
 HOUR_US = 3_600_000_000
-RULES = Rules()
+RULES = AbuseRules()
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_events_before_the_day_are_not_read(store: sqlite3.Connection) -> None:
     (last,) = store.execute("SELECT max(seq) FROM safety_events").fetchone()
     assert abuse._first_since(store, NOW - 24 * HOUR_US, last) > 490
     assert [flag.facts["blocks"] for flag in blocked(store, RULES, NOW)] == [7]
-    assert blocked(store, Rules(most_events=4), NOW) == []
+    assert blocked(store, AbuseRules(most_events=4), NOW) == []
 
 
 @pytest.mark.parametrize(

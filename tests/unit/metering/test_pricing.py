@@ -90,9 +90,12 @@ def test_prices_are_read_exactly(text: str, micro_usd: int, quote: str):
         ({"from": "2026-13-01"}, "from: expected a UTC day"),
         ({"from": 2026}, "from: expected a UTC day"),
         ({"from": datetime(2026, 1, 1, 12, tzinfo=UTC)}, "from: expected a UTC day"),
-        ({"ouput": "1"}, "unknown setting 'ouput'; did you mean 'output'"),
-        ({"model": ""}, "`model` is a served model's name"),
-        ({"model": 7}, "`model` is a served model's name"),
+        (
+            {"ouput": "1"},
+            r"\(llama\): unknown key 'ouput' \(did you mean 'output'\?\); there are model, from, input",
+        ),
+        ({"model": ""}, "entry 1.*: model: expected a served model's name"),
+        ({"model": 7}, "entry 1.*: model: expected a served model's name"),
     ],
 )
 def test_a_wrong_entry_is_refused_by_name(change: dict[str, Any], words: str):
@@ -101,10 +104,28 @@ def test_a_wrong_entry_is_refused_by_name(change: dict[str, Any], words: str):
         PriceTable.parse([ENTRY | change])
 
 
+def test_all_that_is_wrong_is_named_at_once():
+    """An operator mends a table in one go: each wrong entry has a line."""
+    wrong = [ENTRY | {"input": "free"}, ENTRY, ENTRY | {"model": "b", "output": -1, "frm": "2026-01-01"}]
+    with pytest.raises(SettingsError) as refused:
+        PriceTable.parse(wrong)
+    assert str(refused.value).splitlines() == [
+        "3 problems",
+        """  [[prices]] entry 1 (llama): input: expected USD per 1K tokens, as "0.0005", got 'free'""",
+        "  [[prices]] entry 3 (b): output: must be from 0 to 1000 USD, got -1",
+        (
+            "  [[prices]] entry 3 (b): unknown key 'frm' (did you mean 'from'?); there are model, from,"
+            " input, cached_input, output"
+        ),
+    ]
+
+
 @pytest.mark.parametrize("key", ["model", "input", "output"])
 def test_an_entry_says_what_is_missing(key: str):
     """A price left out is not taken as free."""
-    with pytest.raises(SettingsError, match=f"entry 2: `{key}` is missing"):
+    with pytest.raises(
+        SettingsError, match=rf"entry 2( \(llama\))?: {key}: is missing; (give USD|name a served)"
+    ):
         PriceTable.parse([ENTRY | {"model": "first"}, {k: v for k, v in ENTRY.items() if k != key}])
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from app.core import ChatRequest, Counts, Prompt
-from app.prefix_report.family import Break, Family
+from app.prefix_report.family import Break, PromptSeries
 from app.prefix_report.report import CAUSES, MAX_EDITIONS, MAX_FAMILIES, PrefixReport
 
 WORDS = " ".join(f"rule{n} says to be brief and kind;" for n in range(40))
@@ -83,7 +83,7 @@ class Node:
         self.cached = [(salt, ids[:tokens]) for salt, ids in self.cached] if tokens else []
 
     @property
-    def family(self) -> Family:
+    def family(self) -> PromptSeries:
         """The only system prompt there is."""
         [family] = self.report.families()
         return family

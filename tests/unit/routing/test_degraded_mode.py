@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core import ChatRequest, ModelCard
-from app.routing.degraded_mode import Bounds, Degrade, Limits, Pressure, Step, degrade_of
+from app.routing.degraded_mode import DegradedMode, DegradePolicy, Hysteresis, Pressure, Step, degrade_of
 from app.settings import Settings
 from app.store.conversations import SoFar
 
@@ -21,7 +21,7 @@ class World:
 
     def __init__(self) -> None:
         self.now_s = 50.0
-        self.mode = Degrade(clock_s=lambda: self.now_s)
+        self.mode = DegradedMode(clock_s=lambda: self.now_s)
 
     def hold(self, value: float, duration_s: float, every_s: float = 0.5) -> Step:
         """This pressure for so long, observed twice a second."""
@@ -88,7 +88,7 @@ def test_it_never_jumps_and_never_swings(
 ) -> None:
     """Whatever the pressure does: one step at a time, up only after `rise_s`, down only after `fall_s`."""
     now_s = 0.0
-    mode = Degrade(Limits(rise_s=rise_s, fall_s=fall_s), clock_s=lambda: now_s)
+    mode = DegradedMode(DegradePolicy(rise_s=rise_s, fall_s=fall_s), clock_s=lambda: now_s)
     changed_s, before = 0.0, Step.NORMAL
     for value, passes_s in values:
         now_s += passes_s
@@ -136,9 +136,9 @@ def test_between_its_bounds_a_step_stays(one: float, other: float) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"short": Bounds(0.5, 0.5)},
-        {"small": Bounds(0.4, 0.3)},
-        {"refuse": Bounds(1.0, 0.2)},
+        {"short": Hysteresis(0.5, 0.5)},
+        {"small": Hysteresis(0.4, 0.3)},
+        {"refuse": Hysteresis(1.0, 0.2)},
         {"rise_s": 0.0},
         {"short_tokens": 0},
     ],
@@ -146,7 +146,7 @@ def test_between_its_bounds_a_step_stays(one: float, other: float) -> None:
 def test_bounds_that_would_swing_are_refused(wrong: dict[str, Any]) -> None:
     """At once, not under load."""
     with pytest.raises(ValueError, match="must"):
-        Limits(**wrong)
+        DegradePolicy(**wrong)
 
 
 def test_normally_nothing_is_done(world: World) -> None:
@@ -206,8 +206,8 @@ def test_the_small_model_takes_what_it_can(world: World, step: Step) -> None:
 def test_the_small_model_takes_no_conversation_with_images_that_it_cannot_read(world: World) -> None:
     """They are in its history, not in the request."""
     world.mode.step = Step.SMALL
-    assert world.mode.apply(asked(), 100, small=SMALL, before=SoFar(images=True)).model == "large-70b"
-    assert world.mode.apply(asked(), 100, small=SMALL, before=SoFar("large-70b", 9, 1)).model == "small-1b"
+    assert world.mode.apply(asked(), 100, small=SMALL, so_far=SoFar(images=True)).model == "large-70b"
+    assert world.mode.apply(asked(), 100, small=SMALL, so_far=SoFar("large-70b", 9, 1)).model == "small-1b"
 
 
 def test_who_insists_is_served_in_full_or_refused(world: World) -> None:
@@ -226,7 +226,7 @@ def test_a_refusal_by_the_full_queue_says_so(world: World) -> None:
     world.mode.step = Step.REFUSE
     assert world.mode.refused() == {"x-degraded": "refused"}
     assert world.mode.touched["refused"] == 1
-    assert Step.REFUSE.told == "refuse"
+    assert Step.REFUSE.label == "refuse"
 
 
 def test_the_settings_say_when_and_how_much() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.errors import BadRequest, NotFound
 from app.store import conversation_list
-from app.store.conversation_list import Page, delete, rename, restore
+from app.store.conversation_list import ConversationPage, delete, rename, restore
 from app.store.indexing import index
 from tests.support.conversing import NOW_US, Chats
 
@@ -24,7 +24,9 @@ WORDS = ['"', '""', "a AND", "NOT", "NEAR(a b", "(", "a*", "*", "col:a", "text:a
 WORDS += ["a\0b", "\0", "{a}: b", "+", "😀", "\u202e", "-- ;", "%", "\\", " ".join("abcdefghij" * 60)]
 
 
-def page(c: sqlite3.Connection, owner: str, limit: int, cursor: str | None, words: str = "") -> Page:
+def page(
+    c: sqlite3.Connection, owner: str, limit: int, cursor: str | None, words: str = ""
+) -> ConversationPage:
     """A page of what is indexed, as the route has it."""
     while not index(c):
         pass

@@ -16,8 +16,9 @@ from app.errors import StorageUnavailable
 from app.store import opening
 from app.store.batch import Unit, commit_together, probe
 from app.store.database import FILE_NAME, MAX_UNITS, READERS, Database
-from app.store.migrations import MIGRATIONS, applied
+from app.store.migrations import applied
 from app.store.opening import StoreRefused
+from app.store.schema import MIGRATIONS
 from app.store.scrub import fold
 
 ROOT = Path(__file__).parents[3]
@@ -301,10 +302,10 @@ async def test_a_reader_elsewhere_holds_up_nobody(database: Database):
         await database.write(insert(n, size=10_000))
     assert numbers(other) == []
     assert len(await database.read(numbers)) == 50
-    assert not await database.fold()
+    assert not await database.checkpoint_wal()
     other.execute("COMMIT")
     assert len(numbers(other)) == 50
-    assert await database.fold()
+    assert await database.checkpoint_wal()
     assert (database.path.parent / f"{FILE_NAME}-wal").stat().st_size == 0
     other.close()
 
@@ -341,7 +342,7 @@ async def test_closing_writes_what_is_queued(tmp_path: Path):
     with pytest.raises(StorageUnavailable):
         await database.read(numbers)
     with pytest.raises(StorageUnavailable):
-        await database.fold()
+        await database.checkpoint_wal()
     await database.aclose()
     assert files(tmp_path) == {"lock", FILE_NAME}
     connection = sqlite3.connect(tmp_path / FILE_NAME)
@@ -580,7 +581,7 @@ async def test_a_unit_that_lingers_is_committed_with_the_next(database: Database
 async def test_a_unit_that_lingers_is_committed_when_it_is_needed(database: Database):
     """`hurry` ends the wait, and so does its end; so does closing."""
     hurried = database.submit(insert(1), linger_s=60)
-    database.hurry()
+    database.flush()
     assert await hurried == 1
     assert await database.submit(insert(2), linger_s=0.001) == 2
     last = database.submit(insert(3), linger_s=60)

@@ -21,6 +21,7 @@ from app.store.database import FILE_NAME, Database
 from app.store.key_table import KeyTable
 from app.store.keys import Issued, digest_of
 from app.store.migrations import migrate
+from app.store.schema import MIGRATIONS
 from tests.support.sse_client import until
 
 NOW_US = 1_790_000_000_000_000
@@ -46,7 +47,7 @@ def c() -> Iterator[sqlite3.Connection]:
     """An empty store in memory."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.execute("PRAGMA foreign_keys = ON")
-        migrate(connection)
+        migrate(connection, MIGRATIONS)
         yield connection
 
 

@@ -12,7 +12,8 @@ from app.core import Usage
 from app.store.conversation_list import page
 from app.store.conversations import FinishedAnswer, NewMessage, NewTurn, add_turn, ensure, finish_answers
 from app.store.indexing import index
-from app.store.migrations import MIGRATIONS, Migration, applied, migrate
+from app.store.migrations import Migration, applied, migrate
+from app.store.schema import MIGRATIONS
 from app.store.words import register
 from tests.support.ledgers import at, settled
 
@@ -121,13 +122,13 @@ def test_an_older_installation_is_brought_up_to_date(c: sqlite3.Connection, numb
     load(c, number)
     fill(c)
     before = contents(c)
-    migrate(c)
+    migrate(c, MIGRATIONS)
     assert contents(c) == before
     assert index(c)
     assert [row["id"] for row in page(c, "local", 20, None, "nile").conversations] == ["conv_1"]
     assert applied(c) == [migration.name for migration in MIGRATIONS]
     new = connect()
-    migrate(new)
+    migrate(new, MIGRATIONS)
     assert sorted(schema(c).split(";\n")) == sorted(schema(new).split(";\n"))
     new.close()
     assert c.execute("SELECT number FROM keys_version").fetchall() == [(0,)]

@@ -117,7 +117,7 @@ async def test_nothing_stays_in_corners(kept, seed):
     assert await kept.count("SELECT count(*) FROM pragma_integrity_check WHERE integrity_check = 'ok'") == 1
     for conversation_id in sorted(set(kept.said) - set(gone)):
         await kept.converse(conversation_id, num_words=40)
-    await kept.database.fold()
+    await kept.database.checkpoint_wal()
     assert kept.left(*gone) == set()
 
 
@@ -271,7 +271,7 @@ async def test_log_is_folded_soon_after_something_was_forgotten(kept):
     await kept.converse("conv_1")
     await kept.database.write(lambda c: c.execute("DELETE FROM events"))
     running = asyncio.create_task(Purge(kept.database, structlog.get_logger(), 30).run())
-    kept.database.forgotten.set()
+    kept.database.text_deleted.set()
     log = kept.database.path.with_name(FILE_NAME + "-wal")
     await until(lambda: log.stat().st_size == 0)
     running.cancel()

@@ -11,6 +11,7 @@ import pytest
 from app.errors import BadRequest
 from app.store.migrations import migrate
 from app.store.safety_events import FILTERS, SafetyEvent, add, hmac_of, page, secret
+from app.store.schema import MIGRATIONS
 
 EVENT = SafetyEvent(
     at_us=1_000,
@@ -35,7 +36,7 @@ EVENT = SafetyEvent(
 def c() -> Iterator[sqlite3.Connection]:
     """An empty store in memory."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    migrate(connection)
+    migrate(connection, MIGRATIONS)
     yield connection
     connection.close()
 
@@ -104,6 +105,6 @@ def test_the_hash_tells_texts_apart_only_with_the_key(c):
 def test_each_installation_has_a_key_of_its_own(c):
     """The key is made with the table."""
     other = sqlite3.connect(":memory:", isolation_level=None)
-    migrate(other)
+    migrate(other, MIGRATIONS)
     assert secret(c) != secret(other)
     other.close()

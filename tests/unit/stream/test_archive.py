@@ -13,7 +13,7 @@ from app.core import Counts, Delta
 from app.engine.scripted.engine import Script
 from app.generation.journal import Journal
 from app.generation.journal_entry import stream_facts
-from app.metering.balance import Balance
+from app.metering.balance import LedgerAudit
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
 from app.store import events
@@ -81,7 +81,7 @@ async def answer(database: Database) -> tuple[str, str]:
 async def reconciled(database: Database) -> int:
     """What the next start does."""
     log = structlog.wrap_logger(None, processors=[structlog.testing.LogCapture()])
-    return await Journal(database, PriceTable({}), Balance(log), Traffic(), log, 300).reconcile()
+    return await Journal(database, PriceTable({}), LedgerAudit(log), Traffic(), log, 300).reconcile()
 
 
 async def test_deleted_before_it_is_settled_stays_deleted_after_a_crash(database: Database):

@@ -10,7 +10,7 @@ import structlog
 from app.core import ChatRequest, Counts, Delta, IdempotencyKey
 from app.errors import Conflict, Draining, EngineFailed, EngineOverloaded, Unavailable
 from app.settings import Settings
-from app.stream.registry import Streams
+from app.stream.registry import StreamRegistry
 from app.stream.token_stream import TokenStream
 
 
@@ -58,7 +58,9 @@ class Registry:
 
     def __init__(self, **settings) -> None:
         self.log = structlog.testing.LogCapture()
-        self.streams = Streams(Settings(**settings), structlog.wrap_logger(None, processors=[self.log]))
+        self.streams = StreamRegistry(
+            Settings(**settings), structlog.wrap_logger(None, processors=[self.log])
+        )
         self.finish: dict[str, asyncio.Event] = {}
         self._number = 0
 

@@ -10,20 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core import Counts, Delta, ToolCall
-from app.stream.ring import Done, Failed, Finished, Lane, Notice, Opened, Part, Ring, ToolStarted
+from app.stream.ring import Done, Failed, Finished, Notice, Opened, Ring, TextRun, TextTrack, ToolStarted
 
 BIG = 10**9
-LANES = (Lane(0, "reasoning"), Lane(0, "text"), Lane(0, "tool", 0), Lane(0, "tool", 1), Lane(1, "text"))
+LANES = (
+    TextTrack(0, "reasoning"),
+    TextTrack(0, "text"),
+    TextTrack(0, "tool", 0),
+    TextTrack(0, "tool", 1),
+    TextTrack(1, "text"),
+)
 RANK = {"reasoning": 0, "text": 1, "tool": 2}
 
 
-def delta(text: str, lane: Lane = LANES[1], **fields) -> Delta:
+def delta(text: str, lane: TextTrack = LANES[1], **fields) -> Delta:
     """A delta of one lane."""
     tool = ToolCall(lane.tool_index) if lane.channel == "tool" else None
     return Delta(lane.choice, lane.channel, text, (), fields.pop("counts", Counts()), tool=tool, **fields)
 
 
-def unescaped(part: Part) -> str:
+def unescaped(part: TextRun) -> str:
     """The text of a part."""
     return orjson.loads(b'"' + part.text + b'"')
 
@@ -34,7 +40,7 @@ class Reading:
 
     cursor: int = 0
     ids: list[int] = field(default_factory=list)
-    text: dict[Lane, str] = field(default_factory=dict)
+    text: dict[TextTrack, str] = field(default_factory=dict)
     specials: list[object] = field(default_factory=list)
 
     def step(self, ring: Ring) -> None:
@@ -69,7 +75,7 @@ def test_any_walk_reads_the_appended_text(events, walks):
     ring = Ring(BIG)
     ring.append_special(Opened(2))
     readings = [Reading() for _ in walks]
-    expected: dict[Lane, str] = {}
+    expected: dict[TextTrack, str] = {}
     for number, event in enumerate(events, start=1):
         if isinstance(event, Finished):
             ring.append_special(event)
@@ -101,7 +107,7 @@ def test_text_after_a_cursor_is_the_rest(pieces, data):
     reading = Reading(cursor)
     while reading.cursor < ring.last_id:
         reading.step(ring)
-    assert reading.text[Lane(0, "text")] == "".join(pieces[cursor:])
+    assert reading.text[TextTrack(0, "text")] == "".join(pieces[cursor:])
     assert reading.ids[0] > cursor
 
 
@@ -121,7 +127,7 @@ def test_trimmed_ring_is_bounded_and_keeps_the_newest(pieces, plain):
     reading = Reading(ring.first_id - 1)
     while reading.cursor < ring.last_id:
         reading.step(ring)
-    assert reading.text[Lane(0, "text")] == "".join(pieces[ring.first_id - 1 :])
+    assert reading.text[TextTrack(0, "text")] == "".join(pieces[ring.first_id - 1 :])
 
 
 def test_counts_of_every_event_are_within_the_limit():
@@ -152,7 +158,7 @@ def test_counts_at_an_event_are_those_of_all_choices(choices, walks):
     ring, expected, so_far = Ring(BIG, counts=True), {}, dict.fromkeys(range(4), 0)
     for event_id, choice in enumerate(choices, start=1):
         so_far[choice] += 1
-        ring.append(delta("x", Lane(choice, "text"), counts=Counts(7, so_far[choice])))
+        ring.append(delta("x", TextTrack(choice, "text"), counts=Counts(7, so_far[choice])))
         expected[event_id] = Counts(7, sum(so_far.values()))
     for starts in (*walks, []):
         for cursor in {0, *(start for start in starts if start < len(choices))}:
@@ -178,25 +184,25 @@ def test_frame_has_a_size():
     ring = Ring(BIG)
     for _ in range(3000):
         ring.append(delta("x" * 1000))
-        ring.append(delta("y" * 1000, Lane(1, "text")))
+        ring.append(delta("y" * 1000, TextTrack(1, "text")))
     reading, sizes = Reading(), []
     while reading.cursor < ring.last_id:
         before = sum(map(len, reading.text.values()))
         reading.step(ring)
         sizes.append(sum(map(len, reading.text.values())) - before)
     assert max(sizes) < 600_000
-    assert reading.text == {Lane(0, "text"): "x" * 3_000_000, Lane(1, "text"): "y" * 3_000_000}
+    assert reading.text == {TextTrack(0, "text"): "x" * 3_000_000, TextTrack(1, "text"): "y" * 3_000_000}
 
 
 def test_order_within_a_choice_is_never_turned_round():
     """Reasoning after text begins a frame of its own; another choice's does not."""
     ring = Ring(BIG)
     for channel in ("text", "reasoning", "text"):
-        ring.append(delta(channel[0], Lane(0, channel)))
+        ring.append(delta(channel[0], TextTrack(0, channel)))
     assert [ring.after(i)[0] for i in (0, 1)] == [1, 3]
     ring = Ring(BIG)
-    ring.append(delta("a", Lane(0, "text")))
-    ring.append(delta("b", Lane(1, "reasoning")))
+    ring.append(delta("a", TextTrack(0, "text")))
+    ring.append(delta("b", TextTrack(1, "reasoning")))
     assert ring.after(0)[0] == 2
 
 
@@ -213,7 +219,7 @@ def test_special_event_is_a_step_of_its_own():
 def test_whole_is_all_text_by_lane(events):
     """The answer in one piece is the same text as the frames."""
     ring = Ring(BIG)
-    expected: dict[Lane, str] = {}
+    expected: dict[TextTrack, str] = {}
     for lane, piece in events:
         ring.append(delta(piece, lane))
         expected[lane] = expected.get(lane, "") + piece
@@ -406,7 +412,7 @@ def test_damaged_slice_is_refused(data):
     changed = bytearray(piece)
     changed[place] ^= data.draw(st.integers(1, 255))
     for damaged in (bytes(changed), piece[:place]):
-        with pytest.raises(ValueError, match="slice of events"):
+        with pytest.raises(ValueError, match=r"damaged segment|unknown version"):
             Ring.restore([damaged], BIG)
 
 

@@ -227,7 +227,7 @@ async def test_reader_closed_while_it_lags_ends():
         following = follow(reader, client)
         await turns()
         client.reading.clear()
-        reader.unpark()  # a heartbeat's time: it goes to its client, who has stopped reading
+        reader.wake()  # a heartbeat's time: it goes to its client, who has stopped reading
         await turns()
         assert reader.stalling or client.frames[-1] == PING
         await turns()
@@ -247,10 +247,10 @@ async def test_heartbeat_only_when_there_is_nothing_to_say():
     client, reader = Client(), stream.attach()
     following = follow(reader, client)
     await turns()
-    reader.unpark()
+    reader.wake()
     await turns()
     assert client.frames == [b"1:Opened", PING]
-    reader.unpark()
+    reader.wake()
     stream.append(delta("a"))
     await turns()
     assert client.frames == [b"1:Opened", PING, b"2:a"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.api.http.sse import PING, ChunkWire
 from app.core import ChatRequest, Counts, Delta, ToolCall
 from app.errors import EngineFailed
-from app.stream.ring import Done, Failed, Finished, Notice, Opened, Ring, Special, ToolStarted
+from app.stream.ring import ControlEvent, Done, Failed, Finished, Notice, Opened, Ring, ToolStarted
 from tests.support.sse_client import Event, SSEParser, Transcript
 
 HOSTILE = (
@@ -55,7 +55,7 @@ def frames_of(ring: Ring, wire: ChunkWire, cursor: int = 0) -> bytes:
     out = b""
     while cursor < ring.last_id:
         cursor, content = ring.after(cursor)
-        special = isinstance(content, Special)
+        special = isinstance(content, ControlEvent)
         out += wire.special(cursor, content) if special else wire.delta(cursor, content)
     return out
 

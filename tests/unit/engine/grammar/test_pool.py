@@ -11,7 +11,7 @@ import pytest
 import xgrammar
 
 from app.engine.grammar.cost import GrammarBudget
-from app.engine.grammar.pool import MAX_WAITING_PER_OWNER, Verdict, WorkerPool, WorkerSetup
+from app.engine.grammar.pool import MAX_WAITING_PER_OWNER, GrammarVerdict, WorkerPool, WorkerSetup
 from app.engine.sglang.grammar import GrammarCheck
 from app.errors import BadRequest, EngineNotReady, GrammarTooSlow, Overloaded
 
@@ -57,8 +57,10 @@ async def check() -> AsyncIterator[GrammarCheck]:
 async def test_a_slow_compile_is_killed_and_the_next_grammar_passes(pool: WorkerPool):
     """The verdict says what it may take."""
     slow = await pool.check("ann", "ebnf", MANY_RULES, 64)
-    assert slow == Verdict("slow", "to compile and follow it took more than the 1 s that a grammar may")
-    assert await pool.check("ann", "regex", "[a-z]+", 64) == Verdict("passed")
+    assert slow == GrammarVerdict(
+        "slow", "to compile and follow it took more than the 1 s that a grammar may"
+    )
+    assert await pool.check("ann", "regex", "[a-z]+", 64) == GrammarVerdict("passed")
 
 
 async def test_another_owner_does_not_wait():
@@ -66,12 +68,12 @@ async def test_another_owner_does_not_wait():
     pool = WorkerPool(setup(check_s=30))
     slow = [asyncio.create_task(pool.check("ann", "ebnf", MANY_RULES, 64)) for _ in range(3)]
     await asyncio.sleep(0)
-    assert await pool.check("bob", "regex", "[a-z]+", 64) == Verdict("passed")
+    assert await pool.check("bob", "regex", "[a-z]+", 64) == GrammarVerdict("passed")
     assert not any(task.done() for task in slow)
     for task in slow:
         task.cancel()
     await asyncio.gather(*slow, return_exceptions=True)
-    assert await pool.check("ann", "regex", "[a-z]+", 64) == Verdict("passed")
+    assert await pool.check("ann", "regex", "[a-z]+", 64) == GrammarVerdict("passed")
     await pool.aclose()
 
 
@@ -94,7 +96,7 @@ async def test_a_worker_that_died_is_replaced(pool: WorkerPool):
     for process in pool._all:
         os.kill(process.pid, signal.SIGKILL)
         await process.wait()
-    assert await pool.check("ann", "regex", "[a-z]+", 64) == Verdict("passed")
+    assert await pool.check("ann", "regex", "[a-z]+", 64) == GrammarVerdict("passed")
 
 
 async def test_no_worker_outlives_the_pool():

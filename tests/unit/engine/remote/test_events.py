@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from app.core import Counts
 from app.engine.remote import events as remote_events
-from app.engine.remote.events import ChoiceReader, EventReader, Refusal, Step, Unreadable, refusal_of
+from app.engine.remote.events import (
+    ChoiceReader,
+    ChoiceStep,
+    EventReader,
+    Refusal,
+    UnreadableEvent,
+    refusal_of,
+)
 
 STEPS = [("Hel", [1, 2]), ("lo", [3]), ("", [4]), (" you", [5, 6])]
 
@@ -32,7 +39,7 @@ def streamed(*, cumulative: bool, **meta: object) -> list[bytes]:
     return events
 
 
-def read(events: list[bytes]) -> list[Step]:
+def read(events: list[bytes]) -> list[ChoiceStep]:
     """All steps of one choice."""
     reader = ChoiceReader(prompt_tokens=7)
     return [reader.read(payload) for payload in events]
@@ -97,7 +104,7 @@ def test_logprobs_are_those_of_the_step(*, cumulative: bool) -> None:
 )
 def test_garbage_is_unreadable_and_never_quoted(payload: bytes) -> None:
     """What no SGLang sends is one kind of error, whose message has nothing of it."""
-    with pytest.raises(Unreadable, match=r"^an event that cannot be read \(\w+\)$"):
+    with pytest.raises(UnreadableEvent, match=r"^an event that cannot be read \(\w+\)$"):
         ChoiceReader(prompt_tokens=1).read(payload)
 
 
@@ -105,7 +112,7 @@ def test_counts_that_fall_are_unreadable() -> None:
     """A server that takes tokens back cannot be followed."""
     reader = ChoiceReader(prompt_tokens=1)
     reader.read(event("ab", [1, 2], 2))
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableEvent):
         reader.read(event("a", [1], 1))
 
 
@@ -142,5 +149,5 @@ def test_a_line_without_an_end_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPa
     reader = EventReader()
     for _ in range(10):
         assert list(reader.feed(b"x" * 100)) == []
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableEvent):
         list(reader.feed(b"x"))

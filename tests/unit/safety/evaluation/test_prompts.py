@@ -6,11 +6,9 @@ import gzip
 import itertools
 import json
 import random
-import xml.etree.ElementTree as ET
 
 import pytest
 
-from app.safety.evaluation.plot import plot
 from app.safety.evaluation.prompts import (
     Judged,
     Row,
@@ -172,15 +170,3 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name):
     (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(b"x" * 100)[:20])
     with pytest.raises(SettingsError, match=name):
         read([tmp_path / name])
-
-
-def test_the_plot_is_an_svg():
-    """Well-formed, a bar for each rate there is, and names as they are."""
-    rows = [*drawn(1), judged(0.9, harmful=True, action="block", source="<a & b>" + "x" * 40)]
-    svg = plot(report(rows), roc(rows))
-    root = ET.fromstring(svg)
-    assert root.tag.endswith("svg")
-    assert len(root.findall(".//{*}polyline")) == 1
-    texts = [text.text for text in root.findall(".//{*}text")]
-    assert any(text.startswith("<a & b>x") and text.endswith("…") for text in texts)
-    assert "polyline" not in plot(report(rows[-1:]), [])

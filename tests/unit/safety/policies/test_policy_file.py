@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.safety.categories import CATEGORIES, LOCKED
+from app.safety.categories import CATEGORIES, CODE_OF, LOCKED
 from app.safety.policies.alignment import NORMAL, STRICT, VERSION
 from app.safety.policies.policy_file import PolicyError, PolicyFile, Rule, parse, read
 
@@ -97,6 +97,54 @@ def test_what_is_wrong_is_named(text, names):
     """An unknown or malformed entry is an error that says where it stands."""
     with pytest.raises(PolicyError, match=names):
         of(text)
+
+
+def test_all_that_is_wrong_is_named_at_once():
+    """Each problem has a line with its place, what is there, and what is allowed."""
+    with pytest.raises(PolicyError) as refused:
+        of('action = "stop"\nblock_fpr = 0.2\n[categories.S14]\n[categories.hate]\nwach_fpr = 0.1')
+    assert str(refused.value).splitlines() == [
+        "4 problems",
+        "  action: expected 'block', 'watch', 'flag' or 'off', got 'stop'",
+        "  block_fpr: must be 0.0001 to 0.1, got 0.2",
+        f"  categories.S14: no such category; there are {', '.join(CODE_OF)}",
+        (
+            "  categories.hate: unknown key 'wach_fpr' (did you mean 'watch_fpr'?); there are action,"
+            " block_fpr, watch_fpr, answer_fpr, watched_answer_fpr"
+        ),
+    ]
+
+
+def test_what_two_rates_contradict_is_named_for_each_category():
+    """Rates are compared once all tables are read, and each category's contradiction is listed."""
+    with pytest.raises(PolicyError) as refused:
+        of("[categories.hate]\nwatch_fpr = 0.001\n[categories.privacy]\nwatched_answer_fpr = 0.001")
+    assert [line.split(":")[0].strip() for line in str(refused.value).splitlines()] == [
+        "2 problems",
+        "categories.hate",
+        "categories.privacy",
+    ]
+
+
+def test_an_error_does_not_repeat_a_text_of_the_policy():
+    """Spans of the hard list are secret, and an error goes to the log: it has the entry's number only."""
+    with pytest.raises(PolicyError, match="entry 2") as refused:
+        of(f'hard_list = ["ok", "{"project-x" * 3_000}"]\n[alignment]\nstrict = 5')
+    assert "project-x" not in str(refused.value)
+
+
+def test_a_file_with_hundreds_of_errors_lists_the_first_of_them():
+    """A file of another kind gives a message that can be read."""
+    with pytest.raises(PolicyError, match="300 problems") as refused:
+        of("\n".join(f"key_{number} = 1" for number in range(300)))
+    assert len(str(refused.value).splitlines()) == 22
+    assert str(refused.value).endswith("and 280 more")
+
+
+def test_one_category_by_code_and_by_name_is_one_rule():
+    """Both tables hold: the second changes what the first has not set."""
+    rule = of("[categories.S10]\nblock_fpr = 0.02\n[categories.hate]\nwatch_fpr = 0.1").rules["S10"]
+    assert rule == Rule("block", 0.02, 0.1)
 
 
 def test_texts_of_an_operator_have_their_own_version():

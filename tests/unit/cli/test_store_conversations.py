@@ -17,6 +17,7 @@ from app.cli.main import EXIT_USAGE, main
 from app.store.conversation_list import delete
 from app.store.database import FILE_NAME
 from app.store.migrations import migrate
+from app.store.schema import MIGRATIONS
 from tests.support.conversing import Chats
 
 Run = Callable[..., tuple[int, str]]
@@ -28,7 +29,7 @@ def ann(tmp_path: Path) -> Iterator[Chats]:
     """Conversations of two owners in one store; the connection is as a server's, and open."""
     with closing(connect(tmp_path / FILE_NAME, isolation_level=None)) as c:
         c.execute("PRAGMA journal_mode = WAL")
-        migrate(c)
+        migrate(c, MIGRATIONS)
         ann, bob = Chats(c, "ann"), Chats(c, "bob")
         ann.turn("conv_1", "knock knock", "who is there")
         ann.turn("conv_1", "the cat", "it purrs")

@@ -8,10 +8,10 @@ import pytest
 
 from app.core import Usage
 from app.store.ledger import Price
-from app.store.usage import Difference, Sums, differences, rebuild, usage
+from app.store.usage import UsageDifference, UsageSums, differences, rebuild, usage
 from tests.support.ledgers import at, empty_store, reserved, settled
 
-ONE = Sums(requests=1, prompt_tokens=10, completion_tokens=20, cost_micro_usd=1)
+ONE = UsageSums(requests=1, prompt_tokens=10, completion_tokens=20, cost_micro_usd=1)
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def c() -> sqlite3.Connection:
     return connection
 
 
-def times(number: int) -> Sums:
+def times(number: int) -> UsageSums:
     """The sums of that many of the requests."""
-    return Sums(*(number * value for value in ONE))
+    return UsageSums(*(number * value for value in ONE))
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,16 @@ def test_the_books_balance(c: sqlite3.Connection):
         ("DELETE FROM usage_daily", None, ONE),
     ],
 )
-def test_one_difference_is_found(c: sqlite3.Connection, tamper: str, kept: Sums | None, rows: Sums):
+def test_one_difference_is_found(c: sqlite3.Connection, tamper: str, kept: UsageSums | None, rows: UsageSums):
     """A sum that was changed is named with its day, model and owner, and what it should be."""
     c.execute(f"{tamper} WHERE owner = 'bob'")
-    assert differences(c) == [Difference(20261120, "llama", "bob", kept, rows)]
+    assert differences(c) == [UsageDifference(20261120, "llama", "bob", kept, rows)]
 
 
 def test_a_sum_without_rows_is_found(c: sqlite3.Connection):
     """A request that is gone leaves its sum to be seen."""
     c.execute("DELETE FROM requests WHERE owner = 'bob'")
-    assert differences(c) == [Difference(20261120, "llama", "bob", ONE, None)]
+    assert differences(c) == [UsageDifference(20261120, "llama", "bob", ONE, None)]
 
 
 def test_rebuilding_puts_a_day_right(c: sqlite3.Connection):

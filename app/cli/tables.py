@@ -1,0 +1,76 @@
+"""Tables and progress of the command line, by rich: for a terminal's width and colours, else plain lines.
+
+Where the output goes into a pipe or a file, a row is one line, its columns aligned by spaces. rich knows
+NO_COLOR. It is imported where something is shown.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Row = TypeVar("Row")
+
+_UNBROKEN = 1_000_000
+"""The width, in characters, of what is no terminal: no line is wrapped."""
+
+
+def text(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    total: Sequence[str] = (),
+    left: int | None = None,
+) -> str:
+    """A table as lines. The first `left` columns hold words, the others numbers; None for words only.
+
+    `total` is a last row, set apart.
+    """
+    from rich.text import Text
+
+    on_terminal = sys.stdout.isatty()
+    table = _frame(framed=on_terminal)
+    for number, head in enumerate(heads):
+        is_number = left is not None and number >= left
+        table.add_column(Text(head), justify="right" if is_number else "left", overflow="fold")
+    body = [*rows]
+    for row in body:
+        table.add_row(*map(Text, row))
+    if total and body:
+        table.add_section() if on_terminal else table.add_row(*("-" * len(cell) for cell in total))
+    if total:
+        table.add_row(*map(Text, total), style="bold")
+    console = _console(on_terminal=on_terminal)
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n")
+
+
+def progress(rows: Sequence[Row]) -> Iterable[Row]:
+    """The rows, with a bar on standard error of how many were taken, where that is a terminal."""
+    if not sys.stderr.isatty():
+        return rows
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(rows, "judging", console=Console(stderr=True))
+
+
+def _frame(*, framed: bool) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    if framed:
+        return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+
+
+def _console(*, on_terminal: bool) -> Console:
+    from rich.console import Console
+
+    return Console(width=None if on_terminal else _UNBROKEN, markup=False, highlight=False, emoji=False)

@@ -1,0 +1,76 @@
+"""docs/safety.md: its policy file is one, its table has every category, its numbers are those of the code."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from app.safety.categories import ALL, LOCKED
+from app.safety.guard import tier
+from app.safety.policies import policy
+from app.safety.policies.policy_file import PolicyFile, Rule, parse
+from app.safety.policies.thresholds import MAX_FPR, MIN_FPR
+from app.safety.screens import prompt_screen, remembered, stream_screen
+from app.safety.screens.stream_terms import HoldBack
+from app.safety.text import turns
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs/safety.md").read_text("utf-8")
+
+
+def example() -> PolicyFile:
+    """The policy file that the document shows."""
+    [text] = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    return parse(tomllib.loads(text))
+
+
+def test_the_example_is_a_policy():
+    """It is taken as it stands, and says what its comments say."""
+    file = example()
+    assert file.rules["S1"] == Rule()
+    assert file.rules["S6"] == Rule("flag")
+    assert file.rules["S11"] == Rule("block", 0.02, 0.1)
+    assert file.alignment.version == "school-3"
+    assert "{help_lines}" in file.messages["S11"]
+
+
+def test_every_category_is_described():
+    """By code, name and title, and those that are locked are said to be."""
+    for category in ALL:
+        locked = "; **cannot be loosened**" if category.code in LOCKED else ""
+        assert f"| `{category.code}` | `{category.name}` | {category.title}{locked} |" in TEXT
+
+
+HELD = HoldBack()
+NUMBERS = (
+    (
+        "safety",
+        f"{HELD.clean} tokens: a token goes out as soon as it is read | up to {HELD.grey} tokens |",
+    ),
+    (
+        "safety",
+        f"{HELD.watched} tokens, from the first one on | up to {HELD.watched + HELD.watched_grey} tokens |",
+    ),
+    ("safety", f"Doubt begins at {stream_screen.GREY_PART} of the score that halts."),
+    ("safety", f"the message's last {stream_screen.CONTINUED_CHARS:,} characters"),
+    ("safety", f"plus one second for every {prompt_screen.CHARS_A_SECOND:,} characters"),
+    ("safety", f"read in slices of {turns.SLICE_CHARS:,} characters"),
+    ("safety", f"up to {turns.SHORT_CHARS} characters"),
+    ("safety", f"its score times {turns.DECAY} for each turn since"),
+    ("safety", f"it remembers {remembered.JUDGED:,} texts"),
+    ("safety", f"it reads the {prompt_screen.ENCODED_TEXTS} texts that the n-grams doubt most"),
+    ("safety", f"{policy.GUARD_BLOCK} blocks, {policy.GUARD_WATCH} watches"),
+    ("safety", f"Targets go from {MIN_FPR} to {MAX_FPR}."),
+    ("guard", f"{policy.GUARD_BLOCK} blocks and {policy.GUARD_WATCH} watches"),
+    ("guard", f"takes longer than {tier.TIMEOUT_S:g} s"),
+)
+"""Page and words."""
+
+
+@pytest.mark.parametrize(("page", "words"), NUMBERS)
+def test_numbers_are_those_of_the_code(page: str, words: str):
+    """A number that the page gives is the constant's."""
+    text = " ".join((Path(__file__).resolve().parents[2] / f"docs/{page}.md").read_text("utf-8").split())
+    assert words in text
