@@ -33,7 +33,7 @@ from app.log import where
 from app.metering.abuse import AbuseWatch
 from app.metering.balance import LedgerAudit
 from app.metering.budget import Budgets
-from app.metering.estimate import text_counter
+from app.metering.estimate import TextCounter
 from app.metering.limiter import Limiter
 from app.metering.pricing import PriceTable
 from app.metering.reads import Reads
@@ -101,7 +101,8 @@ class Runtime:
         self.history = History(self.database)
         self.traffic = Traffic()
         self.balance = LedgerAudit(log)
-        self.limiter = Limiter()
+        self._text_counter = TextCounter()
+        self.limiter = Limiter(count_text=self._text_counter)
         self.reads = Reads(self.limiter, settings.max_reads_per_s)
         self.budgets = Budgets(self.database, self.limiter)
         self.abuse = AbuseWatch(self.database)
@@ -226,9 +227,7 @@ class Runtime:
             await self.guard_engine.start()
             self.guard = build_guard(self.settings, self.guard_engine, self.safety_counters)
         # In a thread: a large vocabulary takes half a second.
-        self.limiter.count_text, exact = await asyncio.to_thread(
-            lambda: text_counter(self.engine.tokenizer_json())
-        )
+        exact = await asyncio.to_thread(lambda: self._text_counter.use(self.engine.tokenizer_json()))
         for backend in self.backends:
             backend.admission.open()
         self.phase, self._started = "ready", True
@@ -242,6 +241,11 @@ class Runtime:
             engine_start_s=round(took_s, 2),
             prompt_estimates="merges" if exact else "bytes",
         )
+
+    def start_failed(self, reason: str) -> None:
+        """The engine did not start, and will not."""
+        self.phase = f"dead: {reason}"
+        self.log.error("engine_start_failed", reason=reason)
 
     def _engine_died(self, reason: str) -> None:
         """Called by the engine, on the loop, when it cannot go on."""

@@ -209,8 +209,7 @@ async def _until_over(runtime: Runtime, starting: asyncio.Task[None], stop: asyn
             try:
                 starting.result()
             except EngineFailed as error:
-                runtime.phase = f"dead: {error.message}"
-                runtime.log.error("engine_start_failed", reason=error.message)
+                runtime.start_failed(error.message)
                 return EXIT_ENGINE_LOST
     finally:
         stopped.cancel()

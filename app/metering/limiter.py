@@ -259,10 +259,10 @@ class Limiter:
         self,
         clock_s: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
+        count_text: CountText = bytes_estimate,
     ) -> None:
         self.clock_s = clock_s
-        self.count_text: CountText = bytes_estimate
-        """Counts the tokens of a text; the model's own merges once they are known."""
+        self.count_text = count_text
         self.refused: dict[str, Counter[str]] = {tier: Counter(dict.fromkeys(REASONS, 0)) for tier in TIERS}
         self._chance = chance
         self._keys: dict[str, _Usage] = {}

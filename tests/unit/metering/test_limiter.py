@@ -31,9 +31,7 @@ def clock() -> Clock:
 @pytest.fixture
 def limiter(clock: Clock) -> Limiter:
     """A limiter that counts a token a word and never jitters."""
-    limiter = Limiter(clock, lambda: 0.0)
-    limiter.count_text = lambda text: len(text.split())
-    return limiter
+    return Limiter(clock, lambda: 0.0, lambda text: len(text.split()))
 
 
 def key(**terms: Any) -> Key:
