@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 Channel = Literal["text", "reasoning", "tool"]
@@ -94,6 +94,22 @@ class IdempotencyKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Placement:
+    """What the server decided about a request; nothing of it is the caller's."""
+
+    cache_salt: str = ""
+    """Requests of one salt share what the engine has cached."""
+    priority: int = 10
+    """Higher ones are served first by the engine, and set aside last; from the key's tier."""
+    socket_wait_s: float = 0.0
+    """Seconds between the request's last bytes and their being read: over 0 while the process is busy."""
+    response_headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers of its answer: which model was chosen for it and why, and where it got less than asked for."""
+    length_capped: bool = False
+    """Whether `max_tokens` is the server's, in degraded mode, and not the caller's."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A validated chat completion request.
 
@@ -126,16 +142,11 @@ class ChatRequest:
     parent_id: str | None = None
     new_conversation: bool = False
     past: Sequence[Sequence[int]] = ()
-    cache_salt: str = ""
-    """Requests of one salt share what the engine has cached; the server's, never the caller's."""
-    priority: int = 10
-    """Whom the engine serves first, and whom it sets aside; from the key's tier."""
-    unread_s: float = 0.0
-    """How long it had been on this machine when it was read: more than nothing where there is much to do."""
-    told: Mapping[str, str] = field(default_factory=dict)
-    """Headers of its answer: which model was chosen for it and why, and what was done less than asked."""
-    cut: bool = False
-    """Whether `max_tokens` is the server's, which does less for now, and not the caller's."""
+    placement: Placement = Placement()
+
+    def placed(self, **changes: Any) -> ChatRequest:
+        """The request with other fields of its placement."""
+        return replace(self, placement=replace(self.placement, **changes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ async def _render(check: RequestSafety, backend: Backend, request: ChatRequest) 
     try:
         return await check.render(backend.engine, request)
     except ContextOverflow:
-        if not request.cut:
+        if not request.placement.length_capped:
             raise
         # The room that is left is less than a shortened answer may take.
         return await check.render(backend.engine, replace(request, max_tokens=None))

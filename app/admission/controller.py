@@ -170,7 +170,7 @@ class Admission:
         Raises KeyOverloaded, Overloaded.
         """
         now_s = self._clock_s()
-        if not self.queue and request.unread_s < AT_ONCE_S:
+        if not self.queue and request.placement.socket_wait_s < AT_ONCE_S:
             return
         lane = self.lanes.come(request, key, now_s, self.pool.capacity_tokens)
         most = request.max_tokens or self._engine.model.context_length

@@ -46,7 +46,7 @@ class Knock(Queued):
     __slots__ = ("fingerprint",)
 
     def __init__(self, lane: Lane, request: ChatRequest, tokens: int, now_s: float) -> None:
-        super().__init__(lane, tokens, now_s, request.unread_s)
+        super().__init__(lane, tokens, now_s, request.placement.socket_wait_s)
         self.fingerprint = fingerprint_of(request)
 
 
@@ -90,7 +90,7 @@ class Ticket(Queued):
     def __init__(
         self, desk: Desk, lane: Lane, request: ChatRequest, prompt: Prompt, growth: Growth, now_s: float
     ) -> None:
-        super().__init__(lane, 0, now_s, request.unread_s)
+        super().__init__(lane, 0, now_s, request.placement.socket_wait_s)
         self._desk = desk
         self.rid = request.request_id
         self.fingerprint = fingerprint_of(request)

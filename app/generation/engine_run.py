@@ -111,7 +111,7 @@ class EngineRun:
             first.counts,
             self._asked_s,
             key_id=None if key is None else key.id,
-            salt=context.request.cache_salt,
+            salt=context.request.placement.cache_salt,
         )
         return self._open_screen()
 

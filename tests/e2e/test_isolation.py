@@ -21,7 +21,7 @@ class Noting(ScriptedEngine):
 
     async def render(self, request: ChatRequest) -> Prompt:
         """See Engine.render."""
-        self.priorities = [*getattr(self, "priorities", ()), request.priority]
+        self.priorities = [*getattr(self, "priorities", ()), request.placement.priority]
         return await super().render(request)
 
 

@@ -55,14 +55,17 @@ class ChatRoutes:
         except BaseException:
             lease.settle({})
             raise
-        request.scope[STREAM_ID], request.scope[RESPONSE_HEADERS] = stream.request_id, stream.request.told
+        request.scope[STREAM_ID], request.scope[RESPONSE_HEADERS] = (
+            stream.request_id,
+            stream.request.placement.response_headers,
+        )
         try:
             if streaming:
                 return await self._follow(_last_event_id(request), client, stream, patient=patient)
             return await self._answer(client, stream, patient=patient)
         except Overloaded:
             request.scope[RESPONSE_HEADERS] = {
-                **stream.request.told,
+                **stream.request.placement.response_headers,
                 **self._selector.refused(stream.request.model),
             }
             raise
@@ -94,7 +97,7 @@ class ChatRoutes:
         """
         owner = caller.owner
         raw = await self._bodies.read(request, client, owner, self._bodies.limit_bytes)
-        unread_s = request.scope["extensions"][CONNECTION].unread_s()
+        socket_wait_s = request.scope["extensions"][CONNECTION].unread_s()
         wishes = RoutingHeaders.of(request)
         key, after = await _idempotency_key(request, raw), _last_event_id(request)
         # Before the body is parsed: who was let in uncharged for a known key may send no other one under it.
@@ -104,7 +107,7 @@ class ChatRoutes:
         # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
         store = request.url.path.startswith("/api/")
         chat = parse_chat_request(
-            body, new_request_id(), owner, store=store, idempotency=key, unread_s=unread_s
+            body, new_request_id(), owner, store=store, idempotency=key, socket_wait_s=socket_wait_s
         )
         self._runtime.check_model(chat.model, caller.models)
         caller.check_grammars(body)
@@ -117,7 +120,7 @@ class ChatRoutes:
             return made, streaming
         _check_fresh(after)
         chat = await self._selector.select(chat, caller, wishes)
-        request.scope[RESPONSE_HEADERS] = chat.told
+        request.scope[RESPONSE_HEADERS] = chat.placement.response_headers
         return await self._begin(caller, chat, lease, streaming=streaming), streaming
 
     async def _made_before(self, owner: str, key: IdempotencyKey, after: int) -> TokenStream | None:
@@ -262,7 +265,7 @@ def new_request_id() -> str:
 
 
 def _headers(stream: TokenStream) -> dict[str, str]:
-    headers = {"x-request-id": stream.request_id, **stream.request.told}
+    headers = {"x-request-id": stream.request_id, **stream.request.placement.response_headers}
     if stream.request.conversation_id is not None:
         headers["x-conversation-id"] = stream.request.conversation_id
     return headers
