@@ -87,10 +87,11 @@ class Pipeline:
                         if screen is None:  # nothing goes out before the verdict and the reservation
                             screen = await run.cleared(delta)
                         for released in screen.feed(delta):
-                            trace.released(released)
+                            if released.finish_reason is not None:
+                                trace.finished(released)
                             entry.released(released)
                             stream.append(released)  # into the ring and the sockets of its readers
-                            if limits.on_released(entry):
+                            if limits.budgeted and limits.on_released(entry):
                                 break
                         if screen.halted is not None or limits.reached is not None:
                             break

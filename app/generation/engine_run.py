@@ -47,6 +47,9 @@ class EngineRun:
         self._opening: asyncio.Task[None] | None = None
         self._screen: AnswerScreen | None = None
         self._asked_s = 0.0
+        # Looked up once: `counted` is called for every token.
+        self._on_ticket, self._on_trace = context.ticket.saw, context.trace.saw
+        self._has_unbilled = prompt.unbilled_tokens > 0
 
     async def __aenter__(self) -> Self:
         """Ask the engine. The status line goes out now where the prompt is judged, else with its verdict.
@@ -83,12 +86,12 @@ class EngineRun:
 
     def counted(self, delta: Delta) -> Delta:
         """The delta as billed, once ticket, trace and limits have taken note of it."""
-        context = self._context
-        context.ticket.saw(delta)
-        if self._prompt.unbilled_tokens:
+        self._on_ticket(delta)
+        if self._has_unbilled:
             delta = delta._replace(counts=self._prompt.as_billed(delta.counts))
-        context.trace.saw(delta)
-        self._limits.on_generated(delta)
+        self._on_trace(delta)
+        if self._limits.metered:
+            self._limits.on_generated(delta)
         return delta
 
     async def cleared(self, first: Delta) -> AnswerScreen:
@@ -172,7 +175,7 @@ class EngineRun:
         unfinished = context.trace.unfinished
         for choice in unfinished:
             last = Delta(choice, "text", "", (), context.entry.released_counts(choice), reason)
-            context.trace.released(last)
+            context.trace.finished(last)
             context.stream.append(last)
         return bool(unfinished)
 

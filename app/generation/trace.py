@@ -36,11 +36,11 @@ class Trace:
         if self._first_token_s is None and delta.token_ids:
             self._first_token_s = time.monotonic()
 
-    def released(self, delta: Delta) -> None:
-        """A delta goes out; with its finish reason, a choice's last one."""
-        if delta.finish_reason is not None:
-            self._finish_reasons[delta.choice] = delta.finish_reason
-            self._last_token_s = time.monotonic()
+    def finished(self, delta: Delta) -> None:
+        """A choice's last delta goes out."""
+        assert delta.finish_reason is not None
+        self._finish_reasons[delta.choice] = delta.finish_reason
+        self._last_token_s = time.monotonic()
 
     def failed(self, code: str) -> None:
         """The request ended in an error."""

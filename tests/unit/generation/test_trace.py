@@ -38,7 +38,7 @@ def passed_on(trace: Trace, delta: Delta) -> None:
     """A delta comes from the engine, and goes out."""
     trace.saw(delta)
     if delta.finish_reason is not None:
-        trace.released(delta)
+        trace.finished(delta)
 
 
 def test_timings_of_a_whole_request(clock: Clock):
