@@ -70,12 +70,12 @@ def _of_assistant(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(content: list[Any]) -> Iterator[dict[str, Any]]:
-    for part in content[:MAX_PARTS]:
-        if not isinstance(part, dict):
+    for item in content[:MAX_PARTS]:
+        if not isinstance(item, dict):
             continue
-        if part.get("type") == "text" and isinstance(part.get("text"), str):
-            yield {"type": "text", "text": part["text"]}
-        elif part.get("type") == "image_url" and (image := _image(part.get("image_url"))):
+        if item.get("type") == "text" and isinstance(item.get("text"), str):
+            yield {"type": "text", "text": item["text"]}
+        elif item.get("type") == "image_url" and (image := _image(item.get("image_url"))):
             yield {"type": "image_url", "image_url": image}
 
 

@@ -292,10 +292,10 @@ class Runtime:
         mode = self.degrade
         if mode is None:
             return
-        before = mode.step
+        previous = mode.step
         bounds = Bounds.of(self.settings)
         mode.observe(pressure_of(self.backends.large.admission, bounds, time.monotonic()))
-        if mode.step is not before:
+        if mode.step is not previous:
             self.log.warning("degraded", step=mode.step.label, pressure=round(mode.pressure, 2))
 
     def check_ready(self) -> None:
@@ -330,8 +330,8 @@ class Runtime:
         """
         if self.policies is None:
             return None
-        before, policy = self.policies.current, self.policies.reload()
-        self.log.info("policy_reloaded", policy_hash=policy.hash, was=before.hash)
+        previous, policy = self.policies.current, self.policies.reload()
+        self.log.info("policy_reloaded", policy_hash=policy.hash, was=previous.hash)
         return policy
 
     async def drain(self) -> None:

@@ -137,13 +137,13 @@ def text_of(content: Any) -> str:
     """What can be read of a message's content: a string, or its text parts."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(part["text"] for part in content if part["type"] == "text")
+    return "\n".join(item["text"] for item in content if item["type"] == "text")
 
 
 def _title(messages: Sequence[Mapping[str, Any]]) -> str:
     """The beginning of what the user said first."""
-    said = (text_of(m.get("content")) for m in messages if m["role"] == "user")
-    words = " ".join(next(said, "").split())
+    user_texts = (text_of(m.get("content")) for m in messages if m["role"] == "user")
+    words = " ".join(next(user_texts, "").split())
     if len(words) > TITLE_CHARACTERS:
         words = words[: TITLE_CHARACTERS - 1].rstrip() + "…"
     return words or "Untitled"

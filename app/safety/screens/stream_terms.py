@@ -105,7 +105,7 @@ def _joined(content: object) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, Sequence) else ()
-    texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+    texts = (item.get("text") for item in parts if isinstance(item, Mapping))
     return "".join(text for text in texts if isinstance(text, str))
 
 
