@@ -68,7 +68,7 @@ class Pipeline:
         check = self._safety_of(request, key)
         ending = RequestEnd(self._journal, self._traffic, self._log, trace, lease)
         with ending.of(stream, check, backend.engine), self._history.claim(request):
-            backend.knock(request, key)
+            backend.precheck(request, key)
             turn = await self._history.load(request)
             check.prescreen(turn)
             prompt = await _render(check, backend, turn.request)

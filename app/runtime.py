@@ -11,9 +11,9 @@ from pathlib import Path
 from structlog.typing import FilteringBoundLogger
 
 from app.admission.controller import Admission
-from app.admission.load_shedder import Bounds
+from app.admission.load_shedder import QueueBounds
 from app.admission.throughput_profile import FILE as PACE_FILE
-from app.admission.throughput_profile import Pace
+from app.admission.throughput_profile import ThroughputProfile
 from app.core import Engine, Health
 from app.engine_factory import (
     OnDeath,
@@ -155,14 +155,14 @@ class Runtime:
         settings, streams = self.settings, self.streams
         admission = Admission(
             engine,
-            Bounds.of(settings),
+            QueueBounds.of(settings),
             ttft_target_s=settings.ttft_target_s,
             tpot_target_s=settings.tpot_target_s,
             key_slowdown=settings.key_slowdown,
             max_prefill_tokens=settings.max_prefill_tokens,
-            pace=Pace(settings.data_dir / PACE_FILE),
+            pace=ThroughputProfile(settings.data_dir / PACE_FILE),
+            abort_unread=lambda: streams.abort_unread(engine.model.id),
         )
-        admission.abort_unread = lambda: streams.abort_unread(engine.model.id)
         return Backend(engine, admission, name)
 
     def build_safety(self, load_models: ModelLoader) -> SafetyService | None:
@@ -293,7 +293,7 @@ class Runtime:
         if mode is None:
             return
         previous = mode.step
-        bounds = Bounds.of(self.settings)
+        bounds = QueueBounds.of(self.settings)
         mode.observe(pressure_of(self.backends.large.admission, bounds, time.monotonic()))
         if mode.step is not previous:
             self.log.warning("degraded", step=mode.step.label, pressure=round(mode.pressure, 2))

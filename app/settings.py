@@ -1,7 +1,7 @@
 """Every setting, once: name, type, default, help.
 
 The flag `--resume-grace-s`, the variable `TOKENRING_RESUME_GRACE_S`, the key
-`resume_grace_s` of `tokenring.toml`, `--help` and the README table all come from the
+`resume_grace_s` of `tokenring.toml`, `--help` and docs/settings.md all come from the
 fields of `Settings`. A flag beats a variable, a variable beats the file, the file beats
 the default. An unknown or malformed setting is an error at start, never ignored.
 """
@@ -65,193 +65,191 @@ def _setting(
 class Settings:
     """The settings in force. Times are seconds, sizes bytes."""
 
-    host: str = _setting("127.0.0.1", "address to listen on; anything but loopback needs an API key")
+    host: str = _setting("127.0.0.1", "address to listen on; any but a loopback address requires an API key")
     port: int = _setting(8000, "port to listen on; 0 takes a free one", minimum=0, maximum=65_535)
-    data_dir: Path = _setting(Path("data"), "directory for what the server keeps: conversations, the ledger")
+    data_dir: Path = _setting(
+        Path("data"), "directory of the store: conversations, the ledger, hashes of API keys"
+    )
     purge_after_days: int = _setting(
-        30, "days after which a deleted conversation can no longer be restored", minimum=0
+        30, "days until a deleted conversation is purged; until then it can be restored", minimum=0
     )
     api_key: str = _setting(
         "",
-        "one more API key beside the stored ones, with admin scope; as a flag every user of the machine can"
-        " read it",
+        "an admin API key beside the stored ones; as a flag, every user of the machine can read it",
         secret=True,
     )
-    api_key_file: str = _setting("", "file that has it instead")
+    api_key_file: str = _setting("", "file that holds the value of `api_key`")
     model: str = _setting("", "model path or hub id; empty serves the built-in model")
-    served_model_name: str = _setting("", "name of the model in requests; empty takes the model's own")
-    engine: str = _setting("sglang", "which engine generates", choices=("sglang", "remote", "scripted"))
-    remote_url: str = _setting(
-        "", "SGLang servers that `engine = remote` asks, all with one model, as URLs with commas between"
+    served_model_name: str = _setting("", "name of the model in requests; empty uses the model's own name")
+    engine: str = _setting(
+        "sglang",
+        "engine that generates answers: in this process, in SGLang servers elsewhere, or a test engine",
+        choices=("sglang", "remote", "scripted"),
     )
-    remote_api_key: str = _setting("", "the key that those servers ask for", secret=True)
+    remote_url: str = _setting("", "URLs of the SGLang servers, with commas between; all serve one model")
+    remote_api_key: str = _setting("", "API key that those servers require", secret=True)
     remote_tokenizer: str = _setting(
-        "", "path or hub id of their model's tokenizer and configuration; empty takes the path they name"
+        "", "their model's tokenizer: path or hub id; empty is the path they report"
     )
     remote_timeout_s: float = _setting(
-        300.0, "how long a remote server may be silent in the middle of an answer", minimum=1
+        300.0, "seconds for which a remote server may be silent within an answer", minimum=1
     )
     small_model: str = _setting(
-        "",
-        "a second, smaller model, as path or hub id, in a server that this process runs; see docs/routing.md",
+        "", "second, smaller model, in a child server: path or hub id; docs/routing.md"
     )
-    small_served_model_name: str = _setting(
-        "", "its name in requests; empty takes the last part of its path or id"
-    )
+    small_served_model_name: str = _setting("", "its name in requests; empty is the end of its path or id")
     degrade: str = _setting(
         "on",
-        "whether answers become shorter, and go to the small model, while too much waits",
+        "whether overload shortens answers and moves some to the small model; see docs/routing.md",
         choices=("on", "off"),
     )
-    degrade_short_tokens: int = _setting(512, "how long answers are then at most, in tokens", minimum=1)
-    degrade_rise_s: float = _setting(
-        2.0, "how long too much must wait before less is done, at each step", minimum=0.1
+    degrade_short_tokens: int = _setting(
+        512, "longest answer in tokens while answers are shortened", minimum=1
     )
-    degrade_fall_s: float = _setting(
-        10.0, "how long little must wait before more is done again, at each step", minimum=0.1
-    )
+    degrade_rise_s: float = _setting(2.0, "seconds of high pressure before each step up", minimum=0.1)
+    degrade_fall_s: float = _setting(10.0, "seconds of low pressure before each step back down", minimum=0.1)
     tp: int = _setting(
-        1, "GPUs (tensor parallel ranks) to spread the model over; 0 takes all it sees", minimum=0
+        1, "GPUs (tensor parallel ranks) that share the model; 0 uses all visible GPUs", minimum=0
     )
     default_max_tokens: int = _setting(
-        0, "longest answer to a request without `max_tokens`; 0 leaves it the rest of the context", minimum=0
+        0, "longest answer in tokens without `max_tokens`; 0 is the rest of the context", minimum=0
     )
-    scripted: str = _setting("", 'shape of the scripted engine, as "rate=50,tokens=200,seed=1"')
+    scripted: str = _setting("", 'answers of the scripted engine, as "rate=50,tokens=200,seed=1"')
     resume_grace_s: float = _setting(
-        30.0,
-        "how long a generation goes on after its last client left; 0 stops it at once",
+        30.0, "seconds that a generation runs on after its last client left; 0 stops it at once", minimum=0
+    )
+    retention_s: float = _setting(
+        300.0,
+        "seconds that a finished stream stays in memory; an unstored one cannot be resumed later",
         minimum=0,
     )
-    retention_s: float = _setting(300.0, "how long a finished stream can still be attached to", minimum=0)
-    heartbeat_s: float = _setting(15.0, "a silent stream sends a comment line this often", minimum=0.01)
+    heartbeat_s: float = _setting(
+        15.0, "seconds of silence before a stream sends a comment line", minimum=0.01
+    )
     stall_timeout_s: float = _setting(
-        60.0, "a client that reads nothing for this long is dropped", minimum=0.1
+        60.0, "seconds after which a client that reads nothing is disconnected", minimum=0.1
     )
-    body_timeout_s: float = _setting(30.0, "how long a request body may take to arrive", minimum=0.1)
-    max_images: int = _setting(
-        64, "images in one request with its conversation, where the model sees", minimum=0
-    )
+    body_timeout_s: float = _setting(30.0, "seconds that a request body may take to arrive", minimum=0.1)
+    max_images: int = _setting(64, "images in a request with its conversation", minimum=0)
     max_image_pixels: int = _setting(
         32 * 1024**2,
-        "pixels of one image: decoded it takes three bytes for each, and models scale down what is over 1 to"
-        " 13 million",
+        "pixels of one image, 3 bytes each once decoded; models scale images down to 1 to 13 million",
         minimum=1,
     )
     max_request_pixels: int = _setting(
         128 * 1024**2,
-        "pixels of all images of a request with its conversation: ten photographs of 12 million",
+        "pixels of all images in a request with its conversation; ten of 12 million fit",
         minimum=1,
     )
     max_connections: int = _setting(
         0,
-        "open connections; over it the longest idle is closed, and where all wait for answers the new one"
-        " refused;"
-        " 0 is as many as there are files (ulimit -n), less an eighth for the rest",
+        "open connections; at the limit one that waits for no answer is closed, or else the new one is "
+        "refused; 0 is the limit of open files (`ulimit -n`) less 32 to 256",
         minimum=0,
     )
     max_connections_per_address: int = _setting(
-        0, "the same for each address; 0 sets no bound, as behind a proxy all have one", minimum=0
+        0, "open connections of one address; 0 is no limit, for use behind a proxy", minimum=0
     )
     drain_timeout_s: float = _setting(
-        30.0, "after SIGTERM, how long streams may finish before they are ended", minimum=0
+        30.0, "seconds for which streams may run on after SIGTERM before they are ended", minimum=0
     )
     max_body_bytes: int = _setting(
         0,
-        "largest request body; 0 takes what the models can use: 1 MiB and 16 bytes per token of context,"
-        " and at least 32 MiB where one sees images",
+        "largest request body; 0 is 1 MiB and 16 bytes per token of context, and for a model that accepts "
+        "images at least 32 MiB",
         minimum=0,
     )
     body_memory_bytes: int = _setting(
         512 * 1024**2,
-        "memory that bodies of requests which are not answered yet may take together; more wait 2 s and are"
-        " refused with 503",
+        "memory for the bodies of all unanswered requests; a request that does not fit within 2 s is "
+        "refused with 503",
         minimum=1024**2,
     )
-    max_live_streams: int = _setting(20_000, "generations at once; more are refused with 503", minimum=1)
+    max_live_streams: int = _setting(
+        20_000, "generations at the same time; more are refused with 503", minimum=1
+    )
     max_queued_requests: int = _setting(
-        2048,
-        "requests that may wait for room in the engine; more are refused with 503",
-        minimum=1,
+        2048, "requests that may wait for admission to the engine; more are refused with 503", minimum=1
     )
     max_queued_tokens: int = _setting(
-        0, "KV tokens that waiting requests may need together; 0 is four times the engine's pool", minimum=0
+        0, "KV tokens that waiting requests may need; 0 is four times the engine's capacity", minimum=0
     )
     queue_interactive_s: float = _setting(
-        5.0, "how long a request of a key of tier interactive may wait for room", minimum=0.1
+        5.0, "seconds for which a request of tier interactive may wait for admission", minimum=0.1
     )
     queue_standard_s: float = _setting(10.0, "the same for tier standard", minimum=0.1)
     queue_batch_s: float = _setting(300.0, "the same for tier batch", minimum=0.1)
     ttft_target_s: float = _setting(
-        2.0, "time to the first token in the engine that admission aims at", minimum=0.01
+        2.0, "seconds to first token inside the engine that admission aims for", minimum=0.01
     )
     tpot_target_s: float = _setting(
         0.0,
-        "time per output token that admission keeps to, by having fewer requests answered at once; 0 is none",
+        "seconds per output token that admission keeps by running fewer requests; 0 is no target",
         minimum=0.0,
         maximum=10.0,
     )
     key_slowdown: float = _setting(
         2.0,
-        "how many times longer an output token may take because of one key that has more than its share,"
-        " while other keys are in use; 0 is any",
+        "factor by which a key with more than its share may slow down output tokens while other keys are in"
+        " use; 0 is no limit",
         minimum=0.0,
         maximum=1000.0,
     )
     max_prefill_tokens: int = _setting(
-        16_384, "uncached prompt tokens that the engine may have before it at once", minimum=1
+        16_384, "uncached prompt tokens that may be pending in the engine at once", minimum=1
     )
     grammar_check_s: float = _setting(
         5.0,
-        "CPU time that compiling a caller's grammar and walking it ahead may take; more is refused",
+        "CPU seconds to compile and try a caller's grammar; above it a grammar is refused",
         minimum=0.1,
         maximum=600,
     )
     grammar_mask_ms: float = _setting(
         2.0,
-        "CPU time per token that a grammar may take of the engine's step, in milliseconds, with 50 times as"
-        " much at once; more is refused, or ended",
+        "CPU milliseconds per token, on average, that a grammar may add to the engine's step; a burst may "
+        "be 50 times as much; over it the request is refused or ended",
         minimum=0.1,
         maximum=1000,
     )
     isolation: str = _setting(
         "installation",
-        "who shares cached prompts: all keys, or with `owner` those of one owner, so that nobody can tell"
-        " from the time to the first token what others have asked",
+        "who shares cached prompts: all keys, or with `owner` the keys of one owner, so that the time to "
+        "first token tells nobody what other owners asked",
         choices=("installation", "owner"),
     )
     max_reads_per_s: float = _setting(
         50.0,
-        "lists, searches, views, exports, usage reports, models and stored answers that the keys of one owner"
-        " may ask for in a second, ten seconds' worth at once; more are refused with 429; 0 is no limit",
+        "reads per second of an owner's keys (lists, searches, views, exports, usage reports, models, "
+        "stored answers), with bursts of ten seconds' worth; more are refused with 429; 0 is no limit",
         minimum=0.0,
     )
     stream_bytes: int = _setting(
-        8 * 1024**2, "memory one stream's ring may take before its oldest events go", minimum=4096
+        8 * 1024**2, "memory for the events of one stream; beyond it the older half is dropped", minimum=4096
     )
     retained_bytes: int = _setting(
         1024**3,
-        "memory finished streams may take before the oldest go; running ones over it: 503",
+        "memory for finished streams; beyond it the oldest are dropped; while running streams take more, "
+        "new requests are refused with 503",
         minimum=0,
     )
     safety: str = _setting(
         "on", "whether prompts and answers are screened; see docs/safety.md", choices=("on", "off")
     )
-    safety_policy: str = _setting("", "policy file; empty takes the built-in policy")
+    safety_policy: str = _setting("", "path of the policy file; empty uses the built-in policy")
     safety_fail_open: bool = _setting(
-        default=False,
-        help="lets a request pass unscreened when a screen fails or takes too long, instead of refusing it",
+        default=False, help="whether a request passes unscreened where screening fails or takes too long"
     )
     safety_guard_model: str = _setting(
-        "", "guard model that judges prompts too, as path or hub id; empty has none"
+        "", "guard model that also judges prompts: path or hub id; empty is none"
     )
     safety_country: str = _setting(
-        "", "two-letter country whose help line self-harm messages name; empty names none"
+        "", "two-letter country of the help line in self-harm messages; empty is none"
     )
-    log_level: str = _setting(
-        "info", "least severe log line written", choices=("debug", "info", "warning", "error")
-    )
+    log_level: str = _setting("info", "lowest severity logged", choices=("debug", "info", "warning", "error"))
     log_format: str = _setting(
-        "auto", "`json`, `console`, or `auto`: console on a terminal", choices=("auto", "json", "console")
+        "auto",
+        "format of log lines; `auto` is `console` on a terminal, otherwise `json`",
+        choices=("auto", "json", "console"),
     )
     engine_args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"table": True})
     """Keys of `[engine.<name>]`, passed to that engine and checked by it."""

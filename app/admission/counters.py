@@ -14,9 +14,9 @@ class AdmissionCounts:
     """Every label is there from the start, at zero. An engine that starts again does not end the counting."""
 
     def __init__(self) -> None:
-        self.let_in: dict[Tier, int] = dict.fromkeys(TIERS, 0)
+        self.admitted: dict[Tier, int] = dict.fromkeys(TIERS, 0)
         self.refused: dict[Tier, Counter[str]] = {tier: Counter(dict.fromkeys(CODES, 0)) for tier in TIERS}
         """By code; what was refused for other reasons, as a client that left, is not here."""
-        self.appointments = {"kept": 0, "missed": 0}
+        self.retry_slots = {"kept": 0, "missed": 0}
         self.unread_aborted = 0
         """Streams without a reader that ended so that others have room."""

@@ -18,8 +18,8 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from app.admission.output_length import Lengths
-from app.admission.retry_slots import Appointments
+from app.admission.output_length import LengthHistogram
+from app.admission.retry_slots import RetrySlots
 from app.core import TIERS, Tier
 
 AGEING_S: Sequence[float] = (0.0, 5.0, 30.0)
@@ -33,10 +33,10 @@ DEPTH = 16
 class Queued:
     """A request that may wait. `tokens` is what it is expected to take of the pool."""
 
-    __slots__ = ("age_s", "bypassed_tokens", "deadline_s", "entered_s", "lane", "tokens")
+    __slots__ = ("age_s", "bypassed_tokens", "deadline_s", "entered_s", "tenant", "tokens")
 
-    def __init__(self, lane: Lane, tokens: int, entered_s: float, age_s: float = 0.0) -> None:
-        self.lane = lane
+    def __init__(self, tenant: Tenant, tokens: int, entered_s: float, age_s: float = 0.0) -> None:
+        self.tenant = tenant
         self.tokens = tokens
         self.entered_s = entered_s
         self.age_s = age_s
@@ -45,7 +45,7 @@ class Queued:
         self.bypassed_tokens = 0
 
 
-class Lane:
+class Tenant:
     """One key's requests: waiting, in flight, and what it has been served."""
 
     def __init__(self, name: str, tier: Tier, weight: float) -> None:
@@ -63,28 +63,28 @@ class Lane:
         self.used_at_s = 0.0
         self.refused_at_s = -math.inf
         """When a request was last sent away for want of room."""
-        self.lengths = Lengths()
+        self.lengths = LengthHistogram()
         self.cached_part = 0.0
         """Of a prompt's tokens that no other in flight has: which part the engine had cached, lately."""
-        self.appointments = Appointments()
+        self.retry_slots = RetrySlots()
 
     @property
     def tier(self) -> Tier:
         """The key's tier."""
         return TIERS[self.rank]
 
-    def with_terms(self, tier: Tier, weight: float) -> Lane:
+    def with_terms(self, tier: Tier, weight: float) -> Tenant:
         """Take on a key's new terms.
 
-        In another tier it is another lane: what waits keeps its place, and tiers count from different starts.
+        In another tier it is another tenant: what waits keeps its place; tiers count from different starts.
         """
         self.weight = weight
         if tier == self.tier:
             return self
-        lane = Lane(self.name, tier, weight)
-        lane.keyed, lane.lengths, lane.cached_part = self.keyed, self.lengths, self.cached_part
-        lane.appointments = self.appointments
-        return lane
+        tenant = Tenant(self.name, tier, weight)
+        tenant.keyed, tenant.lengths, tenant.cached_part = self.keyed, self.lengths, self.cached_part
+        tenant.retry_slots = self.retry_slots
+        return tenant
 
     @property
     def mean_tokens(self) -> float:
@@ -106,10 +106,10 @@ class Lane:
 class _Level:
     """A tier's queue."""
 
-    __slots__ = ("credit", "lanes", "last_served", "waiting")
+    __slots__ = ("credit", "last_served", "tenants", "waiting")
 
     def __init__(self) -> None:
-        self.lanes: dict[Lane, None] = {}
+        self.tenants: dict[Tenant, None] = {}
         self.waiting: dict[Queued, None] = {}
         self.last_served = 0.0
         self.credit = 0.0
@@ -138,79 +138,79 @@ class FairQueue:
 
     def waiting_tokens(self, rank: int) -> int:
         """What requests of a tier that wait are expected to take."""
-        return sum(one.tokens for one in self._levels[rank].waiting)
+        return sum(queued.tokens for queued in self._levels[rank].waiting)
 
     def waited_s(self, rank: int, now_s: float) -> float:
         """How long the oldest of a tier has waited; 0 when there is none."""
         oldest = next(iter(self._levels[rank].waiting), None)
         return 0.0 if oldest is None else now_s - oldest.entered_s
 
-    def lift(self, lane: Lane, credit_tokens: float = 0.0) -> None:
+    def lift(self, tenant: Tenant, credit_tokens: float = 0.0) -> None:
         """Let go of what a key that has nothing waiting has not used: to be called when it comes.
 
         All but `credit_tokens`: of what it would have used, had it not been sent away.
         """
-        if lane.waiting:
+        if tenant.waiting:
             return
-        level = self._levels[lane.rank]
-        floor = min((other.served for other in level.lanes), default=level.last_served)
-        lane.served = max(lane.served, floor - credit_tokens / lane.weight)
+        level = self._levels[tenant.rank]
+        floor = min((other.served for other in level.tenants), default=level.last_served)
+        tenant.served = max(tenant.served, floor - credit_tokens / tenant.weight)
 
-    def enter(self, one: Queued) -> None:
+    def enter(self, queued: Queued) -> None:
         """Take a place."""
-        lane, level = one.lane, self._levels[one.lane.rank]
-        lane.waiting[one] = level.waiting[one] = None
-        level.lanes[lane] = None
-        lane.waiting_tokens += one.tokens
-        self.tokens += one.tokens
+        tenant, level = queued.tenant, self._levels[queued.tenant.rank]
+        tenant.waiting[queued] = level.waiting[queued] = None
+        level.tenants[tenant] = None
+        tenant.waiting_tokens += queued.tokens
+        self.tokens += queued.tokens
 
-    def remove(self, one: Queued) -> None:
+    def remove(self, queued: Queued) -> None:
         """Give up its place."""
-        lane, level = one.lane, self._levels[one.lane.rank]
-        del lane.waiting[one]
-        del level.waiting[one]
-        if not lane.waiting:
-            del level.lanes[lane]
+        tenant, level = queued.tenant, self._levels[queued.tenant.rank]
+        del tenant.waiting[queued]
+        del level.waiting[queued]
+        if not tenant.waiting:
+            del level.tenants[tenant]
         if not level.waiting:
             level.credit = 0.0
-        lane.waiting_tokens -= one.tokens
-        self.tokens -= one.tokens
+        tenant.waiting_tokens -= queued.tokens
+        self.tokens -= queued.tokens
 
-    def served(self, one: Queued, now_s: float) -> None:
+    def served(self, queued: Queued, now_s: float) -> None:
         """Note whose turn it was, before it is charged for it."""
-        rank = one.lane.rank
-        self._levels[rank].last_served = one.lane.served
+        rank = queued.tenant.rank
+        self._levels[rank].last_served = queued.tenant.served
         if self._aged(rank, now_s):
-            self._levels[rank].credit -= one.tokens
+            self._levels[rank].credit -= queued.tokens
         for lower in range(rank + 1, len(TIERS)):
             if self._aged(lower, now_s):
                 level = self._levels[lower]
-                level.credit = min(level.credit + AGED_SHARE * one.tokens, one.tokens)
+                level.credit = min(level.credit + AGED_SHARE * queued.tokens, queued.tokens)
 
     def in_turn(self, now_s: float) -> Iterator[Queued]:
         """Those waiting, in the order of their turns as things stand; not to be changed meanwhile."""
         aged = [r for r in range(1, len(TIERS)) if self._aged(r, now_s) and self._levels[r].credit >= 0]
         for rank in (*reversed(aged), *(r for r in range(len(TIERS)) if r not in aged)):
-            for lane in sorted(self._levels[rank].lanes, key=_served):
-                yield from islice(lane.waiting, DEPTH)
+            for tenant in sorted(self._levels[rank].tenants, key=_served):
+                yield from islice(tenant.waiting, DEPTH)
 
-    def waits_above(self, lane: Lane) -> bool:
+    def waits_above(self, tenant: Tenant) -> bool:
         """Whether a higher tier waits."""
-        return any(level.waiting for level in self._levels[: lane.rank])
+        return any(level.waiting for level in self._levels[: tenant.rank])
 
     def overdue(self, now_s: float) -> list[Queued]:
         """Those whose deadline has passed. In a tier deadlines are in the order of entering."""
         found = []
         for level in self._levels:
-            for one in level.waiting:
-                if one.deadline_s > now_s:
+            for queued in level.waiting:
+                if queued.deadline_s > now_s:
                     break
-                found.append(one)
+                found.append(queued)
         return found
 
     def _aged(self, rank: int, now_s: float) -> bool:
         return rank > 0 and bool(self._levels[rank].waiting) and self.waited_s(rank, now_s) >= AGEING_S[rank]
 
 
-def _served(lane: Lane) -> tuple[float, float]:
-    return lane.served, lane.in_flight_tokens / lane.weight
+def _served(tenant: Tenant) -> tuple[float, float]:
+    return tenant.served, tenant.in_flight_tokens / tenant.weight

@@ -23,23 +23,23 @@ class InFlight:
         """Of those that were aborted so that others have room."""
         self._tickets: dict[str, Ticket] = {}
         self.num_choices = self._tokens = 0
-        self._let_in_sum_s = 0.0
+        self._admitted_sum_s = 0.0
 
     def add(self, ticket: Ticket, now_s: float) -> None:
         """A request was let in."""
-        ticket.let_in_s = now_s
+        ticket.admitted_s = now_s
         self._tickets[ticket.rid] = ticket
-        self.num_choices += ticket.claim.n
+        self.num_choices += ticket.reservation.n
         self._tokens += ticket.tokens
-        self._let_in_sum_s += now_s
+        self._admitted_sum_s += now_s
 
     def remove(self, ticket: Ticket) -> None:
         """It has ended."""
-        assert ticket.let_in_s is not None
+        assert ticket.admitted_s is not None
         del self._tickets[ticket.rid]
-        self.num_choices -= ticket.claim.n
+        self.num_choices -= ticket.reservation.n
         self._tokens -= ticket.tokens
-        self._let_in_sum_s -= ticket.let_in_s
+        self._admitted_sum_s -= ticket.admitted_s
         if ticket.reclaimed:
             self.reclaimed_tokens -= ticket.tokens
 
@@ -76,5 +76,5 @@ class InFlight:
         """
         if not self._tickets:
             return 0.0
-        age_s = now_s - self._let_in_sum_s / len(self._tickets)
+        age_s = now_s - self._admitted_sum_s / len(self._tickets)
         return max(self._tokens / tokens_per_s - YOUNG * age_s, 0.0)

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from app.admission.output_length import Growth
+from app.admission.output_length import LengthEstimate
 from app.admission.prefix_tree import Held, PrefixTree
 
 SAFETY = 2.5
@@ -22,12 +22,14 @@ HEADROOM = 0.02
 _SAMPLES = 6
 
 
-class Claim:
+class KVReservation:
     """What one request takes of the pool."""
 
     __slots__ = ("generated", "held", "ids", "mean", "most", "n", "space", "variance")
 
-    def __init__(self, ids: Sequence[int], space: str | None, n: int, most: int, growth: Growth) -> None:
+    def __init__(
+        self, ids: Sequence[int], space: str | None, n: int, most: int, growth: LengthEstimate
+    ) -> None:
         self.ids: Sequence[int] = ids if type(ids) is list else list(ids)
         self.space = space
         self.n = n
@@ -37,18 +39,18 @@ class Claim:
         self.mean = self.variance = 0
         self.expect(growth)
 
-    def expect(self, growth: Growth) -> None:
+    def expect(self, growth: LengthEstimate) -> None:
         """Take on a new estimate of a choice's length. Choices are alike: their deviations add up."""
         self.mean = min(self.n * growth.mean, self.most)
         self.variance = self.n * self.n * growth.variance
 
 
-class Pool:
+class KVBudget:
     """Who holds how much of the KV memory. All in tokens."""
 
     def __init__(self, capacity_tokens: int) -> None:
         self.capacity_tokens = capacity_tokens
-        self.num_claims = 0
+        self.num_reservations = 0
         self.used_tokens = 0
         """Generated tokens of requests in flight, as last seen."""
         self._tree = PrefixTree()
@@ -73,45 +75,47 @@ class Pool:
         """What may be reserved."""
         return int(self.capacity_tokens * (1 - HEADROOM)) - self.drift_tokens
 
-    def shared_tokens(self, claim: Claim) -> int:
+    def shared_tokens(self, reservation: KVReservation) -> int:
         """Tokens of the prompt that others in flight hold already."""
-        return 0 if claim.space is None else self._tree.shared_tokens(claim.ids, claim.space)
+        return (
+            0 if reservation.space is None else self._tree.shared_tokens(reservation.ids, reservation.space)
+        )
 
-    def fits(self, claim: Claim, spare_tokens: int = 0) -> bool:
+    def fits(self, reservation: KVReservation, spare_tokens: int = 0) -> bool:
         """Whether there is room, `spare_tokens` left over; into an empty pool everything fits."""
-        if not self.num_claims:
+        if not self.num_reservations:
             return True
-        growth = self._growth(claim.mean, claim.variance, claim.most)
+        growth = self._growth(reservation.mean, reservation.variance, reservation.most)
         room = self.limit_tokens - spare_tokens - self.prompt_tokens - growth
-        if room >= len(claim.ids) or room < 0:
+        if room >= len(reservation.ids) or room < 0:
             return room >= 0
-        return room >= len(claim.ids) - self.shared_tokens(claim)
+        return room >= len(reservation.ids) - self.shared_tokens(reservation)
 
-    def take(self, claim: Claim) -> None:
+    def take(self, reservation: KVReservation) -> None:
         """Reserve."""
-        self.num_claims += 1
-        if claim.space is None:
-            self._private_tokens += len(claim.ids)
+        self.num_reservations += 1
+        if reservation.space is None:
+            self._private_tokens += len(reservation.ids)
         else:
-            claim.held = self._tree.hold(claim.ids, claim.space)
-        self._count(claim, 1)
+            reservation.held = self._tree.hold(reservation.ids, reservation.space)
+        self._count(reservation, 1)
 
-    def correct(self, claim: Claim, growth: Growth, generated: int) -> None:
+    def correct(self, reservation: KVReservation, growth: LengthEstimate, generated: int) -> None:
         """Take on what is known now of a request in flight."""
-        self._count(claim, -1)
-        claim.generated = generated
-        claim.expect(growth)
-        self._count(claim, 1)
+        self._count(reservation, -1)
+        reservation.generated = generated
+        reservation.expect(growth)
+        self._count(reservation, 1)
 
-    def give_back(self, claim: Claim) -> None:
+    def give_back(self, reservation: KVReservation) -> None:
         """End a reservation."""
-        self.num_claims -= 1
-        self._count(claim, -1)
-        if claim.held is None:
-            self._private_tokens -= len(claim.ids)
+        self.num_reservations -= 1
+        self._count(reservation, -1)
+        if reservation.held is None:
+            self._private_tokens -= len(reservation.ids)
         else:
-            self._tree.let_go(claim.held)
-            claim.held = None
+            self._tree.let_go(reservation.held)
+            reservation.held = None
 
     def observe(self, used_tokens: int) -> None:
         """Compare with what the engine says that it uses.
@@ -128,11 +132,11 @@ class Pool:
         self._drifts.clear()
         self.drift_tokens = 0
 
-    def _count(self, claim: Claim, sign: int) -> None:
-        self._mean += sign * claim.mean
-        self._variance += sign * claim.variance
-        self._most += sign * claim.most
-        self.used_tokens += sign * claim.generated
+    def _count(self, reservation: KVReservation, sign: int) -> None:
+        self._mean += sign * reservation.mean
+        self._variance += sign * reservation.variance
+        self._most += sign * reservation.most
+        self.used_tokens += sign * reservation.generated
 
     def _growth(self, mean: int, variance: int, most: int) -> int:
         deviation = SAFETY * math.sqrt(self._variance + variance)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from app.admission.counters import AdmissionCounts
-from app.admission.fair_queue import AGED_SHARE, FairQueue, Lane
-from app.admission.retry_slots import Shows
+from app.admission.fair_queue import AGED_SHARE, FairQueue, Tenant
+from app.admission.retry_slots import ReturnRate
+from app.admission.scheduler import AdmissionScheduler
 from app.admission.throughput import Throughput
-from app.admission.ticket import Knock, Ticket
+from app.admission.ticket import PreAdmission, Ticket
 from app.core import TIERS, Tier
 from app.errors import KeyOverloaded, Overloaded, ServingError
 from app.settings import Settings
@@ -45,7 +45,7 @@ POOLS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class QueueBounds:
     """What may wait, and how long. Times in seconds; 0 queued tokens stands for `POOLS` pools.
 
     `soon_s` is what waiting may take by expectation, in tiers other than batch.
@@ -59,7 +59,7 @@ class Bounds:
     soon_s: float = math.inf
 
     @classmethod
-    def of(cls, settings: Settings) -> Bounds:
+    def of(cls, settings: Settings) -> QueueBounds:
         """What the settings say."""
         return cls(
             settings.max_queued_requests,
@@ -73,78 +73,57 @@ class Bounds:
         )
 
 
-class Inside(Protocol):
-    """What the door asks about the room behind it (app.admission.scheduler)."""
-
-    @property
-    def half_full(self) -> bool:
-        """Whether the engine has enough to do without those that come late."""
-        ...
-
-    def free_tokens(self, lane: Lane, age_s: float) -> int:
-        """Memory that is there now for a key's request of that age, less what waits before it."""
-        ...
-
-    def has_room(self, lane: Lane, tokens: int, age_s: float, now_s: float) -> bool:
-        """Whether a request may have its turn at once, past one that does not fit."""
-        ...
-
-    def ends_after_s(self, now_s: float, tokens_per_s: float) -> float:
-        """Until requests end as they come."""
-        ...
-
-
-class Door:
+class LoadShedder:
     """The bounds of the queue, and the refusals."""
 
     def __init__(
         self,
-        bounds: Bounds,
+        bounds: QueueBounds,
         queue: FairQueue,
-        lanes: Collection[Lane],
+        tenants: Collection[Tenant],
         throughput: Throughput,
         pool_tokens: int,
         chance: Callable[[], float],
         counts: AdmissionCounts,
-        room: Inside,
+        scheduler: AdmissionScheduler,
     ) -> None:
         self._bounds = bounds
         self._deadline_s = tuple(bounds.deadline_s[tier] for tier in TIERS)
         self._most_tokens = bounds.max_queued_tokens or POOLS * pool_tokens
         self._queue = queue
-        self._lanes = lanes
+        self._tenants = tenants
         self._throughput = throughput
         self._pool_tokens = pool_tokens
         self._chance = chance
-        self.shows = Shows()
+        self.return_rate = ReturnRate()
         self._counts = counts
-        self._room = room
+        self._scheduler = scheduler
 
     def enter(self, ticket: Ticket, now_s: float) -> None:
         """Give a request its deadline, and let it wait. Raises KeyOverloaded, Overloaded."""
-        lane = ticket.lane
+        tenant = ticket.tenant
         if not self._may_wait(ticket, now_s, appointed=self.came(ticket, now_s)):
             raise self._refusal(ticket, now_s)
-        ticket.deadline_s = now_s + self._deadline_s[lane.rank]
+        ticket.deadline_s = now_s + self._deadline_s[tenant.rank]
 
-    def knock(self, knock: Knock, now_s: float) -> None:
+    def precheck(self, precheck: PreAdmission, now_s: float) -> None:
         """Refuse what would have to be refused once it is rendered. Raises KeyOverloaded, Overloaded."""
-        if knock.lane.appointments.has(knock.fingerprint, now_s):
+        if precheck.tenant.retry_slots.has(precheck.fingerprint, now_s):
             return
-        if not self._may_wait(knock, now_s, appointed=False):
-            raise self._refusal(knock, now_s)
+        if not self._may_wait(precheck, now_s, appointed=False):
+            raise self._refusal(precheck, now_s)
 
     def came(self, ticket: Ticket, now_s: float) -> bool:
         """Whether a request comes to an appointment, which it has kept then."""
-        appointments = ticket.lane.appointments
-        if not appointments.num or not appointments.keep(ticket.fingerprint, now_s):
+        retry_slots = ticket.tenant.retry_slots
+        if not retry_slots.num or not retry_slots.keep(ticket.fingerprint, now_s):
             return False
-        self._counts.appointments["kept"] += 1
+        self._counts.retry_slots["kept"] += 1
         return True
 
     def overdue(self, ticket: Ticket, now_s: float) -> ServingError:
         """The refusal of one that has waited for its whole deadline."""
-        ticket.lane.refused_at_s = now_s
+        ticket.tenant.refused_at_s = now_s
         retry_s, sure = self._appoint(ticket, now_s)
         return self._counted(
             ticket,
@@ -159,113 +138,113 @@ class Door:
 
     def look(self, now_s: float) -> None:
         """Give up on those who have not come back."""
-        for lane in self._lanes:
-            if lane.appointments.open:
-                came, missed = lane.appointments.close(now_s)
-                self.shows.count(came, missed)
-                self._counts.appointments["missed"] += missed
+        for tenant in self._tenants:
+            if tenant.retry_slots.open:
+                came, missed = tenant.retry_slots.close(now_s)
+                self.return_rate.count(came, missed)
+                self._counts.retry_slots["missed"] += missed
 
-    def most_wait_s(self, lane: Lane) -> float:
+    def most_wait_s(self, tenant: Tenant) -> float:
         """How long a key's next request may wait by expectation."""
-        usable_s = USABLE * self._deadline_s[lane.rank]
-        return usable_s if lane.tier == "batch" else min(usable_s, self._bounds.soon_s)
+        usable_s = USABLE * self._deadline_s[tenant.rank]
+        return usable_s if tenant.tier == "batch" else min(usable_s, self._bounds.soon_s)
 
-    def waits_s(self, lanes: Iterable[Lane], now_s: float) -> list[float]:
+    def waits_s(self, tenants: Iterable[Tenant], now_s: float) -> list[float]:
         """How long each key's next request would wait by expectation, if it is as its others are."""
-        coming = self.shows.part
+        coming = self.return_rate.part
         lines = [
-            (other, other.waiting_tokens + coming * other.appointments.due_within(now_s, (0,))[0])
-            for other in self._lanes
-            if other.waiting or other.appointments.num
+            (other, other.waiting_tokens + coming * other.retry_slots.due_within(now_s, (0,))[0])
+            for other in self._tenants
+            if other.waiting or other.retry_slots.num
         ]
         own = dict(lines)
         waits_s = []
-        for lane in lanes:
-            line = own.get(lane, 0.0)
-            end = line + lane.mean_tokens
+        for tenant in tenants:
+            line = own.get(tenant, 0.0)
+            end = line + tenant.mean_tokens
             before = sum(
-                _before(lane, end, other, others_line)
+                _before(tenant, end, other, others_line)
                 for other, others_line in lines
-                if other is not lane and other.rank <= lane.rank
+                if other is not tenant and other.rank <= tenant.rank
             )
-            waits_s.append((line + before) / self._rate(lane))
+            waits_s.append((line + before) / self._rate(tenant))
         return waits_s
 
-    def too_old(self, ticket: Ticket | Knock, *, appointed: bool = False) -> bool:
+    def too_old(self, ticket: Ticket | PreAdmission, *, appointed: bool = False) -> bool:
         """Whether a request has waited before it was read for as long as it may wait at all.
 
         Who sent it waits in vain then, and it would keep others waiting. It is let in all the same
         where the engine has little to do: a server that is always late is still one.
         """
-        most_s = self.most_wait_s(ticket.lane) * (LATE if appointed else 1)
-        return ticket.age_s > most_s and self._room.half_full
+        most_s = self.most_wait_s(ticket.tenant) * (LATE if appointed else 1)
+        return ticket.age_s > most_s and self._scheduler.half_full
 
-    def _may_wait(self, ticket: Ticket | Knock, now_s: float, *, appointed: bool) -> bool:
-        lane, queue = ticket.lane, self._queue
+    def _may_wait(self, ticket: Ticket | PreAdmission, now_s: float, *, appointed: bool) -> bool:
+        tenant, queue = ticket.tenant, self._queue
         room, places = self._most_tokens - queue.tokens, self._bounds.max_queued_requests - len(queue)
         full = places < 1 or (ticket.tokens > room and queue.tokens)
         if full or self.too_old(ticket, appointed=appointed):
             return False
-        if not queue or ticket.tokens <= self._room.free_tokens(lane, ticket.age_s):
+        if not queue or ticket.tokens <= self._scheduler.free_tokens(tenant, ticket.age_s):
             return True  # in the last case it waits for the prefill of others alone
-        if self._room.has_room(lane, ticket.tokens, ticket.age_s, now_s):
+        if self._scheduler.has_room(tenant, ticket.tokens, ticket.age_s, now_s):
             return True
         if appointed:
-            return self._in_line(ticket) <= LATE * self.most_wait_s(lane) * self._rate(lane)
-        if lane.waiting and len(lane.waiting) + 1 > places:
+            return self._in_line(ticket) <= LATE * self.most_wait_s(tenant) * self._rate(tenant)
+        if tenant.waiting and len(tenant.waiting) + 1 > places:
             return False
         return self._soon(ticket, room, now_s)
 
-    def _in_line(self, ticket: Ticket | Knock) -> float:
+    def _in_line(self, ticket: Ticket | PreAdmission) -> float:
         """Tokens of those that wait that are served until it has its turn, and its own."""
-        lane, line = ticket.lane, ticket.lane.waiting_tokens + ticket.tokens
+        tenant, line = ticket.tenant, ticket.tenant.waiting_tokens + ticket.tokens
         return line + sum(
-            _before(lane, line, other, other.waiting_tokens) for other in self._in_line_with(lane)
+            _before(tenant, line, other, other.waiting_tokens) for other in self._in_line_with(tenant)
         )
 
-    def _soon(self, ticket: Ticket | Knock, room: int, now_s: float) -> bool:
+    def _soon(self, ticket: Ticket | PreAdmission, room: int, now_s: float) -> bool:
         """Whether it has its turn in time, and those who are to come in the next seconds have theirs."""
-        lane, coming, rate = ticket.lane, self.shows.part, self._rate(ticket.lane)
-        left_s = self.most_wait_s(lane) - ticket.age_s - self._room.ends_after_s(now_s, rate)
+        tenant, coming, rate = ticket.tenant, self.return_rate.part, self._rate(ticket.tenant)
+        left_s = self.most_wait_s(tenant) - ticket.age_s - self._scheduler.ends_after_s(now_s, rate)
         most = min(room, max(left_s, 0.0) * rate)
-        if lane.waiting_tokens > most:
+        if tenant.waiting_tokens > most:
             return False
         others = [
-            (other, other.appointments.due_within(now_s, AHEAD_S)) for other in self._in_line_with(lane)
+            (other, other.retry_slots.due_within(now_s, AHEAD_S)) for other in self._in_line_with(tenant)
         ]
         for at, (ahead_s, due) in enumerate(
-            zip(AHEAD_S, lane.appointments.due_within(now_s, AHEAD_S), strict=True)
+            zip(AHEAD_S, tenant.retry_slots.due_within(now_s, AHEAD_S), strict=True)
         ):
-            own = lane.waiting_tokens + coming * due
+            own = tenant.waiting_tokens + coming * due
             line = own + ticket.tokens
-            before = sum(_before(lane, line, o, o.waiting_tokens + coming * dues[at]) for o, dues in others)
+            before = sum(_before(tenant, line, o, o.waiting_tokens + coming * dues[at]) for o, dues in others)
             if own + before - rate * ahead_s > most:
                 return False
         return True
 
-    def _in_line_with(self, lane: Lane) -> list[Lane]:
+    def _in_line_with(self, tenant: Tenant) -> list[Tenant]:
         """The other keys of its tier and above that wait, or are to come."""
         return [
             other
-            for other in self._lanes
-            if (other.waiting or other.appointments.num) and other is not lane and other.rank <= lane.rank
+            for other in self._tenants
+            if (other.waiting or other.retry_slots.num) and other is not tenant and other.rank <= tenant.rank
         ]
 
-    def _rate(self, lane: Lane) -> float:
+    def _rate(self, tenant: Tenant) -> float:
         """Tokens per second that its tier moves on by."""
-        part = AGED_SHARE if self._queue.waits_above(lane) else 1.0
+        part = AGED_SHARE if self._queue.waits_above(tenant) else 1.0
         return self._throughput.tokens_per_s * part
 
-    def _refusal(self, ticket: Ticket | Knock, now_s: float) -> ServingError:
-        ticket.lane.refused_at_s = now_s
+    def _refusal(self, ticket: Ticket | PreAdmission, now_s: float) -> ServingError:
+        ticket.tenant.refused_at_s = now_s
         retry_s, sure = self._appoint(ticket, now_s)
         when = f"Try again in {retry_s} s." if sure else "It is not sure to find room within two minutes."
         again = None if sure else False
-        lane = ticket.lane
-        if self._over_share(lane):
+        tenant = ticket.tenant
+        if self._over_share(tenant):
             error: ServingError = KeyOverloaded(
-                f"This key has more than its share of this server (requests running: {lane.num_in_flight},"
-                f" waiting: {len(lane.waiting)}). {when}",
+                f"This key has more than its share of this server (requests running: {tenant.num_in_flight},"
+                f" waiting: {len(tenant.waiting)}). {when}",
                 retry_after_s=retry_s,
                 should_retry=again,
             )
@@ -277,41 +256,41 @@ class Door:
             )
         return self._counted(ticket, error)
 
-    def _counted(self, ticket: Ticket | Knock, error: ServingError) -> ServingError:
-        self._counts.refused[ticket.lane.tier][error.code] += 1
+    def _counted(self, ticket: Ticket | PreAdmission, error: ServingError) -> ServingError:
+        self._counts.refused[ticket.tenant.tier][error.code] += 1
         return error
 
-    def _over_share(self, lane: Lane) -> bool:
+    def _over_share(self, tenant: Tenant) -> bool:
         """Whether others are here, and the key has more than its weight of all that waits and runs."""
-        active = [other for other in self._lanes if other.active]
+        active = [other for other in self._tenants if other.active]
         weight = sum(other.weight for other in active)
         tokens = sum(other.in_flight_tokens + other.waiting_tokens for other in active)
-        own = lane.in_flight_tokens + lane.waiting_tokens
-        return len(active) > 1 and lane.active and own > tokens * lane.weight / weight
+        own = tenant.in_flight_tokens + tenant.waiting_tokens
+        return len(active) > 1 and tenant.active and own > tokens * tenant.weight / weight
 
-    def _appoint(self, ticket: Ticket | Knock, now_s: float) -> tuple[int, bool]:
+    def _appoint(self, ticket: Ticket | PreAdmission, now_s: float) -> tuple[int, bool]:
         """Seconds until its key's line has moved on so far, and whether it is expected then.
 
         Who comes before its time is told the same time again: one place is kept for it, not several.
         """
-        expected_s = ticket.lane.appointments.later(ticket.fingerprint, now_s)
+        expected_s = ticket.tenant.retry_slots.later(ticket.fingerprint, now_s)
         if expected_s is not None:
             return math.ceil(expected_s - now_s), True
-        lane, coming, rate = ticket.lane, self.shows.part, self._rate(ticket.lane)
+        tenant, coming, rate = ticket.tenant, self.return_rate.part, self._rate(ticket.tenant)
         room = max(self._most_tokens - self._queue.tokens, 0)
-        most = min(room + lane.waiting_tokens, self.most_wait_s(lane) * rate)
-        line = lane.waiting_tokens + coming * lane.appointments.tokens + ticket.tokens
+        most = min(room + tenant.waiting_tokens, self.most_wait_s(tenant) * rate)
+        line = tenant.waiting_tokens + coming * tenant.retry_slots.tokens + ticket.tokens
         ahead = line + sum(
-            _before(lane, line, other, other.waiting_tokens + coming * other.appointments.tokens)
-            for other in self._in_line_with(lane)
+            _before(tenant, line, other, other.waiting_tokens + coming * other.retry_slots.tokens)
+            for other in self._in_line_with(tenant)
         )
         wait_s = (ahead - RETURN_AT * most) / (PROMISED * rate)
         wait_s *= 1 - JITTER * self._chance()  # no second is given away twice: who is told less fills one up
-        wait_s = max(wait_s, self._warms_up_s(now_s), self._room.ends_after_s(now_s, rate))
+        wait_s = max(wait_s, self._warms_up_s(now_s), self._scheduler.ends_after_s(now_s, rate))
         retry_s = self._free_s(ticket, now_s, max(math.ceil(wait_s), 1))
         if retry_s > MAX_RETRY_S:
             return math.ceil(MAX_RETRY_S * (1 - JITTER * self._chance())), False
-        lane.appointments.make(ticket.fingerprint, now_s + retry_s, ticket.tokens)
+        tenant.retry_slots.make(ticket.fingerprint, now_s + retry_s, ticket.tokens)
         return retry_s, True
 
     def _warms_up_s(self, now_s: float) -> float:
@@ -319,36 +298,36 @@ class Door:
         takes_s = min(WARM_UP * self._pool_tokens / self._throughput.tokens_per_s, WARM_UP_S)
         return max(takes_s - (now_s - self._throughput.begun_s), 0.0)
 
-    def _free_s(self, ticket: Ticket | Knock, now_s: float, retry_s: int) -> int:
+    def _free_s(self, ticket: Ticket | PreAdmission, now_s: float, retry_s: int) -> int:
         """The first such time that is not given away yet; over `MAX_RETRY_S` where there is none.
 
         A key may always have its share, though others were there before it: of a second, or of as many as it
         takes for the share to be one request.
         """
-        lane, tokens = ticket.lane, ticket.tokens
-        told = [other for other in self._lanes if other.appointments.num]
-        most = PROMISED * self._throughput.tokens_per_s / self.shows.part
-        share = most * lane.weight / (sum(o.weight for o in told if o is not lane) + lane.weight)
+        tenant, tokens = ticket.tenant, ticket.tokens
+        told = [other for other in self._tenants if other.retry_slots.num]
+        most = PROMISED * self._throughput.tokens_per_s / self.return_rate.part
+        share = most * tenant.weight / (sum(o.weight for o in told if o is not tenant) + tenant.weight)
         span = min(math.ceil(tokens / share), MAX_RETRY_S)
         second = math.floor(now_s + retry_s)
-        due = sum(map(lane.appointments.due_at, range(second - span, second)))
+        due = sum(map(tenant.retry_slots.due_at, range(second - span, second)))
         while retry_s <= MAX_RETRY_S:
             second = math.floor(now_s + retry_s)
-            due += lane.appointments.due_at(second) - lane.appointments.due_at(second - span)
+            due += tenant.retry_slots.due_at(second) - tenant.retry_slots.due_at(second - span)
             if not due or due + tokens <= share * span:
                 return retry_s
-            if sum(other.appointments.due_at(second) for other in told) < most:
+            if sum(other.retry_slots.due_at(second) for other in told) < most:
                 return retry_s
             retry_s += 1
         return retry_s
 
 
-def _before(lane: Lane, line: float, other: Lane, others_line: float) -> float:
+def _before(tenant: Tenant, line: float, other: Tenant, others_line: float) -> float:
     """Tokens of another key's line that are served before the end of a key's own, both in tokens.
 
     Of a key that was served less, so much more; but nobody counts on going first.
     """
-    if other.rank < lane.rank:
+    if other.rank < tenant.rank:
         return others_line
-    ahead = max(lane.served - other.served, 0.0) if other.rank == lane.rank else 0.0
-    return min(others_line, (ahead + line / lane.weight) * other.weight)
+    ahead = max(tenant.served - other.served, 0.0) if other.rank == tenant.rank else 0.0
+    return min(others_line, (ahead + line / tenant.weight) * other.weight)

@@ -1,6 +1,6 @@
 """How long answers become, from how long they have been: per key, and of the model for keys without a past.
 
-Lengths are counted in classes of powers of two, with their mean, so that the estimate can be
+LengthHistogram are counted in classes of powers of two, with their mean, so that the estimate can be
 made for an answer that has begun already: of those that became longer than it is now.
 """
 
@@ -24,7 +24,7 @@ _PRIOR_WEIGHT = 0.5
 """Observations that each of the above is worth: tokens still to come where nothing is known."""
 
 
-class Growth(NamedTuple):
+class LengthEstimate(NamedTuple):
     """Tokens that an answer will have when it ends."""
 
     mean: int
@@ -32,7 +32,7 @@ class Growth(NamedTuple):
     """In tokens squared."""
 
 
-class Lengths:
+class LengthHistogram:
     """The lengths of one key's answers, or of all of a model's."""
 
     __slots__ = ("_sums", "_weights", "added", "first", "total")
@@ -42,11 +42,11 @@ class Lengths:
         self._sums = [0.0] * CLASSES
         self.total = 0.0
         self.added = 0
-        self.first: dict[int, tuple[int, Growth]] = {}
+        self.first: dict[int, tuple[int, LengthEstimate]] = {}
         """What answers with a limit are expected to be, and how many the model had had when that was said."""
 
     @classmethod
-    def of(cls, classes: Sequence[Sequence[float]]) -> Lengths:
+    def of(cls, classes: Sequence[Sequence[float]]) -> LengthHistogram:
         """As `classes` was. Raises ValueError where it is none of these."""
         lengths = cls()
         for index, (weight, total) in enumerate(classes):
@@ -85,10 +85,12 @@ class Lengths:
         return found
 
 
-def expected_at_first(key: Lengths, model: Lengths, body: Mapping[str, Any], most: int) -> Growth:
+def expected_at_first(
+    key: LengthHistogram, model: LengthHistogram, body: Mapping[str, Any], most: int
+) -> LengthEstimate:
     """`expected` for an answer that has not begun; the last estimate stands until there is something new."""
     if body.get("ignore_eos"):
-        return Growth(most, 0)
+        return LengthEstimate(most, 0)
     least = min(body.get("min_tokens") or 0, most)
     if least:
         return expected(key, model, least, most)
@@ -102,7 +104,7 @@ def expected_at_first(key: Lengths, model: Lengths, body: Mapping[str, Any], mos
     return growth
 
 
-def expected(key: Lengths, model: Lengths, so_far: int, most: int) -> Growth:
+def expected(key: LengthHistogram, model: LengthHistogram, so_far: int, most: int) -> LengthEstimate:
     """What an answer of a key, `so_far` tokens long and at most `most`, will have in the end."""
     weights = squares = total = 0.0
     scale = _MODEL_WEIGHT / model.total if model.total > _MODEL_WEIGHT else 1.0
@@ -119,4 +121,4 @@ def expected(key: Lengths, model: Lengths, so_far: int, most: int) -> Growth:
         squares += _PRIOR_WEIGHT * tokens * tokens
     mean = total / weights
     variance = max(squares / weights - mean * mean, 0.0)
-    return Growth(max(min(math.ceil(mean), most), so_far), math.ceil(variance))
+    return LengthEstimate(max(min(math.ceil(mean), most), so_far), math.ceil(variance))

@@ -3,7 +3,7 @@
 In tokens of prompts that were let in and have no first token yet. It begins small, doubles with
 each window of first tokens in time until one comes late, and from then on grows by one step a
 window (additive increase, multiplicative decrease, as TCP's: Chiu and Jain, 1989). A herd after
-a restart meets a narrow gate; a running node one as wide as its TTFT target bears.
+a restart meets a narrow window; a running node has one as wide as its TTFT target bears.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAST_TOKENS = 64
 DECREASE = 0.7
 
 
-class Gate:
+class PrefillWindow:
     """The window. `target_s` is the time from being let in to the first token."""
 
     def __init__(self, target_s: float, widest_tokens: int) -> None:
@@ -66,15 +66,19 @@ class Gate:
         """A prompt ended without a first token."""
         self.waiting_tokens -= self.size(tokens)
 
-    def started(self, tokens: int, let_in_s: float, now_s: float, *, behind: bool) -> None:
+    def started(self, tokens: int, admitted_s: float, now_s: float, *, queued_behind: bool) -> None:
         """A prompt has its first token. Late ones count where they had others before them."""
         size = self.size(tokens)
-        self._prefill.advance(now_s, waiting=self._limiting)  # a gate that holds nobody back measures nothing
+        self._prefill.advance(
+            now_s, waiting=self._limiting
+        )  # a window that holds nobody back measures nothing
         self._prefill.freed(size if self._limiting else 0)
         wide = self._limiting or 2 * self.waiting_tokens >= self.window_tokens
         self.waiting_tokens -= size
-        if now_s - let_in_s > self._target_s:
-            if behind and let_in_s >= self._closed_at_s:  # once for those let in before it was narrowed
+        if now_s - admitted_s > self._target_s:
+            if (
+                queued_behind and admitted_s >= self._closed_at_s
+            ):  # once for those let in before it was narrowed
                 self.window_tokens = max(self.window_tokens * DECREASE, STEP_TOKENS)
                 self._threshold = self.window_tokens
                 self._closed_at_s = now_s

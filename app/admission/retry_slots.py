@@ -1,8 +1,8 @@
-"""Who was sent away until when: a refusal's `Retry-After` is an appointment, not a guess.
+"""Retry slots: a refusal's `Retry-After` is a time at which room is kept, and not a guess.
 
-A refused request has its place at the end of its key's line, and is told when that will be at the
-door. Room is kept for those about to come; one that comes when it was told is let in before those
-that were never here. Those that do not come lose it a little later, and how many do come is learned.
+A refused request gets a slot at the end of its key's line, and the seconds until the line has moved on
+so far. A request that comes back at its time goes before requests that come for the first time. A slot
+that nobody uses ends a little later, and the share of slots that are used is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAST_PART = 0.5
 _DECAY = 0.995
 
 
-class Shows:
+class ReturnRate:
     """Which part of those that were told to come back does."""
 
     __slots__ = ("_came", "_made")
@@ -38,7 +38,7 @@ class Shows:
         self._made = self._made * kept + came + missed
 
 
-class Appointments:
+class RetrySlots:
     """One key's. Times are seconds of the same clock; a request is known by its fingerprint."""
 
     __slots__ = ("_by_fingerprint", "_by_second", "_came", "_due_tokens", "num", "tokens")

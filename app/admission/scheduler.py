@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import islice
 
 from app.admission.decode_window import DecodeWindow
-from app.admission.fair_queue import FairQueue, Lane
+from app.admission.fair_queue import FairQueue, Tenant
 from app.admission.in_flight import InFlight
-from app.admission.kv_budget import Pool
-from app.admission.prefill_window import Gate
-from app.admission.tenants import Lanes
+from app.admission.kv_budget import KVBudget
+from app.admission.prefill_window import PrefillWindow
+from app.admission.tenants import Tenants
 from app.admission.ticket import Ticket
 
 SPARE = 0.125
@@ -26,33 +26,33 @@ SCANNED = 48
 """Requests looked at for one that fits."""
 
 
-class Room:
+class AdmissionScheduler:
     """What there is room for, of what waits and of what comes."""
 
     def __init__(
         self,
         queue: FairQueue,
-        gate: Gate,
-        lanes: Lanes,
+        prefill_window: PrefillWindow,
+        tenants: Tenants,
         window: DecodeWindow | None = None,
         shared: DecodeWindow | None = None,
     ) -> None:
-        self.gate = gate
-        self.pool = Pool(0)
+        self.prefill_window = prefill_window
+        self.kv_budget = KVBudget(0)
         self.in_flight = InFlight(window, shared)
         self.waiting_uncached_tokens = 0
         """Prompt tokens of those that wait."""
         self._queue = queue
-        self._lanes = lanes
+        self._tenants = tenants
         self._blocked: Ticket | None = None
-        self._held_back: set[Lane] = set()
+        self._held_back: set[Tenant] = set()
         """Keys that would slow the others' answers too much, as of the last look."""
 
     @property
     def blocked(self) -> Ticket | None:
         """Whose turn it was when there was no room for it, while it waits."""
         blocked = self._blocked
-        return blocked if blocked is not None and blocked in blocked.lane.waiting else None
+        return blocked if blocked is not None and blocked in blocked.tenant.waiting else None
 
     def next(self, now_s: float) -> Ticket | None:
         """The first in turn that fits. One that does not is passed by others for a while only."""
@@ -62,12 +62,12 @@ class Room:
             self._queue.in_turn(now_s), SCANNED if self.in_flight.has_place(1, 0.0, within=True) else 1
         ):
             assert isinstance(ticket, Ticket)
-            if self._slows_others(ticket.lane, ticket.claim.n, now_s):
-                self._held_back.add(ticket.lane)  # nobody waits for what has more than its share
+            if self._slows_others(ticket.tenant, ticket.reservation.n, now_s):
+                self._held_back.add(ticket.tenant)  # nobody waits for what has more than its share
                 continue
             if all(self._may_pass(ticket, other) for other in blocked) and self.fits(ticket, now_s):
                 self._blocked = blocked[0] if blocked else None
-                if not self.gate.has_room(ticket.uncached_tokens):
+                if not self.prefill_window.has_room(ticket.uncached_tokens):
                     return None
                 for passed in blocked:
                     passed.bypassed_tokens += ticket.tokens
@@ -80,95 +80,103 @@ class Room:
 
     def fits(self, ticket: Ticket, now_s: float) -> bool:
         """Whether the engine has a place and the pool has room, without what is kept for others."""
-        spare = self._spare(ticket.lane, ticket.tokens)
-        n = ticket.claim.n
-        if self._slows_others(ticket.lane, n, now_s):
+        spare = self._spare(ticket.tenant, ticket.tokens)
+        n = ticket.reservation.n
+        if self._slows_others(ticket.tenant, n, now_s):
             return False
-        if not self.in_flight.has_place(n, spare, within=self._within(ticket.lane, n)):
+        if not self.in_flight.has_place(n, spare, within=self._within(ticket.tenant, n)):
             return False
-        return self.pool.fits(ticket.claim, int(spare * self.pool.capacity_tokens))
+        return self.kv_budget.fits(ticket.reservation, int(spare * self.kv_budget.capacity_tokens))
 
     @property
     def half_full(self) -> bool:
         """Whether half of the memory or of the places is taken."""
-        return 2 * self.pool.committed_tokens >= self.pool.limit_tokens or self.in_flight.half_full
+        return 2 * self.kv_budget.committed_tokens >= self.kv_budget.limit_tokens or self.in_flight.half_full
 
     def ends_after_s(self, now_s: float, tokens_per_s: float) -> float:
         """Until requests end as fast as they come, at that throughput."""
         return self.in_flight.ends_after_s(now_s, tokens_per_s)
 
-    def free_tokens(self, lane: Lane, age_s: float) -> int:
+    def free_tokens(self, tenant: Tenant, age_s: float) -> int:
         """Memory that nothing is kept for, less what waits before a key that comes.
 
         What waits of a key that is held back does not count. None without a place in the engine, or before
         a long prefill.
         """
-        passed = [other for other in self._held_back if other is not lane]
+        passed = [other for other in self._held_back if other is not tenant]
         waiting = len(self._queue) - sum(len(other.waiting) for other in passed)
         if not self.in_flight.has_place(waiting + 1, SPARE):
             return 0
         uncached = self.waiting_uncached_tokens - sum(_uncached_tokens(other) for other in passed)
-        if uncached > self.gate.soon_tokens(age_s):
+        if uncached > self.prefill_window.soon_tokens(age_s):
             return 0
-        pool = self.pool
+        budget = self.kv_budget
         line_tokens = self._queue.tokens - sum(other.waiting_tokens for other in passed)
-        free_tokens = pool.limit_tokens - int(SPARE * pool.capacity_tokens) - pool.committed_tokens
+        free_tokens = budget.limit_tokens - int(SPARE * budget.capacity_tokens) - budget.committed_tokens
         return free_tokens - line_tokens
 
-    def has_room(self, lane: Lane, tokens: int, age_s: float, now_s: float) -> bool:
+    def has_room(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
         """Whether a request of so many tokens fits now, past the one that does not and for which all wait.
 
         A key within its share has what is kept for such. It passes another that was served no less, or asks
         for little.
         """
         blocked = self.blocked
-        n = len(lane.waiting) + 1
-        if blocked is None or self._slows_others(lane, n, now_s):
+        n = len(tenant.waiting) + 1
+        if blocked is None or self._slows_others(tenant, n, now_s):
             return False
-        if blocked.lane is lane:
+        if blocked.tenant is tenant:
             passed = blocked.tokens
             if blocked.bypassed_tokens >= BYPASS * blocked.tokens:
                 return False
         else:
-            passed = blocked.lane.waiting_tokens
-            theirs = blocked.lane.served + blocked.tokens / blocked.lane.weight
-            more = lane.served + (lane.waiting_tokens + tokens) / lane.weight > theirs
-            if more and not self._asks_little(lane, lane.waiting_tokens + tokens, n):
+            passed = blocked.tenant.waiting_tokens
+            theirs = blocked.tenant.served + blocked.tokens / blocked.tenant.weight
+            more = tenant.served + (tenant.waiting_tokens + tokens) / tenant.weight > theirs
+            if more and not self._asks_little(tenant, tenant.waiting_tokens + tokens, n):
                 return False
-        spare = self._spare(lane, lane.waiting_tokens + tokens)
-        if not self.in_flight.has_place(n, spare, within=self._within(lane, n)):
+        spare = self._spare(tenant, tenant.waiting_tokens + tokens)
+        if not self.in_flight.has_place(n, spare, within=self._within(tenant, n)):
             return False
-        if self.waiting_uncached_tokens - passed > self.gate.soon_tokens(age_s):
+        if self.waiting_uncached_tokens - passed > self.prefill_window.soon_tokens(age_s):
             return False
-        room = self.pool.limit_tokens - int(spare * self.pool.capacity_tokens) - self.pool.committed_tokens
+        room = (
+            self.kv_budget.limit_tokens
+            - int(spare * self.kv_budget.capacity_tokens)
+            - self.kv_budget.committed_tokens
+        )
         return self._queue.tokens - passed + tokens <= room
 
-    def _spare(self, lane: Lane, tokens: int) -> float:
+    def _spare(self, tenant: Tenant, tokens: int) -> float:
         """What part of everything is kept from a key that would have so many tokens more."""
-        alone = len(self._lanes) == 1 and not lane.keyed
-        return 0.0 if alone or self._entitled(lane, tokens) else SPARE
+        alone = len(self._tenants) == 1 and not tenant.keyed
+        return 0.0 if alone or self._entitled(tenant, tokens) else SPARE
 
-    def _entitled(self, lane: Lane, tokens: int) -> bool:
+    def _entitled(self, tenant: Tenant, tokens: int) -> bool:
         """Whether a key has nothing in flight, or stays within its share, were one more key to come."""
-        own = lane.in_flight_tokens + tokens
-        return not lane.num_in_flight or own <= self._share(lane, others=1) * self.pool.capacity_tokens
+        own = tenant.in_flight_tokens + tokens
+        return (
+            not tenant.num_in_flight or own <= self._share(tenant, others=1) * self.kv_budget.capacity_tokens
+        )
 
-    def _within(self, lane: Lane, n: int) -> bool:
+    def _within(self, tenant: Tenant, n: int) -> bool:
         """Whether a key stays within its share of the decode window with so many choices more."""
-        return lane.choices_in_flight + n <= self._share(lane) * self.in_flight.window.most_choices
+        return tenant.choices_in_flight + n <= self._share(tenant) * self.in_flight.window.most_choices
 
-    def _slows_others(self, lane: Lane, n: int, now_s: float) -> bool:
+    def _slows_others(self, tenant: Tenant, n: int, now_s: float) -> bool:
         """Whether a key that has more than its share of what runs would slow the others' answers too much."""
         running = self.in_flight.num_choices + n
         if n == running == 1 or self.in_flight.shared_window.has_place(running, 0.0):
             return False
-        others_weight = self._lanes.recent_weight(now_s, besides=lane)
-        share = lane.weight / (lane.weight + others_weight)
-        return others_weight > 0 and lane.choices_in_flight + n > ABOVE_SHARE * share * running
+        others_weight = self._tenants.recent_weight(now_s, besides=tenant)
+        share = tenant.weight / (tenant.weight + others_weight)
+        return others_weight > 0 and tenant.choices_in_flight + n > ABOVE_SHARE * share * running
 
-    def _share(self, lane: Lane, *, others: int = 0) -> float:
+    def _share(self, tenant: Tenant, *, others: int = 0) -> float:
         """What part of everything is a key's, among those that are active and so many more."""
-        return lane.weight / (self._lanes.active_weight + others + (0 if lane.active else lane.weight))
+        return tenant.weight / (
+            self._tenants.active_weight + others + (0 if tenant.active else tenant.weight)
+        )
 
     def _may_pass(self, ticket: Ticket, blocked: Ticket) -> bool:
         """Whether a request may go before one whose turn it is, and that does not fit.
@@ -176,19 +184,19 @@ class Room:
         Of the same key, or a lower tier: for a while. Of another key: as long as that is not served more
         by it than one such request, or takes next to nothing and has no backlog.
         """
-        lane, other = ticket.lane, blocked.lane
-        if lane is other or lane.rank > other.rank:
+        tenant, other = ticket.tenant, blocked.tenant
+        if tenant is other or tenant.rank > other.rank:
             return blocked.bypassed_tokens < BYPASS * blocked.tokens
-        own, theirs = ticket.tokens / lane.weight, blocked.tokens / other.weight
-        if lane.rank < other.rank or lane.served + own <= other.served + theirs:
+        own, theirs = ticket.tokens / tenant.weight, blocked.tokens / other.weight
+        if tenant.rank < other.rank or tenant.served + own <= other.served + theirs:
             return True
-        return self._asks_little(lane, ticket.tokens, len(lane.waiting))
+        return self._asks_little(tenant, ticket.tokens, len(tenant.waiting))
 
-    def _asks_little(self, lane: Lane, tokens: int, waiting: int) -> bool:
+    def _asks_little(self, tenant: Tenant, tokens: int, waiting: int) -> bool:
         """Whether so many tokens more are next to nothing, and so many that wait are no backlog."""
-        little = SPARE / 2 * self.pool.capacity_tokens
-        return waiting <= FEW and lane.in_flight_tokens + tokens <= little
+        little = SPARE / 2 * self.kv_budget.capacity_tokens
+        return waiting <= FEW and tenant.in_flight_tokens + tokens <= little
 
 
-def _uncached_tokens(lane: Lane) -> int:
-    return sum(ticket.uncached_tokens for ticket in lane.waiting if isinstance(ticket, Ticket))
+def _uncached_tokens(tenant: Tenant) -> int:
+    return sum(ticket.uncached_tokens for ticket in tenant.waiting if isinstance(ticket, Ticket))

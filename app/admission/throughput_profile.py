@@ -12,7 +12,7 @@ import json
 import math
 from pathlib import Path
 
-from app.admission.output_length import Lengths
+from app.admission.output_length import LengthHistogram
 from app.admission.throughput import GUESS_WORTH_S, MEMORY_S, Throughput
 
 FILE = "pace.json"
@@ -23,13 +23,13 @@ GUESS_TOKENS_PER_S = 4096.0
 KEEP_S = 60.0
 
 
-class Pace:
+class ThroughputProfile:
     """One model's, in tokens of reservations that end per second. Without a file it lasts as long as this."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
         self._tokens_per_s: float | None = None
-        self._lengths: Lengths | None = None
+        self._lengths: LengthHistogram | None = None
         self._kept_s = -math.inf
 
     def guess(self, model: str, capacity_tokens: int) -> float:
@@ -48,15 +48,15 @@ class Pace:
         """
         return GUESS_WORTH_S if self._tokens_per_s is None else MEMORY_S
 
-    def lengths(self, model: str) -> Lengths:
+    def lengths(self, model: str) -> LengthHistogram:
         """How long the model's answers were when it was last full; none where that is not known."""
         if self._lengths is None:
             classes = self._known(model).get("answers")
             with contextlib.suppress(TypeError, ValueError):
-                self._lengths = Lengths.of(classes)  # type: ignore[arg-type]  # it is checked there
-        return self._lengths or Lengths()
+                self._lengths = LengthHistogram.of(classes)  # type: ignore[arg-type]  # it is checked there
+        return self._lengths or LengthHistogram()
 
-    def saw(self, model: str, throughput: Throughput, lengths: Lengths, now_s: float) -> None:
+    def observe(self, model: str, throughput: Throughput, lengths: LengthHistogram, now_s: float) -> None:
         """Remember how things are, once that is measured."""
         if not throughput.measured:
             return

@@ -37,7 +37,9 @@ def parser() -> argparse.ArgumentParser:
             help=(setting.help + default).replace("%", "%%"),
         )
     show = commands.add_parser("settings", help="list every setting")
-    show.add_argument("--markdown", action="store_true", help="as the README's table, on a terminal too")
+    show.add_argument(
+        "--markdown", action="store_true", help="as the table of docs/settings.md, on a terminal too"
+    )
     common = store.common_flags()
     keys.add_commands(commands, common)
     store.add_commands(commands, common)

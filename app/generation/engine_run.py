@@ -48,7 +48,7 @@ class EngineRun:
         self._screen: AnswerScreen | None = None
         self._asked_s = 0.0
         # Looked up once: `counted` is called for every token.
-        self._on_ticket, self._on_trace = context.ticket.saw, context.trace.saw
+        self._on_ticket, self._on_trace = context.ticket.on_delta, context.trace.saw
         self._has_unbilled = prompt.unbilled_tokens > 0
 
     async def __aenter__(self) -> Self:

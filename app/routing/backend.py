@@ -44,10 +44,10 @@ class Backend:
         if not self.ready:
             raise EngineNotReady(f"The engine is {self.engine.health().value}; see /readyz.", retry_after_s=5)
 
-    def knock(self, request: ChatRequest, key: Key | None) -> None:
+    def precheck(self, request: ChatRequest, key: Key | None) -> None:
         """Refuse at once what would be refused later. Raises EngineNotReady, KeyOverloaded, Overloaded."""
         self.check_ready()
-        self.admission.knock(request, key)
+        self.admission.precheck(request, key)
 
 
 class Backends:

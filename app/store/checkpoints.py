@@ -30,13 +30,13 @@ _COUNTS = """
 UPDATE requests SET
     prompt_tokens = news.value ->> 1, completion_tokens = news.value ->> 2, cached_tokens = news.value ->> 3,
     reasoning_tokens = news.value ->> 4, withheld_tokens = news.value ->> 5
-FROM json_each(?1) AS news
+FROM json_each(?) AS news
 WHERE requests.seq = news.value ->> 0 AND +requests.state = 'reserved'
 """
 _EVENTS = """
 INSERT INTO events (request_seq, first_id, slice)
-SELECT requests.seq, news.value ->> 6, substr(?2, news.value ->> 7, news.value ->> 8)
-FROM json_each(?1) AS news JOIN requests ON requests.seq = news.value ->> 0
+SELECT requests.seq, news.value ->> 6, substr(?, news.value ->> 7, news.value ->> 8)
+FROM json_each(?) AS news JOIN requests ON requests.seq = news.value ->> 0
 WHERE +requests.state = 'reserved'
 ON CONFLICT (request_seq, first_id) DO UPDATE SET slice = excluded.slice
 """
@@ -51,4 +51,4 @@ def write(connection: sqlite3.Connection, checkpoints: Sequence[Checkpoint]) -> 
         pieces += piece
     news = orjson.dumps(rows).decode()
     connection.execute(_COUNTS, (news,))
-    connection.execute(_EVENTS, (news, bytes(pieces)))
+    connection.execute(_EVENTS, (bytes(pieces), news))

@@ -41,7 +41,7 @@ OF_TWO_MODELS = (
 
 
 def settings_of(names: Collection[str]) -> str:
-    """Their rows of the README's table."""
+    """Their rows of the table in docs/settings.md."""
     head, line, *rows = settings_table.markdown().splitlines()
     chosen = [row for row in rows if row.split("`")[1] in names]
     assert len(chosen) == len(names)
@@ -61,6 +61,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "docs/metrics.md": metric_tables.markdown,
     "docs/parameters.md": parameters.markdown,
     "docs/routing.md": lambda: settings_of(OF_TWO_MODELS),
+    "docs/settings.md": settings_table.markdown,
 }
 
 

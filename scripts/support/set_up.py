@@ -25,6 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
 STAMP = VENV / "tokenring-setup"
 TORCH = "torch==2.13.0"
+# The first Python that works, and the first newer one that does not: SGLang pins outlines, which pins
+# outlines_core 0.1.26, whose last wheel is for 3.12.
+OLDEST_PYTHON = (3, 11)
+TOO_NEW_PYTHON = (3, 13)
 LOCKS = {"cpu": "cpu.txt", "gpu": "gpu-lock.txt"}
 FREE_DISK_GB = {"cpu": 3, "gpu": 15}
 HEARTBEAT_S = 5.0
@@ -55,6 +59,7 @@ def main() -> int:
     if is_current(wanted):
         return 0
     try:
+        check_python(sys.version_info[:2])
         with turn():
             if not is_current(wanted):
                 install(profile, files, lock)
@@ -145,15 +150,25 @@ def install(profile: str, files: list[Path], lock: Path | None) -> None:
 
 def make_venv(say: Callable[[str], None], options: Sequence[str] = ()) -> None:
     """Create .venv, in place of one whose interpreter or pip is gone."""
-    probe = [str(VENV / "bin" / "python"), "-Ic", "import pip, sys; sys.exit(sys.version_info < (3, 11))"]
+    fit = f"import pip, sys; sys.exit(not {OLDEST_PYTHON} <= sys.version_info < {TOO_NEW_PYTHON})"
+    probe = [str(VENV / "bin" / "python"), "-Ic", fit]
     if VENV.exists():
         with suppress(OSError):
             if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
                 return
-        say("the .venv found does not run, making a new one")
+        say("the .venv found does not run, or has a Python that cannot work: making a new one")
         shutil.rmtree(VENV)
     # Resolved, because the interpreter running this may be the .venv's own link to it.
     run([str(Path(sys.executable).resolve()), "-Im", "venv", *options, str(VENV)], say)
+
+
+def check_python(version: tuple[int, ...]) -> None:
+    """Refuse an interpreter, by its (major, minor), that the pinned packages have no builds for."""
+    if not OLDEST_PYTHON <= version < TOO_NEW_PYTHON:
+        raise SetupError(
+            f"Python {version[0]}.{version[1]} cannot work; 3.11 and 3.12 can:"
+            " name one with PYTHON=/path/to/python"
+        )
 
 
 def check_disk(profile: str) -> None:

@@ -15,30 +15,48 @@ from app.store.conversations import Status
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (
+    "abuse",
     "admin-api",
     "admission",
     "api",
+    "billing",
     "builtin-model",
+    "commands",
     "conversations",
     "crash-safety",
+    "deploy",
     "errors",
     "grammars",
     "guard",
+    "keys",
     "limits",
+    "metrics",
     "parameters",
     "performance",
     "prefixes",
+    "remote",
     "resume",
     "routing",
     "safety",
     "safety-evaluation",
     "service-routes",
+    "settings",
+    "sizing",
+    "storage",
     "threat-model",
+    "upgrade",
 )
 MAX_WORDS = 40
 UNWRITTEN = frozenset({"glossary.md"})
 """Pages that are linked to and not written yet."""
 DEFAULTS = (
+    ("deploy", "`drain_timeout_s` ({:g} s) at most", "drain_timeout_s", 1),
+    ("deploy", "`heartbeat_s` ({:g} s)", "heartbeat_s", 1),
+    ("sizing", "{:g} GiB at most | `retained_bytes`", "retained_bytes", 2**30),
+    ("sizing", "{:g} GiB at most | `body_memory_bytes`", "body_memory_bytes", 2**30),
+    ("sizing", "`max_request_pixels` ({:,.0f})", "max_request_pixels", 1),
+    ("storage", "`retention_s` ({:g} minutes)", "retention_s", 60),
+    ("storage", "`purge_after_days` ({:g})", "purge_after_days", 1),
     ("admission", "**With `key_slowdown`** (default {:g})", "key_slowdown", 1),
     ("grammars", "| `grammar_check_s` | {:g} s |", "grammar_check_s", 1),
     ("grammars", "| `grammar_mask_ms` | {:g} ms |", "grammar_mask_ms", 1),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # stubs only for this
 
 from app.api.schema.key_terms import NULLABLE, TERMS
 from app.api.schema.openapi import BODIES, HEADERS, OPERATIONS, QUERY, document

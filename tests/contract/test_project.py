@@ -3,7 +3,9 @@
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -25,7 +27,7 @@ NOT_ON_CPU = {"apache-tvm-ffi"}
 def pins(name: str) -> dict[str, Version]:
     """The versions a requirements file pins, by canonical name; anything but `name==version` fails."""
     lines = (ROOT / "requirements" / name).read_text().splitlines()
-    found = {}
+    found: dict[str, Version] = {}
     for line in lines:
         if line and not line.startswith("#"):
             requirement = Requirement(line)
@@ -129,3 +131,52 @@ def test_a_unit_test_stands_where_its_module_stands(path: Path) -> None:
     words = path.stem.removeprefix("test_").split("_")
     names = ["_".join(words[:length]) for length in range(1, len(words) + 1)]
     assert any((ROOT / "app" / path.parent / f"{name}.py").exists() for name in names)
+
+
+def test_setup_and_the_package_take_the_same_pythons() -> None:
+    """pyproject.toml, scripts/setup and set_up.py agree on which versions of Python work."""
+    oldest, too_new = set_up.OLDEST_PYTHON, set_up.TOO_NEW_PYTHON
+    assert PROJECT["requires-python"] == ">={}.{},<{}.{}".format(*oldest, *too_new)
+    assert f"{oldest} <= sys.version_info < {too_new}" in (ROOT / "scripts" / "setup").read_text()
+
+
+def other_pythons() -> list[str]:
+    """The interpreters of this machine, besides this one, whose versions setup takes: by PATH and pyenv."""
+    versions = [(3, minor) for minor in range(set_up.OLDEST_PYTHON[1], set_up.TOO_NEW_PYTHON[1])]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    usable = []
+    for major, minor in versions:
+        name = f"python{major}.{minor}"
+        candidates = [shutil.which(name), *sorted(pyenv.glob(f"versions/{major}.{minor}.*/bin/python"))]
+        runs = [
+            str(path)
+            for path in candidates
+            if path and not subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode
+        ]
+        if (major, minor) != sys.version_info[:2]:
+            usable += runs[:1]
+    return usable
+
+
+COMPILE = """
+import sys
+for path in sys.argv[1:]:
+    with open(path, "rb") as file:
+        compile(file.read(), path, "exec")
+"""
+
+
+def test_the_sources_compile_under_the_other_pythons() -> None:
+    """Each supported Python that this machine has reads every module without an error or a warning."""
+    pythons = other_pythons()
+    if not pythons:
+        pytest.skip("this machine has no other Python that setup takes")
+    sources = [str(path) for part in ("app", "scripts", "tests") for path in (ROOT / part).rglob("*.py")]
+    for python in pythons:
+        subprocess.run([python, "-I", "-W", "error", "-c", COMPILE, *sources], check=True)
+
+
+def test_the_changelog_begins_with_what_is_not_released_and_has_this_version() -> None:
+    """`[Unreleased]` comes first, then the version that pyproject.toml has."""
+    versions = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[:2] == ["Unreleased", PROJECT["version"]]

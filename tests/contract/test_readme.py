@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-from scripts.support import settings_table
-
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
@@ -39,11 +37,6 @@ def test_every_module_of_the_top_level_is_in_the_tree() -> None:
         if not path.name.startswith("__") and (path.suffix == ".py" or (path / "__init__.py").exists())
     }
     assert there - listed(tree) == set()
-
-
-def test_the_settings_table_is_the_settings() -> None:
-    """README's table is what `python -m scripts.support.settings_table` writes."""
-    assert settings_table.with_table(README) == README
 
 
 def test_links_lead_somewhere() -> None:

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from app.api.metrics.tables import METRICS
-from app.core import ChatRequest
+from app.core import ChatRequest, Usage
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import EngineNotReady, NotFound
 from app.routing.backend import Backend
@@ -341,7 +341,7 @@ async def test_a_row_that_is_not_what_was_said_differs(serve: Serve, monkeypatch
     settle = ledger_module.settle
 
     def too_late(connection: sqlite3.Connection, settlement: ledger_module.Settlement) -> bool:
-        early = dataclasses.replace(settlement, usage=ledger_module.Usage(completion_tokens=15))
+        early = dataclasses.replace(settlement, usage=Usage(completion_tokens=15))
         assert settle(connection, early)
         return settle(connection, settlement)
 

@@ -117,7 +117,7 @@ async def test_who_sees_whose(served: Served):
     other = await database.write(lambda c: create(c, KeyTerms("a", budget_micro_usd=2_500_000), 1, "other"))
     await served.runtime.keys.load()
 
-    async def requests(text: str, query: str = "") -> tuple[int, float | None]:
+    async def requests(text: str, query: str = "") -> tuple[object, ...]:
         path = f"/api/usage?period=2021-11{query}"
         answer = await served.call("GET", path, authorization=f"Bearer {text}")
         if answer.status == 200:

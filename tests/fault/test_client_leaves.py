@@ -131,13 +131,15 @@ async def test_leaving_while_uploading_starts_nothing(serve: Serve, leave: Leave
 async def test_leaving_while_pending_cancels(serve: Serve, leave: Leave, stream: bool):
     """A client that leaves before its request is admitted cancels it: the engine never runs it."""
     served = await serve(engine_type=SlowToRender)
+    engine = served.engine
+    assert isinstance(engine, SlowToRender)
     connection = await Connection.to(served.port)
     await connection.request("POST", PATH, chat(stream=stream))
-    await until(lambda: served.engine.num_rendering)
+    await until(lambda: engine.num_rendering)
     (pending,) = served.live()
     leave(connection)
     await until(lambda: pending.cancelled == "disconnect")
-    served.engine.may_render.set()
+    engine.may_render.set()
     await until(lambda: not served.live())
     assert served.logged("request")[0]["completion_tokens"] == 0
 
@@ -146,16 +148,18 @@ async def test_leaving_while_pending_cancels(serve: Serve, leave: Leave, stream:
 async def test_leaving_while_pending_with_a_key_goes_on(serve: Serve, stream: bool):
     """With an Idempotency-Key the request goes on, and the next POST gets its answer."""
     served = await serve(Script(tokens=20), engine_type=SlowToRender)
+    engine = served.engine
+    assert isinstance(engine, SlowToRender)
     connection = await Connection.to(served.port)
     body = chat(stream=stream)
     await connection.request("POST", PATH, body, {"idempotency-key": "k"})
-    await until(lambda: served.engine.num_rendering)
+    await until(lambda: engine.num_rendering)
     connection.reset()
     await until(lambda: not served.connections)
-    served.engine.may_render.set()
+    engine.may_render.set()
     answer = await served.post(body, idempotency_key="k")
     assert answer.status == 200
-    assert served.engine.num_rendering == 1
+    assert engine.num_rendering == 1
     assert len(served.logged("request")) == 1
     assert served.logged("request")[0]["cancelled"] is None
 

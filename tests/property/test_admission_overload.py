@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from app.admission.load_shedder import Bounds
-from app.admission.throughput_profile import Pace
+from app.admission.load_shedder import QueueBounds
+from app.admission.throughput_profile import ThroughputProfile
 from app.errors import KeyOverloaded, Overloaded
 from tests.support.admissions import Node, Seen, Service, key_of, percentile, run_virtually
 
 MINUTES_5 = 300
 MINUTES_3 = 180
-SOON = Bounds(soon_s=0.8)
+SOON = QueueBounds(soon_s=0.8)
 """As the settings say: 0.4 of a TTFT target of 2 s."""
 SMALL = Service(16_384, prefill_tokens_per_s=6000, step_s=0.02, step_per_request_s=0.0007, quantum=2)
 """As a small model on two cores."""
@@ -74,9 +74,9 @@ def herd_size(rng: random.Random) -> tuple[int, int, int]:
     return rng.choice((100, 400)), int(rng.lognormvariate(5, 0.6)) + 1, 1024
 
 
-def full_before() -> Pace:
+def full_before() -> ThroughputProfile:
     """What a node remembers that was full for a minute and a half."""
-    pace = Pace()
+    pace = ThroughputProfile()
 
     async def main() -> None:
         node = Node(bounds=SOON, pace=pace)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.kv_budget import Claim, Pool
-from app.admission.output_length import Growth, Lengths, expected
+from app.admission.kv_budget import KVBudget, KVReservation
+from app.admission.output_length import LengthEstimate, LengthHistogram, expected
 from app.admission.prefix_tree import Held, PrefixTree
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=90), min_size=1, max_size=12)
@@ -56,8 +56,8 @@ class World:
     """A pool, and the tokens that an engine would really use."""
 
     def __init__(self, capacity: int) -> None:
-        self.pool = Pool(capacity)
-        self.flying: list[tuple[Claim, int, int]] = []  # claim, tokens made, tokens it will make
+        self.kv_budget = KVBudget(capacity)
+        self.flying: list[tuple[KVReservation, int, int]] = []  # claim, tokens made, tokens it will make
 
     @property
     def used(self) -> int:
@@ -74,28 +74,30 @@ def test_reservations_never_exceed_the_pool(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 40))):
         if world.flying and data.draw(st.booleans()):
             at = data.draw(st.integers(0, len(world.flying) - 1))
-            claim, made, most = world.flying.pop(at)
+            reservation, made, most = world.flying.pop(at)
             if data.draw(st.booleans()) and made < most:
                 made = data.draw(st.integers(made, most))
-                world.pool.correct(claim, Growth(most, 0), made)
-                world.flying.append((claim, made, most))
+                world.kv_budget.correct(reservation, LengthEstimate(most, 0), made)
+                world.flying.append((reservation, made, most))
             else:
-                world.pool.give_back(claim)
+                world.kv_budget.give_back(reservation)
         else:
             ids = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=60))
             most = data.draw(st.integers(1, 80))
-            claim = Claim(ids, data.draw(st.sampled_from(["", "ann", None])), 1, most, Growth(most, 0))
-            if world.pool.fits(claim):
+            reservation = KVReservation(
+                ids, data.draw(st.sampled_from(["", "ann", None])), 1, most, LengthEstimate(most, 0)
+            )
+            if world.kv_budget.fits(reservation):
                 alone = not world.flying
-                world.pool.take(claim)
-                world.flying.append((claim, 0, most))
-                assert alone or world.pool.committed_tokens <= world.pool.limit_tokens
-        assert world.used <= world.pool.committed_tokens
+                world.kv_budget.take(reservation)
+                world.flying.append((reservation, 0, most))
+                assert alone or world.kv_budget.committed_tokens <= world.kv_budget.limit_tokens
+        assert world.used <= world.kv_budget.committed_tokens
         assert world.used <= capacity or len(world.flying) == 1
-    for claim, _, _ in world.flying:
-        world.pool.give_back(claim)
-    assert world.pool.committed_tokens == 0
-    assert world.pool.used_tokens == 0
+    for reservation, _, _ in world.flying:
+        world.kv_budget.give_back(reservation)
+    assert world.kv_budget.committed_tokens == 0
+    assert world.kv_budget.used_tokens == 0
 
 
 @given(
@@ -109,7 +111,7 @@ def test_an_estimate_is_between_what_is_there_and_what_may_be(
     own: list[int], others: list[int], so_far: int, most: int
 ) -> None:
     """No less than there is already, no more than the limit; the deviation no more than the limit either."""
-    key, model = Lengths(), Lengths()
+    key, model = LengthHistogram(), LengthHistogram()
     for tokens in own:
         key.add(tokens)
     for tokens in others:
@@ -122,7 +124,7 @@ def test_an_estimate_is_between_what_is_there_and_what_may_be(
 
 def test_a_key_with_a_past_is_expected_to_do_as_before() -> None:
     """A hundred answers of about 200 tokens weigh more than the guess for strangers."""
-    key, model = Lengths(), Lengths()
+    key, model = LengthHistogram(), LengthHistogram()
     for _ in range(100):
         key.add(200)
         model.add(900)
@@ -132,8 +134,8 @@ def test_a_key_with_a_past_is_expected_to_do_as_before() -> None:
 
 def test_what_the_engine_uses_beyond_is_kept_free() -> None:
     """Only what it says again and again counts: a single look may be old."""
-    pool = Pool(1000)
-    pool.take(Claim([1, 2, 3], "", 1, 10, Growth(10, 0)))
+    pool = KVBudget(1000)
+    pool.take(KVReservation([1, 2, 3], "", 1, 10, LengthEstimate(10, 0)))
     pool.observe(503)
     assert pool.limit_tokens == 980
     for _ in range(6):

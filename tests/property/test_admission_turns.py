@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.admission.decode_window import OVER
-from app.admission.load_shedder import Bounds
+from app.admission.load_shedder import QueueBounds
 from app.core import Tier
-from tests.support.admissions import Node, Seen, Service, key_of, lane_of, percentile, run_virtually
+from tests.support.admissions import Node, Seen, Service, key_of, percentile, run_virtually, tenant_of
 
-ENDLESS = Bounds(10_000, 1 << 40, dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+ENDLESS = QueueBounds(10_000, 1 << 40, dict.fromkeys(("interactive", "standard", "batch"), 1e6))
 SMALL = Service(capacity_tokens=6_000)
 LIKE_TWO_CORES = Service(16_384, prefill_tokens_per_s=6000, step_s=0.02, step_per_request_s=0.0007, quantum=2)
 TIERS = st.sampled_from(["interactive", "standard", "batch"])
@@ -47,12 +47,12 @@ def test_everyone_has_a_turn(requests: list[tuple[str, int, int]], tiers: dict[s
     node = everything(requests, tiers, seed)
     assert all(seen.ended_s is not None for seen in node.seen)
     admission = node.admission
-    assert (admission.pool.committed_tokens, admission.pool.num_claims) == (0, 0)
-    assert admission.gate.waiting_tokens == 0
+    assert (admission.kv_budget.committed_tokens, admission.kv_budget.num_reservations) == (0, 0)
+    assert admission.prefill_window.waiting_tokens == 0
     assert not admission.queue
     assert admission.queue.tokens == 0
-    assert all(not lane.active and not lane.in_flight_tokens for lane in admission.lanes)
-    assert abs(admission.lanes.active_weight) < 1e-9
+    assert all(not tenant.active and not tenant.in_flight_tokens for tenant in admission.tenants)
+    assert abs(admission.tenants.active_weight) < 1e-9
 
 
 @given(
@@ -78,11 +78,11 @@ def test_two_backlogged_keys_are_served_alike(
             for _ in range(150):
                 node.spawn(node.ask(key_of(name, weight=weights[name]), prompt, tokens, exact=True))
         await asyncio.sleep(30)
-        lanes = [lane_of(node.admission, name) for name in ("one", "other")]
-        node.admission.room.next = lambda _now_s: None  # type: ignore[method-assign]
+        tenants = [tenant_of(node.admission, name) for name in ("one", "other")]
+        node.admission.scheduler.next = lambda _now_s: None  # type: ignore[method-assign,assignment]
         await asyncio.sleep(120)
-        if all(len(lane.waiting) > 5 for lane in lanes):
-            ends.append((lanes[0].served, lanes[1].served))
+        if all(len(tenant.waiting) > 5 for tenant in tenants):
+            ends.append((tenants[0].served, tenants[1].served))
         node.stop()
 
     run_virtually(main)
@@ -125,7 +125,7 @@ def test_backlogged_keys_that_are_sent_away(insists: bool, weight: float) -> Non
     sizes = {"short": ((40, 120), (20, 60)), "long": ((400, 1200), (100, 400))}
 
     async def main() -> None:
-        node = Node(LIKE_TWO_CORES, Bounds(soon_s=0.8))
+        node = Node(LIKE_TWO_CORES, QueueBounds(soon_s=0.8))
 
         async def client(name: str, weight: float) -> None:
             prompt, tokens = (_between(node.rng, ends) for ends in sizes[name])
@@ -226,7 +226,7 @@ def test_a_flood_from_before_the_window_narrowed_holds_up_no_light_key() -> None
         for _ in range(50):
             node.spawn(node.ask(key_of("heavy"), 100, 3000, exact=True))
         await asyncio.sleep(5)
-        assert len(node.engine.running) > OVER * node.admission.room.in_flight.window.most_choices
+        assert len(node.engine.running) > OVER * node.admission.scheduler.in_flight.window.most_choices
         seen = await node.ask(key_of("light"), 100, 20, 50)
         node.stop()
         assert seen.admitted_s == seen.at_s

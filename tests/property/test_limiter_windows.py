@@ -53,7 +53,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         made.charged.append(one)
         return one
 
-    monkeypatch.setattr(limits.Window, "charge", written_down)
+    monkeypatch.setattr(Window, "charge", written_down)
     return made
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.admission.controller import Admission
-from app.admission.fair_queue import Lane
-from app.admission.load_shedder import Bounds
+from app.admission.fair_queue import Tenant
+from app.admission.load_shedder import QueueBounds
 from app.admission.prefix_tree import PrefixTree
 from app.admission.ticket import Ticket
 from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, Key, KeyTerms, ModelCard, Prompt, Tier
@@ -186,14 +186,14 @@ class Node:
     """One engine, its admission, and everything that was asked of it."""
 
     def __init__(
-        self, service: Service | None = None, bounds: Bounds | None = None, seed: int = 0, **options: Any
+        self, service: Service | None = None, bounds: QueueBounds | None = None, seed: int = 0, **options: Any
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.rng = random.Random(seed)
         self.engine = ServiceEngine(service or Service())
         self.admission = Admission(
             self.engine,  # type: ignore[arg-type]
-            bounds or Bounds(),
+            bounds or QueueBounds(),
             clock_s=self.loop.time,
             chance=self.rng.random,
             **options,
@@ -240,7 +240,7 @@ class Node:
             request = ChatRequest(rid, key.owner, "m", body, 0, n=n, max_tokens=max_tokens)
             prompt = Prompt(prompt_ids, max_tokens, None)
             try:
-                self.admission.knock(request, key)
+                self.admission.precheck(request, key)
                 ticket = await self.admission.admit(request, prompt, key)
             except ServingError as error:
                 seen.refused.append(error)
@@ -260,7 +260,7 @@ class Node:
         def take(delta: Delta) -> None:
             seen.first_s = self.loop.time() if seen.first_s is None else seen.first_s
             seen.tokens = delta.counts.completion_tokens
-            ticket.saw(delta)
+            ticket.on_delta(delta)
 
         await self.engine.answer(request, prompt, min(tokens, prompt.max_tokens), take)
         ticket.release()
@@ -272,9 +272,9 @@ def key_of(name: str, tier: Tier = "standard", weight: float = 1.0) -> Key:
     return Key(name, name, KeyTerms(name, tier=tier, weight=weight), 0)
 
 
-def lane_of(admission: Admission, name: str) -> Lane:
+def tenant_of(admission: Admission, name: str) -> Tenant:
     """A key's lane, which has come lately."""
-    return next(lane for lane in admission.lanes if lane.name == name)
+    return next(tenant for tenant in admission.tenants if tenant.name == name)
 
 
 def percentile(values: Sequence[float], part: float) -> float:

@@ -67,7 +67,7 @@ class FalseServer:
     async def _loads(self, _: web.Request) -> web.Response:
         if not self.well:
             await asyncio.sleep(60)
-        load = {"num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 30}
+        load: dict[str, float] = {"num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 30}
         load |= {"max_total_num_tokens": 1000, "gen_throughput": 5.5}
         return web.json_response({"loads": [load]})
 

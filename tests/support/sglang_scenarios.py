@@ -198,9 +198,9 @@ def _rendered(engine: SGLangEngine) -> Iterator[list[str]]:
         prompts.append(engine._launched.manager.tokenizer.decode(prompt.token_ids))
         return prompt
 
-    engine.render = listened
+    engine.render = listened  # type: ignore[method-assign]
     yield prompts
-    engine.render = render
+    engine.render = render  # type: ignore[method-assign]
 
 
 async def _past(engine: SGLangEngine, content: Any) -> list[Any]:

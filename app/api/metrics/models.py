@@ -8,7 +8,7 @@ OF_PLACES = (
     gauge(
         "tokenring_model_ready",
         "0 or 1",
-        "Whether the model takes requests; the small one may be away while the server is ready.",
+        "Whether the model takes requests; the small model may be away while the server is ready.",
         lambda place: place.ready,
     ),
 )
@@ -17,7 +17,7 @@ OF_ROUTES = (
     counter(
         "tokenring_routed_total",
         "requests",
-        "Requests for the model `auto`, by the model that was chosen for them and why; see docs/routing.md.",
+        "Requests for the model `auto`, by the chosen model and the reason; see docs/routing.md.",
         lambda reasons: reasons,
         labels=("model", "reason"),
     ),
@@ -27,14 +27,16 @@ OF_MODE = (
     gauge(
         "tokenring_degraded_step",
         "0 to 3",
-        "Degraded mode: 1 is short answers, 2 the small model too, 3 a full queue; see docs/routing.md.",
+        "Step of degraded mode: 1 shortens answers, 2 also uses the small model, 3 refuses requests; see "
+        "docs/routing.md.",
         lambda mode: int(mode.step),
         labels=(),
     ),
     gauge(
         "tokenring_degraded_pressure",
         "1",
-        "What it goes by: the expected wait over the most that there may be, or how full the queue is.",
+        "Pressure that decides the step: the expected wait divided by the longest allowed one, or the share"
+        " of the queue in use; the larger.",
         lambda mode: mode.pressure,
         labels=(),
     ),
@@ -44,7 +46,7 @@ OF_DEGRADED = (
     counter(
         "tokenring_degraded_requests_total",
         "requests",
-        "Requests that less was done for: shorter, by the small model, refused by the full queue.",
+        "Requests affected by degraded mode: shortened, answered by the small model, or refused.",
         lambda number: number,
         labels=("done",),
     ),

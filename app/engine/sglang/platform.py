@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import threading
 
 CPU_PLATFORM = "app.engine.sglang.cpu:CpuPlatform"
 
@@ -38,9 +39,14 @@ def visible_devices() -> int:
 def prepare_process() -> None:
     """Make SGLang importable in this process. Call it before the first import of SGLang.
 
+    The process ends without an interpreter's clean-up (os._exit, SIGKILL), so nothing in it may hold a
+    semaphore of multiprocessing, which would then be reported as leaked. tqdm makes one for its bars.
+
     torchvision's wheel is a CUDA build: beside a CPU torch its operators are missing and the
     import itself fails where it registers their fake kernels. Their schemas are enough.
     """
+    # No process that shows a bar is forked from another one that does: a lock among threads is enough.
+    importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
     if not needs_cpu_platform() or _torchvision_loads():
         return
     torch = importlib.import_module("torch")

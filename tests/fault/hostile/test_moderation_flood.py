@@ -68,12 +68,12 @@ async def test_a_word_is_moderated_beside_a_flood(serve: Serve, flood: str):
     """Another key's word, its answer in chat, and /healthz do not wait for a flood to end."""
     served = await serve(Script(tokens=4))
     ann, bob, eve = [await made(served, name) for name in ("ann", "bob", "eve")]
-    floods = {
+    cases: dict[str, list[tuple[Any, Any]]] = {
         "many texts": [(ann, many_texts(1)), (ann, many_texts(2))],
         "one long text": [(ann, long_text(1)), (ann, long_text(2))],
         "both, of two owners": [(ann, many_texts(3)), (ann, long_text(3)), (eve, long_text(4))],
-    }[flood]
-    flooding = [await start(served, given, headers) for headers, given in floods]
+    }
+    flooding = [await start(served, given, headers) for headers, given in cases[flood]]
     await until(lambda: num_begun(served) > 0)
     for number in range(3):
         word = {"input": f"flower{number}"}

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from app.admission.controller import Admission
-from app.admission.load_shedder import Bounds
-from app.admission.prefill_window import STEP_TOKENS, Gate
+from app.admission.load_shedder import QueueBounds
+from app.admission.prefill_window import STEP_TOKENS, PrefillWindow
 from app.admission.ticket import Ticket, fingerprint_of, prompt_guess
 from app.core import ChatRequest, Counts, Delta, Key, Prompt
 from app.errors import Cancelled, Draining, KeyOverloaded, Overloaded
 from app.settings import Settings
-from tests.support.admissions import Service, ServiceEngine, key_of, lane_of
+from tests.support.admissions import Service, ServiceEngine, key_of, tenant_of
 
 
 class World:
@@ -23,12 +24,14 @@ class World:
     def __init__(self, capacity: int = 1000, **bounds: Any) -> None:
         self.now_s = 0.0
         self.number = 0
+        self.abort_unread: Callable[[], str | None] = lambda: None
         self.engine = ServiceEngine(Service(capacity))
         self.admission = Admission(
             self.engine,  # type: ignore[arg-type]
-            Bounds(**bounds),
+            QueueBounds(**bounds),
             clock_s=lambda: self.now_s,
             chance=lambda: 0.0,
+            abort_unread=lambda: self.abort_unread(),  # noqa: PLW0108  # a test replaces it later
         )
 
     async def admit(
@@ -69,7 +72,7 @@ def test_an_empty_node_admits_without_a_task_switch() -> None:
     with pytest.raises(StopIteration) as ended:
         coroutine.send(None)
     ended.value.value.release()
-    assert world.admission.pool.committed_tokens == 0
+    assert world.admission.kv_budget.committed_tokens == 0
 
 
 async def test_a_request_waits_until_there_is_room() -> None:
@@ -80,7 +83,7 @@ async def test_a_request_waits_until_there_is_room() -> None:
     await settled(second)
     assert not second.done()
     assert len(world.admission.queue) == 1
-    first.saw(began())
+    first.on_delta(began())
     first.release()
     (await second).release()
 
@@ -126,7 +129,7 @@ async def test_a_waiting_request_can_be_withdrawn() -> None:
         await second
     first.release()
     assert not world.admission.queue
-    assert world.admission.lanes.active_weight == 0
+    assert world.admission.tenants.active_weight == 0
 
 
 @pytest.mark.parametrize("let_in", [False, True])
@@ -142,7 +145,7 @@ async def test_a_cancelled_task_leaves_nothing(let_in: bool) -> None:
     with pytest.raises(asyncio.CancelledError):
         await second
     first.release()
-    assert world.admission.pool.num_claims == 0
+    assert world.admission.kv_budget.num_reservations == 0
     assert not world.admission.queue
 
 
@@ -204,7 +207,7 @@ async def test_who_comes_back_when_told_has_its_place() -> None:
     back = asyncio.get_running_loop().create_task(world.admission.admit(request, prompt, key_of("a")))
     await settled(back)
     assert len(world.admission.queue) == 3
-    assert world.admission.counts.appointments == {"kept": 1, "missed": 0}
+    assert world.admission.counts.retry_slots == {"kept": 1, "missed": 0}
     world.admission.refuse_waiting(lambda: Draining("The server is stopping."))
     await asyncio.gather(*tasks, back, return_exceptions=True)
     first.release()
@@ -229,7 +232,7 @@ async def test_an_appointment_is_kept_where_nobody_waits_any_more(comes_back: bo
         (await world.admission.admit(request, prompt, key_of("a"))).release()
     world.now_s += 60.0
     world.admission.poll()
-    assert world.admission.counts.appointments == {"kept": int(comes_back), "missed": int(not comes_back)}
+    assert world.admission.counts.retry_slots == {"kept": int(comes_back), "missed": int(not comes_back)}
 
 
 async def test_who_comes_back_for_a_shorter_answer_is_known_again() -> None:
@@ -273,16 +276,16 @@ async def test_what_would_be_refused_is_refused_at_the_first_knock() -> None:
     world = World(max_queued_requests=1, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
     body = {"messages": [{"content": "knocking"}]}
     request = ChatRequest("knock", "a", "m", body, 0, max_tokens=500)
-    world.admission.knock(request, key_of("a"))
+    world.admission.precheck(request, key_of("a"))
     first = await world.admit(900)
     waiting = world.later(500)
     await settled(waiting)
     with pytest.raises(Overloaded) as refused:
-        world.admission.knock(request, key_of("a"))
+        world.admission.precheck(request, key_of("a"))
     assert refused.value.retry_after_s is not None
     world.now_s = float(refused.value.retry_after_s)
-    world.admission.knock(request, key_of("a"))
-    assert world.admission.counts.appointments == {"kept": 0, "missed": 0}
+    world.admission.precheck(request, key_of("a"))
+    assert world.admission.counts.retry_slots == {"kept": 0, "missed": 0}
     world.admission.refuse_waiting(lambda: Draining("The server is stopping."))
     await asyncio.gather(waiting, return_exceptions=True)
     first.release()
@@ -299,8 +302,8 @@ async def test_a_light_key_finds_room_beside_one_that_fills_the_node(served_more
     await settled(*flood)
     assert world.admission.busy
     for _ in range(3):
-        world.admission.knock(world.request("light"), key_of("light"))
-        lane_of(world.admission, "light").served += served_more
+        world.admission.precheck(world.request("light"), key_of("light"))
+        tenant_of(world.admission, "light").served += served_more
         ticket = await world.admit(100, "light")
         world.now_s += 0.1
         ticket.release()
@@ -321,7 +324,7 @@ async def test_streams_nobody_reads_end_first() -> None:
         aborted.extend(left[:1])
         return left[0] if left else None
 
-    world.admission.abort_unread = abort_unread
+    world.abort_unread = abort_unread
     waiting = world.later(400)
     await settled(waiting)
     assert aborted == ["u0", "u1"]
@@ -332,7 +335,7 @@ async def test_streams_nobody_reads_end_first() -> None:
     (await waiting).release()
     for rid in ("u2", "u3"):
         unread[rid].release()
-    assert world.admission.room.in_flight.reclaimed_tokens == 0
+    assert world.admission.scheduler.in_flight.reclaimed_tokens == 0
 
 
 async def test_a_shared_prompt_is_reserved_once() -> None:
@@ -348,7 +351,7 @@ async def test_a_shared_prompt_is_reserved_once() -> None:
     shared = [ask(f"s{i}", "") for i in range(4)]
     await settled(*shared)
     assert all(task.done() for task in shared)
-    assert world.admission.pool.committed_tokens == 500
+    assert world.admission.kv_budget.committed_tokens == 500
     with_images = [ask(f"i{i}", None) for i in range(2)]
     await settled(*with_images)
     assert [task.done() for task in with_images] == [True, False]
@@ -360,61 +363,61 @@ async def test_what_was_reserved_too_much_is_given_back() -> None:
     """The counter of a key is what it was served in the end: uncached prompt and answer."""
     world = World()
     ticket = await world.admit(500)
-    lane = lane_of(world.admission, "a")
-    assert lane.served == 509
-    ticket.saw(began(1, cached=5))
-    ticket.saw(began(20, cached=5, reason="stop"))
+    tenant = tenant_of(world.admission, "a")
+    assert tenant.served == 509
+    ticket.on_delta(began(1, cached=5))
+    ticket.on_delta(began(20, cached=5, reason="stop"))
     ticket.release()
     ticket.release()
-    assert lane.served == 24
+    assert tenant.served == 24
 
 
 def test_the_window_opens_while_first_tokens_come_in_time() -> None:
     """It doubles with each window of them, and narrows once for those that come late."""
-    gate = Gate(1.0, 100_000)
+    prefill_window = PrefillWindow(1.0, 100_000)
     for _ in range(2):
         let_in = []
-        while gate.has_room(512):
-            let_in.append(gate.enter(512, 0.0))
-        for behind in let_in:
-            gate.started(512, 0.0, 0.5, behind=behind)
-    assert gate.window_tokens == 4 * STEP_TOKENS
-    behind = [gate.enter(512, 1.0) for _ in range(8)]
-    for one in behind:
-        gate.started(512, 1.0, 5.0, behind=one)
-    assert gate.window_tokens == pytest.approx(0.7 * 4 * STEP_TOKENS)
-    gate.reset()
-    assert gate.window_tokens == STEP_TOKENS
+        while prefill_window.has_room(512):
+            let_in.append(prefill_window.enter(512, 0.0))
+        for queued_behind in let_in:
+            prefill_window.started(512, 0.0, 0.5, queued_behind=queued_behind)
+    assert prefill_window.window_tokens == 4 * STEP_TOKENS
+    slow = [prefill_window.enter(512, 1.0) for _ in range(8)]
+    for queued_behind in slow:
+        prefill_window.started(512, 1.0, 5.0, queued_behind=queued_behind)
+    assert prefill_window.window_tokens == pytest.approx(0.7 * 4 * STEP_TOKENS)
+    prefill_window.reset()
+    assert prefill_window.window_tokens == STEP_TOKENS
 
 
 def test_the_pace_of_prefill_is_that_of_bursts() -> None:
     """Whatever lies before and between them: 2,048 tokens in half a second, after a day and after an hour."""
-    gate = Gate(2.0, 16_384)
-    assert gate.soon_tokens(0.0) == 8192
+    prefill_window = PrefillWindow(2.0, 16_384)
+    assert prefill_window.soon_tokens(0.0) == 8192
     for burst_s in (86_400.0, 90_000.0):
         for now_s in (burst_s + number / 2 for number in range(20)):
             let_in = []
-            while gate.has_room(512):
-                let_in.append(gate.enter(512, now_s))
-            for behind in let_in:
-                gate.started(512, now_s, now_s + 0.5, behind=behind)
-            gate.reset()
-        assert gate.soon_tokens(0.0) == pytest.approx(4096, rel=0.25)
+            while prefill_window.has_room(512):
+                let_in.append(prefill_window.enter(512, now_s))
+            for queued_behind in let_in:
+                prefill_window.started(512, now_s, now_s + 0.5, queued_behind=queued_behind)
+            prefill_window.reset()
+        assert prefill_window.soon_tokens(0.0) == pytest.approx(4096, rel=0.25)
 
 
 def test_a_long_prompt_goes_alone() -> None:
     """One that is larger than the window is let in when nothing is before it."""
-    gate = Gate(1.0, 4096)
-    assert gate.has_room(50_000)
-    gate.enter(50_000, 0.0)
-    assert not gate.has_room(1)
-    gate.leave(50_000)
-    assert gate.has_room(1)
+    prefill_window = PrefillWindow(1.0, 4096)
+    assert prefill_window.has_room(50_000)
+    prefill_window.enter(50_000, 0.0)
+    assert not prefill_window.has_room(1)
+    prefill_window.leave(50_000)
+    assert prefill_window.has_room(1)
 
 
 def test_the_bounds_come_from_the_settings() -> None:
     """One setting for each tier's deadline; waiting is to take no more than a part of the TTFT target."""
-    bounds = Bounds.of(Settings(queue_batch_s=7.0, ttft_target_s=1.0))
+    bounds = QueueBounds.of(Settings(queue_batch_s=7.0, ttft_target_s=1.0))
     assert bounds.deadline_s == {"interactive": 5.0, "standard": 10.0, "batch": 7.0}
     assert bounds.soon_s == 0.4
 
@@ -425,15 +428,15 @@ async def test_a_key_s_new_weight_holds_at_once() -> None:
     first = await world.admit(600)
     second = world.later(500)
     await settled(second)
-    before = lane_of(world.admission, "a").served
+    before = tenant_of(world.admission, "a").served
     third = await world.admit(50, key=key_of("a", weight=4.0))
-    lane = lane_of(world.admission, "a")
-    assert lane.served == before + 59 / 4
-    assert world.admission.lanes.active_weight == lane.weight == 4
+    tenant = tenant_of(world.admission, "a")
+    assert tenant.served == before + 59 / 4
+    assert world.admission.tenants.active_weight == tenant.weight == 4
     for ticket in (first, third):
         ticket.release()
     (await second).release()
-    assert world.admission.lanes.active_weight == 0
+    assert world.admission.tenants.active_weight == 0
 
 
 async def test_a_key_goes_to_another_tier_while_it_waits() -> None:
@@ -446,9 +449,9 @@ async def test_a_key_goes_to_another_tier_while_it_waits() -> None:
     await settled(moved)
     queue = world.admission.queue
     assert [queue.depth(rank) for rank in range(3)] == [0, 1, 1]
-    assert lane_of(world.admission, "a").served == 0
+    assert tenant_of(world.admission, "a").served == 0
     first.release()
     for task in (waiting, moved):
         (await task).release()
     assert not queue
-    assert world.admission.lanes.active_weight == 0
+    assert world.admission.tenants.active_weight == 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from app.admission.decode_window import DecodeWindow
-from app.admission.fair_queue import Lane
+from app.admission.fair_queue import Tenant
 from app.admission.in_flight import YOUNG, InFlight
-from app.admission.output_length import Growth
+from app.admission.output_length import LengthEstimate
 from app.admission.ticket import Ticket
 from app.core import ChatRequest, Prompt
 from tests.support.admissions import key_of
@@ -17,8 +17,18 @@ def ticket(rid: str, n: int = 1, tokens: int = 100) -> Ticket:
     """One of so many choices and tokens."""
     key = key_of("a")
     request = ChatRequest(rid, "a", "m", {"messages": []}, 0, n=n)
-    desk: Any = None
-    made = Ticket(desk, Lane(key.id, "standard", 1.0), request, Prompt([1], 10, None), Growth(10, 0), 0.0)
+
+    def unused(*_: Any) -> None: ...
+
+    made = Ticket(
+        Tenant(key.id, "standard", 1.0),
+        request,
+        Prompt([1], 10, None),
+        LengthEstimate(10, 0),
+        0.0,
+        on_progress=unused,
+        on_release=unused,
+    )
     made.tokens = tokens
     return made
 

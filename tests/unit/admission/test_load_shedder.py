@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.admission.counters import AdmissionCounts
-from app.admission.fair_queue import FairQueue, Lane, Queued
-from app.admission.load_shedder import Bounds, Door
+from app.admission.fair_queue import FairQueue, Queued, Tenant
+from app.admission.load_shedder import LoadShedder, QueueBounds
 from app.admission.throughput import Throughput
 from app.core import Tier
 from app.errors import Overloaded
@@ -20,26 +20,26 @@ RATE = 100.0
 
 
 class Ticket(Queued):
-    """As much of a ticket as the door sees."""
+    """As much of a ticket as the load shedder sees."""
 
-    def __init__(self, lane: Lane, tokens: int, fingerprint: int, age_s: float) -> None:
-        super().__init__(lane, tokens, 0.0, age_s)
+    def __init__(self, tenant: Tenant, tokens: int, fingerprint: int, age_s: float) -> None:
+        super().__init__(tenant, tokens, 0.0, age_s)
         self.fingerprint = fingerprint
 
 
 @dataclass
-class Room:
-    """What there is behind the door."""
+class StubScheduler:
+    """The scheduler behind the load shedder."""
 
     free: int = 0
     ends_s: float = 0.0
     half_full: bool = True
     queue: FairQueue = field(default_factory=FairQueue)
 
-    def free_tokens(self, _lane: Lane, age_s: float) -> int:
+    def free_tokens(self, _tenant: Tenant, age_s: float) -> int:
         return (self.free if age_s < 1 else 0) - self.queue.tokens
 
-    def has_room(self, _lane: Lane, _tokens: int, _age_s: float, _now_s: float) -> bool:
+    def has_room(self, _tenant: Tenant, _tokens: int, _age_s: float, _now_s: float) -> bool:
         return False
 
     def ends_after_s(self, _now_s: float, _tokens_per_s: float) -> float:
@@ -48,30 +48,30 @@ class Room:
 
 @dataclass
 class World:
-    """A door whose queue nobody leaves."""
+    """A load shedder whose queue nobody leaves."""
 
     soon_s: float = 1.0
     now_s: float = 1000.0
     begun_s: float = 1000.0
-    lanes: dict[str, Lane] = field(default_factory=dict)
+    tenants: dict[str, Tenant] = field(default_factory=dict)
     number: int = 0
-    room: Room = field(default_factory=Room)
+    scheduler: Any = field(default_factory=StubScheduler)
 
     def __post_init__(self) -> None:
-        self.queue = self.room.queue
-        bounds = Bounds(max_queued_tokens=10**6, soon_s=self.soon_s)
+        self.queue = self.scheduler.queue
+        bounds = QueueBounds(max_queued_tokens=10**6, soon_s=self.soon_s)
         throughput = Throughput(RATE, self.begun_s)
-        lanes: Any = self.lanes.values()
+        tenants: Any = self.tenants.values()
         counts = AdmissionCounts()
-        self.door = Door(
+        self.load_shedder = LoadShedder(
             bounds,
             self.queue,
-            lanes,
+            tenants,
             throughput,
             10_000,
             lambda: 0.0,
             counts,
-            self.room,
+            self.scheduler,
         )
 
     def come(
@@ -84,12 +84,12 @@ class World:
         age_s: float = 0.0,
     ) -> int:
         """One more request; 0 if it may wait, or when it is told to come back."""
-        lane = self.lanes.setdefault(name, Lane(name, tier, weight))
+        tenant = self.tenants.setdefault(name, Tenant(name, tier, weight))
         self.number += 1
         fingerprint = tokens if tokens == 11 else -self.number  # those of eleven tokens are one client's
-        ticket: Any = Ticket(lane, tokens, fingerprint, age_s)
+        ticket: Any = Ticket(tenant, tokens, fingerprint, age_s)
         try:
-            self.door.enter(ticket, self.now_s)
+            self.load_shedder.enter(ticket, self.now_s)
         except Overloaded as error:
             return 999 if error.should_retry is False else error.retry_after_s or -1
         self.queue.enter(ticket)
@@ -124,7 +124,7 @@ def test_batch_waits_as_long_as_its_deadline_bears() -> None:
     """A quarter of 300 s at 100 tokens a second."""
     world = World()
     assert [world.come("a", 100, "batch") for _ in range(80)].index(0) == 0
-    assert world.lanes["a"].waiting_tokens == 7600
+    assert world.tenants["a"].waiting_tokens == 7600
 
 
 def test_who_comes_too_early_is_told_the_same_time_and_expected_once() -> None:
@@ -133,10 +133,10 @@ def test_who_comes_too_early_is_told_the_same_time_and_expected_once() -> None:
     while not world.come("a"):
         pass
     told = world.come("a", 11)
-    expected = world.lanes["a"].appointments.num
+    expected = world.tenants["a"].retry_slots.num
     world.now_s += 1.0
     assert [world.come("a", 11) for _ in range(5)] == [told - 1] * 5
-    assert world.lanes["a"].appointments.num == expected
+    assert world.tenants["a"].retry_slots.num == expected
 
 
 def test_seconds_are_given_away_once() -> None:
@@ -159,7 +159,7 @@ def test_nobody_is_told_to_come_while_the_first_ones_run() -> None:
 
 def test_who_has_room_waits_for_the_prefill_alone() -> None:
     """A burst that the free memory holds is let wait, however slowly requests end."""
-    world = World(room=Room(free=500))
+    world = World(scheduler=StubScheduler(free=500))
     told = [world.come("a") for _ in range(60)]
     assert told[:50] == [0] * 50
     assert any(told[50:])
@@ -169,7 +169,9 @@ def test_what_was_not_read_for_long_is_not_let_wait() -> None:
     """Its client has waited for all that it may, and would have its first token late."""
     assert World().come("a", age_s=1.1) > 0
     assert World().come("a", age_s=0.9) == 0
-    assert World(room=Room(half_full=False)).come("a", age_s=9.0) == 0, "the engine has little to do"
+    assert World(scheduler=StubScheduler(half_full=False)).come("a", age_s=9.0) == 0, (
+        "the engine has little to do"
+    )
 
 
 def test_the_time_before_it_was_read_counts_as_waiting() -> None:
@@ -192,7 +194,7 @@ def test_many_keys_that_come_at_once_are_not_promised_more_than_there_is() -> No
 
 def test_nobody_waits_for_room_while_all_that_run_are_young() -> None:
     """After a burst none ends for a while: who came then would have its first token late."""
-    world = World(room=Room(ends_s=3.0))
+    world = World(scheduler=StubScheduler(ends_s=3.0))
     told = [world.come("a") for _ in range(12)]
     assert told[0] == 0  # the first in line may always wait
     assert min(told[1:]) >= 3
@@ -203,7 +205,7 @@ def test_what_is_too_far_away_is_not_promised() -> None:
     world = World()
     told = [world.come("a", 100) for _ in range(200)]
     assert told[-1] == 999
-    assert world.lanes["a"].appointments.tokens <= 120 * RATE
+    assert world.tenants["a"].retry_slots.tokens <= 120 * RATE
 
 
 def test_a_key_that_comes_late_has_its_share_of_every_second() -> None:

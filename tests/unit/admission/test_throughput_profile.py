@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.admission.output_length import Lengths, expected
+from app.admission.output_length import LengthHistogram, expected
 from app.admission.throughput import Throughput
-from app.admission.throughput_profile import GUESS_TOKENS_PER_S, Pace
+from app.admission.throughput_profile import GUESS_TOKENS_PER_S, ThroughputProfile
 
-LENGTHS = Lengths()
+LENGTHS = LengthHistogram()
 
 
 def measured(tokens_per_s: float, seconds: int = 120) -> Throughput:
@@ -22,28 +22,28 @@ def measured(tokens_per_s: float, seconds: int = 120) -> Throughput:
 
 def test_nothing_known_is_guessed_low() -> None:
     """A pool in eight seconds, and never more than a small model does: a large pool is no fast engine."""
-    assert Pace().guess("m", 8000) == 1000.0
-    assert Pace().guess("m", 10**6) == GUESS_TOKENS_PER_S
+    assert ThroughputProfile().guess("m", 8000) == 1000.0
+    assert ThroughputProfile().guess("m", 10**6) == GUESS_TOKENS_PER_S
 
 
 def test_a_restarted_process_begins_with_what_was_measured(tmp_path: Path) -> None:
     """Each model has its own; a few seconds of waiting are no measurement."""
     file = tmp_path / "pace.json"
-    first = Pace(file)
-    first.saw("m", measured(20_000), LENGTHS, 120.0)
-    first.saw("n", measured(50_000, seconds=3), LENGTHS, 500.0)
-    assert 18_000 < Pace(file).guess("m", 8000) < 22_000
-    assert Pace(file).guess("n", 8000) == 1000.0
-    other = Pace(file)
-    other.saw("n", measured(300), LENGTHS, 120.0)
-    assert 18_000 < Pace(file).guess("m", 8000) < 22_000
+    first = ThroughputProfile(file)
+    first.observe("m", measured(20_000), LENGTHS, 120.0)
+    first.observe("n", measured(50_000, seconds=3), LENGTHS, 500.0)
+    assert 18_000 < ThroughputProfile(file).guess("m", 8000) < 22_000
+    assert ThroughputProfile(file).guess("n", 8000) == 1000.0
+    other = ThroughputProfile(file)
+    other.observe("n", measured(300), LENGTHS, 120.0)
+    assert 18_000 < ThroughputProfile(file).guess("m", 8000) < 22_000
 
 
 def test_what_was_measured_outlasts_a_start(tmp_path: Path) -> None:
     """Nothing ends in the first seconds of a full node: five of them make it a third less, not a sixth."""
     file = tmp_path / "pace.json"
-    Pace(file).saw("m", measured(1000), LENGTHS, 120.0)
-    for pace, least in ((Pace(file), 600), (Pace(), 100)):
+    ThroughputProfile(file).observe("m", measured(1000), LENGTHS, 120.0)
+    for pace, least in ((ThroughputProfile(file), 600), (ThroughputProfile(), 100)):
         throughput = Throughput(pace.guess("m", 8000), 0.0, pace.worth_s)
         throughput.advance(5.0, waiting=True)
         assert least < throughput.tokens_per_s < least + 100
@@ -52,24 +52,26 @@ def test_what_was_measured_outlasts_a_start(tmp_path: Path) -> None:
 def test_it_is_written_once_a_minute(tmp_path: Path) -> None:
     """Not at every look; and this process goes by what it saw last."""
     file = tmp_path / "pace.json"
-    pace = Pace(file)
-    pace.saw("m", measured(1000), LENGTHS, 120.0)
+    pace = ThroughputProfile(file)
+    pace.observe("m", measured(1000), LENGTHS, 120.0)
     before = file.read_text()
-    pace.saw("m", measured(2000), LENGTHS, 170.0)
+    pace.observe("m", measured(2000), LENGTHS, 170.0)
     assert file.read_text() == before
     assert pace.guess("m", 8) > 1500
-    pace.saw("m", measured(2000), LENGTHS, 181.0)
+    pace.observe("m", measured(2000), LENGTHS, 181.0)
     assert file.read_text() != before
 
 
 def test_how_long_answers_are_is_known_again_too(tmp_path: Path) -> None:
     """What a key without a past is expected to answer is the same before and after."""
-    lengths = Lengths()
+    lengths = LengthHistogram()
     for tokens in (3, 30, 30, 40, 500) * 30:
         lengths.add(tokens)
-    Pace(tmp_path / "pace.json").saw("m", measured(1000), lengths, 120.0)
-    again = Pace(tmp_path / "pace.json").lengths("m")
-    before, after, unknown = (expected(Lengths(), one, 0, 4096) for one in (lengths, again, Lengths()))
+    ThroughputProfile(tmp_path / "pace.json").observe("m", measured(1000), lengths, 120.0)
+    again = ThroughputProfile(tmp_path / "pace.json").lengths("m")
+    before, after, unknown = (
+        expected(LengthHistogram(), one, 0, 4096) for one in (lengths, again, LengthHistogram())
+    )
     assert before == after
     assert after.mean < unknown.mean
 
@@ -80,6 +82,6 @@ def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
     known = ('{"tokens_per_s": "fast"}', '{"tokens_per_s": NaN, "answers": 3}', '{"answers": [[1, 9]]}', "3")
     for text in ("{", "[1]", "\xff", *(f'{{"m": {one}}}' for one in known)):
         file.write_text(text, "latin-1")
-        assert Pace(file).guess("m", 8000) == 1000.0
-        assert not Pace(file).lengths("m").total
-    Pace(tmp_path / "nowhere" / "pace.json").saw("m", measured(1000), LENGTHS, 120.0)
+        assert ThroughputProfile(file).guess("m", 8000) == 1000.0
+        assert not ThroughputProfile(file).lengths("m").total
+    ThroughputProfile(tmp_path / "nowhere" / "pace.json").observe("m", measured(1000), LENGTHS, 120.0)

@@ -105,7 +105,7 @@ async def test_what_settles_around_the_first_look_counts_once(database: Database
     """In the same batch of the writer: before it it is in the sum, after it it is told."""
     budgets = Budgets(database, Limiter(), Calendar())
 
-    def settle(request_id: str) -> asyncio.Future[None]:
+    def settle(request_id: str) -> asyncio.Future[Any]:
         fields: dict[str, Any] = {"created_at_us": at("2021-11-21"), "owner": "ann", "price": DOLLAR_A_TOKEN}
         done = database.submit(lambda c: settled(c, Usage(3, 0), **fields) and None)
         done.add_done_callback(lambda _: budgets.settled("ann", NOVEMBER, request_id, 3_000_000))

@@ -186,7 +186,7 @@ def test_generations_at_once_are_limited(limiter: Limiter) -> None:
     first.settle({})
     first.settle({})
     taken(limiter, limited, asked())
-    assert refusal(limiter, limited, asked())
+    assert refusal(limiter, limited, asked()).code == "rate_limit_exceeded"
     assert limiter.refused["standard"]["streams"] == 2
 
 

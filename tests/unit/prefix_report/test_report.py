@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from app.core import ChatRequest, Counts, Prompt
-from app.prefix_report.family import Break, PromptSeries
-from app.prefix_report.report import CAUSES, MAX_EDITIONS, MAX_FAMILIES, PrefixReport
+from app.prefix_report.family import CAUSES, Break, PromptSeries
+from app.prefix_report.report import MAX_EDITIONS, MAX_FAMILIES, PrefixReport
 
 WORDS = " ".join(f"rule{n} says to be brief and kind;" for n in range(40))
 SYSTEM = f"You are the assistant of Acme. {WORDS}"

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from app.admission.controller import Admission
-from app.admission.load_shedder import Bounds
+from app.admission.load_shedder import QueueBounds
 from app.core import ChatRequest, Prompt, Tier
 from app.errors import KeyOverloaded, Overloaded
 from app.routing.pressure import pressure_of
-from tests.support.admissions import Service, ServiceEngine, key_of, lane_of
+from tests.support.admissions import Service, ServiceEngine, key_of, tenant_of
 
-BOUNDS = Bounds(deadline_s={"interactive": 8.0, "standard": 16.0, "batch": 160.0})
+BOUNDS = QueueBounds(deadline_s={"interactive": 8.0, "standard": 16.0, "batch": 160.0})
 """Of a pool of 1,000 tokens, taken to serve 125 a second, a standard key's line may have 500."""
 
 
@@ -113,9 +113,9 @@ async def test_those_who_may_wait_are_none(world: World) -> None:
 async def test_who_was_told_to_come_now_counts(world: World) -> None:
     """As if it waited; one that is to come later does not yet."""
     await world.ask(99)
-    lane = lane_of(world.admission, "a")
-    lane.appointments.make(1, world.now_s, 100)
-    lane.appointments.make(2, world.now_s + 60.0, 1000)
+    tenant = tenant_of(world.admission, "a")
+    tenant.retry_slots.make(1, world.now_s, 100)
+    tenant.retry_slots.make(2, world.now_s + 60.0, 1000)
     assert world.pressure == pytest.approx(0.4)
 
 

@@ -18,7 +18,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(set_up, "ROOT", tmp_path)
     monkeypatch.setattr(set_up, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(set_up, "STAMP", tmp_path / ".venv" / "stamp")
-    site = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
+    site = tmp_path / ".venv" / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
     site.mkdir(parents=True)
     return site
 
@@ -157,8 +157,8 @@ def test_too_small_a_disk_is_refused_before_anything_is_downloaded(
         set_up.check_disk("cpu")
 
 
-def test_without_a_fit_python_setup_says_so(tmp_path: Path) -> None:
-    """scripts/setup on a machine whose only Python is too old names the version it needs, and stops."""
+def run_setup(tmp_path: Path, pythons: dict[str, str], **env: str) -> subprocess.CompletedProcess[str]:
+    """Run scripts/setup alone, where PATH has only stand-ins for Python: what each does, in bash, by name."""
     scripts = tmp_path / "scripts"
     scripts.mkdir()
     (scripts / "setup").write_text((ROOT / "scripts" / "setup").read_text())
@@ -166,17 +166,64 @@ def test_without_a_fit_python_setup_says_so(tmp_path: Path) -> None:
     tools.mkdir()
     for tool in ("dirname", "bash"):
         (tools / tool).symlink_to(f"/usr/bin/{tool}")
-    (tools / "python3").write_text("#!/bin/bash\nexit 1\n")
-    (tools / "python3").chmod(0o755)
-    result = subprocess.run(
+    for name, does in pythons.items():
+        (tools / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tools / name).chmod(0o755)
+    return subprocess.run(
         ["/usr/bin/bash", scripts / "setup"],
-        env={**os.environ, "PATH": str(tools), "PYTHON": ""},
+        env={**os.environ, "PATH": str(tools), "PYTHON": "", **env},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+UNFIT = 'case "$2" in *sys.exit*) exit 1 ;; *) printf 3.13 ;; esac'
+FIT = 'case "$2" in *set_up.py) echo "set up by $0" ;; esac'
+
+
+def test_without_a_python_setup_names_what_it_needs(tmp_path: Path) -> None:
+    """scripts/setup on a machine without a Python that runs says which it needs, and stops."""
+    result = run_setup(tmp_path, {"python3": "exit 127"})
     assert result.returncode == 1
-    assert "needs Python 3.11 or newer" in result.stderr
+    assert "needs Python 3.11 or 3.12, found none" in result.stderr
+    assert "cannot work" not in result.stderr
+
+
+def test_a_python_that_cannot_work_is_named(tmp_path: Path) -> None:
+    """Where the only Python is too new, its version and what it lacks are told before anything is fetched."""
+    result = run_setup(tmp_path, {"python3": UNFIT})
+    assert result.returncode == 1
+    assert "python3 is Python 3.13, which cannot work" in result.stderr
+    assert "outlines_core" in result.stderr
+    assert result.stdout == ""
+
+
+def test_an_older_python_beside_one_too_new_is_taken(tmp_path: Path) -> None:
+    """python3 may be too new, where python3.12 is there."""
+    result = run_setup(tmp_path, {"python3": UNFIT, "python3.12": FIT})
+    assert result.stdout.startswith("set up by ")
+    assert "python3.12" in result.stdout
+
+
+def test_the_python_asked_for_is_not_replaced(tmp_path: Path) -> None:
+    """PYTHON that cannot work is an error, though another could."""
+    result = run_setup(tmp_path, {"mine": UNFIT, "python3.12": FIT}, PYTHON="mine")
+    assert result.returncode == 1
+    assert "mine is Python 3.13, which cannot work" in result.stderr
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 13), (3, 14)])
+def test_set_up_refuses_a_python_without_builds(version: tuple[int, int]) -> None:
+    """An interpreter outside the range is refused by its version, whoever starts set_up.py."""
+    with pytest.raises(set_up.SetupError, match=rf"Python 3\.{version[1]} cannot work; 3.11 and 3.12 can"):
+        set_up.check_python(version)
+
+
+@pytest.mark.parametrize("version", [(3, 11), (3, 12)])
+def test_set_up_takes_each_python_that_works(version: tuple[int, int]) -> None:
+    """Both versions that all pinned packages have builds for."""
+    set_up.check_python(version)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Both halves of the suite are run, told apart, and neither's failure is lost."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from scripts.support.whole_suite import OTHERS, SGLANG
 
 ROOT = Path(__file__).parents[3]
 RUN = """
@@ -30,6 +33,7 @@ def test_the_suite_passes_when_both_halves_do(kept: int, shown: int):
     words = ["passed", "failed"]
     told = [f"the tests two: {words[shown > 0]}", f"the tests one: {words[kept > 0]}"]
     assert said.splitlines()[-2:] == told
+    assert re.fullmatch(r"the whole suite took \d+ s", said.splitlines()[-3])
 
 
 def test_what_one_half_says_comes_whole_after_the_other():
@@ -65,3 +69,8 @@ def test_sigterm_lets_both_halves_tell_their_end(tmp_path: Path):
         said, _ = process.communicate(timeout=40)
     assert process.returncode == 1
     assert said.count("stopped") == 2
+
+
+def test_each_half_names_its_slowest_tests() -> None:
+    """pytest prints how long each half took by itself; it is asked for the ten slowest tests too."""
+    assert all("--durations=10" in half.command for half in (SGLANG, OTHERS))

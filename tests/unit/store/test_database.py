@@ -516,7 +516,7 @@ async def test_a_lock_that_cannot_be_written_is_refused(tmp_path: Path, monkeypa
     def no_room(_fd: object, _how: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(opening.fcntl, "flock", no_room)
+    monkeypatch.setattr("fcntl.flock", no_room)
     assert "cannot be locked (No space left on device). Make room" in await refusal(tmp_path)
 
 

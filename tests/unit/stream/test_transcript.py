@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from app.core import Counts, Delta, ToolCall
 from app.stream.ring import Finished, Ring, ToolStarted
-from app.stream.transcript import answers
+from app.stream.transcript import ChoiceMessage, answers
 
 
-def said(*deltas: Delta) -> dict:
+def said(*deltas: Delta) -> dict[int, ChoiceMessage]:
     """The answers of a ring that these deltas went into."""
     ring = Ring(1 << 20)
     for delta in deltas:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,7 +45,7 @@ def parse(frames: bytes) -> list[Event]:
     return events
 
 
-def one(frame: bytes) -> dict:
+def one(frame: bytes) -> dict[str, Any]:
     """The chunk of the only event in `frame`."""
     (event,) = parse(frame)
     return event.json()

@@ -12,7 +12,8 @@ from openai.types.chat.chat_completion_message_function_tool_call_param import F
 from openai.types.chat.parsed_chat_completion import ParsedChatCompletionMessage
 
 from app.api.schema import messages as module
-from app.api.schema.messages import MAX_MESSAGES, normalized
+from app.api.schema.messages import normalized
+from app.api.schema.parameters import MAX_MESSAGES
 from app.errors import BadRequest
 from app.messages import MAX_ID_CHARS, MAX_NAME_CHARS, MAX_PARTS, MAX_TOOL_CALLS
 

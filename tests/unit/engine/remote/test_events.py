@@ -34,8 +34,8 @@ def streamed(*, cumulative: bool, **meta: object) -> list[bytes]:
     for number, (piece, new) in enumerate(STEPS):
         text, ids = text + piece, ids + new
         finish = {"type": "stop", "matched": 6} if number == len(STEPS) - 1 else None
-        shown = (text, ids) if cumulative else (piece, new)
-        events.append(event(*shown, len(ids), finish, **meta))
+        shown_text, shown_ids = (text, ids) if cumulative else (piece, new)
+        events.append(event(shown_text, shown_ids, len(ids), finish, **meta))
     return events
 
 

@@ -19,3 +19,22 @@ def test_children_leave_stopping_to_the_server():
         [sys.executable, "-c", SCRIPT], env=environ, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[True, True]"
+
+
+BAR = """
+import multiprocessing, multiprocessing.resource_tracker as tracker
+from app.engine.sglang.platform import prepare_process
+multiprocessing.set_start_method("spawn")  # as SGLang's import does
+registered = []
+tracker.register = lambda name, kind: registered.append(kind)
+prepare_process()
+from tqdm.auto import tqdm
+list(tqdm(range(3)))
+print(registered)
+"""
+
+
+def test_a_progress_bar_makes_no_semaphore() -> None:
+    """A process that ends without clean-up has none that multiprocessing would report as leaked."""
+    done = subprocess.run([sys.executable, "-c", BAR], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -76,7 +76,10 @@ class Policy:
         action: Any = "block" if p >= 0.5 else "watch" if p >= 0.25 else None
         return Verdict(action, category, p, 0.5, stage, "hash", scores)
 
-    def judge_output(self, scores: Scores, *, watched: bool) -> Verdict:
+    def judge_output(self, scores: Scores, *, watched: bool, stage: Stage = "stream") -> Verdict:
+        raise NotImplementedError
+
+    def clear_prompt(self, harm: float, stage: Stage) -> Verdict | None:
         raise NotImplementedError
 
     def after(self, strikes: int) -> Policed:  # noqa: ARG002
