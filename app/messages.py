@@ -6,7 +6,7 @@ What a caller may send is `app.api.schema.messages`' affair, which refuses by na
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -23,6 +23,15 @@ DETAILS = ("auto", "low", "high")
 """What `image_url.detail` may be."""
 NO_ARGUMENTS = "{}"
 """Arguments as JSON where there are none: models and SDKs also say so with an empty string."""
+
+
+def content_texts(content: object) -> list[str]:
+    """The texts of a message's content, in order: the string itself, or each part's. Never raises."""
+    if isinstance(content, str):
+        return [content]
+    items = content if isinstance(content, Sequence) else ()
+    texts = (item.get("text") for item in items if isinstance(item, Mapping))
+    return [text for text in texts if isinstance(text, str)]
 
 
 def as_kept(role: str, text: str, body: bytes | None) -> dict[str, Any]:

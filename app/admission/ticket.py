@@ -10,6 +10,7 @@ from app.admission.fair_queue import Queued, Tenant
 from app.admission.kv_budget import KVReservation
 from app.admission.output_length import LengthEstimate
 from app.core import ChatRequest, Delta, Prompt
+from app.messages import content_texts
 
 _LETTERS = 4
 """Of a token, about."""
@@ -33,11 +34,7 @@ def prompt_guess(request: ChatRequest) -> int:
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What checked messages say, as the caller sent them."""
     for message in messages:
-        content = message.get("content")
-        if isinstance(content, str):
-            yield content
-        else:
-            yield from (part["text"] for part in content or () if part["type"] == "text")
+        yield from content_texts(message.get("content"))
 
 
 class PreAdmission(Queued):

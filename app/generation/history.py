@@ -19,7 +19,7 @@ import orjson
 
 from app.core import ChatRequest
 from app.errors import BadRequest, Conflict
-from app.messages import kept
+from app.messages import content_texts, kept
 from app.store.conversations import Branch, NewMessage, NewTurn, branch
 from app.store.database import Database
 
@@ -126,23 +126,16 @@ def _turn(request: ChatRequest, past: Branch | None) -> NewTurn:
 
 
 def _message(message: Mapping[str, Any]) -> NewMessage:
-    role, text = message["role"], text_of(message.get("content"))
+    role, text = message["role"], "\n".join(content_texts(message.get("content")))
     stored = kept(message, role, text)
     stored.pop("reasoning_content", None)  # the engine reads it with this request, and nobody again
     plain = isinstance(stored["content"], str) and stored.keys() <= {"role", "content"}
     return NewMessage(new_message_id(), role, text, None if plain else orjson.dumps(stored))
 
 
-def text_of(content: Any) -> str:
-    """What can be read of a message's content: a string, or its text parts."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(item["text"] for item in content if item["type"] == "text")
-
-
 def _title(messages: Sequence[Mapping[str, Any]]) -> str:
     """The beginning of what the user said first."""
-    user_texts = (text_of(m.get("content")) for m in messages if m["role"] == "user")
+    user_texts = ("\n".join(content_texts(m.get("content"))) for m in messages if m["role"] == "user")
     words = " ".join(next(user_texts, "").split())
     if len(words) > TITLE_CHARACTERS:
         words = words[: TITLE_CHARACTERS - 1].rstrip() + "…"

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from app.messages import content_texts
 from app.safety.text.escapes import undone
 
 UNRENDERED = frozenset({"model", "messages", "stop", "stop_token_ids", "logit_bias", "regex", "ebnf"})
@@ -70,10 +71,7 @@ def text_of(content: object) -> str:
     """
     if isinstance(content, str):
         return content
-    if not isinstance(content, Sequence):
-        return ""
-    texts = (item.get("text") for item in content if isinstance(item, Mapping))
-    parts = [text for text in texts if isinstance(text, str) and text]
+    parts = [text for text in content_texts(content) if text]
     spaced = "\n".join(parts)
     cut = any(a[-1].isalnum() and b[0].isalnum() for a, b in pairwise(parts))
     return f"{spaced}\n{''.join(parts)}" if cut else spaced

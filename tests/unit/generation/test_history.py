@@ -11,7 +11,7 @@ import pytest
 
 from app.core import ChatRequest
 from app.errors import BadRequest, Conflict, NotFound
-from app.generation.history import TITLE_CHARACTERS, History, text_of
+from app.generation.history import TITLE_CHARACTERS, History
 from app.store import conversations, ledger
 from app.store.database import Database
 
@@ -145,8 +145,3 @@ async def test_reasoning_that_was_sent_back_is_read_once_and_not_stored(database
 async def test_title_is_the_beginning_of_what_was_asked(database: Database, messages, title):
     """White space is folded, a long title cut, an empty one named."""
     assert (await History(database).load(asked(*messages))).stored_turn.title == title
-
-
-def test_text_of_nothing_is_empty():
-    """An assistant message with tool calls alone has no content."""
-    assert text_of(None) == ""
