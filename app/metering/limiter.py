@@ -101,9 +101,9 @@ class KeyLease(Lease):
         """Tokens reserved now: what the charges amount to."""
         self._prompt_tokens = 0
         self._made: dict[int, int] = {}
-        """Tokens of each choice, in the attempt in progress."""
+        """Tokens of each choice."""
         self._made_tokens = 0
-        """Tokens of all choices, in attempts that were given up too."""
+        """Tokens of all choices."""
         self._owed_tokens = 0
         """Tokens of the reservation that were debt when it was made."""
         self._began_s = limiter.clock_s()
@@ -191,11 +191,8 @@ class KeyLease(Lease):
         """See Lease."""
         if self._limit is None:
             return False
-        counted = self._made.get(choice, 0)
-        # Fewer than before: the answer was begun anew, and what was thrown away was made all the same.
-        more = completion_tokens - counted if completion_tokens >= counted else completion_tokens
+        self._made_tokens += completion_tokens - self._made.get(choice, 0)
         self._made[choice] = completion_tokens
-        self._made_tokens += more
         used = self._prompt_tokens + self._made_tokens
         beyond = used - self.tokens - self._owed_tokens
         if beyond > 0:

@@ -37,7 +37,7 @@ class Spied(ScriptedEngine):
 
 
 def spied(served: Served) -> list[ChatRequest]:
-    """What reached rendering, once or (a watched prompt, with other words in front) more often."""
+    """What reached rendering."""
     assert isinstance(served.engine, Spied)
     return list({request.request_id: request for request in served.engine.rendered}.values())
 

@@ -436,14 +436,3 @@ def test_answers_together_owe_a_window_at_most(limiter: Limiter) -> None:
     assert "owes 1000 tokens" in second.as_notice()["message"]
     assert made(within, range(1), 200) == 200
     assert within._usage.tokens.debt == 1000
-
-
-def test_an_answer_that_is_begun_anew_counts_twice(limiter: Limiter) -> None:
-    """What was thrown away was made; a caller who has answers begun anew gets no more of the engine."""
-    limited = key(tpm=1000)
-    lease = reserved(limiter, limited, asked(max_tokens=900))
-    lease.correct(prompt(10, max_tokens=900))
-    assert made(lease, range(1), 300) == 300
-    assert made(lease, range(1), 900) == 690
-    lease.settle({0: Counts(10, 690)})
-    assert remaining(limiter, limited) == 0
