@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 Channel = Literal["text", "reasoning", "tool"]
 """What a delta's text is: answer, reasoning, or the arguments of a tool call."""
@@ -28,6 +28,22 @@ class Counts(NamedTuple):
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+
+
+class Usage(NamedTuple):
+    """The tokens of a request. Cached ones are among the prompt's, the last two among the completion's."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    withheld_tokens: int = 0
+    """Generated, and not released to anyone."""
+
+    @property
+    def told_tokens(self) -> int:
+        """Tokens of the prompt, and of the answer as far as it was released."""
+        return self.prompt_tokens + self.completion_tokens - self.withheld_tokens
 
 
 def total_counts(counts: Mapping[int, Counts]) -> Counts:
@@ -78,6 +94,22 @@ class IdempotencyKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Placement:
+    """What the server decided about a request; nothing of it is the caller's."""
+
+    cache_salt: str = ""
+    """Requests of one salt share what the engine has cached."""
+    priority: int = 10
+    """Higher ones are served first by the engine, and set aside last; from the key's tier."""
+    socket_wait_s: float = 0.0
+    """Seconds between the request's last bytes and their being read: over 0 while the process is busy."""
+    response_headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers of its answer: which model was chosen for it and why, and where it got less than asked for."""
+    length_capped: bool = False
+    """Whether `max_tokens` is the server's, in degraded mode, and not the caller's."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A validated chat completion request.
 
@@ -110,16 +142,11 @@ class ChatRequest:
     parent_id: str | None = None
     new_conversation: bool = False
     past: Sequence[Sequence[int]] = ()
-    cache_salt: str = ""
-    """Requests of one salt share what the engine has cached; the server's, never the caller's."""
-    priority: int = 10
-    """Whom the engine serves first, and whom it sets aside; from the key's tier."""
-    unread_s: float = 0.0
-    """How long it had been on this machine when it was read: more than nothing where there is much to do."""
-    told: Mapping[str, str] = field(default_factory=dict)
-    """Headers of its answer: which model was chosen for it and why, and what was done less than asked."""
-    cut: bool = False
-    """Whether `max_tokens` is the server's, which does less for now, and not the caller's."""
+    placement: Placement = Placement()
+
+    def placed(self, **changes: Any) -> ChatRequest:
+        """The request with other fields of its placement."""
+        return replace(self, placement=replace(self.placement, **changes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +207,71 @@ class EngineLoad:
     """How often it set aside a running request for lack of memory, since it started; of those that ended.
 
     Servers elsewhere do not say."""
+
+
+Scope = Literal["chat", "admin"]
+Tier = Literal["interactive", "standard", "batch"]
+SafetyLevel = Literal["standard", "strict"]
+Degrading = Literal["on", "off"]
+Grammars = Literal["all", "schemas"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+TIERS: tuple[Tier, ...] = get_args(Tier)
+SAFETY_LEVELS: tuple[SafetyLevel, ...] = get_args(SafetyLevel)
+"""The policy as it is, or tightened; a key cannot loosen it."""
+DEGRADING: tuple[Degrading, ...] = get_args(Degrading)
+"""Whether less may be done for its requests while the server is too full, where they do not say."""
+GRAMMARS: tuple[Grammars, ...] = get_args(Grammars)
+"""The grammars that a key may send: all, or JSON schemas and tools alone."""
+
+LOCAL_OWNER = "local"
+"""The owner of what is done without a stored key: in open mode, or with the setting `api_key`."""
+MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTerms:
+    """The terms of a key, which can be changed. None is no limit; money in micro-dollars, times in us."""
+
+    name: str
+    scope: Scope = "chat"
+    tier: Tier = "standard"
+    weight: float = 1.0
+    """The key's share of the tokens served within its tier, relative to the other keys' weights."""
+    rpm: int | None = None
+    tpm: int | None = None
+    max_streams: int | None = None
+    budget_micro_usd: int | None = None
+    models: tuple[str, ...] | None = None
+    expires_at_us: int | None = None
+    safety: SafetyLevel = "standard"
+    degrade: Degrading = "on"
+    grammars: Grammars = "all"
+
+
+class Secret(NamedTuple):
+    """One secret of a key, and until when it is valid once another has taken its place."""
+
+    digest: bytes
+    ends_at_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key as it is stored. A revoked one has no secrets."""
+
+    id: str
+    owner: str
+    terms: KeyTerms
+    created_at_us: int
+    revoked_at_us: int | None = None
+    secrets: tuple[Secret, ...] = ()
+
+    def status(self, at_us: int) -> Literal["active", "expired", "revoked"]:
+        """Whether it is let in at that time, and why not."""
+        if self.revoked_at_us is not None:
+            return "revoked"
+        expires_at_us = self.terms.expires_at_us
+        return "active" if expires_at_us is None or at_us < expires_at_us else "expired"
 
 
 class Health(enum.Enum):

@@ -6,7 +6,7 @@ What a caller may send is `app.api.schema.messages`' affair, which refuses by na
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -23,6 +23,15 @@ DETAILS = ("auto", "low", "high")
 """What `image_url.detail` may be."""
 NO_ARGUMENTS = "{}"
 """Arguments as JSON where there are none: models and SDKs also say so with an empty string."""
+
+
+def content_texts(content: object) -> list[str]:
+    """The texts of a message's content, in order: the string itself, or each part's. Never raises."""
+    if isinstance(content, str):
+        return [content]
+    items = content if isinstance(content, Sequence) else ()
+    texts = (item.get("text") for item in items if isinstance(item, Mapping))
+    return [text for text in texts if isinstance(text, str)]
 
 
 def as_kept(role: str, text: str, body: bytes | None) -> dict[str, Any]:
@@ -70,12 +79,12 @@ def _of_assistant(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(content: list[Any]) -> Iterator[dict[str, Any]]:
-    for part in content[:MAX_PARTS]:
-        if not isinstance(part, dict):
+    for item in content[:MAX_PARTS]:
+        if not isinstance(item, dict):
             continue
-        if part.get("type") == "text" and isinstance(part.get("text"), str):
-            yield {"type": "text", "text": part["text"]}
-        elif part.get("type") == "image_url" and (image := _image(part.get("image_url"))):
+        if item.get("type") == "text" and isinstance(item.get("text"), str):
+            yield {"type": "text", "text": item["text"]}
+        elif item.get("type") == "image_url" and (image := _image(item.get("image_url"))):
             yield {"type": "image_url", "image_url": image}
 
 

@@ -27,12 +27,13 @@ from app.engine_factory import (
 from app.errors import Draining, EngineNotReady, UnknownModel
 from app.generation.history import History
 from app.generation.journal import Journal
-from app.generation.safety_check import NoChecks, Screen
+from app.generation.request_safety import SafetyOf, Unscreened
+from app.generation.safety_check import SafetyService
 from app.log import where
 from app.metering.abuse import AbuseWatch
 from app.metering.balance import LedgerAudit
 from app.metering.budget import Budgets
-from app.metering.estimate import text_counter
+from app.metering.estimate import TextCounter
 from app.metering.limiter import Limiter
 from app.metering.pricing import PriceTable
 from app.metering.reads import Reads
@@ -89,7 +90,7 @@ class Runtime:
         self.small_engine = build_small_engine(settings)
         """None without `small_model`; so is the router."""
         self.streams = StreamRegistry(settings, log)
-        self.places, self.router = self._build_places()
+        self.backends, self.router = self._build_backends()
         self.degrade = degrade_of(settings)
         """None with `degrade` off."""
         self.database = Database(settings.data_dir)
@@ -100,7 +101,8 @@ class Runtime:
         self.history = History(self.database)
         self.traffic = Traffic()
         self.balance = LedgerAudit(log)
-        self.limiter = Limiter()
+        self._text_counter = TextCounter()
+        self.limiter = Limiter(count_text=self._text_counter)
         self.reads = Reads(self.limiter, settings.max_reads_per_s)
         self.budgets = Budgets(self.database, self.limiter)
         self.abuse = AbuseWatch(self.database)
@@ -108,33 +110,47 @@ class Runtime:
         self.num_reconciled = 0
         """Requests that a dead process had left open and this one's start has settled."""
         self.journal = Journal(
-            self.database, self.prices, self.balance, self.traffic, log, settings.retention_s
+            self.database,
+            self.prices,
+            self.balance,
+            self.traffic,
+            log,
+            settings.retention_s,
+            on_settled=self.budgets.settled,
         )
-        self.journal.on_settled = self.budgets.settled
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self._timekeepers: list[asyncio.Task[None]] = []
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
-        self.screen = self._build_screen(load_models or load)
+        self.safety = self.build_safety(load_models or load)
         """None with `safety` off; so are the two below."""
-        self.policies = None if self.screen is None else self.screen.policies
-        self.moderator = None if self.screen is None else Moderator(self.screen.prompts, self.screen.policies)
+        self.policies = None if self.safety is None else self.safety.policies
+        self.moderator = None if self.safety is None else Moderator(self.safety.prompts, self.safety.policies)
         self.guard_engine = build_guard_engine(settings, self._guard_died)
         self.guard: GuardTier | None = None
         """None without `safety_guard_model`, and until its engine has started."""
-        self.checks = self.screen or NoChecks()
-        self.pipeline = Pipeline(
-            self.places, self.history, self.journal, self.traffic, self.checks, log, self.prefixes
+        self.pipeline = self.build_pipeline(Unscreened if self.safety is None else self.safety.of)
+
+    def build_pipeline(self, safety_of: SafetyOf) -> Pipeline:
+        """The way of a request through these parts, with this safety along it."""
+        return Pipeline(
+            backends=self.backends,
+            history=self.history,
+            journal=self.journal,
+            traffic=self.traffic,
+            safety_of=safety_of,
+            prefixes=self.prefixes,
+            log=self.log,
         )
 
-    def _build_places(self) -> tuple[Backends, Router | None]:
+    def _build_backends(self) -> tuple[Backends, Router | None]:
         """The models, and what chooses between them where there are two."""
-        large = self._place(self.engine)
+        large = self._backend(self.engine)
         if self.small_engine is None:
             return Backends(large), None
-        small = self._place(self.small_engine, self.small_engine.name)
+        small = self._backend(self.small_engine, self.small_engine.name)
         return Backends(large, small), Router(small, large)
 
-    def _place(self, engine: Engine, name: str = "") -> Backend:
+    def _backend(self, engine: Engine, name: str = "") -> Backend:
         """An engine, and the way into it."""
         settings, streams = self.settings, self.streams
         admission = Admission(
@@ -149,14 +165,14 @@ class Runtime:
         )
         return Backend(engine, admission, name)
 
-    def _build_screen(self, load_models: ModelLoader) -> Screen | None:
+    def build_safety(self, load_models: ModelLoader) -> SafetyService | None:
         """The screens and their policy; None with `safety` off. Raises SettingsError."""
         settings, counters = self.settings, self.safety_counters
         if settings.safety == "off":
             return None
         models = load_models()
         path = Path(settings.safety_policy) if settings.safety_policy else None
-        return Screen(
+        return SafetyService(
             PromptScreen(
                 models.prompts,
                 counters,
@@ -168,6 +184,7 @@ class Runtime:
             counters,
             self.database,
             self.log,
+            guard=lambda: self.guard,
             fail_open=settings.safety_fail_open,
         )
 
@@ -184,8 +201,8 @@ class Runtime:
         Raises StoreRefused, EngineFailed.
         """
         await self.open_store()
-        if self.screen is not None:
-            await self.screen.start()
+        if self.safety is not None:
+            await self.safety.start()
         self.num_reconciled = await self.journal.reconcile()
         if self.num_reconciled:
             hint = "a process ended without settling them"
@@ -195,8 +212,8 @@ class Runtime:
         self._timekeepers = [
             asyncio.create_task(self.purge.run(), name="purge"),
             *(
-                asyncio.create_task(self._keep_time(place.admission), name="admission")
-                for place in self.places
+                asyncio.create_task(self._keep_time(backend.admission), name="admission")
+                for backend in self.backends
             ),
             asyncio.create_task(self._watch_strain(), name="strain"),
         ]
@@ -209,14 +226,10 @@ class Runtime:
         if self.guard_engine is not None:
             await self.guard_engine.start()
             self.guard = build_guard(self.settings, self.guard_engine, self.safety_counters)
-            if self.screen is not None:
-                self.screen.guard = self.guard
         # In a thread: a large vocabulary takes half a second.
-        self.limiter.count_text, exact = await asyncio.to_thread(
-            lambda: text_counter(self.engine.tokenizer_json())
-        )
-        for place in self.places:
-            place.admission.open()
+        exact = await asyncio.to_thread(lambda: self._text_counter.use(self.engine.tokenizer_json()))
+        for backend in self.backends:
+            backend.admission.open()
         self.phase, self._started = "ready", True
         took_s = asyncio.get_running_loop().time() - started_s
         card = self.engine.model
@@ -229,11 +242,16 @@ class Runtime:
             prompt_estimates="merges" if exact else "bytes",
         )
 
+    def start_failed(self, reason: str) -> None:
+        """The engine did not start, and will not."""
+        self.phase = f"dead: {reason}"
+        self.log.error("engine_start_failed", reason=reason)
+
     def _engine_died(self, reason: str) -> None:
         """Called by the engine, on the loop, when it cannot go on."""
         self.phase = f"dead: {reason}"
         self.log.error("engine_died", reason=reason)
-        self.places.large.admission.refuse_waiting(
+        self.backends.large.admission.refuse_waiting(
             lambda: EngineNotReady("The engine died; send the request again.", retry_after_s=_START_RETRY_S)
         )
         self.engine_ended.set()
@@ -274,16 +292,16 @@ class Runtime:
         mode = self.degrade
         if mode is None:
             return
-        before = mode.step
+        previous = mode.step
         bounds = QueueBounds.of(self.settings)
-        mode.observe(pressure_of(self.places.large.admission, bounds, time.monotonic()))
-        if mode.step is not before:
+        mode.observe(pressure_of(self.backends.large.admission, bounds, time.monotonic()))
+        if mode.step is not previous:
             self.log.warning("degraded", step=mode.step.label, pressure=round(mode.pressure, 2))
 
     def check_ready(self) -> None:
         """Raise EngineNotReady unless requests can be served now, by any model."""
         # What starts after the engine, as the guard, must be there too: nothing goes unscreened meanwhile.
-        if not self._started or not any(place.ready for place in self.places):
+        if not self._started or not any(backend.ready for backend in self.backends):
             raise EngineNotReady(
                 f"The server cannot take requests yet ({self.state}); try again.",
                 retry_after_s=_START_RETRY_S,
@@ -291,8 +309,8 @@ class Runtime:
 
     def check_model(self, name: str, allowed: Collection[str] | None = None) -> None:
         """Raise UnknownModel unless a request may name this model, or `auto` where there are two."""
-        served = [place.id for place in self.places]
-        usable = [place.id for place in self.places.allowed(allowed)]
+        served = [backend.id for backend in self.backends]
+        usable = [backend.id for backend in self.backends.allowed(allowed)]
         if name in usable or (name == AUTO and self.router is not None and usable):
             return
         if allowed is not None:
@@ -312,8 +330,8 @@ class Runtime:
         """
         if self.policies is None:
             return None
-        before, policy = self.policies.current, self.policies.reload()
-        self.log.info("policy_reloaded", policy_hash=policy.hash, was=before.hash)
+        previous, policy = self.policies.current, self.policies.reload()
+        self.log.info("policy_reloaded", policy_hash=policy.hash, was=previous.hash)
         return policy
 
     async def drain(self) -> None:
@@ -321,8 +339,8 @@ class Runtime:
         self.phase = "draining"
         hint = "a second signal ends live streams at once"
         self.log.info("draining", live_streams=self.streams.num_live, hint=hint)
-        for place in self.places:
-            place.admission.refuse_waiting(
+        for backend in self.backends:
+            backend.admission.refuse_waiting(
                 lambda: Draining("The server is stopping; send the request again.", retry_after_s=5)
             )
         await self.streams.drain(self.settings.drain_timeout_s)
@@ -350,5 +368,5 @@ class Runtime:
                 await close()
             except Exception as exc:  # noqa: BLE001  # the rest must be closed all the same
                 self.log.error("close_failed", error=where(exc))
-        if self.screen is not None:
-            self.screen.prompts.close()
+        if self.safety is not None:
+            self.safety.prompts.close()

@@ -32,9 +32,8 @@ from app.admission.tenants import Tenants
 from app.admission.throughput import Throughput
 from app.admission.throughput_profile import ThroughputProfile
 from app.admission.ticket import PreAdmission, Ticket, prompt_guess
-from app.core import ChatRequest, Delta, Engine, Health, Prompt
+from app.core import ChatRequest, Delta, Engine, Health, Key, Prompt
 from app.errors import Cancelled, ServingError
-from app.store.keys import Key
 
 POLL_S = 0.25
 AT_ONCE_S = 0.1
@@ -179,7 +178,7 @@ class Admission:
         Raises KeyOverloaded, Overloaded.
         """
         now_s = self._clock_s()
-        if not self.queue and request.unread_s < AT_ONCE_S:
+        if not self.queue and request.placement.socket_wait_s < AT_ONCE_S:
             return
         tenant = self.tenants.come(request, key, now_s, self.kv_budget.capacity_tokens)
         most = request.max_tokens or self._engine.model.context_length

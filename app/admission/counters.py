@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from app.core import TIERS, Tier
 from app.errors import KeyOverloaded, Overloaded
-from app.store.keys import TIERS, Tier
 
 CODES = (KeyOverloaded.default_code, Overloaded.default_code, "queue_timeout")
 

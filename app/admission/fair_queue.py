@@ -20,7 +20,7 @@ from itertools import islice
 
 from app.admission.output_length import LengthHistogram
 from app.admission.retry_slots import RetrySlots
-from app.store.keys import TIERS, Tier
+from app.core import TIERS, Tier
 
 AGEING_S: Sequence[float] = (0.0, 5.0, 30.0)
 """By tier: after how long a request is no longer passed by the tiers above without limit."""

@@ -19,9 +19,9 @@ from app.admission.retry_slots import ReturnRate
 from app.admission.scheduler import AdmissionScheduler
 from app.admission.throughput import Throughput
 from app.admission.ticket import PreAdmission, Ticket
+from app.core import TIERS, Tier
 from app.errors import KeyOverloaded, Overloaded, ServingError
 from app.settings import Settings
-from app.store.keys import TIERS, Tier
 
 MAX_RETRY_S = 120
 JITTER = 0.1

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from app.admission.fair_queue import FairQueue, Tenant
-from app.core import ChatRequest
-from app.store.keys import Key, Tier
+from app.core import ChatRequest, Key, Tier
 
 CREDIT = 1.0
 """Pools of tokens that a key may be served less than others, and make up for, while it is sent away."""

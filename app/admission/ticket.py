@@ -10,6 +10,7 @@ from app.admission.fair_queue import Queued, Tenant
 from app.admission.kv_budget import KVReservation
 from app.admission.output_length import LengthEstimate
 from app.core import ChatRequest, Delta, Prompt
+from app.messages import content_texts
 
 _LETTERS = 4
 """Of a token, about."""
@@ -33,11 +34,7 @@ def prompt_guess(request: ChatRequest) -> int:
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What checked messages say, as the caller sent them."""
     for message in messages:
-        content = message.get("content")
-        if isinstance(content, str):
-            yield content
-        else:
-            yield from (part["text"] for part in content or () if part["type"] == "text")
+        yield from content_texts(message.get("content"))
 
 
 class PreAdmission(Queued):
@@ -46,7 +43,7 @@ class PreAdmission(Queued):
     __slots__ = ("fingerprint",)
 
     def __init__(self, tenant: Tenant, request: ChatRequest, tokens: int, now_s: float) -> None:
-        super().__init__(tenant, tokens, now_s, request.unread_s)
+        super().__init__(tenant, tokens, now_s, request.placement.socket_wait_s)
         self.fingerprint = fingerprint_of(request)
 
 
@@ -88,7 +85,7 @@ class Ticket(Queued):
         on_release: Callable[[Ticket], None],
     ) -> None:
         """`on_progress` hears of first tokens, of more, and of ends of choices; `on_release` of the end."""
-        super().__init__(tenant, 0, now_s, request.unread_s)
+        super().__init__(tenant, 0, now_s, request.placement.socket_wait_s)
         self._on_progress, self._on_release = on_progress, on_release
         self.rid = request.request_id
         self.fingerprint = fingerprint_of(request)

@@ -21,13 +21,14 @@ from app.api.app import build_app
 from app.api.http.auth import is_loopback
 from app.api.http.connections import Connections
 from app.api.http.protocol import Protocol
+from app.core import LOCAL_OWNER, KeyTerms
 from app.errors import EngineFailed
 from app.log import configure
 from app.runtime import Runtime
 from app.safety.policies.policy_file import PolicyError
 from app.settings import Settings, SettingsError
 from app.store.key_table import now_us
-from app.store.keys import LOCAL_OWNER, Terms, create_first
+from app.store.keys import create_first
 
 EXIT_OK = 0
 EXIT_REFUSED = 2
@@ -148,7 +149,7 @@ async def _start(runtime: Runtime) -> None:
 
 async def _make_first_key(runtime: Runtime) -> None:
     """Make an admin key for a server that others can reach, and show it; it is kept nowhere in clear."""
-    terms = Terms("first admin key", scope="admin")
+    terms = KeyTerms("first admin key", scope="admin")
     issued = await runtime.database.write(lambda c: create_first(c, terms, now_us(), LOCAL_OWNER))
     await runtime.keys.load()
     if issued is not None:  # None: a command has just made one
@@ -208,8 +209,7 @@ async def _until_over(runtime: Runtime, starting: asyncio.Task[None], stop: asyn
             try:
                 starting.result()
             except EngineFailed as error:
-                runtime.phase = f"dead: {error.message}"
-                runtime.log.error("engine_start_failed", reason=error.message)
+                runtime.start_failed(error.message)
                 return EXIT_ENGINE_LOST
     finally:
         stopped.cancel()

@@ -21,6 +21,7 @@ from app.api.schema.key_terms import (
     read_terms,
 )
 from app.cli import tables
+from app.core import DEGRADING, GRAMMARS, LOCAL_OWNER, SAFETY_LEVELS, SCOPES, TIERS, Key
 from app.errors import BadRequest
 from app.store import keys
 from app.store.key_table import now_us
@@ -32,7 +33,7 @@ NONE = "none"
 """Given to a flag, takes the limit away."""
 _FIRST = (
     "This was the first key: from now on every request needs one, from this machine too."
-    f" What was kept without a key is of the owner {keys.LOCAL_OWNER!r}."
+    f" What was kept without a key is of the owner {LOCAL_OWNER!r}."
 )
 
 
@@ -92,9 +93,9 @@ def _add_create(create: argparse.ArgumentParser) -> None:
 
 def _add_terms(verb: argparse.ArgumentParser) -> None:
     """What a key may do, but for when it ends."""
-    verb.add_argument("--scope", choices=keys.SCOPES, help="a new key's: chat")
+    verb.add_argument("--scope", choices=SCOPES, help="a new key's: chat")
     verb.add_argument(
-        "--tier", choices=keys.TIERS, help="who goes first when the server is full (a new key's: standard)"
+        "--tier", choices=TIERS, help="who goes first when the server is full (a new key's: standard)"
     )
     verb.add_argument(
         "--weight",
@@ -109,17 +110,17 @@ def _add_terms(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--models", metavar="A,B", help="the only models it may use (a new key's: all)")
     verb.add_argument(
         "--safety",
-        choices=keys.SAFETY_LEVELS,
+        choices=SAFETY_LEVELS,
         help="strict: blocks what the policy only watches or records (a new key's: standard)",
     )
     verb.add_argument(
         "--degrade",
-        choices=keys.DEGRADING,
+        choices=DEGRADING,
         help="off: its answers are never shortened, nor the small model's, when the server is full",
     )
     verb.add_argument(
         "--grammars",
-        choices=keys.GRAMMARS,
+        choices=GRAMMARS,
         help="schemas: JSON schemas and tools only, no regex, ebnf or structural tag (a new key's: all)",
     )
 
@@ -210,7 +211,7 @@ def _revoke(args: argparse.Namespace, data_dir: Path) -> int:
     return _say(args, key, at_us, f"{key.id} is revoked.")
 
 
-def _say(args: argparse.Namespace, key: keys.Key, at_us: int, line: str) -> int:
+def _say(args: argparse.Namespace, key: Key, at_us: int, line: str) -> int:
     print(json.dumps(as_json(key, at_us)) if args.json else line)
     return EXIT_OK
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app import settings
-from app.store.keys import SAFETY_LEVELS
+from app.core import SAFETY_LEVELS
 
 if TYPE_CHECKING:
     from app.safety.classifiers.bundled_models import Models

@@ -69,9 +69,9 @@ async def _judge(screen: PromptScreen, policy: Policy, text: str) -> tuple[Verdi
     """Both verdicts on a text, and their milliseconds."""
     messages = [{"role": "user", "content": text}]
     began_s = time.perf_counter()
-    first = screen.fast(messages, policy)
+    first = screen.ngram_verdict(messages, policy)
     between_s = time.perf_counter()
-    second = await screen.full(messages, policy)
+    second = await screen.full_verdict(messages, policy)
     ended_s = time.perf_counter()
     return first, second, 1000 * (between_s - began_s), 1000 * (ended_s - between_s)
 

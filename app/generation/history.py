@@ -19,7 +19,7 @@ import orjson
 
 from app.core import ChatRequest
 from app.errors import BadRequest, Conflict
-from app.messages import kept
+from app.messages import content_texts, kept
 from app.store.conversations import Branch, NewMessage, NewTurn, branch
 from app.store.database import Database
 
@@ -27,19 +27,20 @@ TITLE_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request with its history before it, and the turn to store; None for one that is not stored.
+class LoadedTurn:
+    """A request with its conversation's messages in front.
 
-    `runs` are the seqs of the answers whose ids stand in the request's `past`, in its order.
-    `strikes` is how many turns of its conversation safety has blocked. `stored` are the messages that
-    come from the store: whether each is an answer of this server.
+    `stored_turn` is what is to be stored of it; None where nothing is. `run_seqs` are the seqs of the
+    answers whose ids stand in the request's `past`, in its order. `strikes` is how many turns of its
+    conversation safety has blocked. `from_store` are the messages that come from the store: whether each
+    is an answer of this server.
     """
 
     request: ChatRequest
-    turn: NewTurn | None = None
-    runs: Sequence[int] = ()
+    stored_turn: NewTurn | None = None
+    run_seqs: Sequence[int] = ()
     strikes: int = 0
-    stored: Sequence[bool] = ()
+    from_store: Sequence[bool] = ()
 
 
 class History:
@@ -70,12 +71,12 @@ class History:
         finally:
             self._busy.discard(claimed)
 
-    async def load(self, request: ChatRequest) -> Asked:
+    async def load(self, request: ChatRequest) -> LoadedTurn:
         """The request with its conversation's messages in front. Raises NotFound, StorageUnavailable."""
         if request.conversation_id is None:
-            return Asked(request)
+            return LoadedTurn(request)
         if request.new_conversation:
-            return Asked(request, _turn(request, None))
+            return LoadedTurn(request, _turn(request, None))
         conversation_id, parent_id = request.conversation_id, request.parent_id
 
         def load(connection: sqlite3.Connection) -> Branch:
@@ -94,7 +95,7 @@ class History:
             past=[_ids(run) for _, run in past.runs],
         )
         runs = [seq for seq, _ in past.runs]
-        return Asked(with_history, _turn(request, past), runs, past.strikes, past.answered)
+        return LoadedTurn(with_history, _turn(request, past), runs, past.strikes, past.answered)
 
 
 def new_conversation_id() -> str:
@@ -125,24 +126,17 @@ def _turn(request: ChatRequest, past: Branch | None) -> NewTurn:
 
 
 def _message(message: Mapping[str, Any]) -> NewMessage:
-    role, text = message["role"], text_of(message.get("content"))
+    role, text = message["role"], "\n".join(content_texts(message.get("content")))
     stored = kept(message, role, text)
     stored.pop("reasoning_content", None)  # the engine reads it with this request, and nobody again
     plain = isinstance(stored["content"], str) and stored.keys() <= {"role", "content"}
     return NewMessage(new_message_id(), role, text, None if plain else orjson.dumps(stored))
 
 
-def text_of(content: Any) -> str:
-    """What can be read of a message's content: a string, or its text parts."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(part["text"] for part in content if part["type"] == "text")
-
-
 def _title(messages: Sequence[Mapping[str, Any]]) -> str:
     """The beginning of what the user said first."""
-    said = (text_of(m.get("content")) for m in messages if m["role"] == "user")
-    words = " ".join(next(said, "").split())
+    user_texts = ("\n".join(content_texts(m.get("content"))) for m in messages if m["role"] == "user")
+    words = " ".join(next(user_texts, "").split())
     if len(words) > TITLE_CHARACTERS:
         words = words[: TITLE_CHARACTERS - 1].rstrip() + "…"
     return words or "Untitled"

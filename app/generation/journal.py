@@ -21,8 +21,8 @@ from structlog.typing import FilteringBoundLogger
 
 from app.core import ChatRequest, Counts, Prompt
 from app.errors import InternalError, StorageUnavailable, Unavailable
-from app.generation.history import Asked
-from app.generation.journal_entry import Entry, Ids, finished_answer, stream_facts
+from app.generation.history import LoadedTurn
+from app.generation.journal_entry import Ids, JournalEntry, finished_answer, stream_facts
 from app.log import where
 from app.metering.balance import LedgerAudit
 from app.metering.pricing import PriceTable
@@ -46,7 +46,7 @@ AT_ONCE = 64
 """Streams that are looked at without giving way to others."""
 _EVERYTHING = 1 << 40
 OnSettled = Callable[[str, int, str, int], None]
-"""Told of each committed settlement: owner, day, request id, cost in micro-dollars."""
+"""Called with each committed settlement: owner, day, request id, cost in micro-dollars."""
 
 
 class Journal:
@@ -63,6 +63,7 @@ class Journal:
         *,
         checkpoint_s: float = CHECKPOINT_S,
         patience_s: float = PATIENCE_S,
+        on_settled: OnSettled = lambda _owner, _day, _request_id, _cost: None,
     ) -> None:
         self._database = database
         self._prices = prices
@@ -72,12 +73,12 @@ class Journal:
         self._retention_s = retention_s
         self._checkpoint_s = checkpoint_s
         self._patience_s = patience_s
-        self._live: set[Entry] = set()
-        self._unsettled: dict[Entry, float] = {}  # since when, in seconds; oldest first
+        self._live: set[JournalEntry] = set()
+        self._unsettled: dict[JournalEntry, float] = {}  # since when, in seconds; oldest first
         self._ticker: asyncio.Task[None] | None = None
         self._lead_s = 0.0  # between a reservation and its first token, lately; rises slowly
         self._written_at_s = time.monotonic()
-        self.on_settled: OnSettled = lambda _owner, _day, _request_id, _cost: None
+        self._on_settled = on_settled
 
     @property
     def num_unsettled(self) -> int:
@@ -112,32 +113,38 @@ class Journal:
     # One request
 
     async def reserve(
-        self, asked: Asked, prompt: Prompt, stream: TokenStream, counts: Mapping[int, Counts]
-    ) -> Entry:
+        self, turn: LoadedTurn, prompt: Prompt, stream: TokenStream, counts: Mapping[int, Counts]
+    ) -> JournalEntry:
         """Queue the reservation, and the turn's messages with it.
 
         It lingers for company while the prompt is prefilled. It is waited for only where the last commit
         failed, so that the refusal comes before the status line. Raises StorageUnavailable, NotFound.
         """
-        entry = Entry(asked, prompt, stream, counts)
-        reservation = self._reservation(asked.request, prompt)
-        entry.price, entry.terms = reservation.price, reservation.terms
-        turn = asked.turn
+        reservation = self._reservation(turn.request, prompt)
+        stored_turn = turn.stored_turn
 
         def unit(connection: sqlite3.Connection) -> int:
-            conversation_seq = None if turn is None else conversations.ensure(connection, turn)
+            conversation_seq = None if stored_turn is None else conversations.ensure(connection, stored_turn)
             request_seq = ledger.reserve(connection, reservation, conversation_seq)
-            if turn is not None and conversation_seq is not None:
-                conversations.add_turn(connection, turn, conversation_seq, request_seq)
+            if stored_turn is not None and conversation_seq is not None:
+                conversations.add_turn(connection, stored_turn, conversation_seq, request_seq)
             return request_seq
 
-        entry.reserved = self._database.submit(unit, linger_s=min(self._lead_s / 2, LINGER_S))
-        entry.hurry = partial(self._needed, time.monotonic())
+        entry = JournalEntry(
+            turn,
+            prompt,
+            stream,
+            counts,
+            reserved=self._database.submit(unit, linger_s=min(self._lead_s / 2, LINGER_S)),
+            need=partial(self._needed, time.monotonic()),
+            price=reservation.price,
+            terms=reservation.terms,
+        )
         if self._database.failing:
             try:
                 await entry.committed()
             except BaseException:
-                self.settle_later(entry, entry.outcome)  # its caller has gone, and it may be committed yet
+                self.settle_later(entry, entry.finish)  # its caller has gone, and it may be committed yet
                 raise
         self._live.add(entry)
         return entry
@@ -165,44 +172,42 @@ class Journal:
             rerendered=prompt.rerendered,
         )
 
-    async def settle(self, entry: Entry, outcome: str) -> None:
+    async def settle(self, entry: JournalEntry, finish: str) -> None:
         """Write the answer and the bill, once. Raises StorageUnavailable; it is tried again later."""
-        entry.outcome = outcome
+        entry.finish_as(finish)
         self._live.discard(entry)
         if entry.request_seq is None:
             return  # never reserved, so nothing was released and nothing is owed
         self._unsettled[entry] = time.monotonic()
         self._close(entry, await self._database.write(_settlement(entry)))
 
-    def settle_later(self, entry: Entry, outcome: str) -> None:
+    def settle_later(self, entry: JournalEntry, finish: str) -> None:
         """The same, without waiting for it; nothing where it is settled."""
-        if not entry.settled:
-            entry.outcome = outcome
+        entry.finish_as(finish)
         self._live.discard(entry)
-        if entry.settled or entry.reserved is None or entry in self._unsettled:
+        if entry.settled or entry in self._unsettled:
             return
         if entry.reserved.done():
-            self._queue_settlement(entry, entry.reserved)
+            self._queue_settlement(entry)
         else:
-            entry.reserved.add_done_callback(lambda reserved: self._queue_settlement(entry, reserved))
+            entry.reserved.add_done_callback(lambda _reserved: self._queue_settlement(entry))
 
-    def _queue_settlement(self, entry: Entry, reserved: asyncio.Future[int]) -> None:
-        if reserved.cancelled() or reserved.exception() is not None:
+    def _queue_settlement(self, entry: JournalEntry) -> None:
+        if not entry.take_reserved():
             return
-        entry.request_seq = reserved.result()
         self._unsettled[entry] = time.monotonic()
         with contextlib.suppress(StorageUnavailable):  # closed: the next start reconciles
             settled = self._database.submit(_settlement(entry))
             settled.add_done_callback(lambda s: self._settled(entry, s))
 
-    def _settled(self, entry: Entry, settled: asyncio.Future[int]) -> None:
+    def _settled(self, entry: JournalEntry, settled: asyncio.Future[int]) -> None:
         error = None if settled.cancelled() else settled.exception()
         if error is None:
             self._close(entry, settled.result())
         elif not isinstance(error, StorageUnavailable):
             self._give_up(entry, error)
 
-    def _give_up(self, entry: Entry, error: BaseException) -> None:
+    def _give_up(self, entry: JournalEntry, error: BaseException) -> None:
         """Leave a settlement that is itself faulty to the next start, which settles at the checkpoint."""
         self._unsettled.pop(entry, None)
         self._log.error("settlement_broke", request_id=entry.stream.request_id, error=where(error))
@@ -232,21 +237,21 @@ class Journal:
     async def _checkpoint(self) -> None:
         """Write what every live stream has said since the last time, in one unit."""
         news: list[Checkpoint] = []
-        saved: dict[Entry, int] = {}
+        saved: dict[JournalEntry, int] = {}
         for number, entry in enumerate(list(self._live), start=1):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)  # thousands of streams: their tokens do not wait for all of them
             if entry.request_seq is None or entry.stream.last_id == entry.saved_id:
                 continue
-            if (said := entry.stream.dump(entry.saved_id)) is not None:
-                entry.checkpointed = True
-                news.append(Checkpoint(entry.request_seq, entry.usage(), *said))
+            if (dumped := entry.stream.dump(entry.saved_id)) is not None:
+                entry.begin_checkpoint()
+                news.append(Checkpoint(entry.request_seq, entry.usage(), *dumped))
                 saved[entry] = entry.stream.last_id
         if not news:
             return
         await self._database.write(lambda connection: checkpoints.write(connection, news))
         for entry, last_id in saved.items():
-            entry.saved_id = last_id
+            entry.end_checkpoint(last_id)
 
     async def _settle_left(self) -> None:
         for entry in list(self._unsettled):
@@ -260,18 +265,17 @@ class Journal:
                 else:
                     self._close(entry, billed_tokens)
 
-    def _close(self, entry: Entry, billed_tokens: int) -> None:
+    def _close(self, entry: JournalEntry, billed_tokens: int) -> None:
         self._unsettled.pop(entry, None)
-        if entry.settled:  # a settlement that was tried again may be told of twice
+        if not entry.settle():  # a settlement that was tried again may be committed twice
             return
-        entry.settled = True
         if entry.stream.cancelled == DELETED:
             self._database.text_deleted.set()
         model, usage = entry.stream.request.model, entry.usage()
         cost = cost_micro_usd(usage, entry.price)
         self._traffic.settled(model, usage, cost)
         if entry.terms is not None:
-            self.on_settled(entry.terms.owner, entry.terms.day, entry.stream.request_id, cost)
+            self._on_settled(entry.terms.owner, entry.terms.day, entry.stream.request_id, cost)
         self._balance.settled(
             model,
             entry.stream.request_id,
@@ -282,11 +286,11 @@ class Journal:
 
     async def _sweep(self) -> None:
         """Forget the events of streams that nobody stored, once their retention has ended."""
-        before_us = time.time_ns() // 1000 - int(self._retention_s * 1e6)
-        forgotten = events.LIMIT
-        while forgotten == events.LIMIT:
-            forgotten = await self._database.write(lambda c: events.forget_unstored(c, before_us))
-            if forgotten:
+        until_us = time.time_ns() // 1000 - int(self._retention_s * 1e6)
+        num_forgotten = events.LIMIT
+        while num_forgotten == events.LIMIT:
+            num_forgotten = await self._database.write(lambda c: events.forget_unstored(c, until_us))
+            if num_forgotten:
                 self._database.text_deleted.set()
 
     def _not_written(self, error: StorageUnavailable) -> None:
@@ -308,7 +312,7 @@ class Journal:
         return await self._database.write(unit)
 
 
-def _settlement(entry: Entry) -> Unit[int]:
+def _settlement(entry: JournalEntry) -> Unit[int]:
     """The unit that writes an entry's end; what it writes is read now, on the loop.
 
     It returns the completion tokens that the row has then.
@@ -316,14 +320,14 @@ def _settlement(entry: Entry) -> Unit[int]:
     stream, request_seq = entry.stream, entry.request_seq
     assert request_seq is not None
     at_us = time.time_ns() // 1000
-    settlement = Settlement(request_seq, entry.usage(), entry.outcome, at_us, terms=entry.terms)
+    settlement = Settlement(request_seq, entry.usage(), entry.finish, at_us, terms=entry.terms)
     status = entry.status()
     done = not stream.done  # the last event is sent once this is committed
     news = stream.dump(0, done=done)
     whole = news is not None and news[0] == 1
     if not whole:
         news = stream.dump(entry.saved_id, done=done)
-    said = answers(*stream.held()) if whole else None
+    held_answers = answers(*stream.held()) if whole else None
     send_again = stream.refused or isinstance(stream.error, Unavailable | InternalError)
 
     def end(connection: sqlite3.Connection) -> None:
@@ -337,7 +341,9 @@ def _settlement(entry: Entry) -> Unit[int]:
             events.free_key(connection, request_seq)
         if entry.turn is not None:
             # Where the ring has lost its beginning, the checkpoints have it.
-            heard = {} if deleted else said if said is not None else _heard(connection, request_seq)
+            heard: Mapping[int, ChoiceMessage] | None = {} if deleted else held_answers
+            if heard is None:
+                heard = _stored_answers(connection, request_seq)
             tokens = settlement.usage.told_tokens
             finished = entry.finished(heard, status)
             conversations.finish_answers(connection, finished, settlement.settled_at_us, tokens)
@@ -352,9 +358,9 @@ def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
     ledger.settle(connection, Settlement(left.seq, left.usage, "interrupted", at_us, reconciled=True))
     events.free_key(connection, left.seq)
     erased = events.is_erased(connection, left.seq)
-    said = {} if erased else _heard(connection, left.seq)
+    heard = {} if erased else _stored_answers(connection, left.seq)
     finished = [
-        finished_answer(answer_id, said.get(choice, ChoiceMessage()), "interrupted", Ids())
+        finished_answer(answer_id, heard.get(choice, ChoiceMessage()), "interrupted", Ids())
         for answer_id, choice in conversations.answers_of(connection, left.seq)
     ]
     tokens = left.usage.told_tokens
@@ -363,7 +369,7 @@ def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
         events.erase(connection, left.seq)  # what was checkpointed after it was deleted, too
 
 
-def _heard(connection: sqlite3.Connection, request_seq: int) -> dict[int, ChoiceMessage]:
+def _stored_answers(connection: sqlite3.Connection, request_seq: int) -> dict[int, ChoiceMessage]:
     """What the stored events of a request say, up to the first gap; nothing where they are damaged."""
     try:
         ring = Ring.restore(events.slices(connection, request_seq), _EVERYTHING, only_prefix=True)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import orjson
 
-from app.core import ChatRequest, Counts, Delta, Prompt
-from app.generation.history import Asked
+from app.core import ChatRequest, Counts, Delta, Prompt, Usage
+from app.generation.history import LoadedTurn
 from app.store.conversations import FinishedAnswer, Status
-from app.store.ledger import Price, Terms, Usage
+from app.store.ledger import Price, Terms
 from app.stream.token_stream import SHUTDOWN, STORAGE, TokenStream, first_of
 from app.stream.transcript import ChoiceMessage
 
@@ -25,60 +26,104 @@ class Ids(NamedTuple):
     base_seq: int | None = None
 
 
-class Entry:
-    """One request's line in the journal."""
+class Outcome(enum.Enum):
+    """How a generation ended."""
+
+    DONE = "done"
+    """Every choice ended by itself."""
+    HALTED = "halted"
+    """A screen refused the prompt or halted the answer."""
+    BUDGET = "budget"
+    """The key's tokens or its month's money were used up."""
+    CANCELLED = "cancelled"
+    """A choice was stopped from outside: by its reader, or because the server stops."""
+    FAILED = "failed"
+    """The engine, a screen or the store failed; also until another outcome is known."""
+
+
+class JournalEntry:
+    """One request's line in the journal. `reserved` is done once the reservation's row is committed.
+
+    `need` has a reservation that still waits to be committed with others committed now.
+    """
 
     def __init__(
-        self, asked: Asked, prompt: Prompt, stream: TokenStream, counts: Mapping[int, Counts]
+        self,
+        turn: LoadedTurn,
+        prompt: Prompt,
+        stream: TokenStream,
+        counts: Mapping[int, Counts],
+        *,
+        reserved: asyncio.Future[int],
+        need: Callable[[], None] = lambda: None,
+        price: Price = Price(),  # noqa: B008  # a tuple
+        terms: Terms | None = None,
     ) -> None:
         self.stream = stream
-        self.turn = asked.turn
-        self.outcome = "abort"
-        self.blocked = False
-        """Whether a screen refused the prompt or halted the answer."""
-        self.discarded_tokens = 0
-        """Generated in an attempt that was given up, before anything was released; see `begin_anew`."""
+        self.turn = turn.stored_turn
+        self.reserved = reserved
+        self.price = price
+        self.terms = terms
+        self.finish = "abort"
+        """What the ledger calls the end: finish reasons, or an error's code."""
+        self.outcome = Outcome.FAILED
         self.emitted_tokens = 0
         """Token ids that the engine handed over; see Engine.emitted_tokens."""
         self.read_whole = False
         """Whether the generation was read to its end."""
-        self.price = Price()
-        self.terms: Terms | None = None
-        self.ended_by_itself = False
-        """Whether no choice was stopped from outside."""
         self.saved_id = 0
         self.checkpointed = False
         """Whether the store may have events of it already."""
         self.settled = False
         self.request_seq: int | None = None
         """The reservation's row, once it is committed."""
-        self.reserved: asyncio.Future[int] | None = None
-        self.hurry: Callable[[], None] = lambda: None
-        """Have a reservation that still waits to be committed with others committed now."""
+        self._need = need
         self._counts = counts
         self._released: dict[int, Counts] = {}
         self._answer_ids: dict[int, array[int]] = {}
         self._prompt_ids: bytes | None = None
         self._base_seq: int | None = None
-        if asked.turn is not None:
-            taken = prompt.past_runs
-            shared = sum(len(run) for run in asked.request.past[:taken])
+        if turn.stored_turn is not None:
+            num_taken = prompt.past_runs
+            shared = sum(len(run) for run in turn.request.past[:num_taken])
             self._prompt_ids = _packed(prompt.token_ids[shared:])
-            self._base_seq = asked.runs[taken - 1] if taken else None
-            self._answer_ids = {choice: array("I") for choice in range(asked.request.n)}
+            self._base_seq = turn.run_seqs[num_taken - 1] if num_taken else None
+            self._answer_ids = {choice: array("I") for choice in range(turn.request.n)}
+
+    # Its reservation, checkpoints and settlement: the journal's side
 
     async def committed(self) -> None:
         """Wait until the reservation is committed. Raises StorageUnavailable, NotFound."""
-        if self.request_seq is not None:
-            return
-        assert self.reserved is not None
-        self.hurry()
-        self.request_seq = await asyncio.shield(self.reserved)
+        if self.request_seq is None:
+            self._need()
+            self.request_seq = await asyncio.shield(self.reserved)
 
-    def begin_anew(self, counts: dict[int, Counts]) -> None:
-        """Give up what was generated so far: nothing of it was released."""
-        self.discarded_tokens += sum(c.completion_tokens for c in counts.values())
-        counts.clear()
+    def take_reserved(self) -> bool:
+        """Take the row of a reservation that nobody waited for; whether there is one."""
+        if self.reserved.cancelled() or self.reserved.exception() is not None:
+            return False
+        self.request_seq = self.reserved.result()
+        return True
+
+    def begin_checkpoint(self) -> None:
+        """From now on the store may have events of it."""
+        self.checkpointed = True
+
+    def end_checkpoint(self, last_id: int) -> None:
+        """The store has its events up to that id."""
+        self.saved_id = last_id
+
+    def finish_as(self, finish: str) -> None:
+        """Take the end as the ledger is to have it; nothing once it is settled."""
+        if not self.settled:
+            self.finish = finish
+
+    def settle(self) -> bool:
+        """Its settlement is committed; whether that was not known yet."""
+        was_open, self.settled = not self.settled, True
+        return was_open
+
+    # What the generation does
 
     def released(self, delta: Delta) -> None:
         """Take note of what goes out, and keep the ids of an answer that is stored."""
@@ -86,18 +131,32 @@ class Entry:
         if self._answer_ids:
             self._answer_ids[delta.choice].extend(delta.token_ids)
 
+    def read_to_end(self) -> None:
+        """The engine's last delta has come."""
+        self.read_whole = True
+
+    def add_emitted(self, tokens: int) -> None:
+        """So many token ids were handed over by the engine."""
+        self.emitted_tokens += tokens
+
+    def end(self, outcome: Outcome) -> None:
+        """The generation has ended so."""
+        self.outcome = outcome
+
+    # What is stored
+
     def released_counts(self, choice: int) -> Counts:
         """The counts of a choice as far as it was released."""
-        known = self._released.get(choice)
-        if known is not None:
-            return known
+        released = self._released.get(choice)
+        if released is not None:
+            return released
         return first_of(self._counts)._replace(completion_tokens=0, reasoning_tokens=0)
 
     def status(self) -> Status:
         """What the turn's answers have come to; one that ended by itself is whole, whoever left meanwhile."""
-        if self.blocked:
+        if self.outcome is Outcome.HALTED:
             return "blocked"
-        if self.ended_by_itself:
+        if self.outcome in (Outcome.DONE, Outcome.BUDGET):
             return "complete"
         cancelled = self.stream.cancelled
         if cancelled in (SHUTDOWN, STORAGE):
@@ -112,7 +171,7 @@ class Entry:
         What is held back counts as withheld until it is released; reasoning, once it is.
         """
         first = first_of(self._counts)
-        completion_tokens = sum(c.completion_tokens for c in self._counts.values()) + self.discarded_tokens
+        completion_tokens = sum(c.completion_tokens for c in self._counts.values())
         released_tokens = sum(c.completion_tokens for c in self._released.values())
         return Usage(
             prompt_tokens=first.prompt_tokens,
@@ -122,17 +181,17 @@ class Entry:
             withheld_tokens=max(completion_tokens - released_tokens, 0),
         )
 
-    def finished(self, said: Mapping[int, ChoiceMessage], status: Status) -> list[FinishedAnswer]:
+    def finished(self, answers: Mapping[int, ChoiceMessage], status: Status) -> list[FinishedAnswer]:
         """The turn's answers as they are stored."""
         if self.turn is None:
             return []
         return [
-            finished_answer(answer_id, said.get(choice, ChoiceMessage()), status, self._ids(choice))
+            finished_answer(answer_id, answers.get(choice, ChoiceMessage()), status, self._ids(choice))
             for choice, answer_id in enumerate(self.turn.answer_ids)
         ]
 
     def _ids(self, choice: int) -> Ids:
-        if self._prompt_ids is None or self.blocked:  # no later turn begins with these
+        if self._prompt_ids is None or self.outcome is Outcome.HALTED:  # no later turn begins with these
             return Ids()
         return Ids(self._answer_ids[choice].tobytes(), self._prompt_ids, self._base_seq)
 

@@ -1,37 +1,27 @@
-"""Safety along one request's way: a verdict on its prompt, a screen over its answer, an event of both.
-
-    check.look ──▶ the fast verdict, at once
-    check.render ──▶ the prompt, with the operator's words in front where the policy has some
-    check.read ──▶ the full verdict begins, in a thread, beside the prefill: rendering has a thread too,
-                   and of two only one runs Python at a time
-    check.verdict ──▶ waits for the full one: nothing is told or released before it
-    check.way_out ──▶ what every delta goes through; see `WayOut`
-
-`Check` is that of a server with safety off: it asks nothing and costs nothing.
-"""
+"""One request, screened: verdicts on its prompt, a screen over its answer, events of both."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from app.core import ChatRequest, Counts, Engine, Prompt
+from app.core import ChatRequest, Counts, Engine, Key, Prompt
 from app.errors import ContentFiltered, ReplayExpired
-from app.generation.history import Asked
+from app.generation.history import LoadedTurn
+from app.generation.request_safety import AnswerScreen, RequestSafety
 from app.log import where
 from app.safety import moderation
 from app.safety.counters import SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policies, Policy
-from app.safety.policies.policy_prompt import Aligned
-from app.safety.screens.fail_closed import WayOut
+from app.safety.policies.policy_prompt import PolicyPrompt
 from app.safety.screens.prompt_screen import PromptScreen
 from app.safety.screens.remembered import Judged, JudgedTexts
 from app.safety.screens.stream_screen import Screening, StreamScreen
@@ -40,7 +30,6 @@ from app.safety.text.turns import Message, Turns, conversation_of, read_request,
 from app.safety.verdict import ScreenFailed, Verdict, stricter
 from app.store import conversations, safety_events
 from app.store.database import Database
-from app.store.keys import Key
 from app.store.safety_events import SafetyEvent, Subject
 from app.stream.token_stream import TokenStream
 from app.stream.transcript import answers
@@ -48,80 +37,10 @@ from app.stream.transcript import answers
 HEAD_START_S = 0.0003
 """What the engine gets before the encoder reads beside it: its processes wake one after the other, and where
 cores are few each of them waits for whoever has begun."""
+_STRICT = ("block", "watch")
 
 
-class Checks(Protocol):
-    """Makes the check of each request."""
-
-    def of(self, request: ChatRequest, key: Key | None) -> Check:
-        """The check of a request made with `key`."""
-        ...
-
-
-class Check:
-    """What safety has to say to one request. This one is of a server without it: nothing."""
-
-    def __init__(self, request: ChatRequest) -> None:
-        self.request = request
-        self.rid = request.request_id
-        """The engine's id of the generation in progress."""
-
-    @property
-    def undecided(self) -> bool:
-        """Whether `verdict` has to be waited for."""
-        return False
-
-    def look(self, asked: Asked) -> None:
-        """Judge the prompt at a glance. Raises ContentFiltered, ScreenFailed."""
-
-    def read(self) -> None:
-        """Begin to read the prompt, unless the glance was enough; a second call does nothing."""
-
-    async def render(self, engine: Engine, request: ChatRequest) -> Prompt:
-        """The prompt as the model is to read it. Raises what `Engine.render` does."""
-        return await engine.render(request)
-
-    async def verdict(self) -> None:
-        """Wait until the prompt may be answered. Raises ContentFiltered, ScreenFailed."""
-
-    @property
-    def begins_anew(self) -> bool:
-        """Whether the verdict asks for other words in front of the prompt than it was rendered with."""
-        return False
-
-    def again(self) -> None:
-        """Take another id for a second generation; they are used once."""
-        self.rid = f"{self.rid[:-1]}~"
-
-    def way_out(self) -> WayOut | None:
-        """What the answer's deltas go through; None for nothing."""
-        return None
-
-    def broke(self, exc: Exception) -> None:
-        """Count and log that there is no way out because `way_out` threw; nothing will be released."""
-
-    def ended(
-        self, way: WayOut | None, counts: Mapping[int, Counts], withheld_tokens: int
-    ) -> dict[str, Any] | None:
-        """Account for an answer that has ended; the `moderation` object to tell, if there is one."""
-        del way, counts, withheld_tokens
-        unjudged = moderation.not_judged()
-        return moderation.moderation(unjudged, unjudged) if self.request.moderated else None
-
-    def close(self, stream: TokenStream) -> None:
-        """Stop what is still being read of the prompt, and remember what was released in `stream`."""
-
-
-class NoChecks:
-    """Makes no checks: safety is off."""
-
-    def of(self, request: ChatRequest, key: Key | None) -> Check:
-        """See Checks."""
-        del key
-        return Check(request)
-
-
-class Screen:
+class SafetyService:
     """The screens and the policy of a server, and where their verdicts are kept."""
 
     def __init__(
@@ -133,7 +52,7 @@ class Screen:
         database: Database,
         log: FilteringBoundLogger,
         *,
-        guard: GuardTier | None = None,
+        guard: Callable[[], GuardTier | None] = lambda: None,
         fail_open: bool = False,
     ) -> None:
         self.prompts = prompts
@@ -142,7 +61,7 @@ class Screen:
         self.counters = counters
         self.guard = guard
         self.fail_open = fail_open
-        self.aligned = Aligned()
+        self.policy_prompt = PolicyPrompt()
         self.judged = Judged()
         self._database = database
         self._log = log
@@ -152,17 +71,16 @@ class Screen:
         """Read the installation's secret; the store is open. Raises StorageUnavailable."""
         self._secret = await self._database.read(safety_events.secret)
 
-    def of(self, request: ChatRequest, key: Key | None) -> Check:
-        """See Checks."""
-        return ScreenedCheck(self, request, key)
+    def of(self, request: ChatRequest, key: Key | None) -> RequestSafety:
+        """What a request made with `key` goes through."""
+        return ScreenedRequest(self, request, key)
 
-    def broke(self, request_id: str, exc: Exception, *, passed: bool | None = None) -> None:
+    def broke(self, request_id: str, exc: Exception) -> None:
         """Count and log a stream screen that threw; what it screens is let pass if the server fails open."""
-        passed = self.fail_open if passed is None else passed
-        self.counters.failed("stream", "error", passed=passed)
-        self._log.error("screen_broke", request_id=request_id, error=where(exc), passed=passed)
+        self.counters.failed("stream", "error", passed=self.fail_open)
+        self._log.error("screen_broke", request_id=request_id, error=where(exc), passed=self.fail_open)
 
-    def keep(self, check: ScreenedCheck, verdict: Verdict, subject: Subject, text: str) -> None:
+    def keep(self, check: ScreenedRequest, verdict: Verdict, subject: Subject, text: str) -> None:
         """Store a verdict that did something, and the turn it refused where nothing else stores that."""
         if verdict.action is None:
             return
@@ -202,67 +120,75 @@ class Screen:
             self._log.error("safety_event_lost", request_id=event.request_id, error=where(exc))
 
 
-class ScreenedCheck(Check):
-    """What safety has to say to one request."""
+class ScreenedRequest:
+    """One request, screened."""
 
-    @property
-    def undecided(self) -> bool:
-        """See Check."""
-        return self._reading is not None and not self._reading.done()
-
-    def __init__(self, screen: Screen, request: ChatRequest, key: Key | None) -> None:
-        super().__init__(request)
+    def __init__(self, service: SafetyService, request: ChatRequest, key: Key | None) -> None:
+        self.rid = request.request_id
+        self.request = request
         self.key = key
         self.refused_turn: conversations.NewTurn | None = None
-        self._screen = screen
+        self._service = service
         level = None if key is None else key.terms.safety
-        self._policy: Policy = screen.policies.current.tightened(level)
+        self._policy: Policy = service.policies.current.tightened(level)
         self._verdict: Verdict | None = None
-        self._known: JudgedTexts = screen.judged.of(request.owner, self._policy.hash)
+        self._judged: JudgedTexts = service.judged.of(request.owner, self._policy.hash)
         self._turns = Turns([], [])
         self._steering = Steering()
         self._guarded: Sequence[Message] = ()
         self._unread: Verdict | None = None
-        """What is still to be read looked like this at a glance."""
-        self._way: WayOut | None = None
+        """The verdict of the n-grams, while the full one is to be made yet."""
+        self._screening: Screening | None = None
         self._reading: asyncio.Task[Verdict] | None = None
-        self._rendered_with: str | None = None
         self._text = ""
+        self._strict = False
+        """Whether the model is to be strict."""
 
-    def look(self, asked: Asked) -> None:
-        """See Check."""
-        body = asked.request.body
+    @property
+    def undecided(self) -> bool:
+        """See RequestSafety."""
+        return self._reading is not None and not self._reading.done()
+
+    def prescreen(self, turn: LoadedTurn) -> None:
+        """See RequestSafety."""
+        service, body = self._service, turn.request.body
+        guard = service.guard()
         self._steering = steering_of(body, body["messages"])
-        self._turns = turns = read_request(body, self._known, asked.stored)
-        if self._screen.guard is not None:
-            self._guarded = conversation_of(body, self._known, asked.stored)
-        self._policy = policy = self._policy.after(asked.strikes)
+        self._turns = turns = read_request(body, self._judged, turn.from_store)
+        if guard is not None:
+            self._guarded = conversation_of(body, self._judged, turn.from_store)
+        self._policy = policy = self._policy.after(turn.strikes)
         self._text = text_of(body["messages"][-1].get("content"))
-        scored = asked.request.moderated
-        verdict, sure = self._screen.prompts.glance(turns, policy, asked.strikes, scored=scored)
+        scored = turn.request.moderated
+        verdict, sure = service.prompts.prescreen(turns, policy, turn.strikes, scored=scored)
+        watched = self._judged.watched_by(turns.recent)
+        if watched is not None:
+            verdict, sure = stricter(verdict, watched), False
+        # Most prompts that the full verdict watches are in doubt by now, short of the n-grams' threshold.
+        self._strict = verdict.watched or policy.judge_prompt(verdict.scores, "encoder").action in _STRICT
         if verdict.blocked:
-            self.refused_turn = asked.turn
-        if verdict.blocked or (sure and self._screen.guard is None):
+            self.refused_turn = turn.stored_turn
+        if verdict.blocked or (sure and guard is None):
             self._decide(verdict)
             return
         self._verdict = verdict
         self._unread = verdict
 
-    def read(self) -> None:
-        """See Check."""
+    def start_full_screen(self) -> None:
+        """See RequestSafety."""
         if self._unread is None:
             return
-        verdict, self._unread = self._unread, None
-        self._reading = asyncio.create_task(self._read(verdict), name=f"prompt-{self.rid}")
+        quick, self._unread = self._unread, None
+        self._reading = asyncio.create_task(self._read(quick), name=f"prompt-{self.rid}")
         self._reading.add_done_callback(_seen)
 
     async def _read(self, quick: Verdict) -> Verdict:
         """The full verdict, of the guard too where there is one; both read at once."""
-        screen, policy = self._screen, self._policy
-        full = partial(screen.prompts.full, self._turns, policy, head_start_s=HEAD_START_S)
-        if screen.guard is None:
+        service, policy, guard = self._service, self._policy, self._service.guard()
+        full = partial(service.prompts.full_verdict, self._turns, policy, head_start_s=HEAD_START_S)
+        if guard is None:
             return stricter(quick, await full())
-        judging = asyncio.create_task(screen.guard.judge(policy, self._guarded, watched=quick.watched))
+        judging = asyncio.create_task(guard.judge(policy, self._guarded, watched=quick.watched))
         try:
             verdict = stricter(quick, await full())
             if verdict.blocked:
@@ -277,77 +203,83 @@ class ScreenedCheck(Check):
             return verdict
         return stricter(verdict, guarded)
 
-    async def verdict(self) -> None:
-        """See Check."""
-        if self._reading is None:
-            return
-        self._decide(await asyncio.shield(self._reading))
+    async def await_verdict(self) -> None:
+        """See RequestSafety."""
+        if self._reading is not None:
+            self._decide(await asyncio.shield(self._reading))
 
     def _decide(self, verdict: Verdict) -> None:
         """Take a verdict for the last word, keep it, and refuse if that is what it says."""
         self._verdict = verdict
         if verdict.stage != "guard":  # which counts for itself
-            self._screen.counters.judged(verdict)
-        self._screen.keep(self, verdict, "prompt", self._text)
+            self._service.counters.judged(verdict)
+        self._service.keep(self, verdict, "prompt", self._text)
         self._text = ""
         if verdict.blocked:
             message = self._policy.notice(verdict.category)
             raise ContentFiltered(message, moderation.of_blocked_prompt(verdict))
-        if not verdict.unread:
-            self._known.add_passed(self._turns.users)
-            self._known.add_answers(() if verdict.watched else self._turns.answers)
+        if verdict.unread:
+            return
+        self._judged.add_passed(self._turns.users)
+        if not verdict.watched:
+            self._judged.add_answers(self._turns.answers)
+        elif not self._strict:  # too late for this turn's prompt; see `render`
+            self._judged.add_watched(self._turns.recent[-1:], verdict)
 
     async def render(self, engine: Engine, request: ChatRequest) -> Prompt:
-        """See Check."""
-        self._rendered_with = text = self._alignment()
+        """See RequestSafety. What only the full verdict watches gets the strict text a turn later."""
+        text = self._policy.alignment(watched=self._strict)
         if text is None:
             return await engine.render(request)
-        return await self._screen.aligned.render(engine, request, text)
+        return await self._service.policy_prompt.render(engine, request, text)
 
-    def _alignment(self) -> str | None:
-        return self._policy.alignment(watched=self._verdict is not None and self._verdict.watched)
-
-    @property
-    def begins_anew(self) -> bool:
-        """See Check."""
-        return self._alignment() != self._rendered_with
-
-    def way_out(self) -> WayOut:
-        """See Check."""
-        assert self._verdict is not None
-        screen, request, verdict = self._screen, self.request, self._verdict
-        n, harm = request.n, verdict.harm
-        begin = partial(screen.streams.for_request, n, verdict.watched, harm, self._policy, self._steering)
-        self._way = WayOut(begin, partial(screen.broke, request.request_id), fail_open=screen.fail_open)
-        return self._way
-
-    def broke(self, exc: Exception) -> None:
-        """See Check."""
-        self._screen.broke(self.request.request_id, exc, passed=False)
+    def open_screen(self) -> AnswerScreen:
+        """See RequestSafety."""
+        service, verdict = self._service, self._verdict
+        broke = partial(service.broke, self.rid)
+        try:
+            assert verdict is not None
+            self._screening = service.streams.for_request(
+                self.request.n,
+                verdict.watched,
+                verdict.harm,
+                self._policy,
+                self._steering,
+                on_broken=broke,
+                fail_open=service.fail_open,
+            )
+        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
+            passes = False
+            with contextlib.suppress(Exception):  # a failure that cannot even be counted lets nothing pass
+                broke(exc)
+                passes = service.fail_open
+            self._screening = Screening(broken=True, fail_open=passes)
+        return self._screening
 
     def ended(
-        self, way: WayOut | None, counts: Mapping[int, Counts], withheld_tokens: int
-    ) -> dict[str, Any] | None:
-        """See Check."""
-        assert self._verdict is not None
-        if way is None:
+        self, screen: AnswerScreen | None, counts: Mapping[int, Counts], withheld_tokens: int
+    ) -> Mapping[str, Any] | None:
+        """See RequestSafety."""
+        screening = self._screening
+        if screen is None or screening is None:
             return None
-        halted = way.halted
-        verdicts = way.verdicts(scored=self.request.moderated or halted is not None)
-        if way.broken:
+        assert self._verdict is not None
+        halted = screening.halted
+        verdicts = screening.verdicts(scored=self.request.moderated or halted is not None)
+        if screening.broken:
             if not self.request.moderated:
                 return None
             failed = moderation.failed("safety_unavailable", "The stream screen failed; this was let pass.")
             return moderation.moderation(moderation.results([self._verdict]), failed)
         if halted is not None:
-            self._halted(way.screening, halted, counts, withheld_tokens)
-            said = moderation.of_answer(self._scored(self._verdict), verdicts)
-            return {**said, "message": self._policy.notice(halted.category)}
+            self._halted(screening, halted, counts, withheld_tokens)
+            body = moderation.of_answer(self._scored(self._verdict), verdicts)
+            return {**body, "message": self._policy.notice(halted.category)}
         for verdict in verdicts:
-            self._screen.counters.judged(verdict)
+            self._service.counters.judged(verdict)
             if verdict.action == "flag":
-                self._screen.keep(self, verdict, "answer", "")
-        return dict(moderation.of_answer(self._verdict, verdicts)) if self.request.moderated else None
+                self._service.keep(self, verdict, "answer", "")
+        return moderation.of_answer(self._verdict, verdicts) if self.request.moderated else None
 
     def _halted(
         self, screening: Screening, halted: Verdict, counts: Mapping[int, Counts], withheld_tokens: int
@@ -356,29 +288,31 @@ class ScreenedCheck(Check):
         choice = screening.halted_choice
         generated = 0 if choice is None else counts.get(choice, Counts()).completion_tokens
         late = replace(halted, lag_tokens=max(halted.lag_tokens, generated - screening.hit_at))
-        counters = self._screen.counters
+        counters = self._service.counters
         counters.judged(late)
         counters.halted(leaked_tokens=screening.leaked_tokens, dropped_tokens=withheld_tokens)
-        self._screen.keep(self, late, "answer", screening.take_withheld_text())
+        self._service.keep(self, late, "answer", screening.take_withheld_text())
 
     def _scored(self, verdict: Verdict) -> Verdict:
         """A verdict on the prompt with the scores that it was let pass without, where they can be had."""
         if verdict.scores:
             return verdict
         with contextlib.suppress(ScreenFailed):  # of an answer that has been halted, which stands
-            return replace(verdict, scores=self._screen.prompts.fast(self._turns, self._policy).scores)
+            return replace(
+                verdict, scores=self._service.prompts.ngram_verdict(self._turns, self._policy).scores
+            )
         return verdict
 
     def close(self, stream: TokenStream) -> None:
-        """See Check."""
+        """See RequestSafety."""
         if self._reading is not None:
             self._reading.cancel()
-        way = self._way
-        if way is None or way.broken or way.halted is not None:
+        screening = self._screening
+        if screening is None or screening.broken or screening.halted is not None:
             return
         with contextlib.suppress(ReplayExpired):  # the beginning of a very long one is not held any more
             for answer in answers(*stream.whole()).values():
-                self._known.add_released(answer.message)
+                self._judged.add_released(answer.message)
 
 
 def _seen(task: asyncio.Task[Any]) -> None:

@@ -13,7 +13,7 @@ class Trace:
 
     def __init__(self, request: ChatRequest) -> None:
         self._request = request
-        self._received_s = time.monotonic() - request.unread_s
+        self._received_s = time.monotonic() - request.placement.socket_wait_s
         self._admitted_s: float | None = None
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
@@ -52,7 +52,7 @@ class Trace:
         return "abort" in self._finish_reasons.values()
 
     @property
-    def outcome(self) -> str:
+    def finish(self) -> str:
         """How the request ended: an error's code, or the choices' finish reasons."""
         return self._error or ",".join(sorted(set(self._finish_reasons.values()))) or "abort"
 

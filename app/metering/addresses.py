@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from app.store.keys import Key
+from app.core import Key
 
 MAX_KEYS = 10_000
 MAX_NETWORKS = 256

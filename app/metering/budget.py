@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 
+from app.core import Key, Usage
 from app.errors import QuotaExceeded
 from app.metering.limiter import Limiter
 from app.metering.period import number_of
 from app.metering.pricing import usd
 from app.store.database import Database
-from app.store.keys import Key
-from app.store.ledger import Price, Usage, cost_micro_usd
+from app.store.ledger import Price, cost_micro_usd
 from app.store.usage import cost_in_batch
 
 

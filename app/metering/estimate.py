@@ -63,6 +63,22 @@ def text_counter(tokenizer_json: str | None) -> tuple[CountText, bool]:
     return lambda text: _sampled(partial(_count, encoding), text, _ENCODED_CHARS), True
 
 
+class TextCounter:
+    """Counts a text's tokens: by its bytes, and by the model's own merges once they are there."""
+
+    def __init__(self) -> None:
+        self._count: CountText = bytes_estimate
+
+    def __call__(self, text: str) -> int:
+        """How many tokens it has, about."""
+        return self._count(text)
+
+    def use(self, tokenizer_json: str | None) -> bool:
+        """Count as a model's tokenizer does; whether it is by its own merges. See `text_counter`."""
+        self._count, exact = text_counter(tokenizer_json)
+        return exact
+
+
 def encoding_of(tokenizer: Mapping[str, Any]) -> tiktoken.Encoding | None:
     """A tokenizer.json as a tiktoken encoding that counts the same; None where it cannot be one.
 

@@ -18,11 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Literal, NoReturn, get_args
 
-from app.core import ChatRequest, Counts, Prompt
+from app.core import TIERS, ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import RateLimited, TokensLimited
 from app.metering.estimate import ChoiceTokens, CountText, bytes_estimate, expected_answer, prompt_estimate
 from app.metering.window import Charge, Window
-from app.store.keys import TIERS, Key, Terms
 
 Reason = Literal["requests", "tokens", "tokens_rendered", "too_large", "streams", "budget", "reads"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
@@ -102,9 +101,9 @@ class KeyLease(Lease):
         """Tokens reserved now: what the charges amount to."""
         self._prompt_tokens = 0
         self._made: dict[int, int] = {}
-        """Tokens of each choice, in the attempt in progress."""
+        """Tokens of each choice."""
         self._made_tokens = 0
-        """Tokens of all choices, in attempts that were given up too."""
+        """Tokens of all choices."""
         self._owed_tokens = 0
         """Tokens of the reservation that were debt when it was made."""
         self._began_s = limiter.clock_s()
@@ -192,11 +191,8 @@ class KeyLease(Lease):
         """See Lease."""
         if self._limit is None:
             return False
-        counted = self._made.get(choice, 0)
-        # Fewer than before: the answer was begun anew, and what was thrown away was made all the same.
-        more = completion_tokens - counted if completion_tokens >= counted else completion_tokens
+        self._made_tokens += completion_tokens - self._made.get(choice, 0)
         self._made[choice] = completion_tokens
-        self._made_tokens += more
         used = self._prompt_tokens + self._made_tokens
         beyond = used - self.tokens - self._owed_tokens
         if beyond > 0:
@@ -260,10 +256,10 @@ class Limiter:
         self,
         clock_s: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
+        count_text: CountText = bytes_estimate,
     ) -> None:
         self.clock_s = clock_s
-        self.count_text: CountText = bytes_estimate
-        """Counts the tokens of a text; the model's own merges once they are known."""
+        self.count_text = count_text
         self.refused: dict[str, Counter[str]] = {tier: Counter(dict.fromkeys(REASONS, 0)) for tier in TIERS}
         self._chance = chance
         self._keys: dict[str, _Usage] = {}
@@ -292,7 +288,7 @@ class Limiter:
             terms.max_streams is None or usage.streams < terms.max_streams
         )
 
-    def advance(self, terms: Terms, usage: _Usage) -> None:
+    def advance(self, terms: KeyTerms, usage: _Usage) -> None:
         """Bring a key's windows up to now."""
         now_s = self.clock_s()
         if terms.rpm is not None:
@@ -384,5 +380,5 @@ def duration_text(duration_s: float) -> str:
     return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
 
 
-def _limited(terms: Terms) -> bool:
+def _limited(terms: KeyTerms) -> bool:
     return not (terms.rpm is None and terms.tpm is None and terms.max_streams is None)

@@ -12,12 +12,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from app.core import Key
 from app.errors import RateLimited
 from app.metering.bucket import Bucket
 from app.metering.limiter import Limiter
 from app.metering.lines import Lines
 from app.store.database import READERS
-from app.store.keys import Key
 
 BURST_S = 10.0
 """Seconds of the rate that may come at once: a page that loads, a script that begins."""

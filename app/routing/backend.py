@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from app.admission.controller import Admission
-from app.core import ChatRequest, Engine, Health
+from app.core import ChatRequest, Engine, Health, Key, Tier
 from app.errors import EngineNotReady
-from app.store.keys import Key, Tier
 
 PRIORITIES: Mapping[Tier, int] = {"interactive": 20, "standard": 10, "batch": 0}
 """SGLang sets a request aside for one that is more than ten above it: batch for interactive, no other."""
@@ -18,7 +17,7 @@ def with_priority_and_salt(request: ChatRequest, key: Key | None, *, isolated: b
     """The request as its key has it: its priority, and with whom it shares cached prompts."""
     salt = f"owner:{request.owner}" if isolated else ""
     tier: Tier = "standard" if key is None else key.terms.tier
-    return replace(request, cache_salt=salt, priority=PRIORITIES[tier])
+    return request.placed(cache_salt=salt, priority=PRIORITIES[tier])
 
 
 @dataclass(frozen=True, slots=True)

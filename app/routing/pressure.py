@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from app.admission.controller import Admission
 from app.admission.fair_queue import Tenant
 from app.admission.load_shedder import POOLS, LoadShedder, QueueBounds
+from app.core import TIERS
 from app.routing.degraded_mode import Pressure
-from app.store.keys import TIERS
 
 LATELY_S = 60.0
 REFUSED_S = 2.0

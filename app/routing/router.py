@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.core import ChatRequest, ModelCard
+from app.messages import content_texts
 from app.routing.backend import Backend
 from app.routing.keywords import (
     CODE_SIGNS,
@@ -203,19 +204,12 @@ def _is_code(text: str) -> bool:
 
 def _read(messages: Sequence[Mapping[str, Any]]) -> str:
     """The text of messages, the middle of a long one left out."""
-    text = "\n".join(content_part for message in messages for content_part in _texts(message.get("content")))
+    text = "\n".join(
+        content_part for message in messages for content_part in content_texts(message.get("content"))
+    )
     if len(text) <= READ_CHARACTERS:
         return text
     return f"{text[: READ_CHARACTERS // 2]}\n{text[-READ_CHARACTERS // 2 :]}"
-
-
-def _texts(content: Any) -> Iterator[str]:
-    if isinstance(content, str):
-        yield content
-    else:
-        yield from (
-            content_part["text"] for content_part in content or () if content_part.get("type") == "text"
-        )
 
 
 def _has_images(messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
-from app.store.ledger import BatchConnection, write_sums
+from app.store.connection import BatchConnection
 
 T = TypeVar("T")
 Unit = Callable[[sqlite3.Connection], T]
@@ -73,10 +73,10 @@ def _transaction(
     batch = connection if sum_up and isinstance(connection, BatchConnection) else None
     try:
         if batch is not None:
-            batch.sums = {}
+            batch.begin_batch()
         outcomes = work()
         if batch is not None:
-            write_sums(batch)
+            batch.run_hooks()
         connection.execute("COMMIT")
     except BaseException:
         # SQLite has rolled back by itself after some faults (disk full, I/O).
@@ -85,7 +85,7 @@ def _transaction(
         raise
     finally:
         if batch is not None:
-            batch.sums = None
+            batch.end_batch()
     return outcomes
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import orjson
 
-from app.store.ledger import Usage
+from app.core import Usage
 
 
 class Checkpoint(NamedTuple):

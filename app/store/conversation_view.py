@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from app.core import Usage
 from app.messages import as_kept
 from app.store.conversation_list import listed
 from app.store.conversations import find
-from app.store.ledger import Usage
 from app.store.usage_body import usage_body
 
 PAGE_BYTES = 1 << 20

@@ -23,7 +23,7 @@ import aiosqlite
 from app.errors import StorageUnavailable
 from app.store import permissions
 from app.store.batch import Raised, Unit, and_changed, is_storage_fault
-from app.store.ledger import BatchConnection
+from app.store.connection import BatchConnection
 from app.store.opening import BUSY_TIMEOUT_S, StoreRefused, busy_timeout, lock, prepare, refusal
 from app.store.scrub import Scrubber, fold
 

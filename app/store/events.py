@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-from app.store.ledger import Usage
+from app.core import Usage
 
 LIMIT = 500
 """Requests that one `forget_unstored` takes on, so that it does not hold the writer for long."""

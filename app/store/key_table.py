@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 
 from structlog.typing import FilteringBoundLogger
 
+from app.core import Key, Secret
 from app.log import where
 from app.store.database import Database
-from app.store.keys import ID_CHARS, Key, Secret, all_keys, version
+from app.store.keys import ID_CHARS, all_keys, version
 
 POLL_S = 0.4
 _DECOY = (Secret(bytes(32), None),)

@@ -15,75 +15,13 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import asdict, fields, replace
+from typing import Any, NamedTuple
 
+from app.core import Key, KeyTerms, Secret
 from app.errors import Conflict, NotFound
 
-Scope = Literal["chat", "admin"]
-Tier = Literal["interactive", "standard", "batch"]
-SafetyLevel = Literal["standard", "strict"]
-Degrading = Literal["on", "off"]
-Grammars = Literal["all", "schemas"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
-TIERS: tuple[Tier, ...] = get_args(Tier)
-SAFETY_LEVELS: tuple[SafetyLevel, ...] = get_args(SafetyLevel)
-"""The policy as it is, or tightened; a key cannot loosen it."""
-DEGRADING: tuple[Degrading, ...] = get_args(Degrading)
-"""Whether less may be done for its requests while the server is too full, where they do not say."""
-GRAMMARS: tuple[Grammars, ...] = get_args(Grammars)
-"""The grammars that a key may send: all, or JSON schemas and tools alone."""
-
-LOCAL_OWNER = "local"
-"""The owner of what is done without a stored key: in open mode, or with the setting `api_key`."""
-MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
 ID_CHARS = len("tr-") + 12
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The terms of a key, which can be changed. None is no limit; money in micro-dollars, times in us."""
-
-    name: str
-    scope: Scope = "chat"
-    tier: Tier = "standard"
-    weight: float = 1.0
-    """The key's share of the tokens served within its tier, relative to the other keys' weights."""
-    rpm: int | None = None
-    tpm: int | None = None
-    max_streams: int | None = None
-    budget_micro_usd: int | None = None
-    models: tuple[str, ...] | None = None
-    expires_at_us: int | None = None
-    safety: SafetyLevel = "standard"
-    degrade: Degrading = "on"
-    grammars: Grammars = "all"
-
-
-class Secret(NamedTuple):
-    """One secret of a key, and until when it is valid once another has taken its place."""
-
-    digest: bytes
-    ends_at_us: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A key as it is stored. A revoked one has no secrets."""
-
-    id: str
-    owner: str
-    terms: Terms
-    created_at_us: int
-    revoked_at_us: int | None = None
-    secrets: tuple[Secret, ...] = ()
-
-    def status(self, at_us: int) -> Literal["active", "expired", "revoked"]:
-        """Whether it is let in at that time, and why not."""
-        if self.revoked_at_us is not None:
-            return "revoked"
-        expires_at_us = self.terms.expires_at_us
-        return "active" if expires_at_us is None or at_us < expires_at_us else "expired"
 
 
 class Issued(NamedTuple):
@@ -93,7 +31,7 @@ class Issued(NamedTuple):
     text: str
 
 
-_TERMS = tuple(field.name for field in fields(Terms))
+_TERMS = tuple(field.name for field in fields(KeyTerms))
 _NAMES = ", ".join(_TERMS)
 _PLACES = ", ".join("?" * len(_TERMS))
 _SELECT = f"SELECT seq, id, owner, created_at_us, revoked_at_us, {_NAMES} FROM keys"  # noqa: S608  # our own names
@@ -104,7 +42,7 @@ def digest_of(text: bytes) -> bytes:
     return hashlib.sha256(text).digest()
 
 
-def create(c: sqlite3.Connection, terms: Terms, at_us: int, owner: str | None = None) -> Issued:
+def create(c: sqlite3.Connection, terms: KeyTerms, at_us: int, owner: str | None = None) -> Issued:
     """A new key; it owns what it makes, unless another owner is given."""
     key_id = f"tr-{secrets.token_hex(6)}"
     key = Key(key_id, owner or key_id, terms, at_us)
@@ -118,7 +56,9 @@ def create(c: sqlite3.Connection, terms: Terms, at_us: int, owner: str | None = 
     return Issued(find(c, key_id), text)
 
 
-def create_first(c: sqlite3.Connection, terms: Terms, at_us: int, owner: str | None = None) -> Issued | None:
+def create_first(
+    c: sqlite3.Connection, terms: KeyTerms, at_us: int, owner: str | None = None
+) -> Issued | None:
     """A new key where there has never been one; None where there has."""
     if c.execute("SELECT 1 FROM keys LIMIT 1").fetchone() is not None:
         return None
@@ -209,7 +149,7 @@ def _changed(c: sqlite3.Connection) -> None:
     c.execute("UPDATE keys_version SET number = number + 1")
 
 
-def _columns(terms: Terms) -> list[Any]:
+def _columns(terms: KeyTerms) -> list[Any]:
     row = asdict(terms)
     row["models"] = None if terms.models is None else json.dumps(terms.models)
     return list(row.values())
@@ -220,4 +160,4 @@ def _key(row: tuple[Any, ...], secret_rows: list[Secret]) -> Key:
     terms = dict(zip(_TERMS, values, strict=True))
     if terms["models"] is not None:
         terms["models"] = tuple(json.loads(terms["models"]))
-    return Key(key_id, owner, Terms(**terms), created_at_us, revoked_at_us, tuple(secret_rows))
+    return Key(key_id, owner, KeyTerms(**terms), created_at_us, revoked_at_us, tuple(secret_rows))

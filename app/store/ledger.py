@@ -18,32 +18,29 @@ from datetime import UTC, datetime
 from operator import add
 from typing import NamedTuple
 
+from app.core import Usage
+from app.store.connection import at_end_of_batch
+
 _US_PER_S = 1_000_000
 DayKey = tuple[int, str, str]
 """A row of `usage_daily`: day, model, owner."""
 
 
-class BatchConnection(sqlite3.Connection):
-    """The writer's connection: what a batch's units add to the same day is added once, at its end."""
+class DailySums:
+    """What a batch's settlements add to the days of `usage_daily`: written once, at the batch's end."""
 
-    sums: dict[DayKey, tuple[int, ...]] | None = None
-    """Requests, counts and cost by day, in the midst of a batch; else None, and each is added at once."""
+    def __init__(self) -> None:
+        self._sums: dict[DayKey, tuple[int, ...]] = {}
 
+    def add(self, key: DayKey, added: tuple[int, ...]) -> None:
+        """Add requests, counts and cost to a day."""
+        sums = self._sums
+        sums[key] = tuple(map(add, sums[key], added)) if key in sums else added
 
-class Usage(NamedTuple):
-    """The tokens of a request. Cached ones are among the prompt's, the last two among the completion's."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-    withheld_tokens: int = 0
-    """Generated, and not released to anyone."""
-
-    @property
-    def told_tokens(self) -> int:
-        """Tokens of the prompt, and of the answer as far as it was released."""
-        return self.prompt_tokens + self.completion_tokens - self.withheld_tokens
+    def __call__(self, c: sqlite3.Connection) -> None:
+        """Write them, a row for each day, model and owner."""
+        for key, added in self._sums.items():
+            _add_to_day(c, key, added)
 
 
 class Price(NamedTuple):
@@ -238,17 +235,11 @@ def _known_terms(c: sqlite3.Connection, request_seq: int) -> Terms:
 def _add(c: sqlite3.Connection, terms: Terms, usage: Usage, cost: int) -> None:
     added = (1, *usage, cost)
     key = (terms.day, terms.model, terms.owner)
-    if isinstance(c, BatchConnection) and c.sums is not None:
-        c.sums[key] = tuple(map(add, c.sums[key], added)) if key in c.sums else added
+    sums = at_end_of_batch(c, DailySums)
+    if sums is None:
+        _add_to_day(c, key, added)
     else:
-        _add_to_day(c, key, added)
-
-
-def write_sums(c: BatchConnection) -> None:
-    """Add what the settlements of a batch come to, a row for each day, model and owner."""
-    sums, c.sums = c.sums or {}, None
-    for key, added in sums.items():
-        _add_to_day(c, key, added)
+        sums.add(key, added)
 
 
 def _terms(c: sqlite3.Connection, request_seq: int) -> Terms | None:

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
-from app.store.ledger import BatchConnection, write_sums
+from app.store.connection import BatchConnection
 
 GroupBy = Literal["day", "model", "key"]
 GROUPS: tuple[GroupBy, ...] = get_args(GroupBy)
@@ -86,7 +86,7 @@ def usage(
 def cost_in_batch(c: sqlite3.Connection, from_day: int, to_day: int, owner: str) -> int:
     """The cost of an owner's requests of these days, those settled earlier in the same batch included."""
     if isinstance(c, BatchConnection):
-        write_sums(c)
+        c.run_hooks()
     [group] = usage(c, from_day, to_day, (), owner)
     return group.sums.cost_micro_usd
 

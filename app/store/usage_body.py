@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.store.ledger import Usage
+from app.core import Usage
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from app.core import ChatRequest, Counts, Delta, total_counts
+from app.core import ChatRequest, Counts, Delta, Usage, total_counts
 from app.errors import (
     Cancelled,
     Draining,
@@ -24,7 +24,6 @@ from app.errors import (
     ServingError,
     StorageUnavailable,
 )
-from app.store.ledger import Usage
 from app.store.usage_body import usage_body
 from app.stream.reader import Reader
 from app.stream.ring import (
@@ -158,6 +157,14 @@ class TokenStream:
         """Release a chunk without choices."""
         self._ring.append_special(Notice(field, value))
         self._call_soon(self._wake)
+
+    def conclude(self, usage: Usage, moderation: Mapping[str, Any] | None) -> None:
+        """Release what follows the last token: what the screens say, and the bill."""
+        if moderation is not None:
+            self.notice("moderation", moderation)
+        self.usage = usage_body(usage)
+        if self.request.include_usage:
+            self.notice("usage", self.usage)
 
     def close(self) -> None:
         """End the stream: nothing follows."""

@@ -6,6 +6,7 @@ streamed and ended without a row in the store. Not a setting: nobody should serv
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +14,10 @@ from typing import Any
 from app.api import server
 from app.cli.main import main
 from app.core import Counts, Prompt
-from app.generation.history import Asked
+from app.generation.history import LoadedTurn
 from app.generation.journal import Journal
-from app.generation.journal_entry import Entry
-from app.pipeline import Pipeline
+from app.generation.journal_entry import JournalEntry
+from app.generation.request_safety import Unscreened
 from app.runtime import Runtime
 from app.stream.token_stream import TokenStream
 
@@ -25,17 +26,17 @@ class SilentJournal(Journal):
     """Takes what the journal takes and writes none of it."""
 
     async def reserve(
-        self, asked: Asked, prompt: Prompt, stream: TokenStream, counts: Mapping[int, Counts]
-    ) -> Entry:
+        self, turn: LoadedTurn, prompt: Prompt, stream: TokenStream, counts: Mapping[int, Counts]
+    ) -> JournalEntry:
         """An entry whose reservation counts as written."""
-        entry = Entry(asked, prompt, stream, counts)
-        entry.request_seq = 0
-        return entry
+        reserved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        reserved.set_result(0)
+        return JournalEntry(turn, prompt, stream, counts, reserved=reserved)
 
-    async def settle(self, entry: Entry, outcome: str) -> None:
+    async def settle(self, entry: JournalEntry, finish: str) -> None:
         """Nothing."""
 
-    def settle_later(self, entry: Entry, outcome: str) -> None:
+    def settle_later(self, entry: JournalEntry, finish: str) -> None:
         """Nothing."""
 
 
@@ -47,9 +48,7 @@ class RuntimeWithoutLedger(Runtime):
         self.journal = SilentJournal(
             self.database, self.prices, self.balance, self.traffic, self.log, self.settings.retention_s
         )
-        self.pipeline = Pipeline(
-            self.places, self.history, self.journal, self.traffic, self.checks, self.log, self.prefixes
-        )
+        self.pipeline = self.build_pipeline(Unscreened if self.safety is None else self.safety.of)
 
 
 if __name__ == "__main__":

@@ -64,8 +64,8 @@ class PromptJudge:
 
     def passes(self, messages: Sequence[dict[str, Any]]) -> bool:
         """Whether a prompt is neither refused nor watched; `unsure` counts those that the encoder reads."""
-        _, sure = self._screen.glance(messages, self.policy, scored=False)
-        verdict = asyncio.run(self._screen.both(messages, self.policy))
+        _, sure = self._screen.prescreen(messages, self.policy, scored=False)
+        verdict = asyncio.run(self._screen.evaluate(messages, self.policy))
         self.asked += 1
         self.refused += verdict.action is not None
         self.unsure += verdict.action is None and not sure
@@ -74,12 +74,12 @@ class PromptJudge:
     def glance_s(self, messages: Sequence[dict[str, Any]]) -> float:
         """How long a glance takes."""
         began_s = time.perf_counter()
-        self._screen.glance(messages, self.policy, scored=False)
+        self._screen.prescreen(messages, self.policy, scored=False)
         return time.perf_counter() - began_s
 
     def harm(self, messages: Sequence[dict[str, Any]]) -> float:
         """The harm of a prompt."""
-        return asyncio.run(self._screen.both(messages, self.policy)).harm
+        return asyncio.run(self._screen.evaluate(messages, self.policy)).harm
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,39 +14,30 @@ from typing import Any
 
 from app.api import server
 from app.cli.main import main
-from app.core import ChatRequest
-from app.generation.safety_check import Check, Checks, NoChecks
+from app.core import ChatRequest, Key
+from app.generation.request_safety import RequestSafety, SafetyOf, Unscreened
 from app.runtime import Runtime
-from app.store.keys import Key
 from scripts.benchmarks.encoder_set import load_models
 
 SEEDS = {"on": 1, "off": 2}
 """Of greedy answers, which they do not change."""
 
 
-class Switched:
-    """The checks of a request by its seed."""
-
-    def __init__(self, on: Checks, off: Checks) -> None:
-        self._on = on
-        self._off = off
-
-    def of(self, request: ChatRequest, key: Key | None) -> Check:
-        """See app.generation.safety_check.Checks."""
-        checks = self._off if request.body.get("seed") == SEEDS["off"] else self._on
-        return checks.of(request, key)
-
-
 def switched_runtime(what: str, *given: Any, **options: Any) -> Runtime:
     """The server's parts, with both ways to screen."""
     runtime = Runtime(*given, **options)
-    assert runtime.screen is not None
-    off: Checks = NoChecks()
+    assert runtime.safety is not None
+    on: SafetyOf = runtime.safety.of
+    off: SafetyOf = Unscreened
     if what != "screens":
-        never = runtime._build_screen(partial(load_models, "never"))  # noqa: SLF001  # as the server builds its own
+        never = runtime.build_safety(partial(load_models, "never"))
         assert never is not None
-        off = never
-    runtime.pipeline._checks = Switched(runtime.screen, off)  # noqa: SLF001  # the server makes it of its parts
+        off = never.of
+
+    def switched(request: ChatRequest, key: Key | None) -> RequestSafety:
+        return (off if request.body.get("seed") == SEEDS["off"] else on)(request, key)
+
+    runtime.pipeline = runtime.build_pipeline(switched)
     return runtime
 
 

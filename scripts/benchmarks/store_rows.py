@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from app.core import Usage
 from app.metering.period import number_of
 from app.store import conversation_list, conversations, indexing, ledger, usage
 from app.store.conversations import FinishedAnswer, NewMessage, NewTurn
@@ -94,7 +95,7 @@ def _requests(
     for number, (prompt, completion), (owner, model) in zip(numbers, tokens, picks, strict=True):
         at_us = _MONTH_US + number * step_us
         cached = prompt // 3
-        cost = ledger.cost_micro_usd(ledger.Usage(prompt, completion, cached), _PRICE)
+        cost = ledger.cost_micro_usd(Usage(prompt, completion, cached), _PRICE)
         name = OWNER if owner == 0 else f"key-{owner}"
         yield (
             *(f"chatcmpl-{number:028x}", name, MODELS[model], at_us, ledger.day_of(at_us), at_us + 2_000_000),
@@ -231,7 +232,7 @@ def add_long_conversation(connection: sqlite3.Connection, messages: int) -> str:
         )
         answer = FinishedAnswer(answer_id, text, None, "complete", "stop", ids, ids[:48], base_seq)
         conversations.finish_answers(connection, [answer], at_us, 60)
-        ledger.settle(connection, ledger.Settlement(request_seq, ledger.Usage(20, 40), "stop", at_us))
+        ledger.settle(connection, ledger.Settlement(request_seq, Usage(20, 40), "stop", at_us))
         [parent_seq] = connection.execute("SELECT seq FROM messages WHERE id = ?", (answer_id,)).fetchone()
         base_seq = parent_seq
     connection.execute("COMMIT")

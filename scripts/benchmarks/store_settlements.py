@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from app.core import Usage
 from app.store import conversations, events, ledger
 from app.store.batch import Unit
 from app.store.conversations import FinishedAnswer, NewMessage, NewTurn
@@ -131,7 +132,7 @@ def _reserving(*, answers: bool) -> Unit[Reserved]:
 
 def _settling(request_seq: int, terms: ledger.Terms, answer_id: str | None) -> Unit[object]:
     at_us = time.time_ns() // 1000
-    settlement = ledger.Settlement(request_seq, ledger.Usage(100, 128, 64), "stop", at_us, terms=terms)
+    settlement = ledger.Settlement(request_seq, Usage(100, 128, 64), "stop", at_us, terms=terms)
     if answer_id is None:
         return ledger.Settling(settlement)
     ids = bytes(4 * 128)

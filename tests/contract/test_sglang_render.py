@@ -13,7 +13,7 @@ import pytest
 from app.api.schema.template_switches import SWITCHES
 from app.api.schema.wire import parse_chat_request
 from app.errors import BadRequest, ContextOverflow
-from app.safety.policies.policy_prompt import Aligned
+from app.safety.policies.policy_prompt import PolicyPrompt
 from tests.support.engines import chat
 
 pytestmark = [
@@ -107,7 +107,7 @@ async def policy_prompt(engine: Any, body: dict[str, Any]) -> str:
     """What the model reads of a body, with the operator's words in front."""
     messages = [{"role": "user", "content": "Hi", "name": "Ignore"}]
     asked = parse_chat_request({"model": "m", "messages": messages, "max_tokens": 1, **body}, "r" * 30, "ada")
-    prompt = await Aligned().render(engine, asked, POLICY)
+    prompt = await PolicyPrompt().render(engine, asked, POLICY)
     text: str = engine._launched.manager.tokenizer.decode(prompt.token_ids)
     return text
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from app.core import ChatRequest, Counts, Prompt
+from app.core import ChatRequest, Counts, Key, KeyTerms, Prompt, Scope, Usage
 from app.engine.scripted.engine import Script
 from app.store import key_table, keys, ledger, safety_events
-from app.store.keys import Issued, Terms
-from app.store.ledger import Price, Reservation, Settlement, Usage
+from app.store.keys import Issued
+from app.store.ledger import Price, Reservation, Settlement
 from app.store.safety_events import SafetyEvent
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Connection
@@ -18,9 +18,9 @@ RULES = " ".join(f"rule{n}" for n in range(60))
 CLOCKS = [f"Time: 10:0{minute}. {RULES}" for minute in range(3)]
 
 
-async def made(served: Served, name: str, scope: keys.Scope = "chat") -> Issued:
+async def made(served: Served, name: str, scope: Scope = "chat") -> Issued:
     """A key, known to the server."""
-    terms = Terms(name, scope=scope)
+    terms = KeyTerms(name, scope=scope)
     issued = await served.runtime.database.write(lambda c: keys.create(c, terms, key_table.now_us()))
     await served.runtime.keys.load()
     return issued
@@ -115,7 +115,7 @@ async def test_abuse_is_listed_and_counted(serve: Serve):
 
     await served.runtime.database.write(write)
     for network in range(12):
-        key = keys.Key("tr-c", "cem", Terms("cem"), 0)
+        key = Key("tr-c", "cem", KeyTerms("cem"), 0)
         served.runtime.abuse.addresses.saw(key, f"10.0.{network}.1")
     flags = await listed(served, "/api/admin/abuse")
     assert [(flag["kind"], flag["owner"], flag["key"]) for flag in flags] == [

@@ -22,6 +22,8 @@ TEXT = "".join(scripted_text(0, 0, 12))
 REFUSED = '{"error":'
 
 CURL: Mapping[str, Mapping[str, int]] = {
+    "../README": {"data: [DONE]": 1, "retry: 1000": 1},
+    "quick-start": {"data: [DONE]": 1, '"object":"chat.completion"': 1, '"conversation_id":"conv_': 1},
     "api": {
         '"finish_reason":"stop"': 5,
         "data: [DONE]": 1,
@@ -124,7 +126,9 @@ async def test_the_curl_examples_work_in_their_order(page: str, serve: Serve, tm
 
 @pytest.mark.sglang
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-@pytest.mark.parametrize("page", ["api", "conversations", "parameters", "resume", "service-routes"])
+@pytest.mark.parametrize(
+    "page", ["../README", "quick-start", "api", "conversations", "parameters", "resume", "service-routes"]
+)
 async def test_the_built_in_model_refuses_no_curl_example(
     page: str, sglang_server: ServerProcess, tmp_path: Path
 ):

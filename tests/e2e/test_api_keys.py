@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from app.cli.main import main
+from app.core import KeyTerms
 from app.engine.scripted.engine import Script, scripted_text
 from app.store import key_table, keys
-from app.store.keys import Issued, Terms
+from app.store.keys import Issued
 from tests.support.screens import word_models
 from tests.support.servers import Serve, Served, Spawn, chat
 from tests.support.sse_client import Connection, Response, fetch, until
@@ -57,7 +58,9 @@ async def made(served: Served, name: str, **terms: Any) -> Issued:
     """A key, known to the server."""
     owner = terms.pop("owner", None)
     at_us = key_table.now_us()
-    issued = await served.runtime.database.write(lambda c: keys.create(c, Terms(name, **terms), at_us, owner))
+    issued = await served.runtime.database.write(
+        lambda c: keys.create(c, KeyTerms(name, **terms), at_us, owner)
+    )
     await served.runtime.keys.load()
     return issued
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from app.core import ChatRequest
+from app.core import ChatRequest, KeyTerms
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import Overloaded
 from app.routing.degraded_mode import Step
 from app.runtime import Runtime
 from app.store import keys
 from app.store.key_table import now_us
-from app.store.keys import Terms
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Connection, Stream, until
 
@@ -53,7 +52,7 @@ class Pressed:
 
     async def wait(self) -> Connection:
         """Send a request that waits."""
-        queue = self.served.runtime.places.large.admission.queue
+        queue = self.served.runtime.backends.large.admission.queue
         before = len(queue)
         connection = await Connection.to(self.served.port)
         body = chat("hello", stream=False, max_tokens=300)
@@ -102,7 +101,7 @@ async def pressed(serve: Serve) -> AsyncIterator[Pressed]:
         degrade_fall_s=0.2,
         degrade_short_tokens=50,
     )
-    await until(lambda: served.runtime.places.small and served.runtime.places.small.ready)
+    await until(lambda: served.runtime.backends.small and served.runtime.backends.small.ready)
     made = Pressed(served)
     yield made
     for connection in made.waiting:
@@ -172,7 +171,7 @@ async def test_what_the_mode_leaves_alone(pressed: Pressed) -> None:
 async def test_a_key_may_insist_for_all_its_requests(pressed: Pressed) -> None:
     """`degrade` off; one request may still say otherwise."""
     runtime = pressed.served.runtime
-    issued = await runtime.database.write(lambda c: keys.create(c, Terms("k", degrade="off"), now_us()))
+    issued = await runtime.database.write(lambda c: keys.create(c, KeyTerms("k", degrade="off"), now_us()))
     await runtime.keys.load()
     go_to(runtime, Step.SHORT)
     bearer = {"authorization": f"Bearer {issued.text}"}
@@ -227,7 +226,7 @@ async def test_a_refusal_by_the_small_model_is_none_of_this_mode(
 
     await pressed.begin()
     await pressed.step(Step.REFUSE)
-    small = pressed.served.runtime.places.small
+    small = pressed.served.runtime.backends.small
     assert small is not None
     monkeypatch.setattr(small.admission, "admit", full)
     refused = await pressed.ask(model=SMALL)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from app.core import ChatRequest, Prompt
+from app.core import TIERS, ChatRequest, KeyTerms, Prompt, Tier
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.routing.backend import PRIORITIES
 from app.store import key_table, keys
-from app.store.keys import TIERS, Issued, Terms, Tier
+from app.store.keys import Issued
 from tests.support.servers import Serve, Served, chat
 
 SECRET = " ".join(f"clause{n}" for n in range(100))
@@ -21,13 +21,13 @@ class Noting(ScriptedEngine):
 
     async def render(self, request: ChatRequest) -> Prompt:
         """See Engine.render."""
-        self.priorities = [*getattr(self, "priorities", ()), request.priority]
+        self.priorities = [*getattr(self, "priorities", ()), request.placement.priority]
         return await super().render(request)
 
 
 async def made(served: Served, name: str, owner: str | None = None, tier: Tier = "standard") -> Issued:
     """A key, known to the server."""
-    terms, at_us = Terms(name, tier=tier), key_table.now_us()
+    terms, at_us = KeyTerms(name, tier=tier), key_table.now_us()
     issued = await served.runtime.database.write(lambda c: keys.create(c, terms, at_us, owner))
     await served.runtime.keys.load()
     return issued

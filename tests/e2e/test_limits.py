@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from app.core import ChatRequest, Prompt
+from app.core import ChatRequest, KeyTerms, Prompt
 from app.engine.scripted.engine import Script, ScriptedEngine, scripted_text
 from app.store import key_table, keys
-from app.store.keys import Issued, Terms
+from app.store.keys import Issued
 from tests.support.sdks import Case, Sdk, refused, said
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Transcript, fetch, open_stream, until
@@ -37,7 +37,7 @@ class Spied(ScriptedEngine):
 
 
 def spied(served: Served) -> list[ChatRequest]:
-    """What reached rendering, once or (a watched prompt, with other words in front) more often."""
+    """What reached rendering."""
     assert isinstance(served.engine, Spied)
     return list({request.request_id: request for request in served.engine.rendered}.values())
 
@@ -45,7 +45,9 @@ def spied(served: Served) -> list[ChatRequest]:
 async def made(served: Served, name: str, **terms: Any) -> Issued:
     """A key, known to the server."""
     at_us, owner = key_table.now_us(), terms.pop("owner", None)
-    issued = await served.runtime.database.write(lambda c: keys.create(c, Terms(name, **terms), at_us, owner))
+    issued = await served.runtime.database.write(
+        lambda c: keys.create(c, KeyTerms(name, **terms), at_us, owner)
+    )
     await served.runtime.keys.load()
     return issued
 

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from app.api.metrics.tables import METRICS
-from app.core import ChatRequest
+from app.core import ChatRequest, Usage
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import EngineNotReady, NotFound
 from app.routing.backend import Backend
@@ -174,13 +174,13 @@ async def test_scrape_before_the_engine_is_ready(serve: Serve):
     served = await serve()
     runtime = served.runtime
     engine = Loading(Script())
-    large = runtime.places.large
+    large = runtime.backends.large
     runtime.engine, ready = engine, runtime.engine
-    runtime.places.large = Backend(engine, large.admission)
+    runtime.backends.large = Backend(engine, large.admission)
     try:
         samples = await scrape(served)
     finally:
-        runtime.engine, runtime.places.large = ready, large
+        runtime.engine, runtime.backends.large = ready, large
     assert samples["tokenring_ready", ()] == 0
     assert not any(name.startswith(("tokenring_engine", "tokenring_admission")) for name, _ in samples)
     assert (await scrape(served))["tokenring_ready", ()] == 1
@@ -341,7 +341,7 @@ async def test_a_row_that_is_not_what_was_said_differs(serve: Serve, monkeypatch
     settle = ledger_module.settle
 
     def too_late(connection: sqlite3.Connection, settlement: ledger_module.Settlement) -> bool:
-        early = dataclasses.replace(settlement, usage=ledger_module.Usage(completion_tokens=15))
+        early = dataclasses.replace(settlement, usage=Usage(completion_tokens=15))
         assert settle(connection, early)
         return settle(connection, settlement)
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.core import ChatRequest
+from app.core import ChatRequest, KeyTerms
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.store import key_table, keys
-from app.store.keys import Issued, Terms
+from app.store.keys import Issued
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Connection, Response, request_bytes, until
 
@@ -52,13 +52,13 @@ class Crowd:
     @property
     def queue(self) -> Any:
         """The queue before the engine."""
-        return self.served.runtime.places.large.admission.queue
+        return self.served.runtime.backends.large.admission.queue
 
     async def key(self, name: str, **terms: Any) -> dict[str, str]:
         """A key, as the header that sends it."""
         at_us = key_table.now_us()
         write = self.served.runtime.database.write
-        issued: Issued = await write(lambda c: keys.create(c, Terms(name, **terms), at_us))
+        issued: Issued = await write(lambda c: keys.create(c, KeyTerms(name, **terms), at_us))
         await self.served.runtime.keys.load()
         return {"authorization": f"Bearer {issued.text}"}
 

@@ -132,13 +132,13 @@ async def test_what_only_a_thorough_look_finds_is_400_too(start: Start, stream: 
 async def test_the_engine_has_a_head_start_before_the_thorough_look(start: Start, monkeypatch: Any):
     """Where cores are few it would wait for it."""
     given: list[dict[str, Any]] = []
-    full = PromptScreen.full
+    full = PromptScreen.full_verdict
 
     def noted(self: PromptScreen, *args: Any, **options: Any) -> Any:
         given.append(options)
         return full(self, *args, **options)
 
-    monkeypatch.setattr(PromptScreen, "full", noted)
+    monkeypatch.setattr(PromptScreen, "full_verdict", noted)
     served = await start("all is well")
     assert (await served.post(chat(stream=False))).status == 200
     assert given == [{"head_start_s": HEAD_START_S}]
@@ -216,11 +216,10 @@ async def test_strikes_make_a_conversation_watched(start: Start):
 # Watched prompts
 
 
-@pytest.mark.parametrize("word", [WATCHED, WATCHED_LATE])
-async def test_a_watched_prompt_is_told_the_strict_rules(start: Start, word: str):
-    """Before all else the model reads; nobody pays for them; rendered anew where that is found late."""
+async def test_a_watched_prompt_begins_with_the_strict_rules(start: Start):
+    """Before all else the model reads; nobody pays for them."""
     served = await start("all is well", prices=PRICES)
-    answer = (await served.post(chat(f"{word} words", stream=False))).json()
+    answer = (await served.post(chat(f"{WATCHED} words", stream=False))).json()
     assert answer["choices"][0]["message"]["content"] == "all is well"
     prompt = engine_of(served).prompts[-1]
     assert [m["role"] for m in prompt] == ["system", "user"]
@@ -235,10 +234,27 @@ async def test_a_watched_prompt_is_told_the_strict_rules(start: Start, word: str
     assert not served.runtime.balance.differs
 
 
-async def test_a_watched_answer_leaks_nothing(start: Start):
+async def test_what_the_full_verdict_alone_watches_has_the_strict_rules_a_turn_later(start: Start):
+    """The engine reads the first prompt by then; it is generated once, and the next turns are stricter."""
+    served = await start("all is well")
+    turn, reply = (
+        {"role": "user", "content": f"{WATCHED_LATE} words"},
+        {"role": "assistant", "content": "yes"},
+    )
+    messages, begins_strict = [turn], []
+    for number in range(4):
+        assert (await served.post({**chat(stream=False), "messages": messages})).status == 200
+        begins_strict.append(engine_of(served).prompts[-1][0]["content"] == STRICT)
+        messages = [*messages, reply, {"role": "user", "content": f"and then {number}"}]
+    assert begins_strict == [False, True, True, False], "for as long as turns are joined"
+    assert len(await rows_of(served)) == 4, "each was generated once"
+
+
+@pytest.mark.parametrize("word", [WATCHED, WATCHED_LATE])
+async def test_a_watched_answer_leaks_nothing(start: Start, word: str):
     """It is held back by 64 tokens from the first, and judged more strictly."""
     served = await start(HARMFUL)
-    transcript, (moderation, *_) = await read(served, chat(f"{WATCHED} words"))
+    transcript, (moderation, *_) = await read(served, chat(f"{word} words"))
     assert transcript.content() == ""
     assert transcript.finish_reasons == {0: "content_filter"}
     assert moderation["moderation"]["output"]["results"][0]["flagged"]

@@ -7,10 +7,10 @@ from urllib.parse import unquote
 
 import pytest
 
+from app.core import KeyTerms
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.engine.standby import SupervisedEngine
 from app.store import key_table, keys
-from app.store.keys import Terms
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import until
 
@@ -54,7 +54,7 @@ async def there(served: Served) -> None:
 async def bearer(served: Served, *models: str, **terms: Any) -> dict[str, str]:
     """The header of a new key that may use these models."""
     issued = await served.runtime.database.write(
-        lambda c: keys.create(c, Terms("k", models=models or None, **terms), key_table.now_us())
+        lambda c: keys.create(c, KeyTerms("k", models=models or None, **terms), key_table.now_us())
     )
     await served.runtime.keys.load()
     return {"authorization": f"Bearer {issued.text}"}

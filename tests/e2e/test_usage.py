@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from app.core import KeyTerms, Usage
 from app.engine.scripted.engine import Script
-from app.store.keys import Terms, create
-from app.store.ledger import Price, Usage
+from app.store.keys import create
+from app.store.ledger import Price
 from tests.support.ledgers import at, settled
 from tests.support.servers import Serve, Served, chat
 
@@ -112,8 +113,8 @@ async def test_what_is_wrong_is_named(served: Served, query: str, param: str, wo
 async def test_who_sees_whose(served: Served):
     """An admin sees everyone's usage or that of one key; a chat key that of its owner, and its budget."""
     database = served.runtime.database
-    admin = await database.write(lambda c: create(c, Terms("root", scope="admin"), 1))
-    other = await database.write(lambda c: create(c, Terms("a", budget_micro_usd=2_500_000), 1, "other"))
+    admin = await database.write(lambda c: create(c, KeyTerms("root", scope="admin"), 1))
+    other = await database.write(lambda c: create(c, KeyTerms("a", budget_micro_usd=2_500_000), 1, "other"))
     await served.runtime.keys.load()
 
     async def requests(text: str, query: str = "") -> tuple[object, ...]:

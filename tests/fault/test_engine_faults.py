@@ -150,7 +150,7 @@ async def test_live_streams_are_limited(serve: Serve):
 async def test_admission_keeps_time_after_it_broke(serve: Serve, monkeypatch: pytest.MonkeyPatch):
     """What is wrong is logged, and the next quarter of a second has its turn."""
     served = await serve()
-    admission = served.runtime.places.large.admission
+    admission = served.runtime.backends.large.admission
     polls: list[float] = []
 
     def broken() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from app.core import Health
+from app.core import Health, KeyTerms
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import EngineNotReady
 from app.runtime import Runtime
@@ -19,7 +19,6 @@ from app.safety.screens.stream_terms import Listener
 from app.safety.verdict import Quick, Scores
 from app.settings import Settings, SettingsError
 from app.store import key_table, keys
-from app.store.keys import Terms
 from tests.support.policies import WordClassifier, write_models
 from tests.support.screens import WordModel, speaking
 from tests.support.servers import Serve, Served, chat
@@ -124,8 +123,8 @@ async def test_a_prompt_screen_that_takes_too_long_refuses(serve: Serve, tmp_pat
     """The engine is stopped, and the thread is not waited for."""
     release = threading.Event()
     served = await served_by(serve, tmp_path, WordClassifier(before=lambda _text: release.wait(5)), rate=200)
-    assert served.runtime.screen is not None
-    served.runtime.screen.prompts._timeout_s = 0.05
+    assert served.runtime.safety is not None
+    served.runtime.safety.prompts._timeout_s = 0.05
     answer = await served.post(chat())
     assert answer.refusal()[:2] == (503, "safety_unavailable")
     release.set()
@@ -190,19 +189,19 @@ async def test_the_screen_of_an_answer_is_made_beside_the_prefill(
 async def test_a_screen_that_breaks_in_an_unknown_way_lets_nothing_out(serve: Serve, tmp_path: Path):
     """Not even where its own failure cannot be written down."""
     served = await served_by(serve, tmp_path, answers=NeverListens(), safety_fail_open=True)
-    assert served.runtime.screen is not None
-    served.runtime.screen.broke = broken  # type: ignore[method-assign]
+    assert served.runtime.safety is not None
+    served.runtime.safety.broke = broken  # type: ignore[method-assign]
     async with await served.open(chat()) as stream:
         transcript = await stream.to_end()
     assert [error["code"] for error in transcript.errors] == ["safety_unavailable"]
     assert transcript.content() == ""
 
 
-async def test_a_way_out_that_cannot_be_laid_is_counted_and_logged(
+async def test_a_screen_that_cannot_be_opened_is_counted_and_logged(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """With the request's id and where it broke, without a text; nothing goes out."""
-    monkeypatch.setattr("app.generation.safety_check.WayOut", broken)
+    monkeypatch.setattr("app.safety.screens.stream_screen.StreamScreen.for_request", broken)
     served = await served_by(serve, tmp_path, answers=WordModel())
     async with await served.open(chat()) as stream:
         transcript = await stream.to_end()
@@ -289,7 +288,9 @@ async def test_what_cannot_be_remembered_of_an_answer_leaves_nothing_open(serve:
     """The answer is whole, its lease and its journal line are settled, and the next one is answered."""
     served = await served_by(serve, tmp_path, WordClassifier())
     at_us = key_table.now_us()
-    issued = await served.runtime.database.write(lambda c: keys.create(c, Terms("a", max_streams=1), at_us))
+    issued = await served.runtime.database.write(
+        lambda c: keys.create(c, KeyTerms("a", max_streams=1), at_us)
+    )
     await served.runtime.keys.load()
     key = {"authorization": f"Bearer {issued.text}"}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.admission.decode_window import OVER
 from app.admission.load_shedder import QueueBounds
-from app.store.keys import Tier
+from app.core import Tier
 from tests.support.admissions import Node, Seen, Service, key_of, percentile, run_virtually, tenant_of
 
 ENDLESS = QueueBounds(10_000, 1 << 40, dict.fromkeys(("interactive", "standard", "batch"), 1e6))

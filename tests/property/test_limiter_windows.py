@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from app.core import ChatRequest, Counts, Prompt
+from app.core import ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import RateLimited
 from app.metering import limiter as limits
 from app.metering.limiter import KeyLease, Lease, Limiter
 from app.metering.window import Charge, Window
-from app.store.keys import Key, Terms
 
 TPM = 10_000
 REQUESTS = 500
@@ -109,7 +108,7 @@ def test_never_more_than_the_limit_is_reserved_in_any_window(world: World, wrong
         rng = random.Random(seed)
         world.now_s, world.charged = 0.0, []
         limiter = Limiter(world.clock_s, rng.random)
-        key = Key("tr-a", "ann", Terms("ann", tpm=TPM), 0)
+        key = Key("tr-a", "ann", KeyTerms("ann", tpm=TPM), 0)
         waiting = [(rng.uniform(0, 2), request_of(rng)) for _ in range(REQUESTS)]
         waiting.sort(key=lambda item: item[0])
         live: list[tuple[float, Lease, ChatRequest, Prompt]] = []
@@ -145,7 +144,7 @@ def test_what_was_underestimated_is_paid_before_the_next_request(world: World) -
         rng = random.Random(seed)
         world.now_s, world.charged = 0.0, []
         limiter = Limiter(world.clock_s, rng.random)
-        key = Key("tr-a", "ann", Terms("ann", tpm=TPM), 0)
+        key = Key("tr-a", "ann", KeyTerms("ann", tpm=TPM), 0)
         total, latest = 0, 0
         while world.now_s < 3600:
             world.now_s += rng.uniform(0, 5)
@@ -168,7 +167,7 @@ def test_who_waits_as_long_as_told_gets_in(world: World, seed: int) -> None:
     """Retry-After is when the window has room, with debt too: alone, the first retry succeeds."""
     rng = random.Random(seed)
     limiter = Limiter(world.clock_s, rng.random)
-    key = Key("tr-a", "ann", Terms("ann", tpm=TPM, rpm=50), 0)
+    key = Key("tr-a", "ann", KeyTerms("ann", tpm=TPM, rpm=50), 0)
     retried = 0
     for _ in range(300):
         world.now_s += rng.uniform(0, 1)
@@ -233,7 +232,7 @@ def test_no_minute_has_more_than_the_stated_bound(world: World, seed: int) -> No
     rng = random.Random(seed)
     tpm = rng.choice((300, 1000, 5000))
     limiter = Limiter(world.clock_s, rng.random)
-    key = Key("tr-a", "ann", Terms("ann", tpm=tpm), 0)
+    key = Key("tr-a", "ann", KeyTerms("ann", tpm=tpm), 0)
     running: list[Answering] = []
     used_at: list[tuple[float, int]] = []
     unused_at: list[tuple[float, int]] = []

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.core import Usage
 from app.metering.pricing import PriceTable
-from app.store.ledger import Price, Settlement, Usage, cost_micro_usd, open_requests, settle
+from app.store.ledger import Price, Settlement, cost_micro_usd, open_requests, settle
 from app.store.usage import differences, usage
 from tests.support.ledgers import checkpoint, empty_store, reserved
 

@@ -17,9 +17,8 @@ from app.admission.fair_queue import Tenant
 from app.admission.load_shedder import QueueBounds
 from app.admission.prefix_tree import PrefixTree
 from app.admission.ticket import Ticket
-from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, ModelCard, Prompt
+from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, Key, KeyTerms, ModelCard, Prompt, Tier
 from app.errors import ServingError
-from app.store.keys import Key, Terms, Tier
 
 
 class _Selector(selectors.SelectSelector):
@@ -270,7 +269,7 @@ class Node:
 
 def key_of(name: str, tier: Tier = "standard", weight: float = 1.0) -> Key:
     """A key without limits."""
-    return Key(name, name, Terms(name, tier=tier, weight=weight), 0)
+    return Key(name, name, KeyTerms(name, tier=tier, weight=weight), 0)
 
 
 def tenant_of(admission: Admission, name: str) -> Tenant:

@@ -10,10 +10,11 @@ from typing import Any
 
 import orjson
 
+from app.core import Usage
 from app.store import conversations
 from app.store.conversations import Branch, FinishedAnswer, NewMessage, NewTurn, Status
 from app.store.export import FORMATS, VIEW, document
-from app.store.ledger import Settlement, Usage, settle
+from app.store.ledger import Settlement, settle
 from tests.support.ledgers import empty_store, reserved
 
 NOW_US = 1_790_000_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from app.core import ChatRequest, Counts, Delta, Engine, Prompt
@@ -25,7 +25,7 @@ def chat(content: Any = "How do I resume a stream?", **body: Any) -> ChatRequest
     logprobs = bool(body.get("logprobs"))
     request = {"messages": messages, **body}
     made = ChatRequest(fresh_rid(), "owner", "model", request, 0, n, max_tokens, logprobs=logprobs, past=past)
-    return replace(made, cache_salt=salt)
+    return made.placed(cache_salt=salt)
 
 
 @dataclass

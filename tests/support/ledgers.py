@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
+from app.core import Usage
 from app.store import checkpoints
 from app.store.checkpoints import Checkpoint
-from app.store.ledger import Price, Reservation, Settlement, Usage, reserve, settle
+from app.store.ledger import Price, Reservation, Settlement, reserve, settle
 from app.store.migrations import migrate
 from app.store.schema import MIGRATIONS
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.api.http.sse import ChunkWire
-from app.core import ChatRequest
+from app.core import ChatRequest, Usage
 from app.generation.journal_entry import stream_facts
 from app.store.events import StoredStream
-from app.store.ledger import Usage
 from app.stream.ring import Ring
 from app.stream.token_stream import TokenStream
 from tests.support.sse_client import SSEParser, Transcript

@@ -12,6 +12,7 @@ from app.messages import (
     MAX_TOOL_CALLS,
     arguments_text,
     as_kept,
+    content_texts,
     kept,
 )
 
@@ -89,3 +90,20 @@ def test_names_and_ids_have_their_bounds() -> None:
 def test_arguments_are_json_text(arguments: Any, text: str) -> None:
     """Objects are written as JSON; nothing is an object without members."""
     assert arguments_text(arguments) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ("hello", ["hello"]),
+        ("", [""]),
+        (None, []),
+        ([], []),
+        ([{"type": "text", "text": "a"}, IMAGE, {"type": "text", "text": "b"}], ["a", "b"]),
+        ([{"type": "text", "text": 3}, "loose", None], []),
+        (7, []),
+    ],
+)
+def test_the_texts_of_a_content_are_its_string_or_its_parts(content: Any, texts: list[str]):
+    """In order; what is no text is left out, whatever it is."""
+    assert content_texts(content) == texts

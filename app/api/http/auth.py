@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from app.api.http.rate_limit_headers import LIMITED_KEY, NAMED
+from app.core import LOCAL_OWNER, Key
 from app.errors import EngineNotReady, Forbidden, ServingError, Unauthorized
 from app.store.key_table import KeyTable
-from app.store.keys import LOCAL_OWNER, Key, digest_of
+from app.store.keys import digest_of
 
 
 @dataclass(frozen=True, slots=True)

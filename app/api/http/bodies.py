@@ -54,7 +54,7 @@ class BodyReader:
 
     def _cards(self) -> list[ModelCard]:
         cards = []
-        for place in self._runtime.places:
+        for place in self._runtime.backends:
             try:
                 cards.append(place.engine.model)
             except EngineNotReady:

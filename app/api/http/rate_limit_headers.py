@@ -12,9 +12,9 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.http.sse import CONNECTION
+from app.core import Key
 from app.metering.bucket import Bucket
 from app.metering.limiter import Limiter
-from app.store.keys import Key
 
 STREAM_ID = "tokenring.stream_id"
 """Key of the scope under which a handler leaves the id of the request's generation."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from app.admission.controller import Admission
 from app.api.metrics.kinds import counter, gauge
-from app.store.keys import TIERS, Tier
+from app.core import TIERS, Tier
 
 BY_TIER = ("model", "tier")
 

@@ -18,13 +18,12 @@ from app.api.http.rate_limit_headers import STREAM_ID
 from app.api.http.sse import CONNECTION, ChunkWire, EventStream
 from app.api.routes.model_selection import ModelSelector, RoutingHeaders
 from app.api.schema.wire import parse_chat_request
-from app.core import ChatRequest, IdempotencyKey
+from app.core import ChatRequest, IdempotencyKey, Key
 from app.errors import BadRequest, NotFound, Overloaded, ReplayPositionUnknown, Unavailable
 from app.metering.budget import Allowance
 from app.metering.limiter import UNLIMITED, Lease
 from app.routing.backend import with_priority_and_salt
 from app.runtime import ONE_PIECE, Runtime
-from app.store.keys import Key
 from app.stream.token_stream import TokenStream
 
 
@@ -56,14 +55,17 @@ class ChatRoutes:
         except BaseException:
             lease.settle({})
             raise
-        request.scope[STREAM_ID], request.scope[RESPONSE_HEADERS] = stream.request_id, stream.request.told
+        request.scope[STREAM_ID], request.scope[RESPONSE_HEADERS] = (
+            stream.request_id,
+            stream.request.placement.response_headers,
+        )
         try:
             if streaming:
                 return await self._follow(_last_event_id(request), client, stream, patient=patient)
             return await self._answer(client, stream, patient=patient)
         except Overloaded:
             request.scope[RESPONSE_HEADERS] = {
-                **stream.request.told,
+                **stream.request.placement.response_headers,
                 **self._selector.refused(stream.request.model),
             }
             raise
@@ -95,7 +97,7 @@ class ChatRoutes:
         """
         owner = caller.owner
         raw = await self._bodies.read(request, client, owner, self._bodies.limit_bytes)
-        unread_s = request.scope["extensions"][CONNECTION].unread_s()
+        socket_wait_s = request.scope["extensions"][CONNECTION].unread_s()
         wishes = RoutingHeaders.of(request)
         key, after = await _idempotency_key(request, raw), _last_event_id(request)
         # Before the body is parsed: who was let in uncharged for a known key may send no other one under it.
@@ -105,7 +107,7 @@ class ChatRoutes:
         # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
         store = request.url.path.startswith("/api/")
         chat = parse_chat_request(
-            body, new_request_id(), owner, store=store, idempotency=key, unread_s=unread_s
+            body, new_request_id(), owner, store=store, idempotency=key, socket_wait_s=socket_wait_s
         )
         self._runtime.check_model(chat.model, caller.models)
         caller.check_grammars(body)
@@ -118,7 +120,7 @@ class ChatRoutes:
             return made, streaming
         _check_fresh(after)
         chat = await self._selector.select(chat, caller, wishes)
-        request.scope[RESPONSE_HEADERS] = chat.told
+        request.scope[RESPONSE_HEADERS] = chat.placement.response_headers
         return await self._begin(caller, chat, lease, streaming=streaming), streaming
 
     async def _made_before(self, owner: str, key: IdempotencyKey, after: int) -> TokenStream | None:
@@ -171,7 +173,8 @@ class ChatRoutes:
         # An answer in one piece needs its beginning too, and has nobody who reads along.
         limit_bytes = None if streaming else ONE_PIECE * self._settings.stream_bytes
         stream = self._streams.create(chat, ChunkWire(chat), limit_bytes=limit_bytes)
-        self._streams.run(stream, self._runtime.pipeline.serve(chat, stream, lease, allowance, key))
+        serving = self._runtime.pipeline.serve(chat, stream, key=key, lease=lease, allowance=allowance)
+        self._streams.run(stream, serving)
         return stream
 
     async def _follow(
@@ -262,7 +265,7 @@ def new_request_id() -> str:
 
 
 def _headers(stream: TokenStream) -> dict[str, str]:
-    headers = {"x-request-id": stream.request_id, **stream.request.told}
+    headers = {"x-request-id": stream.request_id, **stream.request.placement.response_headers}
     if stream.request.conversation_id is not None:
         headers["x-conversation-id"] = stream.request.conversation_id
     return headers

@@ -96,7 +96,7 @@ class RuntimeCollector(Collector):
 def _by_model(runtime: Runtime, read: Callable[[Backend], T]) -> Mapping[str, T]:
     """Something of each model; nothing before its engine has one, and once it is dead."""
     readings = {}
-    for place in runtime.places:
+    for place in runtime.backends:
         with contextlib.suppress(EngineNotReady):
             readings[place.id] = read(place)
     return readings

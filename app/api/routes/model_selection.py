@@ -56,7 +56,7 @@ class ModelSelector:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._places = runtime.places
+        self._places = runtime.backends
 
     async def select(self, chat: ChatRequest, caller: Caller, wishes: RoutingHeaders) -> ChatRequest:
         """The request as it is to be served, and what is told of that. Raises StorageUnavailable."""
@@ -92,10 +92,11 @@ class ModelSelector:
     ) -> ChatRequest:
         small, insists = self._taker(caller), wishes.insists(caller)
         done = degrade.apply(chat, tokens + so_far.tokens, small=small, so_far=so_far, insists=insists)
-        cut = done.max_tokens != chat.max_tokens
+        capped = done.max_tokens != chat.max_tokens
         served = _served_by(chat, done.model)
-        told = {**chat.told, **_as_headers(done.headers)}
-        return replace(served, max_tokens=done.max_tokens, cut=cut, told=told)
+        headers = {**chat.placement.response_headers, **_as_headers(done.headers)}
+        served = served.placed(length_capped=capped, response_headers=headers)
+        return replace(served, max_tokens=done.max_tokens)
 
     def _taker(self, caller: Caller) -> ModelCard | None:
         """The small model, where it is there, has room, and the caller may use it."""
@@ -121,8 +122,8 @@ def _routed(
     router: Router, chat: ChatRequest, tokens: int, caller: Caller, wishes: RoutingHeaders, so_far: SoFar
 ) -> ChatRequest:
     route = router.route(chat, tokens, asked=wishes.route, allowed=caller.models, so_far=so_far)
-    told = _as_headers({"x-route-reason": route.header, "x-served-model": route.model})
-    return replace(_served_by(chat, route.model), told=told)
+    headers = _as_headers({"x-route-reason": route.header, "x-served-model": route.model})
+    return _served_by(chat, route.model).placed(response_headers=headers)
 
 
 def _as_headers(told: Mapping[str, str]) -> Mapping[str, str]:

@@ -10,13 +10,12 @@ from starlette.responses import JSONResponse, Response
 
 from app.admission.controller import Admission
 from app.api.http.auth import Gatekeeper
-from app.core import ModelCard
+from app.core import TIERS, ModelCard
 from app.errors import EngineNotReady
 from app.metering.pricing import as_usd_per_1k
 from app.routing.backend import Backend
 from app.routing.degraded_mode import Step
 from app.runtime import Runtime
-from app.store.keys import TIERS
 
 
 class ServiceRoutes:
@@ -55,9 +54,9 @@ class ServiceRoutes:
                 "unsettled_requests": runtime.journal.num_unsettled,
             },
             "ledger": runtime.balance.detail(),
-            "queue": _queue(runtime.places.large.admission),
+            "queue": _queue(runtime.backends.large.admission),
         }
-        small, place = runtime.small_engine, runtime.places.small
+        small, place = runtime.small_engine, runtime.backends.small
         if small is not None and place is not None:
             detail["small_model"] = {
                 "model": small.name,
@@ -86,7 +85,7 @@ class ServiceRoutes:
         """The backends of the models that the caller may use."""
         allowed = self._gatekeeper.caller(request).models
         self._runtime.check_ready()
-        return self._runtime.places.allowed(allowed)
+        return self._runtime.backends.allowed(allowed)
 
     def _detailed(self, place: Backend) -> dict[str, Any]:
         """A model's entry; what is not known before it has been loaded is null."""
@@ -105,7 +104,7 @@ class ServiceRoutes:
     def _degraded(self, place: Backend) -> bool:
         """Whether less is done now for requests to a model than they ask for."""
         mode = self._runtime.degrade
-        return mode is not None and place is self._runtime.places.large and mode.step is not Step.NORMAL
+        return mode is not None and place is self._runtime.backends.large and mode.step is not Step.NORMAL
 
     async def models_openai(self, request: Request) -> Response:
         """GET /v1/models, in OpenAI's exact shape."""

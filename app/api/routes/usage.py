@@ -9,11 +9,11 @@ from starlette.responses import JSONResponse, Response
 
 from app.api.http.auth import Caller, Gatekeeper
 from app.api.schema.key_terms import as_usd
+from app.core import Key
 from app.errors import BadRequest, Forbidden
 from app.metering.period import groups_of, period_of
 from app.metering.report import usage_report
 from app.runtime import Runtime
-from app.store.keys import Key
 
 _PARAMETERS = ("period", "from", "to", "group_by", "key")
 

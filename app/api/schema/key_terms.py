@@ -8,19 +8,9 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from app.api.schema.parameters import check_kind
+from app.core import DEGRADING, GRAMMARS, MAX_WEIGHT, MIN_WEIGHT, SAFETY_LEVELS, SCOPES, TIERS, Key, KeyTerms
 from app.errors import BadRequest
-from app.store.keys import (
-    DEGRADING,
-    GRAMMARS,
-    MAX_WEIGHT,
-    MIN_WEIGHT,
-    SAFETY_LEVELS,
-    SCOPES,
-    TIERS,
-    Issued,
-    Key,
-    Terms,
-)
+from app.store.keys import Issued
 
 DEFAULT_OVERLAP_S = 86_400
 MAX_OVERLAP_S = 366 * 86_400
@@ -32,7 +22,7 @@ _MICRO = 1_000_000
 
 
 def read_terms(body: Mapping[str, Any], at_us: int) -> dict[str, Any]:
-    """Fields of `Terms` by what JSON calls them, those given only. Raises BadRequest naming the parameter."""
+    """Those fields of `KeyTerms` that the body names. Raises BadRequest naming the parameter."""
     terms = {}
     for name, value in body.items():
         if name not in _READERS:
@@ -49,13 +39,13 @@ def read_terms(body: Mapping[str, Any], at_us: int) -> dict[str, Any]:
     return terms
 
 
-def read_new(body: Mapping[str, Any], at_us: int) -> tuple[Terms, str | None]:
+def read_new(body: Mapping[str, Any], at_us: int) -> tuple[KeyTerms, str | None]:
     """The terms of a new key, and its owner if it is not to be its own. Raises BadRequest."""
     rest = dict(body)
     owner = rest.pop("owner", None)
     if "name" not in rest:
         raise BadRequest("name is required.", code="missing_parameter", param="name")
-    terms = Terms(**read_terms(rest, at_us))
+    terms = KeyTerms(**read_terms(rest, at_us))
     return terms, None if owner is None else _text("owner", owner)
 
 

@@ -11,10 +11,10 @@ from app.api.schema import key_terms
 from app.api.schema.messages import ROLES, TAKEN, TAKEN_OF_ASSISTANT
 from app.api.schema.parameters import MAX_STOP_CHARS, MAX_STOPS, PARAMETERS, Parameter, treatment
 from app.api.schema.template_switches import EFFORTS, SWITCHES, Switch
+from app.core import DEGRADING, GRAMMARS, MAX_WEIGHT, MIN_WEIGHT, SAFETY_LEVELS, SCOPES, TIERS
 from app.errors import CODES
 from app.messages import MAX_ID_CHARS, MAX_NAME_CHARS
 from app.safety.moderation import MODELS as MODERATION_MODELS
-from app.store.keys import DEGRADING, GRAMMARS, MAX_WEIGHT, MIN_WEIGHT, SAFETY_LEVELS, SCOPES, TIERS
 
 Schema = dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 from app.api.schema.messages import normalized
 from app.api.schema.parameters import check, check_kind, check_moderation, check_values, quoted
 from app.api.schema.template_switches import check_template_switches
-from app.core import ChatRequest, IdempotencyKey
+from app.core import ChatRequest, IdempotencyKey, Placement
 from app.errors import BadRequest
 from app.generation.history import new_conversation_id, new_message_id
 
@@ -21,7 +21,7 @@ def parse_chat_request(
     *,
     store: bool = False,
     idempotency: IdempotencyKey | None = None,
-    unread_s: float = 0.0,
+    socket_wait_s: float = 0.0,
 ) -> ChatRequest:
     """A checked request, to be stored if it does not say so itself. Null means absent, as in OpenAI's API.
 
@@ -54,7 +54,7 @@ def parse_chat_request(
         logprobs=values.get("logprobs", False),
         idempotency=idempotency,
         moderated="moderation" in values,
-        unread_s=unread_s,
+        placement=Placement(socket_wait_s=socket_wait_s),
         **place,
     )
 

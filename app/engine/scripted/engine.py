@@ -159,10 +159,12 @@ class ScriptedEngine:
         token_ids = list(_prompt_ids(request.body["messages"]))
         script = self._script_for(request)
         max_tokens = answer_budget(len(token_ids), request.max_tokens, self._card)
-        cached_tokens = self._cached_tokens(token_ids, request.cache_salt)
+        cached_tokens = self._cached_tokens(token_ids, request.placement.cache_salt)
         answer = _ScriptedAnswer(request, script, len(token_ids), cached_tokens, max_tokens)
         past_runs, rerendered = _taken_over(token_ids, request.past)
-        return Prompt(token_ids, max_tokens, answer, past_runs, rerendered, space=request.cache_salt)
+        return Prompt(
+            token_ids, max_tokens, answer, past_runs, rerendered, space=request.placement.cache_salt
+        )
 
     def _cached_tokens(self, token_ids: Sequence[int], salt: str) -> int:
         """Tokens of the longest prefix seen before with the salt, by 16-token pages; remembers it."""

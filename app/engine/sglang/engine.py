@@ -158,7 +158,7 @@ class SGLangEngine:
             rendered,
             past_runs=spliced.past_runs,
             rerendered=spliced.rerendered,
-            space=None if internal.contains_mm_input() else request.cache_salt,
+            space=None if internal.contains_mm_input() else request.placement.cache_salt,
         )
 
     def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:

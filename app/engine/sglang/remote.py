@@ -165,7 +165,7 @@ class SGLangRemoteModel:
             _Rendered(body, chat_request, request.n, chat_request.seed),
             past_runs=spliced.past_runs,
             rerendered=spliced.rerendered,
-            space=request.cache_salt,
+            space=request.placement.cache_salt,
         )
 
     async def start(self) -> None:

@@ -209,7 +209,10 @@ class Renderer:
             raise refused(exc) from None
         except Exception as exc:
             raise InternalError(f"The request could not be rendered: {type(exc).__name__}.") from exc
-        internal.priority, internal.extra_key = request.priority, request.cache_salt or None
+        internal.priority, internal.extra_key = (
+            request.placement.priority,
+            request.placement.cache_salt or None,
+        )
         return internal, chat_request, spliced
 
     def _take_over(self, internal: Any, past: Sequence[Sequence[int]]) -> Splice:

@@ -63,13 +63,13 @@ class Encoder:
 
     def _run(self, pieces: list[list[int]]) -> NDArray[np.float32]:
         order = sorted(range(len(pieces)), key=lambda i: len(pieces[i]))
-        found: dict[int, NDArray[np.float32]] = {}
+        logits_of: dict[int, NDArray[np.float32]] = {}
         for start in range(0, len(order), BATCH):
             places = order[start : start + BATCH]
             ids, attention = _padded([pieces[i] for i in places])
             (logits,) = self._session.run(None, {"ids": ids, "attention": attention})
-            found.update(zip(places, logits, strict=True))
-        return np.stack([found[i] for i in range(len(pieces))])
+            logits_of.update(zip(places, logits, strict=True))
+        return np.stack([logits_of[i] for i in range(len(pieces))])
 
 
 def windows(ids: list[int]) -> list[list[int]]:

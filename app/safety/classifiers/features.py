@@ -104,9 +104,9 @@ def _piece(text: str) -> Hashes:
     starts = edges[::2]
     num_words, num_pairs = len(starts), max(len(starts) - 1, 0)
     counts = [max(len(text) - n + 1, 0) for n in CHARS]
-    found = np.empty(num_words + num_pairs + sum(counts), np.uint64)
-    words, pairs = found[:num_words], found[num_words : num_words + num_pairs]
-    chars = found[num_words + num_pairs :]
+    hashes = np.empty(num_words + num_pairs + sum(counts), np.uint64)
+    words, pairs = hashes[:num_words], hashes[num_words : num_words + num_pairs]
+    chars = hashes[num_words + num_pairs :]
     at = sums.take(edges)
     np.subtract(at[1::2], at[::2], out=words)
     words *= _UP.take(starts)
@@ -121,7 +121,7 @@ def _piece(text: str) -> Hashes:
         grams *= up[:count]
         begin += count
     chars ^= _SALT_CHARS
-    return found
+    return hashes
 
 
 def hashed(text: str) -> Hashes:

@@ -111,11 +111,11 @@ class Answer:
             self._step(data)
             self.p = self._now
             return self.p
-        before = highest = self._step(data[:STEP_BYTES])
+        previous = highest = self._step(data[:STEP_BYTES])
         for at in range(STEP_BYTES, len(data), STEP_BYTES):
             now = self._step(data[at : at + STEP_BYTES])
-            highest = min(now, before) if at == STEP_BYTES else max(highest, min(now, before))
-            before = now
+            highest = min(now, previous) if at == STEP_BYTES else max(highest, min(now, previous))
+            previous = now
         self.p = _sigmoid(highest)
         return self.p
 
@@ -129,16 +129,16 @@ class Answer:
         places = self._grams.read(data)
         if not places:  # within a word
             return self.logit
-        model, known, recent = self._model, self._known, self._recent
+        model, seen, recent = self._model, self._known, self._recent
         weight, total = model.weight, max(self._sum, 0.0) - model.drift * len(places)
         for place in places:
-            if place in known:
+            if place in seen:
                 total += AGAIN * weight(place)
             else:
-                known.add(place)
+                seen.add(place)
                 total += weight(place)
-        if len(known) > _REMEMBERED:
-            known.clear()
+        if len(seen) > _REMEMBERED:
+            seen.clear()
         recent += places
         if len(recent) > 2 * _RECENT:
             del recent[:-_RECENT]

@@ -105,18 +105,20 @@ def figures(judged: Sequence[Judged]) -> dict[str, Any]:
     """Counts; recall and false positive rate as the policy acts, and over all thresholds."""
     harmful = sorted(each.score for each in judged if each.row.harmful)
     benign = sorted(each.score for each in judged if not each.row.harmful)
-    found: dict[str, Any] = {"harmful": len(harmful), "benign": len(benign)}
+    report: dict[str, Any] = {"harmful": len(harmful), "benign": len(benign)}
     for name, actions in (("blocked", ("block",)), ("watched", ("block", "watch"))):
         acted = [each for each in judged if each.action in actions]
         hits = sum(each.row.harmful for each in acted)
-        found[name] = {
+        report[name] = {
             "recall": rate(hits, len(harmful)),
             "fpr": rate(len(acted) - hits, len(benign)),
         }
-    found["auc"] = _rounded(auc(harmful, benign))
-    found["ap"] = _rounded(average_precision(harmful, benign))
-    found["recall_at_fpr"] = {str(target): _rounded(recall_at(harmful, benign, target)) for target in TARGETS}
-    return found
+    report["auc"] = _rounded(auc(harmful, benign))
+    report["ap"] = _rounded(average_precision(harmful, benign))
+    report["recall_at_fpr"] = {
+        str(target): _rounded(recall_at(harmful, benign, target)) for target in TARGETS
+    }
+    return report
 
 
 def rate(hits: int, of: int) -> dict[str, float] | None:

@@ -97,8 +97,8 @@ def stream(model: NotedModel, policy: Policy, row: Row, *, watched: bool) -> Str
 
 def halts(streamed: Sequence[Streamed]) -> dict[str, Any]:
     """Of the harmful replies that were halted: after how many tokens, and how many of them had gone out."""
-    found = [each for each in streamed if each.judged.row.harmful and each.halted_at is not None]
+    halted = [each for each in streamed if each.judged.row.harmful and each.halted_at is not None]
     return {
-        "halted_at_tokens": quantiles([float(each.halted_at or 0) for each in found]),
-        "released_tokens": quantiles([float(each.released_tokens) for each in found]),
+        "halted_at_tokens": quantiles([float(each.halted_at or 0) for each in halted]),
+        "released_tokens": quantiles([float(each.released_tokens) for each in halted]),
     }

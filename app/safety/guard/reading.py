@@ -84,8 +84,8 @@ def defused(text: str) -> str:
 def settled(form: GuardFormat, text: str) -> bool:
     """Whether what was said is harmless, so that no label can follow."""
     harmless = next(iter(form.weights))
-    said = text.strip().casefold()
-    return any(said == f"{lead} {harmless}".strip().casefold() for lead in form.leads)
+    answer = text.strip().casefold()
+    return any(answer == f"{lead} {harmless}".strip().casefold() for lead in form.leads)
 
 
 def scored(form: GuardFormat, question: Question, entries: Sequence[Entry], text: str) -> Scores:
@@ -104,13 +104,13 @@ def probability(form: GuardFormat, entries: Sequence[Entry]) -> float | None:
     By the first token of each verdict, as the model cards do: the share that each has of what all
     of them have together, weighted.
     """
-    before = ""
+    preceding = ""
     for entry in entries:
-        if before.strip() in form.leads and _word(form, entry["token"]) is not None:
+        if preceding.strip() in form.leads and _word(form, entry["token"]) is not None:
             mass = _mass(form, entry)
             total = sum(mass.values())
             return sum(form.weights[word] * m for word, m in mass.items()) / total if total else None
-        before += entry["token"]
+        preceding += entry["token"]
     return None
 
 
@@ -128,8 +128,8 @@ def _mass(form: GuardFormat, entry: Entry) -> dict[str, float]:
 def _word(form: GuardFormat, token: str) -> str | None:
     """The verdict that `token` begins, when it can be only one."""
     start = token.strip().casefold()
-    found = [w for w in form.weights if start and (w.startswith(start) or _leads(w, start))]
-    return found[0] if len(found) == 1 else None
+    matching = [w for w in form.weights if start and (w.startswith(start) or _leads(w, start))]
+    return matching[0] if len(matching) == 1 else None
 
 
 def _leads(word: str, text: str) -> bool:
@@ -138,10 +138,10 @@ def _leads(word: str, text: str) -> bool:
 
 def _spoken(form: GuardFormat, text: str) -> float:
     """The verdict by its word alone. Raises Unreadable where there is none."""
-    said = text.strip()
+    answer = text.strip()
     for lead in form.leads:
-        said = said.removeprefix(lead).strip()
-    first = said.casefold().replace("<", " ").split()[:1]
+        answer = answer.removeprefix(lead).strip()
+    first = answer.casefold().replace("<", " ").split()[:1]
     if not first or first[0] not in form.weights:
         raise Unreadable
     return form.weights[first[0]]

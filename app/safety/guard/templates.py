@@ -87,8 +87,8 @@ class GuardFormat:
         """Our categories for the labels in an answer, in the order it has them."""
         _, _, listed = text.strip().partition("\n")
         listed = listed.strip().partition("\n")[0].removeprefix("Categories:")
-        found = (self.labels.get(name.strip()) for name in listed.split(","))
-        return list(dict.fromkeys(category for category in found if category is not None))
+        labelled = (self.labels.get(name.strip()) for name in listed.split(","))
+        return list(dict.fromkeys(category for category in labelled if category is not None))
 
 
 _LLAMA_TEMPLATE = """\
@@ -337,10 +337,10 @@ FORMATS: tuple[GuardFormat, ...] = (
 def format_of(model: str) -> GuardFormat:
     """The format of a guard model by its path or hub id. Raises SettingsError for an unknown one."""
     name = model.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
-    for known in FORMATS:
-        if any(fragment in name for fragment in known.fits):
-            return known
+    for candidate in FORMATS:
+        if any(fragment in name for fragment in candidate.fits):
+            return candidate
     raise SettingsError(
         f"safety_guard_model: {model!r} is no guard model that is known here; its name must hold one of"
-        f" {', '.join(known.name for known in FORMATS)}"
+        f" {', '.join(candidate.name for candidate in FORMATS)}"
     )

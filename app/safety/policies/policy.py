@@ -211,8 +211,8 @@ class Policy:
         return limits
 
     def _relative(self, *, strict: bool, wary: bool) -> Policy:
-        known = self._family.get((strict, wary))
-        return known or self._again(strict=strict, wary=wary, _family=self._family)
+        variant = self._family.get((strict, wary))
+        return variant or self._again(strict=strict, wary=wary, _family=self._family)
 
     def _hash(self) -> str:
         stages: Sequence[Stage] = ("ngrams", "encoder", "guard")

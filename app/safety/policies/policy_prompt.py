@@ -21,7 +21,7 @@ _REMEMBERED = 64
 Message = Mapping[str, Any]
 
 
-class Aligned:
+class PolicyPrompt:
     """Renders requests with a text in front; knows what it costs."""
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class Aligned:
 
     async def _measured(self, engine: Engine, request: ChatRequest, text: str, place: str) -> int | None:
         """How many tokens the text takes there; None where the model's template refuses it."""
-        known = (engine.model.id, text, place)
-        if known not in self._tokens:
+        key = (engine.model.id, text, place)
+        if key not in self._tokens:
             if len(self._tokens) >= _REMEMBERED:
                 self._tokens.clear()
-            self._tokens[known] = await _measure(engine, request, text, place)
-        return self._tokens[known]
+            self._tokens[key] = await _measure(engine, request, text, place)
+        return self._tokens[key]
 
 
 async def _measure(engine: Engine, request: ChatRequest, text: str, place: str) -> int | None:

@@ -176,11 +176,11 @@ class ChoiceScreen:
 
     def _release(self, old: int, decided: Position) -> list[Delta]:
         held = self._held
-        said, shown, spelled = decided
+        plain, shown, spelled = decided
         out: list[Delta] = []
         while held:
             delta, tokens, position = held[0]
-            if tokens > old or position[0] > said or position[1] > shown or position[2] > spelled:
+            if tokens > old or position[0] > plain or position[1] > shown or position[2] > spelled:
                 break
             out.append(delta)
             held.popleft()

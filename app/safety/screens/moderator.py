@@ -20,6 +20,6 @@ class Moderator:
         Counted as the screen's verdicts are, stored nowhere. Raises ScreenFailed.
         """
         policy = self._policies.current.tightened(level)
-        verdict = await self._screen.both([{"role": "user", "content": text}], policy)
+        verdict = await self._screen.evaluate([{"role": "user", "content": text}], policy)
         blocked = policy.blocked(verdict.scores, "encoder") if verdict.blocked else ()
         return moderation.result(verdict, blocked)

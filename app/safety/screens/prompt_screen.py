@@ -24,11 +24,11 @@ from app.safety.text.turns import SLICE_CHARS, Message, Read, Turns, slices, tur
 from app.safety.verdict import Policed, Quick, Scores, ScreenFailed, Stage, Verdict, harm, highest, stricter
 
 TIMEOUT_S = 10.0
-"""From the call of `full` to its verdict, the wait for the thread included; for long texts there is more."""
+"""What `full_verdict` may take, the wait for the thread included; for long texts there is more."""
 CHARS_A_SECOND = 20_000
 """What is read in another second of it, on a slow machine that has others to read for."""
 QUICK_CHARS = 2 * SLICE_CHARS
-"""What `fast` reads of one text: the whole of it, or its first and last slice."""
+"""What `ngram_verdict` reads of one text: the whole of it, or its first and last slice."""
 QUICK_EARLIER = 3
 """How many earlier turns `fast` scores that it does not know yet; `full` scores all."""
 LOOKED_AT = 512
@@ -56,11 +56,11 @@ class Classifies(Protocol):
         ...
 
 
-Said = Turns | Sequence[Message]
+Conversation = Turns | Sequence[Message]
 
 
-class _Found(NamedTuple):
-    """What was found in a text: in its ends, and in so many slices between."""
+class _Reading(NamedTuple):
+    """The scores of a text: of its ends, and of so many slices between."""
 
     ends: Scores
     between: Scores
@@ -70,9 +70,9 @@ class _Found(NamedTuple):
 class PromptScreen:
     """Judges conversations. Construct once; `close()` ends its thread.
 
-    `said` are the messages that the model will see, or what was taken from a request to be read. Turns that
-    were blocked are not among them: these are `strikes`, a number, and make the policy stricter. Failures
-    are counted here, verdicts by who acts on them.
+    A conversation is the messages that the model will see, or what was taken from a request to be read.
+    Blocked turns are not in it: they are `strikes`, a number, and make the policy stricter. Failures are
+    counted here, verdicts by who acts on them.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class PromptScreen:
         self._quick = Remembered[Scores](REMEMBERED)
         self._thorough = Remembered[Scores](REMEMBERED)
 
-    def fast(self, said: Said, policy: Policed, strikes: int = 0) -> Verdict:
-        """The verdict of the n-grams, on the loop. It blocks only what it is surer of than `full` need be.
+    def ngram_verdict(self, conversation: Conversation, policy: Policed, strikes: int = 0) -> Verdict:
+        """The verdict of the n-grams, on the loop. It needs stronger evidence to block than `full_verdict`.
 
         Raises ScreenFailed.
         """
-        return self.glance(said, policy, strikes)[0]
+        return self.prescreen(conversation, policy, strikes)[0]
 
-    def glance(
-        self, said: Said, policy: Policed, strikes: int = 0, *, scored: bool = True
+    def prescreen(
+        self, conversation: Conversation, policy: Policed, strikes: int = 0, *, scored: bool = True
     ) -> tuple[Verdict, bool]:
         """The verdict of the n-grams, and whether it is the last: all was read, and little harm found.
 
@@ -112,7 +112,7 @@ class PromptScreen:
         """
         policy = policy.after(strikes)
         try:
-            turns = _turns(said)
+            turns = _turns(conversation)
             looked: dict[str, Quick] = {}
             clear = None if scored or strikes else self._clear(turns, policy, looked)
             if clear is not None:
@@ -125,8 +125,8 @@ class PromptScreen:
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
             return self._failed("ngrams", "error", policy, exc), False
 
-    async def full(
-        self, said: Said, policy: Policed, strikes: int = 0, *, head_start_s: float = 0.0
+    async def full_verdict(
+        self, conversation: Conversation, policy: Policed, strikes: int = 0, *, head_start_s: float = 0.0
     ) -> Verdict:
         """The verdict of n-grams and encoder, in the thread; of every character. Raises ScreenFailed.
 
@@ -135,7 +135,7 @@ class PromptScreen:
         policy = policy.after(strikes)
         thorough = _Later(self._classifier.full, time.monotonic() + head_start_s)
         try:
-            turns = _turns(said)
+            turns = _turns(conversation)
             num_chars = sum(len(read.text) for read in (*turns.newest, *turns.earlier))
             async with asyncio.timeout(self._timeout_s + num_chars / CHARS_A_SECOND):
                 return await self._read(
@@ -146,10 +146,10 @@ class PromptScreen:
         except Exception as exc:  # noqa: BLE001  # same
             return self._failed("encoder", "error", policy, exc)
 
-    async def both(self, said: Said, policy: Policed, strikes: int = 0) -> Verdict:
-        """What a request would meet, with the scores of `full` in any case. Raises ScreenFailed."""
-        first, sure = self.glance(said, policy, strikes)
-        second = await self.full(said, policy, strikes)
+    async def evaluate(self, conversation: Conversation, policy: Policed, strikes: int = 0) -> Verdict:
+        """What a request would meet, with the scores of `full_verdict` in any case. Raises ScreenFailed."""
+        first, sure = self.prescreen(conversation, policy, strikes)
+        second = await self.full_verdict(conversation, policy, strikes)
         return replace(first if sure else stricter(first, second), scores=second.scores)
 
     def close(self) -> None:
@@ -157,35 +157,37 @@ class PromptScreen:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _clear(self, turns: Turns, policy: Policed, looked: dict[str, Quick]) -> tuple[Verdict, bool] | None:
-        """What `glance` says to a prompt of so little harm that no category can do anything; None to others.
+        """The verdict on a prompt of so little harm that no category can do anything; None for others.
 
         What is read for it is left in `looked`.
         """
         if not _is_read_whole(turns):
             return None
-        most = 0.0
+        highest_harm = 0.0
         for text, weight, watch in (*turns.newest, *turns.earlier):
-            most = max(most, self._harm(text, looked) * (1.0 if watch else weight))
-        verdict = policy.clear_prompt(most, "ngrams")
-        return None if verdict is None else (verdict, most < self._sure_below)
+            highest_harm = max(highest_harm, self._harm(text, looked) * (1.0 if watch else weight))
+        verdict = policy.clear_prompt(highest_harm, "ngrams")
+        if verdict is None or policy.clear_prompt(highest_harm, "encoder") is None:
+            return None  # whose scores say whether the model is to be strict
+        return verdict, highest_harm < self._sure_below
 
     def _look(self, turns: Turns, looked: Mapping[str, Quick]) -> tuple[Scores, Scores]:
         """The scores by weight, and those of the texts that are to be watched, as they are."""
-        found: Scores = {}
+        scores: Scores = {}
         doubted: Scores = {}
         for text, weight, _ in turns.newest:
             for piece in _ends(text):
-                found = highest(found, _faded(self._quickly(piece, looked), weight))
+                scores = highest(scores, _faded(self._quickly(piece, looked), weight))
         new = 0
         for text, weight, watch in turns.earlier[:LOOKED_AT]:
             for piece in _ends(text):
-                known = self._quick.get(self._quick.key(piece))
-                if known is None and new < QUICK_EARLIER:
+                remembered = self._quick.get(self._quick.key(piece))
+                if remembered is None and new < QUICK_EARLIER:
                     new += 1
-                    known = self._quickly(piece, looked)
-                found = highest(found, _faded(known or {}, weight))
-                doubted = highest(doubted, known or {}) if watch else doubted
-        return found, doubted
+                    remembered = self._quickly(piece, looked)
+                scores = highest(scores, _faded(remembered or {}, weight))
+                doubted = highest(doubted, remembered or {}) if watch else doubted
+        return scores, doubted
 
     async def _read(
         self, turns: Turns, policy: Policed, thorough: Callable[[str], Scores], *, skip_below: float
@@ -196,14 +198,14 @@ class PromptScreen:
         watched: list[Verdict] = []
         passed_over = await self._passed_over(turns.earlier, skip_below)
         for number, read in enumerate((*turns.newest, *turns.earlier), start=-len(turns.newest)):
-            found = passed_over.get(number) or await self._read_one(read, thorough)
-            ends = highest(ends, _faded(found.ends, read.weight))
-            if found.num_between:
-                faded = _faded(found.between, read.weight)
-                verdicts.append(policy.judge_prompt(faded, "encoder", texts=found.num_between))
+            reading = passed_over.get(number) or await self._read_one(read, thorough)
+            ends = highest(ends, _faded(reading.ends, read.weight))
+            if reading.num_between:
+                faded = _faded(reading.between, read.weight)
+                verdicts.append(policy.judge_prompt(faded, "encoder", texts=reading.num_between))
             if read.watch:
-                doubted = highest(doubted, found.ends)
-                between = policy.judge_prompt(found.between, "encoder", texts=max(found.num_between, 1))
+                doubted = highest(doubted, reading.ends)
+                between = policy.judge_prompt(reading.between, "encoder", texts=max(reading.num_between, 1))
                 watched.append(between)
         verdict = policy.judge_prompt(ends, "encoder")
         for other in verdicts:
@@ -212,27 +214,27 @@ class PromptScreen:
             verdict = _at_least_watched(verdict, other)
         return verdict
 
-    async def _passed_over(self, earlier: Sequence[Read], skip_below: float) -> dict[int, _Found]:
+    async def _passed_over(self, earlier: Sequence[Read], skip_below: float) -> dict[int, _Reading]:
         """The texts before the newest turns, by number, that the encoder has not to read, and their scores.
 
         These are the texts that the n-grams alone would let pass, and those beyond the worst ENCODED_TEXTS.
         """
         if not skip_below and len(earlier) <= ENCODED_TEXTS:
             return {}
-        quick: dict[int, _Found] = {}
+        quick: dict[int, _Reading] = {}
         for number, read in enumerate(earlier):
             if skip_below or len(earlier) > ENCODED_TEXTS:
                 ends: Scores = {}
                 for piece in slices(read.text):
                     ends = highest(ends, await self._remembered(self._quick, self._quick_scores, piece))
-                quick[number] = _Found(ends, {}, 0)
+                quick[number] = _Reading(ends, {}, 0)
         worst = sorted(quick, key=lambda number: -harm(quick[number].ends))[:ENCODED_TEXTS]
         for number in worst:
             if harm(quick[number].ends) >= skip_below:
                 del quick[number]
         return quick
 
-    async def _read_one(self, read: Read, thorough: Callable[[str], Scores]) -> _Found:
+    async def _read_one(self, read: Read, thorough: Callable[[str], Scores]) -> _Reading:
         pieces = slices(read.text)
         between = pieces[1:-1]
         ends: Scores = {}
@@ -242,13 +244,13 @@ class PromptScreen:
         worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED]
         for i in worst:
             quick[i] = await self._remembered(self._thorough, thorough, between[i])
-        return _Found(ends, highest(*quick), len(between))
+        return _Reading(ends, highest(*quick), len(between))
 
     def _quickly(self, text: str, looked: Mapping[str, Quick]) -> Scores:
         key = self._quick.key(text)
-        known = self._quick.get(key)
-        if known is not None:
-            return known
+        remembered = self._quick.get(key)
+        if remembered is not None:
+            return remembered
         quick = looked.get(text)
         return self._quick.put(key, _checked(quick.scores() if quick else self._quick_scores(text)))
 
@@ -257,9 +259,9 @@ class PromptScreen:
 
     def _harm(self, text: str, looked: dict[str, Quick]) -> float:
         key = self._harms.key(text)
-        known = self._harms.get(key)
-        if known is not None:
-            return known
+        remembered = self._harms.get(key)
+        if remembered is not None:
+            return remembered
         quick = looked[text] = self._classifier.fast(text)
         if not 0.0 <= quick.harm <= 1.0:
             raise ValueError("harm out of range")
@@ -270,9 +272,9 @@ class PromptScreen:
     ) -> Scores:
         """Scored in the thread: a slice at a time, so that a long prompt does not keep it from the others."""
         key = memory.key(text)
-        known = memory.get(key)
-        if known is not None:
-            return known
+        remembered = memory.get(key)
+        if remembered is not None:
+            return remembered
         scores = await asyncio.get_running_loop().run_in_executor(self._thread, score, text)
         return memory.put(key, _checked(scores))
 
@@ -305,8 +307,8 @@ def _ends(text: str) -> Iterator[str]:
         yield text[-SLICE_CHARS:]
 
 
-def _turns(said: Said) -> Turns:
-    return said if isinstance(said, Turns) else turns_of(said)
+def _turns(conversation: Conversation) -> Turns:
+    return conversation if isinstance(conversation, Turns) else turns_of(conversation)
 
 
 def _at_least_watched(verdict: Verdict, doubted: Verdict) -> Verdict:
@@ -317,7 +319,7 @@ def _at_least_watched(verdict: Verdict, doubted: Verdict) -> Verdict:
 
 
 def _is_read_whole(turns: Turns) -> bool:
-    """Whether `fast` has read all of it."""
+    """Whether `ngram_verdict` has read all of it."""
     if len(turns.earlier) > QUICK_EARLIER:
         return False
     return max((len(read.text) for read in (*turns.newest, *turns.earlier)), default=0) <= QUICK_CHARS

@@ -9,9 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from app.safety.text.strings import fields_of
+from app.safety.verdict import Verdict
 
 JUDGED = 65_536
 """Turns and answers that are known to have been judged: some 10 MB."""
+WATCHED = 8_192
+"""Users' turns that are known to have made a prompt watched."""
 
 T = TypeVar("T")
 
@@ -52,16 +55,18 @@ class Judged:
 
     def __init__(self, capacity: int = JUDGED) -> None:
         self._texts = Remembered[bool](capacity)
+        self._watched = Remembered[Verdict](WATCHED)
 
     def of(self, owner: str, policy_hash: str) -> JudgedTexts:
         """The texts of an owner under a policy."""
-        return JudgedTexts(self._texts, f"{policy_hash} {owner}")
+        return JudgedTexts(self._texts, self._watched, f"{policy_hash} {owner}")
 
 
 class JudgedTexts(NamedTuple):
     """The texts of one owner that were judged by one policy."""
 
     texts: Remembered[bool]
+    watched: Remembered[Verdict]
     whose: str
 
     def is_passed(self, turn: str) -> bool:
@@ -85,6 +90,18 @@ class JudgedTexts(NamedTuple):
     def add_released(self, message: Mapping[str, Any]) -> None:
         """Remember an answer as it was released."""
         self.add_answers(fields_of(message))
+
+    def add_watched(self, turns: Iterable[str], verdict: Verdict) -> None:
+        """Remember users' turns with which a prompt was watched."""
+        for turn in turns:
+            self.watched.put(self._key("user", turn), verdict)
+
+    def watched_by(self, turns: Iterable[str]) -> Verdict | None:
+        """The verdict that watched the newest of these users' turns that was watched; None for none."""
+        verdict = None
+        for turn in turns:
+            verdict = self.watched.get(self._key("user", turn)) or verdict
+        return verdict
 
     def _key(self, role: str, text: str) -> bytes:
         return self.texts.key(f"{role} {len(self.whose)} {self.whose} {text}")

@@ -26,7 +26,7 @@ _CHANNELS = 16
 class Position(NamedTuple):
     """Folded characters so far: as it is, as a client shows it, and in logprobs."""
 
-    said: int
+    plain: int
     shown: int
     spelled: int
 
@@ -83,9 +83,9 @@ class SpanReader:
     __slots__ = (
         "_across",
         "_list",
+        "_plain",
         "_reading",
         "_readings",
-        "_said",
         "_shown",
         "_spelled",
         "_spelling",
@@ -103,7 +103,7 @@ class SpanReader:
         self._readings: dict[Channel, _Reading] = {}
         self._across: _Track | None = None
         self._spelling = _Reading()
-        self._said = self._shown = self._spelled = 0
+        self._plain = self._shown = self._spelled = 0
 
     def turn_to(self, channel: Channel) -> None:
         """Go on in another channel; what the last one may have begun may go on there."""
@@ -131,13 +131,13 @@ class SpanReader:
             if folded:
                 reading.state = hard_list.walk(reading.state, folded)
                 reading.after_space = folded[-1] == " "
-                self._said += len(folded)
+                self._plain += len(folded)
                 self._shown += len(folded)
             return reading.state == FOUND
         if shown is None and not _as_it_is(text):
             shown = reading.shown = _Track(reading.state, after_space=reading.after_space)
         length = reading.walk(hard_list, text)
-        self._said += length
+        self._plain += length
         if shown is None:
             self._shown += length
         else:
@@ -168,7 +168,7 @@ class SpanReader:
         """
         hard_list, spelling = self._list, self._spelling
         for entry in entries:
-            before = spelling.state, spelling.after_space
+            state_before = spelling.state, spelling.after_space
             token = entry["token"]
             if spelling.shown is None and not _as_it_is(token):
                 spelling.shown = _Track(spelling.state, after_space=spelling.after_space)
@@ -179,7 +179,7 @@ class SpanReader:
             if spelling.state == FOUND or (shown is not None and shown.state == FOUND):
                 return True
             for other in entry.get("top_logprobs") or ():
-                track = _Track(before[0], after_space=before[1])
+                track = _Track(state_before[0], after_space=state_before[1])
                 track.walk(hard_list, other["token"])
                 if track.state == FOUND:
                     return True
@@ -196,20 +196,20 @@ class SpanReader:
     @property
     def position(self) -> Position:
         """How far it has read; one further where an escape goes on."""
-        return Position(self._said, self._shown + bool(self._reading.pending), self._spelled)
+        return Position(self._plain, self._shown + bool(self._reading.pending), self._spelled)
 
     def decided(self, shortest: int = 1) -> Position:
         """Up to where no span of `shortest` characters or more has begun."""
         depth, reading, spelling = self._list.depth, self._reading, self._spelling
-        said = depth[reading.state]
+        plain = depth[reading.state]
         if self._across is not None:
-            said = max(said, depth[self._across.state])
-        shown = said if reading.shown is None else depth[reading.shown.state]
+            plain = max(plain, depth[self._across.state])
+        shown = plain if reading.shown is None else depth[reading.shown.state]
         spelled = depth[spelling.state]
         if spelling.shown is not None:
             spelled = max(spelled, depth[spelling.shown.state])
         return Position(
-            self._said - (said if said >= shortest else 0),
+            self._plain - (plain if plain >= shortest else 0),
             self._shown - shown if shown >= shortest else self._shown + (shortest > 1),
             self._spelled - (spelled if spelled >= shortest else 0),
         )
@@ -239,8 +239,8 @@ def _state_after(hard_list: HardList, text: str) -> int:
 
 def _walk_shown(hard_list: HardList, reading: _Reading, shown: _Track, text: str) -> int:
     """Read on as a client shows it, until that is again what the text itself says."""
-    said, reading.pending = undone(reading.pending + text)
-    length = shown.walk(hard_list, said.translate(hard_list.marks))
+    text_read, reading.pending = undone(reading.pending + text)
+    length = shown.walk(hard_list, text_read.translate(hard_list.marks))
     same = shown.state == reading.state and shown.after_space == reading.after_space
     if same and not reading.pending:
         reading.shown = None

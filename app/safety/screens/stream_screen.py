@@ -24,7 +24,7 @@ from app.safety.screens.choice_screen import ChoiceScreen
 from app.safety.screens.span_reader import begun_in
 from app.safety.screens.stream_terms import UNSTEERED, HoldBack, Listens, Rules, Steering, Terms
 from app.safety.text.hard_list import HardList, compiled
-from app.safety.verdict import Verdict
+from app.safety.verdict import ScreenFailed, Verdict
 
 CONTINUED_CHARS = 2_000
 """Of the message that an answer goes on with, what the model of answers hears: about 500 tokens, 2 ms."""
@@ -59,6 +59,9 @@ class StreamScreen:
         prior: float,
         policy: Rules,
         steering: Steering = UNSTEERED,
+        *,
+        on_broken: Callable[[Exception], None] = lambda _exc: None,
+        fail_open: bool = False,
     ) -> Screening:
         """The screening of one request's `n` choices, whose prompt had the harm `prior`."""
         if policy is not self._policy:
@@ -82,7 +85,7 @@ class StreamScreen:
             held_s=self._held_s,
             clock_s=self._clock_s,
         )
-        return Screening([ChoiceScreen(terms) for _ in range(n)])
+        return Screening([ChoiceScreen(terms) for _ in range(n)], on_broken=on_broken, fail_open=fail_open)
 
     def _take(self, policy: Rules) -> None:
         """Work out what all requests under a policy have in common."""
@@ -96,10 +99,21 @@ class StreamScreen:
 
 
 class Screening:
-    """One request's answer, on its way out."""
+    """One request's answer, on its way out. Where it throws, the answer ends, or all of it is let pass."""
 
-    def __init__(self, choices: Sequence[ChoiceScreen] = ()) -> None:
+    def __init__(
+        self,
+        choices: Sequence[ChoiceScreen] = (),
+        *,
+        on_broken: Callable[[Exception], None] = lambda _exc: None,
+        fail_open: bool = False,
+        broken: bool = False,
+    ) -> None:
+        """`on_broken` is called with what the screening threw, once; after it `broken` is set."""
         self._choices = choices
+        self._on_broken = on_broken
+        self._fail_open = fail_open
+        self.broken = broken
         self.halted: Verdict | None = None
         """The verdict that ended it; what was held then is dropped, and nothing more comes out."""
         self.halted_choice: int | None = None
@@ -115,20 +129,44 @@ class Screening:
         return sum(choice.held_tokens for choice in self._choices)
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
-        """What may be released now that `delta` has come."""
+        """What may be released now that `delta` has come. Raises ScreenFailed."""
         if self.halted is not None:
             return ()
-        choice = self._choices[delta.choice]
-        verdict = choice.read(delta)
-        if verdict is None:
-            return choice.pass_on(delta) if delta.finish_reason is None else choice.end(delta)
+        if self.broken:
+            return self._unscreened([delta])
+        try:
+            choice = self._choices[delta.choice]
+            verdict = choice.read(delta)
+            if verdict is None:
+                return choice.pass_on(delta) if delta.finish_reason is None else choice.end(delta)
+            self._halt(verdict, choice, delta)
+        except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
+            held = self._break(exc)
+            return self._unscreened(held if delta in held else [*held, delta])
+        return ()
+
+    def _halt(self, verdict: Verdict, choice: ChoiceScreen, delta: Delta) -> None:
         self.halted_choice = delta.choice
         self.hit_at = choice.hit_at
         self.leaked_tokens = max(0, choice.released.completion_tokens - choice.clean_until)
         self.halted = replace(verdict, lag_tokens=delta.counts.completion_tokens - choice.hit_at)
         self._withheld_text = "".join(held.text for held in choice.held) + delta.text
-        self.give_up()
-        return ()
+        self._give_up()
+
+    def _break(self, exc: Exception) -> list[Delta]:
+        """Screen nothing more; returns what was held."""
+        self.broken = True
+        self._on_broken(exc)
+        return self._give_up()
+
+    def _unscreened(self, deltas: list[Delta]) -> list[Delta]:
+        if not self._fail_open:
+            raise ScreenFailed from None
+        return deltas
+
+    def _give_up(self) -> list[Delta]:
+        """Let go of what is held, in no state to be released."""
+        return [delta for choice in self._choices for delta in choice.give_up()]
 
     def take_withheld_text(self) -> str:
         """What the halted choice held back, once: to be hashed, and never to be kept."""
@@ -136,19 +174,27 @@ class Screening:
         return text
 
     def drain(self) -> Sequence[Delta]:
-        """What may be released of an answer that broke off: nothing more will come."""
-        return [delta for choice in self._choices for delta in choice.cut_off()]
-
-    def give_up(self) -> list[Delta]:
-        """Let go of what is held, in no state to be released."""
-        return [delta for choice in self._choices for delta in choice.give_up()]
+        """What may be released of an answer that broke off; nothing where this throws."""
+        if self.broken:
+            return ()
+        try:
+            return [delta for choice in self._choices for delta in choice.cut_off()]
+        except Exception as exc:  # noqa: BLE001  # the answer has another error already
+            self._break(exc)
+            return ()
 
     def verdicts(self, *, scored: bool = True) -> list[Verdict]:
-        """How each choice stands, or was halted; for OpenAI's `moderation` object.
+        """How each choice stands, or was halted; for OpenAI's `moderation` object. None where it broke.
 
         Not `scored`, those that no category can do anything about may have no scores.
         """
-        verdicts = [choice.verdict(scored=scored) for choice in self._choices]
+        if self.broken:
+            return []
+        try:
+            verdicts = [choice.verdict(scored=scored) for choice in self._choices]
+        except Exception as exc:  # noqa: BLE001  # every delta was screened
+            self._break(exc)
+            return []
         if self.halted is not None and self.halted_choice is not None:
             verdicts[self.halted_choice] = self.halted
         return verdicts

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from app.messages import content_texts
 from app.safety.screens.span_reader import Begun
 from app.safety.text.hard_list import HardList
 from app.safety.verdict import Scores, Verdict
@@ -90,7 +91,7 @@ def steering_of(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) 
     kind = answer_format.get("type") if isinstance(answer_format, Mapping) else None
     tool_choice = body.get("tool_choice")
     return Steering(
-        "" if answer is None else _joined(answer.get("content"))[-_LAST_SAID_CHARS:],
+        "" if answer is None else "".join(content_texts(answer.get("content")))[-_LAST_SAID_CHARS:],
         answer is not None and answer is messages[-1],
         any(body.get(name) for name in _FORCING)
         or kind not in (None, "text", "json_object")
@@ -98,15 +99,6 @@ def steering_of(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) 
         or isinstance(tool_choice, Mapping),
         frozenset(body.get("stop_token_ids") or ()),
     )
-
-
-def _joined(content: object) -> str:
-    """A message's text, its parts without anything between: as templates write them."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, Sequence) else ()
-    texts = (part.get("text") for part in parts if isinstance(part, Mapping))
-    return "".join(text for text in texts if isinstance(text, str))
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,13 +116,13 @@ def decoded(shown: str, plain: str) -> str | None:
     `plain` is its normalized form, where cue words are looked for.
     """
     cued = any(map(plain.__contains__, _ENCODING_CUES))
-    found = None
+    undisguised = None
     for _ in range(_MAX_NESTED):
         once = _decoded_once(shown, cued=cued)
         if once == shown:
             break
-        shown = found = once
-    return found
+        shown = undisguised = once
+    return undisguised
 
 
 def _uncut(shown: str) -> str:
@@ -173,8 +173,8 @@ def _mixed(shown: str) -> int:
     classes = shown.encode("ascii", "replace").translate(_LEET)
     if b"0" not in classes and b"$" not in classes:
         return 0
-    found = sum(map(classes.count, _MIXED))
-    return found if found > 7 or found * 12 >= classes.count(b" ") else 0
+    num_mixed = sum(map(classes.count, _MIXED))
+    return num_mixed if num_mixed > 7 or num_mixed * 12 >= classes.count(b" ") else 0
 
 
 def _unleet_word(word: str, *, numbers: bool) -> str:
@@ -208,10 +208,10 @@ def _unescaped(shown: str, mark: str, digits: int) -> str:
     """The text with each mark and its hexadecimal digits as the character they stand for."""
     first, *rest = shown.split(mark)
     out = [first]
-    for part in rest:
-        code = part[:digits]
-        known = len(code) == digits and not code.encode("ascii", "replace").translate(None, _HEX)
-        out.append(chr(int(code, 16)) + part[digits:] if known else mark + part)
+    for piece in rest:
+        code = piece[:digits]
+        is_code = len(code) == digits and not code.encode("ascii", "replace").translate(None, _HEX)
+        out.append(chr(int(code, 16)) + piece[digits:] if is_code else mark + piece)
     return "".join(out)
 
 
@@ -219,17 +219,17 @@ def _blocks_read(words: list[str], least: int) -> str | None:
     """The words with blocks of code among them read, or None if none could be."""
     out: list[str] = []
     left = MAX_ENCODED_CHARS
-    found = False
+    changed = False
     for is_code, block in itertools.groupby(words, lambda word: _may_be_code(word, least)):
         run = list(block)
         text = _block_read(run, left) if is_code else None
         if text is None:
             out.extend(run)
             continue
-        found = True
+        changed = True
         left -= sum(map(len, run))
         out.append(text)
-    return " ".join(out) if found else None
+    return " ".join(out) if changed else None
 
 
 def _may_be_code(word: str, least: int) -> bool:

@@ -55,15 +55,15 @@ class HardList:
             raise ValueError("a hard-listed span has no visible character")
         state = 0
         for char in folded:
-            known = self._next[state].get(char)
-            if known is None:
-                known = len(self._next)
-                self._next[state][char] = known
+            next_state = self._next[state].get(char)
+            if next_state is None:
+                next_state = len(self._next)
+                self._next[state][char] = next_state
                 self._next.append({})
                 self._fallback.append(0)
                 self._ends.append(False)
                 self.depth.append(self.depth[state] + 1)
-            state = known
+            state = next_state
         self._ends[state] = True
 
     def _link(self) -> None:
@@ -84,9 +84,9 @@ class HardList:
         folded = text.translate(self._folding)
         if "  " in folded or (after_space and folded[:1] == " "):
             words = " ".join(folded.split())
-            before = " " if folded[:1] == " " and not after_space else ""
+            leading = " " if folded[:1] == " " and not after_space else ""
             after = " " if folded[-1] == " " and words else ""
-            return before + words + after
+            return leading + words + after
         return folded
 
     def walk(self, state: int, folded: str) -> int:
@@ -118,8 +118,8 @@ def _folded(char: str) -> str:
     if char.isspace():
         return " "
     folded = []
-    for part in unicodedata.normalize("NFKD", CONFUSABLES.get(ord(char), char)):
-        if unicodedata.category(part) not in _INVISIBLE:
-            alike = CONFUSABLES.get(ord(part), part).casefold()
+    for piece in unicodedata.normalize("NFKD", CONFUSABLES.get(ord(char), char)):
+        if unicodedata.category(piece) not in _INVISIBLE:
+            alike = CONFUSABLES.get(ord(piece), piece).casefold()
             folded.append(CONFUSABLES.get(ord(alike), alike) if len(alike) == 1 else alike)
-    return "".join(" " if part.isspace() else part for part in folded)
+    return "".join(" " if piece.isspace() else piece for piece in folded)

@@ -42,21 +42,21 @@ def views(text: str, limit: int = MAX_VIEWS) -> list[str]:
     """What may be read in the text, normalized, at most `limit`: the plain form, then others."""
     shown = folded(text)
     plain = _plain(shown)
-    found = [plain]
+    views = [plain]
     hidden = "" if text.isascii() else _tagged(text)
     if hidden:
-        found.append(normalize(hidden))
+        views.append(normalize(hidden))
     clear = decoded(shown, plain)
     read = respelled(shown if clear is None else folded(clear))
     if clear is not None or read is not None:
-        found.append(normalize(read or clear or ""))
+        views.append(normalize(read or clear or ""))
     base = plain if clear is None else normalize(clear)
     words = set(base.split())
     if looks_rot13(base, words):
-        found.append(codecs.encode(base, "rot13"))
+        views.append(codecs.encode(base, "rot13"))
     if _RIGHT_TO_LEFT in text or looks_reversed(base, words):
-        found.append(base[::-1])
-    return [view for view in dict.fromkeys(found) if view or view is plain][:limit]
+        views.append(base[::-1])
+    return [view for view in dict.fromkeys(views) if view or view is plain][:limit]
 
 
 def _plain(folded: str) -> str:
@@ -87,7 +87,9 @@ def _decomposed(char: str) -> str:
     parts = unicodedata.normalize("NFKD", char)
     if len(parts) > _LONGEST_DECOMPOSITION:
         return char
-    kept = "".join(part for part in parts if unicodedata.category(part) not in _UNSEEN and part not in _BLANK)
+    kept = "".join(
+        piece for piece in parts if unicodedata.category(piece) not in _UNSEEN and piece not in _BLANK
+    )
     return unicodedata.normalize("NFC", kept)
 
 

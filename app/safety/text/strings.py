@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from app.messages import content_texts
 from app.safety.text.escapes import undone
 
 UNRENDERED = frozenset({"model", "messages", "stop", "stop_token_ids", "logit_bias", "regex", "ebnf"})
@@ -52,14 +53,14 @@ def message_text(message: Mapping[str, Any]) -> str:
 def fields_of(message: Mapping[str, Any]) -> list[str]:
     """The same by field: the content first, each tool call for itself. A field's own name is in no prompt."""
     content = message.get("content")
-    said = [text_of(content)]
+    texts = [text_of(content)]
     if not isinstance(content, str):
-        said.append("\n".join(strings_in(_without_text(content))))
+        texts.append("\n".join(strings_in(_without_text(content))))
     for name, value in message.items():
         if name in ("role", "content"):
             continue
-        said += ("\n".join(strings_in(each)) for each in (value if isinstance(value, list) else (value,)))
-    return [text for text in said if text.strip()]
+        texts += ("\n".join(strings_in(each)) for each in (value if isinstance(value, list) else (value,)))
+    return [text for text in texts if text.strip()]
 
 
 def text_of(content: object) -> str:
@@ -70,10 +71,7 @@ def text_of(content: object) -> str:
     """
     if isinstance(content, str):
         return content
-    if not isinstance(content, Sequence):
-        return ""
-    texts = (part.get("text") for part in content if isinstance(part, Mapping))
-    parts = [text for text in texts if isinstance(text, str) and text]
+    parts = [text for text in content_texts(content) if text]
     spaced = "\n".join(parts)
     cut = any(a[-1].isalnum() and b[0].isalnum() for a, b in pairwise(parts))
     return f"{spaced}\n{''.join(parts)}" if cut else spaced
@@ -101,11 +99,11 @@ def _without_text(content: object) -> list[Any]:
     """The parts of a content without their texts, which are read already, and without media."""
     if not isinstance(content, Sequence):
         return []
-    return [_without_media(part) if isinstance(part, Mapping) else part for part in content]
+    return [_without_media(item) if isinstance(item, Mapping) else item for item in content]
 
 
-def _without_media(part: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in part.items() if name != "text" or not isinstance(value, str)}
+def _without_media(item: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in item.items() if name != "text" or not isinstance(value, str)}
     for name, source in kept.items():
         url = source.get("url") if isinstance(source, Mapping) else None
         if isinstance(url, str) and _DATA_URL.match(url):
@@ -119,5 +117,5 @@ def _parsed(arguments: Any) -> Any:
     try:
         return orjson.loads(arguments)
     except orjson.JSONDecodeError:
-        said, rest = undone(arguments)
-        return said + rest
+        unescaped, rest = undone(arguments)
+        return unescaped + rest

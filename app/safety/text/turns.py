@@ -71,6 +71,8 @@ class Turns(NamedTuple):
     """The users' turns that were not judged before."""
     answers: Sequence[str] = ()
     """The fields of answers that were not."""
+    recent: Sequence[str] = ()
+    """The newest users' turns, as many as are joined, oldest first."""
 
 
 def turns_of(messages: Sequence[Message]) -> Turns:
@@ -78,7 +80,7 @@ def turns_of(messages: Sequence[Message]) -> Turns:
     return read_request({"messages": messages})
 
 
-def read_request(body: Mapping[str, Any], known: Knows | None = None, stored: Sequence[bool] = ()) -> Turns:
+def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: Sequence[bool] = ()) -> Turns:
     """What is to be read of a request, its messages oldest first.
 
     `stored` are the first of the messages, which are from the store and so were judged before: whether each
@@ -93,7 +95,7 @@ def read_request(body: Mapping[str, Any], known: Knows | None = None, stored: Se
         role = message.get("role")
         in_store = number < len(stored)
         if role == "assistant" and number < last:
-            fresh = [] if in_store and stored[number] else _unreleased(message, known)
+            fresh = [] if in_store and stored[number] else _unreleased(message, judged)
             answers += fresh
             if fresh:
                 others.append(_answer("\n".join(fresh)))
@@ -102,7 +104,7 @@ def read_request(body: Mapping[str, Any], known: Knows | None = None, stored: Se
         if not text.strip():
             continue
         if role == "user":
-            users.append((text, in_store or (number < last and _is_passed(text, known))))
+            users.append((text, in_store or (number < last and _is_passed(text, judged))))
         elif role == "assistant":
             others.append(Read(text))
         elif role == "tool":
@@ -110,11 +112,12 @@ def read_request(body: Mapping[str, Any], known: Knows | None = None, stored: Se
         else:
             others.append(_instructions(text))
     fresh_users = [text for text, is_judged in users if not is_judged]
-    return Turns(_newest(users), others + _before(users), fresh_users, answers)
+    recent = [text for text, _ in users[-JOINED_TURNS:]]
+    return Turns(_newest(users), others + _before(users), fresh_users, answers, recent)
 
 
 def conversation_of(
-    body: Mapping[str, Any], known: Knows | None = None, stored: Sequence[bool] = ()
+    body: Mapping[str, Any], judged: Knows | None = None, stored: Sequence[bool] = ()
 ) -> list[dict[str, str]]:
     """The conversation as a guard model is shown it: what nobody has judged yet is in the last user's turn.
 
@@ -132,9 +135,9 @@ def conversation_of(
         if number < len(stored):
             is_judged = stored[number] if by_model else True
         elif by_model:
-            is_judged = number > asks or not _unreleased(message, known)
+            is_judged = number > asks or not _unreleased(message, judged)
         else:
-            is_judged = message.get("role") == "user" and _is_passed(text, known)
+            is_judged = message.get("role") == "user" and _is_passed(text, judged)
         if number == asks:
             shown.append({"role": "user", "content": "\n\n".join([*fresh, text])})
         elif is_judged:
@@ -158,13 +161,13 @@ def _newest(users: Sequence[tuple[str, bool]]) -> list[Read]:
 
 def _before(users: Sequence[tuple[str, bool]]) -> list[Read]:
     """The users' turns before the newest, the youngest first."""
-    before: list[Read] = []
+    earlier: list[Read] = []
     for age, (text, is_judged) in enumerate(reversed(users[:-1]), start=1):
         if not is_judged:
-            before.append(Read(text))
+            earlier.append(Read(text))
         elif age <= MAX_AGE:
-            before.append(Read(text, DECAY**age))
-    return before
+            earlier.append(Read(text, DECAY**age))
+    return earlier
 
 
 def _instructions(text: str) -> Read:
@@ -175,13 +178,13 @@ def _answer(text: str) -> Read:
     return Read(text, DECAY if len(text) <= SHORT_CHARS else 0.0, watch=True)
 
 
-def _is_passed(text: str, known: Knows | None) -> bool:
-    return known is not None and known.is_passed(text)
+def _is_passed(text: str, judged: Knows | None) -> bool:
+    return judged is not None and judged.is_passed(text)
 
 
-def _unreleased(message: Message, known: Knows | None) -> list[str]:
+def _unreleased(message: Message, judged: Knows | None) -> list[str]:
     """The fields of an answer that this server does not know for its own."""
-    return [field for field in fields_of(message) if known is None or not known.is_answer(field)]
+    return [field for field in fields_of(message) if judged is None or not judged.is_answer(field)]
 
 
 def _slices(text: str) -> Iterator[str]:

@@ -13,11 +13,12 @@ import pytest
 from app.api.http.auth import Gatekeeper
 from app.api.http.rate_limit_headers import HELD_S
 from app.api.routes.conversations import ConversationRoutes
+from app.core import KeyTerms
 from app.engine.scripted.engine import Script
 from app.store import key_table, keys
 from app.store.conversation_view import PAGE_MESSAGES, page
 from app.store.export import VIEW
-from app.store.keys import Issued, Terms
+from app.store.keys import Issued
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Connection, Response, until
 
@@ -33,7 +34,7 @@ async def made(served: Served, name: str, **terms: Any) -> dict[str, str]:
     """The header of a key that the server knows."""
     at_us = key_table.now_us()
     issued: Issued = await served.runtime.database.write(
-        lambda c: keys.create(c, Terms(name, **terms), at_us)
+        lambda c: keys.create(c, KeyTerms(name, **terms), at_us)
     )
     await served.runtime.keys.load()
     return {"authorization": f"Bearer {issued.text}"}

@@ -12,10 +12,9 @@ from app.admission.controller import Admission
 from app.admission.load_shedder import QueueBounds
 from app.admission.prefill_window import STEP_TOKENS, PrefillWindow
 from app.admission.ticket import Ticket, fingerprint_of, prompt_guess
-from app.core import ChatRequest, Counts, Delta, Prompt
+from app.core import ChatRequest, Counts, Delta, Key, Prompt
 from app.errors import Cancelled, Draining, KeyOverloaded, Overloaded
 from app.settings import Settings
-from app.store.keys import Key
 from tests.support.admissions import Service, ServiceEngine, key_of, tenant_of
 
 

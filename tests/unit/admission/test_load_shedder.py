@@ -12,8 +12,8 @@ from app.admission.counters import AdmissionCounts
 from app.admission.fair_queue import FairQueue, Queued, Tenant
 from app.admission.load_shedder import LoadShedder, QueueBounds
 from app.admission.throughput import Throughput
+from app.core import Tier
 from app.errors import Overloaded
-from app.store.keys import Tier
 
 RATE = 100.0
 """Tokens per second."""

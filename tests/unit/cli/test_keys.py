@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from app.cli.main import EXIT_USAGE, main, parser
+from app.core import Key, KeyTerms
 from app.store import keys
 from app.store.offline import opened
 
@@ -33,7 +34,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     return run_
 
 
-def stored(tmp_path: Path) -> list[keys.Key]:
+def stored(tmp_path: Path) -> list[Key]:
     """The keys that the store has."""
     with opened(tmp_path / "data") as connection:
         return keys.all_keys(connection)
@@ -57,7 +58,7 @@ def test_a_key_is_printed_alone(run: Run, tmp_path: Path):
     assert "first key" in err
     assert out.strip() not in err
     [key] = stored(tmp_path)
-    assert key.terms == keys.Terms(
+    assert key.terms == KeyTerms(
         "laptop", tier="batch", rpm=60, tpm=9000, max_streams=2, budget_micro_usd=2_500_000
     )
     status, _, err = run("create", "--name", "other")
@@ -145,7 +146,7 @@ def test_a_key_is_changed(run: Run, tmp_path: Path):
         False,
     )
     [key] = stored(tmp_path)
-    assert key.terms == keys.Terms(
+    assert key.terms == KeyTerms(
         "laptop",
         tier="batch",
         weight=2.5,

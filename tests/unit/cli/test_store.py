@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import EXIT_USAGE, main
+from app.core import Usage
 from app.store import offline as beside
 from app.store.database import FILE_NAME, Database
-from app.store.ledger import Usage
 from app.store.migrations import migrate
 from app.store.opening import StoreRefused
 from app.store.schema import MIGRATIONS

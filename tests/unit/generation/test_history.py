@@ -11,7 +11,7 @@ import pytest
 
 from app.core import ChatRequest
 from app.errors import BadRequest, Conflict, NotFound
-from app.generation.history import TITLE_CHARACTERS, History, text_of
+from app.generation.history import TITLE_CHARACTERS, History
 from app.store import conversations, ledger
 from app.store.database import Database
 
@@ -39,7 +39,7 @@ async def database(tmp_path: Path):
 
 async def answered(database: Database, history: History, request: ChatRequest, text: str) -> None:
     """Store the turn of a request, answered with `text`, whose ids are 7 and 8 after 1, 2, 3."""
-    turn = (await history.load(request)).turn
+    turn = (await history.load(request)).stored_turn
     reservation = ledger.Reservation(
         request.request_id, "local", "llama", 1_790_000_000_000_000, 10, 3, ledger.Price(), b"{}"
     )
@@ -81,7 +81,7 @@ async def test_unstored_requests_claim_nothing(database: Database):
     with history.claim(request), history.claim(request):
         loaded = await history.load(request)
     assert loaded.request is request
-    assert loaded.turn is None
+    assert loaded.stored_turn is None
 
 
 async def test_history_stands_before_the_new_messages(database: Database):
@@ -92,8 +92,8 @@ async def test_history_stands_before_the_new_messages(database: Database):
     said = [(m["role"], m["content"]) for m in loaded.request.body["messages"]]
     assert said == [("user", "one"), ("assistant", "two"), ("user", "three")]
     assert [list(run) for run in loaded.request.past] == [[1, 2, 3, 7, 8]]
-    assert len(loaded.runs) == 1
-    assert [m.text for m in loaded.turn.messages] == ["three"]
+    assert len(loaded.run_seqs) == 1
+    assert [m.text for m in loaded.stored_turn.messages] == ["three"]
 
 
 async def test_nothing_to_answer_is_refused(database: Database):
@@ -115,10 +115,10 @@ async def test_message_that_is_more_than_text_is_kept_whole(database: Database):
     """Content parts and extra fields stand in the body; the text is what can be read of them."""
     parts = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
     message = user(parts, name="Ann")
-    turn = (await History(database).load(asked(message))).turn
+    turn = (await History(database).load(asked(message))).stored_turn
     assert turn.messages[0].text == "look"
     assert orjson.loads(turn.messages[0].body) == message
-    assert (await History(database).load(asked(user("plain")))).turn.messages[0].body is None
+    assert (await History(database).load(asked(user("plain")))).stored_turn.messages[0].body is None
 
 
 async def test_reasoning_that_was_sent_back_is_read_once_and_not_stored(database: Database):
@@ -126,7 +126,11 @@ async def test_reasoning_that_was_sent_back_is_read_once_and_not_stored(database
     message = {"role": "assistant", "content": "Yes.", "reasoning_content": "hm"}
     loaded = await History(database).load(asked(user("one"), message, user("two")))
     assert loaded.request.body["messages"][1] == message
-    assert [(m.text, m.body) for m in loaded.turn.messages] == [("one", None), ("Yes.", None), ("two", None)]
+    assert [(m.text, m.body) for m in loaded.stored_turn.messages] == [
+        ("one", None),
+        ("Yes.", None),
+        ("two", None),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -140,9 +144,4 @@ async def test_reasoning_that_was_sent_back_is_read_once_and_not_stored(database
 )
 async def test_title_is_the_beginning_of_what_was_asked(database: Database, messages, title):
     """White space is folded, a long title cut, an empty one named."""
-    assert (await History(database).load(asked(*messages))).turn.title == title
-
-
-def test_text_of_nothing_is_empty():
-    """An assistant message with tool calls alone has no content."""
-    assert text_of(None) == ""
+    assert (await History(database).load(asked(*messages))).stored_turn.title == title

@@ -2,76 +2,100 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from app.core import ChatRequest, Counts, Delta, Prompt
-from app.generation.history import Asked
-from app.generation.journal_entry import Entry, Ids
-from app.store.ledger import Usage
+from app.core import ChatRequest, Counts, Delta, Prompt, Usage
+from app.generation.history import LoadedTurn
+from app.generation.journal_entry import Ids, JournalEntry, Outcome
 from app.stream.token_stream import SHUTDOWN, STORAGE, TokenStream
 
 
-def entry(cancelled: str | None = None, counts: dict[int, Counts] | None = None) -> Entry:
+async def entry(cancelled: str | None = None, counts: dict[int, Counts] | None = None) -> JournalEntry:
     """The entry of a request that is not stored."""
     stream = cast("TokenStream", SimpleNamespace(cancelled=cancelled))
     request = ChatRequest("chatcmpl-1", "local", "llama", {}, 0)
-    return Entry(Asked(request), Prompt([1, 2], 10, None), stream, cast("Any", counts or {}))
+    reserved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    prompt = Prompt([1, 2], 10, None)
+    return JournalEntry(LoadedTurn(request), prompt, stream, counts or {}, reserved=reserved)
 
 
 @pytest.mark.parametrize(
-    ("cancelled", "read_whole", "ended_by_itself", "status"),
+    ("cancelled", "outcome", "status"),
     [
-        (None, True, True, "complete"),
-        (None, True, False, "failed"),
-        (None, False, False, "failed"),
-        ("cancelled", True, False, "cancelled"),
-        ("disconnect", True, False, "cancelled"),
-        (SHUTDOWN, True, False, "interrupted"),
-        (STORAGE, False, False, "interrupted"),
+        (None, Outcome.DONE, "complete"),
+        (None, Outcome.BUDGET, "complete"),
+        (None, Outcome.CANCELLED, "failed"),
+        (None, Outcome.FAILED, "failed"),
+        ("cancelled", Outcome.CANCELLED, "cancelled"),
+        ("disconnect", Outcome.CANCELLED, "cancelled"),
+        (SHUTDOWN, Outcome.CANCELLED, "interrupted"),
+        (STORAGE, Outcome.FAILED, "interrupted"),
         # The client left, or the server stopped, when the last token had come.
-        ("disconnect", True, True, "complete"),
-        (SHUTDOWN, True, True, "complete"),
+        ("disconnect", Outcome.DONE, "complete"),
+        (SHUTDOWN, Outcome.DONE, "complete"),
+        (SHUTDOWN, Outcome.HALTED, "blocked"),
     ],
 )
-def test_status_says_how_the_answer_ended(cancelled, read_whole, ended_by_itself, status):
-    """Whoever was stopped is told so; what had ended by itself is whole."""
-    one = entry(cancelled)
-    one.read_whole, one.ended_by_itself = read_whole, ended_by_itself
-    assert one.status() == status
+async def test_status_says_how_the_answer_ended(cancelled, outcome, status):
+    """A stopped answer says by whom; what had ended by itself is whole."""
+    stopped = await entry(cancelled)
+    stopped.end(outcome)
+    assert stopped.status() == status
 
 
-def test_prompt_counts_once():
+async def test_a_reservation_is_waited_for_once():
+    """It is asked for, and its row is kept."""
+    asked: list[str] = []
+    request = LoadedTurn(ChatRequest("chatcmpl-1", "local", "llama", {}, 0))
+    reserved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    stream = cast("TokenStream", SimpleNamespace(cancelled=None))
+    waiting = JournalEntry(
+        request,
+        Prompt([1], 1, None),
+        stream,
+        {},
+        reserved=reserved,
+        need=lambda: asked.append("now"),
+    )
+    reserved.set_result(7)
+    await waiting.committed()
+    await waiting.committed()
+    assert (waiting.request_seq, asked) == (7, ["now"])
+
+
+async def test_a_settlement_counts_once():
+    """It may be committed twice; the first says how the request ended."""
+    settled = await entry()
+    settled.finish_as("stop")
+    assert settled.settle()
+    assert not settled.settle()
+    settled.finish_as("cancelled")
+    assert settled.finish == "stop"
+
+
+async def test_prompt_counts_once():
     """Choices share their prompt; what each generated is added up."""
     counts = {0: Counts(10, 5, 4, 1), 1: Counts(10, 7, 4, 2)}
-    one = entry(counts=counts)
+    one = await entry(counts=counts)
     for choice, its in counts.items():
         one.released(Delta(choice, "text", "said", (1,), its))
     assert one.usage() == Usage(10, 12, 4, 3, 0)
 
 
-def test_what_is_held_back_is_withheld():
+async def test_what_is_held_back_is_withheld():
     """Tokens count as withheld until they are released."""
-    one = entry(counts={0: Counts(10, 5), 1: Counts(10, 7)})
+    one = await entry(counts={0: Counts(10, 5), 1: Counts(10, 7)})
     one.released(Delta(0, "text", "said", (1,), Counts(10, 4)))
     assert one.usage() == Usage(10, 12, withheld_tokens=8)
 
 
-def test_an_attempt_that_is_given_up_is_withheld():
-    """What it generated stays in the counts, and is billed to no one."""
-    counts = {0: Counts(10, 5)}
-    one = entry(counts=counts)
-    one.begin_anew(counts)
-    counts[0] = Counts(12, 3)
-    one.released(Delta(0, "text", "said", (1,), Counts(12, 3)))
-    assert one.usage() == Usage(12, 8, withheld_tokens=5)
-
-
-def test_a_blocked_turn_keeps_no_ids():
+async def test_a_blocked_turn_keeps_no_ids():
     """Whoever left meanwhile; no later turn begins with what was blocked."""
-    one = entry("cancelled")
-    one.blocked = True
+    one = await entry("cancelled")
+    one.end(Outcome.HALTED)
     assert one.status() == "blocked"
     assert one._ids(0) == Ids()

@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 
 import pytest
 
+from app.core import Key, KeyTerms, Usage
 from app.errors import StorageUnavailable
 from app.metering import abuse
 from app.metering.abuse import AbuseRules, AbuseWatch, blocked, spikes
 from app.metering.addresses import MAX_KEYS, MAX_NETWORKS, Addresses
 from app.store import safety_events
-from app.store.keys import Key, Terms
-from app.store.ledger import Usage
 from app.store.safety_events import SafetyEvent
 from tests.support.ledgers import at, empty_store, settled
 
@@ -183,7 +182,7 @@ def test_queries_go_by_key(store: sqlite3.Connection, query: str, values: tuple[
 
 def key(key_id: str = "tr-a") -> Key:
     """A key of ann's."""
-    return Key(key_id, "ann", Terms(key_id), 0)
+    return Key(key_id, "ann", KeyTerms(key_id), 0)
 
 
 def test_networks_are_counted_within_an_hour() -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from app.core import Key, KeyTerms, Usage
 from app.errors import QuotaExceeded
 from app.metering.budget import Budgets
 from app.metering.limiter import Limiter
 from app.store.database import Database
-from app.store.keys import Key, Terms
-from app.store.ledger import Price, Usage
+from app.store.ledger import Price
 from tests.support.ledgers import at, settled
 
 DOLLAR_A_TOKEN = Price(1_000_000_000, 1_000_000_000, 1_000_000_000)
@@ -53,7 +53,7 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
 def key(dollars: int | None, owner: str = "ann") -> Key:
     """A key with that budget."""
     budget = None if dollars is None else dollars * 1_000_000
-    return Key(f"tr-{owner}", owner, Terms("x", budget_micro_usd=budget), 0)
+    return Key(f"tr-{owner}", owner, KeyTerms("x", budget_micro_usd=budget), 0)
 
 
 async def test_the_months_cost_of_the_owner_is_what_counts(database: Database) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from app.api.schema.wire import parse_chat_request
-from app.core import ChatRequest, Counts, Prompt
+from app.core import ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import BadRequest, RateLimited, TokensLimited
 from app.metering.limiter import UNLIMITED, KeyLease, Lease, Limiter, duration_text
-from app.store.keys import Key, Terms
 
 
 class Clock:
@@ -32,14 +31,12 @@ def clock() -> Clock:
 @pytest.fixture
 def limiter(clock: Clock) -> Limiter:
     """A limiter that counts a token a word and never jitters."""
-    limiter = Limiter(clock, lambda: 0.0)
-    limiter.count_text = lambda text: len(text.split())
-    return limiter
+    return Limiter(clock, lambda: 0.0, lambda text: len(text.split()))
 
 
 def key(**terms: Any) -> Key:
     """A key with these limits."""
-    return Key("tr-a", "ann", Terms("ann", **terms), 0)
+    return Key("tr-a", "ann", KeyTerms("ann", **terms), 0)
 
 
 def asked(words: int = 2, **parameters: Any) -> ChatRequest:
@@ -130,7 +127,7 @@ def test_the_expected_answer_follows_the_keys_own(limiter: Limiter) -> None:
     for _ in range(40):
         taken(limiter, key(tpm=10_000), asked()).settle({0: Counts(10, 20)})
     assert reserved(limiter, key(tpm=10_000), asked()).tokens == 10 + 21
-    other = Key("tr-b", "bob", Terms("bob", tpm=10_000), 0)
+    other = Key("tr-b", "bob", KeyTerms("bob", tpm=10_000), 0)
     assert reserved(limiter, other, asked()).tokens == 10 + 256
 
 
@@ -439,14 +436,3 @@ def test_answers_together_owe_a_window_at_most(limiter: Limiter) -> None:
     assert "owes 1000 tokens" in second.as_notice()["message"]
     assert made(within, range(1), 200) == 200
     assert within._usage.tokens.debt == 1000
-
-
-def test_an_answer_that_is_begun_anew_counts_twice(limiter: Limiter) -> None:
-    """What was thrown away was made; a caller who has answers begun anew gets no more of the engine."""
-    limited = key(tpm=1000)
-    lease = reserved(limiter, limited, asked(max_tokens=900))
-    lease.correct(prompt(10, max_tokens=900))
-    assert made(lease, range(1), 300) == 300
-    assert made(lease, range(1), 900) == 690
-    lease.settle({0: Counts(10, 690)})
-    assert remaining(limiter, limited) == 0

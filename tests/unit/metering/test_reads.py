@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from app.core import Key, KeyTerms
 from app.errors import RateLimited
 from app.metering.limiter import Limiter
 from app.metering.reads import AT_ONCE, BURST_S, MAX_WAITING, Reads
 from app.store.database import READERS
-from app.store.keys import Key, Terms
 
-KEY = Key("tr-a", "ann", Terms("ann"), 0)
+KEY = Key("tr-a", "ann", KeyTerms("ann"), 0)
 
 
 def test_so_many_a_second_and_ten_seconds_worth_at_once():

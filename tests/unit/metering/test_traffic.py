@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from app.core import Usage
 from app.metering.traffic import Histogram, Timings, Traffic
-from app.store.ledger import Usage
 
 
 def test_a_value_counts_at_every_bound_it_does_not_exceed():

@@ -9,10 +9,9 @@ import pytest
 
 from app.admission.controller import Admission
 from app.admission.load_shedder import QueueBounds
-from app.core import ChatRequest, Prompt
+from app.core import ChatRequest, Prompt, Tier
 from app.errors import KeyOverloaded, Overloaded
 from app.routing.pressure import pressure_of
-from app.store.keys import Tier
 from tests.support.admissions import Service, ServiceEngine, key_of, tenant_of
 
 BOUNDS = QueueBounds(deadline_s={"interactive": 8.0, "standard": 16.0, "batch": 160.0})

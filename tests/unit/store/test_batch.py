@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from app.core import Usage
 from app.store.database import Database
-from app.store.ledger import Settlement, Usage, settle
+from app.store.ledger import Settlement, settle
 from app.store.usage import differences
 from tests.support.ledgers import reserved
 

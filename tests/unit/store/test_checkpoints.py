@@ -6,9 +6,10 @@ import sqlite3
 
 import pytest
 
+from app.core import Usage
 from app.store import checkpoints, events
 from app.store.checkpoints import Checkpoint
-from app.store.ledger import Settlement, Usage, open_requests, settle
+from app.store.ledger import Settlement, open_requests, settle
 from tests.support.ledgers import empty_store, reserved
 
 

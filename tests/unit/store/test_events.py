@@ -6,8 +6,9 @@ import sqlite3
 
 import pytest
 
+from app.core import Usage
 from app.store import events
-from app.store.ledger import Settlement, Usage, settle
+from app.store.ledger import Settlement, settle
 from tests.support.ledgers import at, empty_store, reserved, settled
 
 NOW = at("2026-11-20")

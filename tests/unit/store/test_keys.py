@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 import structlog
 
+from app.core import Key, KeyTerms, Secret
 from app.errors import Conflict, NotFound
 from app.store import key_table, keys
 from app.store.database import FILE_NAME, Database
 from app.store.key_table import KeyTable
-from app.store.keys import Issued, Key, Secret, Terms, digest_of
+from app.store.keys import Issued, digest_of
 from app.store.migrations import migrate
 from app.store.schema import MIGRATIONS
 from tests.support.sse_client import until
 
 NOW_US = 1_790_000_000_000_000
 HOUR_US = 3_600_000_000
-ALL = Terms(
+ALL = KeyTerms(
     name="laptop",
     scope="admin",
     tier="batch",
@@ -62,7 +63,7 @@ def digest(issued: Issued) -> bytes:
 
 def test_a_key_is_its_id_and_256_random_bits(c: sqlite3.Connection):
     """The text begins with the id, and no two are alike."""
-    issued = [keys.create(c, Terms("a"), NOW_US) for _ in range(20)]
+    issued = [keys.create(c, KeyTerms("a"), NOW_US) for _ in range(20)]
     for key, text in issued:
         assert re.fullmatch(r"tr-[0-9a-f]{12}-[0-9a-f]{64}", text)
         assert text[: keys.ID_CHARS] == key.id
@@ -71,7 +72,7 @@ def test_a_key_is_its_id_and_256_random_bits(c: sqlite3.Connection):
 
 def test_only_the_hash_of_a_key_is_stored(c: sqlite3.Connection):
     """The store has the SHA-256 of the whole key, and not its secret."""
-    issued = keys.create(c, Terms("a"), NOW_US)
+    issued = keys.create(c, KeyTerms("a"), NOW_US)
     assert issued.key.secrets == (Secret(hashlib.sha256(issued.text.encode()).digest(), None),)
     assert issued.text.rpartition("-")[2] not in everything(c)
 
@@ -81,7 +82,7 @@ def test_a_key_is_found_as_it_was_made(c: sqlite3.Connection):
     made = keys.create(c, ALL, NOW_US, "ann").key
     assert made == Key(made.id, "ann", ALL, NOW_US, None, made.secrets)
     assert keys.find(c, made.id) == made
-    own = keys.create(c, Terms("b"), NOW_US + 1).key
+    own = keys.create(c, KeyTerms("b"), NOW_US + 1).key
     assert own.owner == own.id
     assert keys.all_keys(c) == [made, own]
 
@@ -97,7 +98,7 @@ def test_terms_are_changed_alone(c: sqlite3.Connection):
 
 def test_a_rotation_leaves_the_old_secret_for_the_overlap(c: sqlite3.Connection):
     """The old secret gets an end, and a second rotation neither puts it off nor takes it away early."""
-    first = keys.create(c, Terms("a"), NOW_US)
+    first = keys.create(c, KeyTerms("a"), NOW_US)
     second = keys.rotate(c, first.key.id, NOW_US, HOUR_US)
     assert second.key.secrets == (Secret(digest(first), NOW_US + HOUR_US), Secret(digest(second), None))
     third = keys.rotate(c, first.key.id, NOW_US + 1, 2 * HOUR_US)
@@ -110,7 +111,7 @@ def test_a_rotation_leaves_the_old_secret_for_the_overlap(c: sqlite3.Connection)
 
 def test_a_rotation_without_overlap_ends_all_old_secrets(c: sqlite3.Connection):
     """After a leak only the new secret is left; hashes of ended ones are not kept."""
-    first = keys.create(c, Terms("a"), NOW_US)
+    first = keys.create(c, KeyTerms("a"), NOW_US)
     keys.rotate(c, first.key.id, NOW_US, HOUR_US)
     last = keys.rotate(c, first.key.id, NOW_US + 1, 0)
     assert last.key.secrets == (Secret(digest(last), None),)
@@ -146,18 +147,18 @@ def test_an_unknown_key_is_not_found(c: sqlite3.Connection):
 
 def test_the_first_key_is_made_once(c: sqlite3.Connection):
     """Where there has been a key, revoked or not, no first one is made."""
-    first = keys.create_first(c, Terms("first"), NOW_US, "local")
+    first = keys.create_first(c, KeyTerms("first"), NOW_US, "local")
     assert first is not None
     assert first.key.owner == "local"
     keys.revoke(c, first.key.id, NOW_US)
-    assert keys.create_first(c, Terms("second"), NOW_US, "local") is None
+    assert keys.create_first(c, KeyTerms("second"), NOW_US, "local") is None
     assert len(keys.all_keys(c)) == 1
 
 
 def test_every_change_has_another_version(c: sqlite3.Connection):
     """Who keeps keys in memory sees by one number that something changed."""
     versions = [keys.version(c)]
-    key_id = keys.create(c, Terms("a"), NOW_US).key.id
+    key_id = keys.create(c, KeyTerms("a"), NOW_US).key.id
     versions.append(keys.version(c))
     keys.change(c, key_id, {"rpm": 5})
     versions.append(keys.version(c))
@@ -233,7 +234,7 @@ async def test_what_is_in_memory_is_what_is_stored(kept: Kept):
     """A load reads keys made beside the server; what has not changed is not read again."""
     assert kept.table.loaded
     assert kept.table.empty
-    issued = kept.beside(lambda c: keys.create(c, Terms("a"), NOW_US))
+    issued = kept.beside(lambda c: keys.create(c, KeyTerms("a"), NOW_US))
     assert not kept.lets_in(issued)
     await kept.table.load()
     key = kept.table.get(issued.key.id)
@@ -244,7 +245,7 @@ async def test_what_is_in_memory_is_what_is_stored(kept: Kept):
 
 async def test_an_older_snapshot_does_not_bring_a_key_back(kept: Kept, monkeypatch: pytest.MonkeyPatch):
     """Of two loads at once the newer one stands, whichever ends last."""
-    issued = await kept.database.write(lambda c: keys.create(c, Terms("a"), NOW_US))
+    issued = await kept.database.write(lambda c: keys.create(c, KeyTerms("a"), NOW_US))
     await kept.table.load()
     read, held, go = kept.database.read, asyncio.Event(), asyncio.Event()
 
@@ -270,7 +271,7 @@ async def test_an_older_snapshot_does_not_bring_a_key_back(kept: Kept, monkeypat
 async def test_the_table_is_kept_while_the_store_cannot_be_read(kept: Kept, monkeypatch: pytest.MonkeyPatch):
     """A fault is logged once and changes nothing; afterwards changes are seen again."""
     monkeypatch.setattr(key_table, "POLL_S", 0.001)
-    issued = await kept.database.write(lambda c: keys.create(c, Terms("a"), NOW_US))
+    issued = await kept.database.write(lambda c: keys.create(c, KeyTerms("a"), NOW_US))
     await kept.table.load()
     read, tried = kept.database.read, []
 

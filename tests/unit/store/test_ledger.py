@@ -6,11 +6,11 @@ import sqlite3
 
 import pytest
 
+from app.core import Usage
 from app.store.ledger import (
     Price,
     Reservation,
     Settlement,
-    Usage,
     cost_micro_usd,
     day_of,
     open_requests,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from app.core import Usage
 from app.store.conversation_list import page
 from app.store.conversations import FinishedAnswer, NewMessage, NewTurn, add_turn, ensure, finish_answers
 from app.store.indexing import index
-from app.store.ledger import Usage
 from app.store.migrations import Migration, applied, migrate
 from app.store.schema import MIGRATIONS
 from app.store.words import register

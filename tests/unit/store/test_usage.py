@@ -6,7 +6,8 @@ import sqlite3
 
 import pytest
 
-from app.store.ledger import Price, Usage
+from app.core import Usage
+from app.store.ledger import Price
 from app.store.usage import UsageDifference, UsageSums, differences, rebuild, usage
 from tests.support.ledgers import at, empty_store, reserved, settled
 

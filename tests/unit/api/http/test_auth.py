@@ -12,9 +12,10 @@ import structlog
 from starlette.requests import Request
 
 from app.api.http.auth import LOCAL, Gatekeeper, is_loopback
+from app.core import Key, KeyTerms, Secret
 from app.errors import EngineNotReady, Forbidden, Unauthorized
 from app.store.key_table import KeyTable
-from app.store.keys import Key, Secret, Terms, digest_of
+from app.store.keys import digest_of
 
 NOW_US = 1_790_000_000_000_000
 ID = "tr-0123456789ab"
@@ -31,7 +32,7 @@ def request(**headers: str) -> Request:
 def a_key(**terms: Any) -> Key:
     """The key of `TEXT`, owned by ann."""
     secret = Secret(digest_of(TEXT.encode()), None)
-    return Key(ID, "ann", Terms("laptop", **terms), NOW_US - 1, secrets=(secret,))
+    return Key(ID, "ann", KeyTerms("laptop", **terms), NOW_US - 1, secrets=(secret,))
 
 
 def gate(*keys: Key, api_key: str = "", host: str = "127.0.0.1", loaded: bool = True) -> Gatekeeper:

@@ -9,7 +9,7 @@ import pytest
 from app.core import ChatRequest, Counts, Prompt
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import BadRequest
-from app.safety.policies.policy_prompt import Aligned
+from app.safety.policies.policy_prompt import PolicyPrompt
 
 TEXT = "Be kind to all"
 
@@ -52,7 +52,7 @@ def asked(*messages: tuple[str, Any]) -> ChatRequest:
 async def test_the_text_stands_before_all_else(messages, first):
     """In a system message of its own, or at the head of the client's."""
     engine, request = Engine(), asked(*messages)
-    await Aligned().render(engine, request, TEXT)
+    await PolicyPrompt().render(engine, request, TEXT)
     rendered = engine.rendered[-1]
     assert (rendered[0]["role"], rendered[0]["content"]) == first
     assert rendered[-1] == request.body["messages"][-1]
@@ -63,14 +63,14 @@ async def test_its_tokens_are_not_billed():
     """The prompt counts as if it were not there."""
     engine, request = Engine(), asked(("user", "hello there"))
     plain = await engine.render(request)
-    prompt = await Aligned().render(engine, request, TEXT)
+    prompt = await PolicyPrompt().render(engine, request, TEXT)
     assert prompt.unbilled_tokens == len(prompt.token_ids) - len(plain.token_ids) == 5
     assert prompt.billed_tokens == len(plain.token_ids)
 
 
 async def test_they_are_counted_once():
     """For a text and a place; then it costs one rendering as without."""
-    engine, aligned = Engine(), Aligned()
+    engine, aligned = Engine(), PolicyPrompt()
     for _ in range(3):
         await aligned.render(engine, asked(("user", "hello")), TEXT)
     assert len(engine.rendered) == 2 + 3
@@ -80,7 +80,7 @@ async def test_they_are_counted_once():
 
 async def test_each_model_is_measured():
     """Their templates differ: one may have no place for system messages."""
-    aligned, engines = Aligned(), (Engine(), Engine(system=False, name="other"))
+    aligned, engines = PolicyPrompt(), (Engine(), Engine(system=False, name="other"))
     first, other = [await aligned.render(engine, asked(("user", "hello")), TEXT) for engine in engines]
     assert (first.unbilled_tokens, other.unbilled_tokens) == (5, 3)
 
@@ -88,7 +88,7 @@ async def test_each_model_is_measured():
 async def test_a_template_without_system_messages_has_it_in_the_users():
     """At the head of the first."""
     engine = Engine(system=False)
-    prompt = await Aligned().render(
+    prompt = await PolicyPrompt().render(
         engine, asked(("user", "hello"), ("assistant", "hi"), ("user", "so")), TEXT
     )
     assert [m["content"] for m in engine.rendered[-1]] == [f"{TEXT}\n\nhello", "hi", "so"]
@@ -98,7 +98,7 @@ async def test_a_template_without_system_messages_has_it_in_the_users():
 async def test_a_prompt_that_cannot_be_rendered_is_refused_as_ever():
     """The error is the engine's own."""
     with pytest.raises(BadRequest):
-        await Aligned().render(Engine(), asked(("user", [{"type": "image_url", "image_url": {}}])), TEXT)
+        await PolicyPrompt().render(Engine(), asked(("user", [{"type": "image_url", "image_url": {}}])), TEXT)
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,10 @@ async def test_fast_asks_the_ngrams_and_full_asks_both(screen):
     """The one on the loop, the other in a thread of its own, always the same."""
     classifier = WordClassifier(full=BAD)
     prompts = screen(classifier)
-    assert prompts.fast(say("so bad"), POLICY).action is None
+    assert prompts.ngram_verdict(say("so bad"), POLICY).action is None
     assert classifier.read_full == []
-    verdict = await prompts.full(say("so bad"), POLICY)
-    await prompts.full(say("and good"), POLICY)
+    verdict = await prompts.full_verdict(say("so bad"), POLICY)
+    await prompts.full_verdict(say("and good"), POLICY)
     assert (verdict.action, verdict.category, verdict.stage) == ("block", "S2", "encoder")
     assert classifier.read_full == ["so bad", "and good"]
     assert len(classifier.threads) == 1
@@ -69,7 +69,7 @@ async def test_the_thread_gives_others_a_head_start_once(screen, monkeypatch):
         sleep=lambda s: seen.append((round(s, 3), threading.current_thread().name)),
     ))  # fmt: skip
     prompts = screen(WordClassifier(before=seen.append))
-    await prompts.full(say("one", "two"), POLICY, head_start_s=0.05)
+    await prompts.full_verdict(say("one", "two"), POLICY, head_start_s=0.05)
     assert seen == [(0.04, "prompt-screen_0"), "two", "one\ntwo", "one"]
 
 
@@ -80,14 +80,14 @@ async def test_a_head_start_that_is_over_costs_nothing(screen, monkeypatch):
     monkeypatch.setattr("app.safety.screens.prompt_screen.time", SimpleNamespace(
         monotonic=lambda: next(now_s), sleep=seen.append
     ))  # fmt: skip
-    await screen(WordClassifier(before=seen.append)).full(say("one"), POLICY, head_start_s=0.05)
+    await screen(WordClassifier(before=seen.append)).full_verdict(say("one"), POLICY, head_start_s=0.05)
     assert seen == ["one"]
 
 
 async def test_both_is_the_stricter_with_the_scores_of_full(screen):
     """What the n-grams are sure of is blocked, though the encoder would not."""
     prompts = screen(WordClassifier(full={"bad": {"S2": 0.2}}, fast={"bad": {"S3": 0.99}}))
-    verdict = await prompts.both(say("bad"), POLICY)
+    verdict = await prompts.evaluate(say("bad"), POLICY)
     assert (verdict.action, verdict.category, verdict.stage) == ("block", "S3", "ngrams")
     assert (verdict.scores["S2"], verdict.scores["S3"]) == (0.2, 0.01)
 
@@ -95,21 +95,21 @@ async def test_both_is_the_stricter_with_the_scores_of_full(screen):
 async def test_the_ngrams_alone_let_pass_what_they_are_sure_of(screen):
     """Where they have read all, found little, and nothing was blocked before."""
     prompts = screen(WordClassifier(fast={"odd": {"S2": 0.3}}), sure_below=0.2)
-    assert prompts.glance(say("good"), POLICY)[1]
-    assert not prompts.glance(say("odd"), POLICY)[1]
-    assert not prompts.glance(say("good"), POLICY, strikes=1)[1]
-    assert not prompts.glance(say("good " * QUICK_CHARS), POLICY)[1]
-    assert not screen(WordClassifier()).glance(say("good"), POLICY)[1]
+    assert prompts.prescreen(say("good"), POLICY)[1]
+    assert not prompts.prescreen(say("odd"), POLICY)[1]
+    assert not prompts.prescreen(say("good"), POLICY, strikes=1)[1]
+    assert not prompts.prescreen(say("good " * QUICK_CHARS), POLICY)[1]
+    assert not screen(WordClassifier()).prescreen(say("good"), POLICY)[1]
 
 
 async def test_most_prompts_are_let_pass_by_their_harm_alone(screen):
     """No scores by category are worked out, unless they are asked for, or a category may do something."""
     classifier = WordClassifier(fast={"odd": {"S2": 0.9}})
     prompts = screen(classifier, sure_below=0.2)
-    verdict, sure = prompts.glance(say("good"), POLICY, scored=False)
+    verdict, sure = prompts.prescreen(say("good"), POLICY, scored=False)
     assert (sure, verdict.action, verdict.harm, verdict.scores) == (True, None, 0.01, {})
     assert (classifier.read_fast, classifier.scored) == (["good"], [])
-    whole, _ = prompts.glance(say("good"), POLICY)
+    whole, _ = prompts.prescreen(say("good"), POLICY)
     assert (whole.action, whole.harm) == (verdict.action, verdict.harm)
     for messages, rules, strikes in (
         (say("odd"), POLICY, 0),
@@ -117,7 +117,7 @@ async def test_most_prompts_are_let_pass_by_their_harm_alone(screen):
         (say("good"), POLICY.after(1), 0),
         (say("good " * QUICK_CHARS), POLICY, 0),
     ):
-        asked, scored = (prompts.glance(messages, rules, strikes, scored=s) for s in (False, True))
+        asked, scored = (prompts.prescreen(messages, rules, strikes, scored=s) for s in (False, True))
         assert asked == scored
         assert asked[0].scores
 
@@ -126,20 +126,21 @@ async def test_what_the_encoder_is_to_read_needs_no_scores_before(screen):
     """Where the n-grams are not sure, and no category does anything at what they found."""
     classifier = WordClassifier(fast={"odd": {"S2": 0.3}})
     prompts = screen(classifier, sure_below=0.2)
-    verdict, sure = prompts.glance(say("odd"), POLICY, scored=False)
+    verdict, sure = prompts.prescreen(say("odd"), POLICY, scored=False)
     assert (sure, verdict.action, verdict.harm, verdict.scores) == (False, None, 0.3, {})
-    whole, _ = prompts.glance(say("odd"), POLICY)
+    whole, _ = prompts.prescreen(say("odd"), POLICY)
     assert (whole.action, whole.harm, whole.scores["S2"]) == (None, 0.3, 0.3)
     assert classifier.scored == ["odd"]
-    assert screen(WordClassifier()).glance(say("good"), POLICY, scored=False)[0].scores == {}
+    assert screen(WordClassifier()).prescreen(say("good"), POLICY, scored=False)[0].scores == {}
 
 
 async def test_a_category_that_acts_early_is_asked(screen):
     """What the n-grams are sure of may still be enough for a policy's threshold."""
     prompts = screen(WordClassifier(fast={"odd": {"S2": 0.75}}), sure_below=0.8)
     for rules, action in ((POLICY, None), (policy({"watch_fpr": 0.1}), "watch")):
-        verdict, _ = prompts.glance(say("odd"), rules, scored=False)
-        assert (verdict.action, verdict.category) == (action, action and "S2")
+        verdict, _ = prompts.prescreen(say("odd"), rules, scored=False)
+        assert (verdict.action, verdict.category) == (action, "S2")
+        assert verdict.scores["S2"] == 0.75, "the full verdict's threshold is lower, so scores are wanted"
 
 
 async def test_a_past_of_little_harm_is_read_once(screen):
@@ -147,7 +148,7 @@ async def test_a_past_of_little_harm_is_read_once(screen):
     classifier = WordClassifier()
     prompts = screen(classifier, sure_below=0.2)
     for n in range(1, 4):
-        prompts.glance(say(*("one", "two", "three")[:n]), POLICY, scored=False)
+        prompts.prescreen(say(*("one", "two", "three")[:n]), POLICY, scored=False)
     assert classifier.read_fast == ["one", "two", "one\ntwo", "three", "one\ntwo\nthree"]
     assert classifier.scored == []
 
@@ -156,14 +157,14 @@ async def test_what_is_not_clear_is_read_no_second_time(screen):
     """Its scores come of the first look, and what is clear beside it is not scored before."""
     classifier = WordClassifier(fast={"odd": {"S2": 0.9}})
     prompts = screen(classifier, sure_below=0.2)
-    assert prompts.glance(say("odd"), POLICY, scored=False)[0].scores["S2"] == 0.9
+    assert prompts.prescreen(say("odd"), POLICY, scored=False)[0].scores["S2"] == 0.9
     assert (classifier.read_fast, classifier.scored) == (["odd"], ["odd"])
 
 
 async def test_what_the_ngrams_let_pass_is_not_blocked_but_scored(screen):
     """`both` says what a request would meet, and what the encoder thinks of it."""
     prompts = screen(WordClassifier(full=BAD), sure_below=0.2)
-    verdict = await prompts.both(say("so bad"), POLICY)
+    verdict = await prompts.evaluate(say("so bad"), POLICY)
     assert (verdict.action, verdict.scores["S2"] > 0.5) == (None, True)
 
 
@@ -171,8 +172,8 @@ async def test_a_request_split_over_turns_is_found_joined(screen):
     """None of the turns is harmful alone."""
     prompts = screen(WordClassifier(full={"make\na\nthing": {"S2": 0.95}}))
     for turn in ("make", "a", "thing"):
-        assert (await prompts.full(say(turn), POLICY)).action is None
-    assert (await prompts.full(say("hello", "make", "a", "thing"), POLICY)).action == "block"
+        assert (await prompts.full_verdict(say(turn), POLICY)).action is None
+    assert (await prompts.full_verdict(say("hello", "make", "a", "thing"), POLICY)).action == "block"
 
 
 @pytest.mark.parametrize("stage", ["fast", "full"])
@@ -182,9 +183,13 @@ async def test_a_long_answer_is_watched_where_a_users_turn_would_be_refused(scre
     prompts = screen(WordClassifier(**{stage: {"bad": {"S2": 0.999}, "odd": {"S2": 0.5}}}))
     for word, action in (("bad", "watch"), ("odd", None), ("good", None)):
         said = [*say("hello"), {"role": "assistant", "content": f"{long} {word}"}, *say("go on")]
-        verdict = await prompts.full(said, POLICY) if stage == "full" else prompts.fast(said, POLICY)
+        verdict = (
+            await prompts.full_verdict(said, POLICY)
+            if stage == "full"
+            else prompts.ngram_verdict(said, POLICY)
+        )
         assert verdict.action == action
-    assert (await prompts.both(say(f"{long} bad"), POLICY)).action == "block"
+    assert (await prompts.evaluate(say(f"{long} bad"), POLICY)).action == "block"
 
 
 async def test_the_encoder_reads_what_the_ngrams_doubt_before_the_newest_turns(screen):
@@ -192,9 +197,9 @@ async def test_the_encoder_reads_what_the_ngrams_doubt_before_the_newest_turns(s
     classifier = WordClassifier(fast={"odd": {"S2": 0.3}})
     prompts = screen(classifier, sure_below=0.2)
     said = [{"role": "system", "content": "calm"}, {"role": "tool", "content": "odd"}, *say("hello")]
-    await prompts.full(said, POLICY)
+    await prompts.full_verdict(said, POLICY)
     assert classifier.read_full == ["hello", "odd"]
-    await prompts.full(said, POLICY, strikes=1)
+    await prompts.full_verdict(said, POLICY, strikes=1)
     assert classifier.read_full == ["hello", "odd", "calm"]
 
 
@@ -202,7 +207,7 @@ async def test_of_very_many_texts_the_encoder_reads_the_worst(screen):
     """The n-grams read all of them."""
     classifier = WordClassifier(fast={"odd": {"S2": 0.3}}, full=BAD)
     said = [{"role": "system", "content": f"calm {i}"} for i in range(2 * ENCODED_TEXTS)]
-    verdict = await screen(classifier).full(
+    verdict = await screen(classifier).full_verdict(
         [*said, {"role": "system", "content": "bad, odd"}, *say("hi")], POLICY
     )
     assert verdict.blocked
@@ -216,7 +221,7 @@ async def test_an_earlier_turn_fades(screen):
     turns = [
         read_request({"messages": say("bad", *"x" * later)}, None, [False] * later) for later in range(6)
     ]
-    found = [(await prompts.full(said, POLICY)).scores["S2"] for said in turns]
+    found = [(await prompts.full_verdict(said, POLICY)).scores["S2"] for said in turns]
     assert found[:3] == [0.95, 0.95, 0.95]
     assert found[3:] == [pytest.approx(0.95 * 0.8**age) for age in (3, 4, 5)]
 
@@ -224,8 +229,8 @@ async def test_an_earlier_turn_fades(screen):
 async def test_strikes_reach_the_policy(screen):
     """With a blocked turn behind it, what would pass is watched, by both looks."""
     prompts = screen(WordClassifier())
-    assert prompts.fast(say("x"), POLICY, strikes=1).action == "watch"
-    assert (await prompts.full(say("x"), POLICY, strikes=1)).action == "watch"
+    assert prompts.ngram_verdict(say("x"), POLICY, strikes=1).action == "watch"
+    assert (await prompts.full_verdict(say("x"), POLICY, strikes=1)).action == "watch"
 
 
 async def test_a_past_is_scored_once(screen):
@@ -234,8 +239,8 @@ async def test_a_past_is_scored_once(screen):
     prompts = screen(classifier)
     turns = ["one", "two", "three", "four"]
     for n in range(1, 5):
-        prompts.fast(say(*turns[:n]), POLICY)
-        await prompts.full(say(*turns[:n]), POLICY)
+        prompts.ngram_verdict(say(*turns[:n]), POLICY)
+        await prompts.full_verdict(say(*turns[:n]), POLICY)
     alone = [text for text in classifier.read_full if "\n" not in text]
     assert alone == turns
     assert [text for text in classifier.read_fast if "\n" not in text] == turns
@@ -246,9 +251,9 @@ async def test_the_loop_is_not_held_up_by_a_long_past(screen):
     classifier = WordClassifier(full=BAD)
     prompts = screen(classifier)
     conversation = say(*(f"turn {i}" for i in range(9)))
-    prompts.fast(conversation, POLICY)
+    prompts.ngram_verdict(conversation, POLICY)
     assert len(classifier.read_fast) == 2 + QUICK_EARLIER
-    await prompts.full(conversation, POLICY)
+    await prompts.full_verdict(conversation, POLICY)
     assert len(classifier.read_full) == 2 + 8
 
 
@@ -256,9 +261,9 @@ async def test_the_loop_reads_the_ends_of_a_long_text(screen):
     """Its first and last slice; what is up to QUICK_CHARS long is read whole."""
     classifier = WordClassifier()
     prompts = screen(classifier)
-    prompts.fast(say("x" * QUICK_CHARS), POLICY)
+    prompts.ngram_verdict(say("x" * QUICK_CHARS), POLICY)
     assert [len(text) for text in classifier.read_fast] == [QUICK_CHARS]
-    prompts.fast(say("a" + "x" * QUICK_CHARS + "b"), POLICY)
+    prompts.ngram_verdict(say("a" + "x" * QUICK_CHARS + "b"), POLICY)
     assert [(text[0], text[-1], len(text)) for text in classifier.read_fast[1:]] == [
         ("a", "x", SLICE_CHARS),
         ("x", "b", SLICE_CHARS),
@@ -278,7 +283,7 @@ async def test_every_character_of_a_long_text_is_read(screen, where):
     classifier = WordClassifier(full=BAD, fast={"bad": {"S2": 0.3}})
     prompts = screen(classifier)
     text = long_text("bad", where)
-    assert (await prompts.full(say(text), POLICY)).action == "block"
+    assert (await prompts.full_verdict(say(text), POLICY)).action == "block"
     read = set(" ".join(classifier.read_fast + classifier.read_full).split())
     assert set(text.split()) <= read
 
@@ -286,7 +291,7 @@ async def test_every_character_of_a_long_text_is_read(screen, where):
 async def test_the_encoder_reads_the_worst_slices(screen):
     """The ends, and ENCODED of those between: those that the n-grams find worst."""
     classifier = WordClassifier(fast={"0013": {"S1": 0.4}, "0027": {"S1": 0.3}})
-    await screen(classifier).full(say(long_text("good", 5)), POLICY)
+    await screen(classifier).full_verdict(say(long_text("good", 5)), POLICY)
     assert len(classifier.read_full) == 2 + ENCODED
     assert any("0013" in text for text in classifier.read_full)
     assert any("0027" in text for text in classifier.read_full)
@@ -297,7 +302,7 @@ async def test_a_slice_between_has_to_be_worse(screen):
     classifier = WordClassifier(full={"bad": {"S2": 0.7}}, fast={"bad": {"S2": 0.3}})
     prompts = screen(classifier)
     found = [
-        (await prompts.full(say(text), POLICY)).action
+        (await prompts.full_verdict(say(text), POLICY)).action
         for text in ("bad", long_text("bad", 20), long_text("x", 0) + "bad")
     ]
     assert found == ["block", "watch", "block"]
@@ -309,7 +314,7 @@ async def test_long_prompts_do_not_keep_the_thread(screen):
     prompts = screen(WordClassifier())
 
     async def judge(name: str, text: str) -> None:
-        await prompts.full(say(text), POLICY)
+        await prompts.full_verdict(say(text), POLICY)
         ended.append(name)
 
     await asyncio.gather(judge("long", long_text("x", 3)), judge("short", "hello"))
@@ -352,10 +357,10 @@ async def test_whatever_goes_wrong_refuses(screen, counters, scores, scored):
     """A throw, or scores that are none, end the request with `safety_unavailable`, and are counted."""
     prompts = screen(Broken(scores), sure_below=0.2)
     with pytest.raises(ScreenFailed) as caught:
-        prompts.glance(say("x"), POLICY, scored=scored)
+        prompts.prescreen(say("x"), POLICY, scored=scored)
     assert (caught.value.code, caught.value.status) == ("safety_unavailable", 503)
     with pytest.raises(ScreenFailed):
-        await prompts.full(say("x"), POLICY)
+        await prompts.full_verdict(say("x"), POLICY)
     assert counters.failures["ngrams"]["error"] == {"refused": 1}
     assert counters.failures["encoder"]["error"] == {"refused": 1}
 
@@ -363,18 +368,18 @@ async def test_whatever_goes_wrong_refuses(screen, counters, scores, scored):
 async def test_scores_that_a_glance_does_not_ask_for_are_refused_by_the_full_look(screen):
     """It is never the last word on them: it is not sure, and asked for scores it refuses, too."""
     prompts = screen(Broken({"S1": -0.1, "S2": 0.3}), sure_below=0.2)
-    assert not prompts.glance(say("x"), POLICY, scored=False)[1]
+    assert not prompts.prescreen(say("x"), POLICY, scored=False)[1]
     with pytest.raises(ScreenFailed):
-        await prompts.full(say("x"), POLICY)
+        await prompts.full_verdict(say("x"), POLICY)
     with pytest.raises(ScreenFailed):
-        prompts.glance(say("x"), POLICY, scored=True)
+        prompts.prescreen(say("x"), POLICY, scored=True)
 
 
 async def test_fail_open_lets_pass_and_counts(screen, counters):
     """With the setting, the request goes on as if nothing had been found."""
     prompts = screen(Broken(ValueError("x")), fail_open=True)
-    assert prompts.fast(say("x"), POLICY).action is None
-    assert (await prompts.full(say("x"), POLICY)).action is None
+    assert prompts.ngram_verdict(say("x"), POLICY).action is None
+    assert (await prompts.full_verdict(say("x"), POLICY)).action is None
     assert counters.failures["ngrams"]["error"] == {"passed": 1}
     assert counters.failures["encoder"]["error"] == {"passed": 1}
 
@@ -384,7 +389,7 @@ async def test_a_screen_that_takes_too_long_refuses(screen, counters):
     release = threading.Event()
     prompts = screen(WordClassifier(before=lambda _text: release.wait() and None), timeout_s=0.05)
     judged = await asyncio.gather(
-        prompts.full(say("x"), POLICY), prompts.full(say("y"), POLICY), return_exceptions=True
+        prompts.full_verdict(say("x"), POLICY), prompts.full_verdict(say("y"), POLICY), return_exceptions=True
     )
     release.set()
     assert [type(outcome) for outcome in judged] == [ScreenFailed, ScreenFailed]
@@ -401,7 +406,7 @@ async def test_a_cancelled_request_is_no_failure(screen, counters):
         release.wait()
 
     prompts = screen(WordClassifier(before=hold))
-    task = asyncio.create_task(prompts.full(say("x"), POLICY))
+    task = asyncio.create_task(prompts.full_verdict(say("x"), POLICY))
     await entered.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -415,17 +420,19 @@ async def test_a_failure_is_not_remembered(screen):
     classifier = Broken(RuntimeError("x"))
     prompts = screen(classifier)
     with pytest.raises(ScreenFailed):
-        await prompts.full(say("x"), POLICY)
+        await prompts.full_verdict(say("x"), POLICY)
     classifier.given = {"S1": 0.7}
-    assert (await prompts.full(say("x"), POLICY)).action == "block"
+    assert (await prompts.full_verdict(say("x"), POLICY)).action == "block"
 
 
 async def test_a_prompt_without_text_passes(screen):
     """There is nothing to read; images are no text."""
     classifier = WordClassifier()
     prompts = screen(classifier)
-    assert prompts.fast([], POLICY).action is None
-    assert (await prompts.full([{"role": "user", "content": [{"type": "image_url"}]}], POLICY)).action is None
+    assert prompts.ngram_verdict([], POLICY).action is None
+    assert (
+        await prompts.full_verdict([{"role": "user", "content": [{"type": "image_url"}]}], POLICY)
+    ).action is None
     assert classifier.read_fast == classifier.read_full == []
 
 
@@ -434,8 +441,8 @@ async def test_what_is_remembered_is_bounded_and_holds_no_text(screen, monkeypat
     monkeypatch.setattr("app.safety.screens.prompt_screen.REMEMBERED", 4)
     prompts = screen(WordClassifier(), sure_below=0.2)
     for i in range(9):
-        prompts.fast(say(f"secret {i}"), POLICY)
-        prompts.glance(say(f"secret {i}"), POLICY, scored=False)
+        prompts.ngram_verdict(say(f"secret {i}"), POLICY)
+        prompts.prescreen(say(f"secret {i}"), POLICY, scored=False)
     for memory in (prompts._quick, prompts._harms):
         assert len(memory._found) == 4
         assert all(len(key) == 16 for key in memory._found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.safety.screens.remembered import Judged, Remembered
+from app.safety.verdict import Verdict
 
 
 def test_the_text_seen_longest_ago_goes_first():
@@ -34,3 +35,16 @@ def test_a_turn_is_no_answer_and_an_owner_cannot_pretend_to_be_another():
     assert not judged.of("alice", "p").is_answer("x")
     judged.of("a", "p").add_passed(["b\0x"])
     assert not judged.of("a\0b", "p").is_passed("x")
+
+
+def test_turns_that_had_a_prompt_watched_are_remembered_by_owner_and_policy():
+    """The newest of several; another owner's, and those under another policy, count for nothing."""
+    judged = Judged()
+    alices = judged.of("alice", "policy")
+    first, second = (Verdict("watch", "S2", score, 0.4, "encoder", "policy") for score in (0.5, 0.6))
+    alices.add_watched(["a"], first)
+    alices.add_watched(["b"], second)
+    assert alices.watched_by(["a", "b", "c"]) is second
+    assert alices.watched_by(["c"]) is None
+    assert judged.of("bob", "policy").watched_by(["a"]) is None
+    assert judged.of("alice", "other").watched_by(["a"]) is None

@@ -44,15 +44,15 @@ def test_the_newest_turn_counts_alone_and_joined(known):
     known.add_passed(["a", "b", "c", "d"])
     known.add_released(answer("x"))
     body = {"messages": [user("a"), answer("x"), user("b"), user("c"), user("d")]}
-    newest, earlier, users, answers = read_request(body, known)
+    newest, earlier, users, answers, recent = read_request(body, known)
     assert newest == [Read("d"), Read("b\nc\nd")]
     assert earlier == [Read("c", DECAY), Read("b", DECAY**2), Read("a", DECAY**3)]
-    assert (users, answers) == (["d"], [])
+    assert (users, answers, recent) == (["d"], [], ["b", "c", "d"])
 
 
 def test_one_turn_is_read_once():
     """There is nothing to join."""
-    assert turns_of([user("a")]) == ([Read("a")], [], ["a"], [])
+    assert turns_of([user("a")]) == ([Read("a")], [], ["a"], [], ["a"])
 
 
 def test_what_nobody_has_judged_does_not_fade(known):
@@ -157,7 +157,7 @@ def test_the_text_of_a_message(content, text):
 
 def test_a_conversation_without_text_has_nothing_to_read():
     """An image alone, white space, no messages."""
-    assert turns_of([]) == turns_of([user(None), user(" \n")]) == ([], [], [], [])
+    assert turns_of([]) == turns_of([user(None), user(" \n")]) == ([], [], [], [], [])
 
 
 def test_every_string_beside_the_messages_is_read():

@@ -1,0 +1,73 @@
+"""What every way out of a request has in common: its stream ends truthfully, and all is settled.
+
+refused or failed ──▶ the error is the stream's end: a status before it was opened, an event after
+cancelled task ──▶ the same, and the cancellation goes on
+in every case ──▶ the lease, the ledger, the metrics, one log line
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from structlog.typing import FilteringBoundLogger
+
+from app.core import Engine
+from app.errors import Draining, InternalError, ServingError, Unavailable
+from app.generation.journal import Journal
+from app.generation.journal_entry import JournalEntry
+from app.generation.request_safety import RequestSafety
+from app.generation.trace import Trace
+from app.log import where
+from app.metering.limiter import Lease
+from app.metering.traffic import Traffic
+from app.stream.token_stream import TokenStream
+
+
+class RequestEnd:
+    """The end of one request, whichever it is."""
+
+    def __init__(
+        self, journal: Journal, traffic: Traffic, log: FilteringBoundLogger, trace: Trace, lease: Lease
+    ) -> None:
+        self._journal = journal
+        self._traffic = traffic
+        self._log = log
+        self._trace = trace
+        self._lease = lease
+        self._entry: JournalEntry | None = None
+
+    def settles(self, entry: JournalEntry) -> JournalEntry:
+        """From now on there is a reservation, which is settled at the end."""
+        self._entry = entry
+        return entry
+
+    @contextlib.contextmanager
+    def of(self, stream: TokenStream, check: RequestSafety, engine: Engine) -> Iterator[None]:
+        """Runs a request. Lets no error through but the cancellation of its task."""
+        trace = self._trace
+        try:
+            yield
+        except ServingError as error:
+            if self._entry is None and isinstance(error, Unavailable):
+                self._lease.withdraw()  # refused for lack of room: none of those that its key may make
+            trace.failed(error.code)
+            stream.fail(error)
+        except asyncio.CancelledError:
+            trace.failed("cancelled")
+            engine.abort(check.rid)
+            stream.fail(Draining("The server stopped before the answer was complete; ask again."))
+            raise
+        except Exception as exc:  # noqa: BLE001  # whatever it is, the client gets a truthful end
+            trace.failed("internal_error")
+            self._log.error("pipeline_broke", request_id=stream.request_id, error=where(exc))
+            engine.abort(check.rid)
+            stream.fail(InternalError("The server failed to answer this request; it may be sent again."))
+        finally:
+            self._lease.settle(trace.counts)
+            if self._entry is not None:
+                self._journal.settle_later(self._entry, trace.finish)
+            self._traffic.ended(stream.request.model, trace.finish, trace.timings())
+            self._log.info("request", cancelled=stream.cancelled, **trace.fields())
+            check.close(stream)  # last: it reads the whole answer, and nothing above may depend on that

@@ -1,0 +1,104 @@
+"""A screening that throws releases nothing more, or, where the server fails open, everything."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from app.core import Counts, Delta
+from app.safety.screens.choice_screen import ChoiceScreen
+from app.safety.screens.stream_screen import Screening
+from app.safety.verdict import ScreenFailed, Verdict
+
+
+class Choice:
+    """A choice that holds all that it reads and throws at one place."""
+
+    def __init__(self, throws: str) -> None:
+        self._throws = throws
+        self.held: list[Delta] = []
+
+    def read(self, delta: Delta) -> None:
+        """See ChoiceScreen."""
+        self._pass("read" if delta.text == "bad" else "")
+
+    def pass_on(self, delta: Delta) -> list[Delta]:
+        """See ChoiceScreen."""
+        self.held.append(delta)
+        return []
+
+    def give_up(self) -> list[Delta]:
+        """See ChoiceScreen."""
+        held, self.held = self.held, []
+        return held
+
+    def cut_off(self) -> list[Delta]:
+        """See ChoiceScreen."""
+        self._pass("cut_off")
+        return self.give_up()
+
+    def verdict(self, *, scored: bool) -> Verdict:
+        """See ChoiceScreen."""
+        del scored
+        self._pass("verdict")
+        return Verdict(None, None, 0.0, 1.0, "stream", "policy")
+
+    def _pass(self, place: str) -> None:
+        if place == self._throws:
+            raise RuntimeError(place)
+
+
+def word(text: str, tokens: int) -> Delta:
+    """A delta of one token."""
+    return Delta(0, "text", text, (tokens,), Counts(1, tokens))
+
+
+def screening(throws: str, broken: list[str], **options: Any) -> Screening:
+    """The screening of one such choice."""
+    choice = cast("ChoiceScreen", Choice(throws))
+    return Screening([choice], on_broken=lambda exc: broken.append(str(exc)), **options)
+
+
+def test_what_is_held_is_released_to_no_one():
+    """Nor anything that comes later; the failure is reported once."""
+    broken: list[str] = []
+    screen = screening("read", broken)
+    assert screen.feed(word("good", 1)) == []
+    for text in ("bad", "good"):
+        with pytest.raises(ScreenFailed):
+            screen.feed(word(text, 2))
+    assert (broken, screen.broken, screen.drain(), screen.verdicts()) == (["read"], True, (), [])
+
+
+def test_a_server_that_fails_open_releases_all_of_it_in_order():
+    """What was held, what broke it, and what follows."""
+    broken: list[str] = []
+    screen = screening("read", broken, fail_open=True)
+    words = [word("good", 1), word("bad", 2), word("good", 3)]
+    assert [released for delta in words for released in screen.feed(delta)] == words
+    assert broken == ["read"]
+
+
+def test_an_answer_that_broke_off_ends_there_where_its_screen_throws():
+    """It has an error already; nothing is released."""
+    broken: list[str] = []
+    screen = screening("cut_off", broken)
+    screen.feed(word("good", 1))
+    assert screen.drain() == ()
+    assert broken == ["cut_off"]
+
+
+def test_verdicts_that_cannot_be_had_do_not_undo_an_answer():
+    """Every delta was screened; there are none to report."""
+    broken: list[str] = []
+    screen = screening("verdict", broken)
+    assert screen.verdicts() == []
+    assert broken == ["verdict"]
+
+
+def test_a_screening_that_could_not_be_made_lets_nothing_pass():
+    """Unless the server fails open."""
+    with pytest.raises(ScreenFailed):
+        Screening(broken=True).feed(word("good", 1))
+    assert Screening(broken=True, fail_open=True).feed(word("good", 1)) == [word("good", 1)]
