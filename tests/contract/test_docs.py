@@ -100,6 +100,13 @@ def test_every_page_can_be_reached_from_the_index():
 
 
 @pytest.mark.parametrize("page", [*PAGES, *FRONT])
+def test_every_path_of_the_code_exists(page: str):
+    """A path below `app/`, in text or in a link, is a file or a folder."""
+    paths = re.findall(r"(?<![\w/-])app/[\w/-]+(?:\.\w+)?", (DOCS / f"{page}.md").read_text("utf-8"))
+    assert [path for path in paths if not (DOCS.parent / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *FRONT])
 def test_no_sentence_is_longer_than_forty_words(page: str):
     """A sentence with one idea is shorter."""
     long = [s for s in sentences(prose(page)) if len(re.findall(r"[\w'-]+", s)) > MAX_WORDS]
