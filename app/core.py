@@ -211,13 +211,15 @@ class EngineLoad:
 
 Scope = Literal["chat", "admin"]
 Tier = Literal["interactive", "standard", "batch"]
-SafetyLevel = Literal["standard", "strict"]
+SafetyLevel = Literal["observe", "standard", "enforce", "strict"]
 Degrading = Literal["on", "off"]
 Grammars = Literal["all", "schemas"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 TIERS: tuple[Tier, ...] = get_args(Tier)
 SAFETY_LEVELS: tuple[SafetyLevel, ...] = get_args(SafetyLevel)
-"""The policy as it is, or tightened; a key cannot loosen it."""
+"""The policy observing only, as it is, enforced, or tightened: the operator's word, for each key.
+
+No level loosens the categories that are locked (app.safety.categories)."""
 DEGRADING: tuple[Degrading, ...] = get_args(Degrading)
 """Whether less may be done for its requests while the server is too full, where they do not say."""
 GRAMMARS: tuple[Grammars, ...] = get_args(Grammars)

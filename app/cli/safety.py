@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, load: Callable[[], Models] | None = None) -> i
     in_force = settings.load(flags, os.environ, args.config)
     path = Path(in_force.safety_policy) if in_force.safety_policy else None
     models = (load or bundled_models.load)()
-    policy = Policies(path, models.directory, in_force.safety_country).current.tightened(args.level)
+    policy = Policies(path, models.directory, in_force.safety_country).current.at_level(args.level)
     command = safety_commands.check if args.verb == "check" else safety_commands.evaluate
     status = command(args, policy, models)
     sys.stdout.flush()

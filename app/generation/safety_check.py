@@ -130,7 +130,7 @@ class ScreenedRequest:
         self.refused_turn: conversations.NewTurn | None = None
         self._service = service
         level = None if key is None else key.terms.safety
-        self._policy: Policy = service.policies.current.tightened(level)
+        self._policy: Policy = service.policies.current.at_level(level)
         self._verdict: Verdict | None = None
         self._judged: JudgedTexts = service.judged.of(request.owner, self._policy.hash)
         self._turns = Turns([], [])

@@ -48,15 +48,16 @@ ALL_KEYS: tuple[str, ...] = (*OPENAI_KEYS, *(c.name for c in ALL if not c.openai
 def result(verdict: Verdict, blocked: Collection[str] = ()) -> Result:
     """One entry of `results` as `/moderations` has it.
 
-    `flagged` is *would be blocked*; `watched` the lower threshold, so that whatever is flagged is
-    watched too. `categories` are the keys of `blocked`, our categories that would block on their own,
+    `flagged` is *would be blocked*, also by a policy that only observes; `watched` the lower threshold, so
+    that whatever is flagged is watched too. `categories` are the keys of `blocked`, our categories that would block on their own,
     and of the verdict's one when it blocks. The maximum of `category_scores` is `harm(verdict.scores)`.
     """
-    over = {*blocked, verdict.category} if verdict.blocked else set()
+    is_flagged = verdict.enforced == "block"
+    over = {*blocked, verdict.category} if is_flagged else set()
     flagged_keys = {key for category in over if category is not None for key in KEYS[category]}
     return {
-        "flagged": verdict.blocked,
-        "watched": verdict.blocked or verdict.watched,
+        "flagged": is_flagged,
+        "watched": is_flagged or verdict.enforced == "watch",
         "categories": {key: key in flagged_keys for key in ALL_KEYS},
         "category_scores": category_scores(verdict.scores),
         "category_applied_input_types": {key: ["text"] if _said(key) else [] for key in ALL_KEYS},

@@ -5,8 +5,8 @@ The vocabulary of every stage. A verdict has no text in it and may be stored and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol, get_args
 
 from app.errors import SafetyUnavailable
@@ -33,6 +33,19 @@ ACTIONS: tuple[Action, ...] = get_args(Action)
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
+class Reading(NamedTuple):
+    """The scores that a stage gave to something in a prompt, or to an answer.
+
+    `texts` is the number of slices of which they are the maximum. With `watch_only` the prompt is watched
+    where the scores would refuse a user's turn, and nothing else comes of them.
+    """
+
+    stage: Stage
+    scores: Scores
+    texts: int = 1
+    watch_only: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What becomes of a prompt or an answer. `action` is None where no threshold was reached.
@@ -41,6 +54,9 @@ class Verdict:
     `threshold` the one it was held against. A text of which nothing but its harm was asked has no category
     and no scores, and its harm for a score. `lag_tokens` is how many tokens of an answer there
     were after the one that reached it. `unread` is one of a screen that failed, and was let pass.
+
+    `observed` is the action that an observing policy would have taken, had it been enforced; `action` is
+    what is done all the same. `readings` are what a verdict on a prompt was made of (`judged`).
     """
 
     action: Action | None
@@ -52,6 +68,13 @@ class Verdict:
     scores: Scores = field(default_factory=dict)
     lag_tokens: int = 0
     unread: bool = False
+    observed: Action | None = None
+    readings: Sequence[Reading] = ()
+
+    @property
+    def enforced(self) -> Action | None:
+        """The action of the policy where it is enforced."""
+        return max(self.action, self.observed, key=_severity)
 
     @property
     def harm(self) -> float:
@@ -97,12 +120,49 @@ class Policed(Protocol):
 
 
 def stricter(first: Verdict, second: Verdict) -> Verdict:
-    """The verdict that does more; of two that do the same, the second, which knows more."""
-    return first if _severity(first) > _severity(second) else second
+    """The verdict that does more, or would do more; of two that do the same, the second, which knows more.
+
+    It has the readings of both.
+    """
+    chosen = first if _severities(first) > _severities(second) else second
+    observed = max(first.observed, second.observed, key=_severity)
+    readings = (*first.readings, *second.readings)
+    if observed == chosen.observed and len(readings) == len(chosen.readings):
+        return chosen
+    return replace(chosen, observed=observed, readings=readings)
 
 
-def _severity(verdict: Verdict) -> int:
-    return 0 if verdict.action is None else len(ACTIONS) - ACTIONS.index(verdict.action)
+def judged(policy: Policed, readings: Sequence[Reading]) -> Verdict:
+    """What a policy makes of a prompt of which these are the readings, of all that was read at least one."""
+    first, *others = readings
+    verdict = policy.judge_prompt(first.scores, first.stage, texts=first.texts)
+    for reading in others:
+        other = policy.judge_prompt(reading.scores, reading.stage, texts=reading.texts)
+        if reading.watch_only:
+            verdict = _at_least_watched(verdict, other)
+        else:
+            verdict = replace(stricter(other, verdict), scores=highest(verdict.scores, other.scores))
+    return replace(verdict, readings=readings)
+
+
+def _at_least_watched(verdict: Verdict, doubted: Verdict) -> Verdict:
+    """The verdict, or a watch where what is only to be watched would have been refused."""
+    watch = replace(doubted, action=_watch(doubted.action), observed=_watch(doubted.observed))
+    if watch.enforced is None or verdict.blocked:
+        return verdict
+    return replace(stricter(verdict, watch), scores=highest(verdict.scores, doubted.scores))
+
+
+def _watch(action: Action | None) -> Action | None:
+    return "watch" if action == "block" else None
+
+
+def _severities(verdict: Verdict) -> tuple[int, int]:
+    return _severity(verdict.action), _severity(verdict.observed)
+
+
+def _severity(action: Action | None) -> int:
+    return 0 if action is None else len(ACTIONS) - ACTIONS.index(action)
 
 
 def harm(scores: Scores) -> float:

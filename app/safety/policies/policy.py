@@ -1,7 +1,8 @@
 """The policy in force: what becomes of scores. Immutable; a reload puts another one in its place.
 
 A category acts at a threshold, the score that its target false positive rate stands for in the table
-that came with the classifiers. One policy is a family of four: as it is or strict, wary or not.
+that came with the classifiers. One policy is a family of eight: as it is or strict, wary or not, enforced
+or observing.
 """
 
 from __future__ import annotations
@@ -11,20 +12,18 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from app.core import SAFETY_LEVELS
 from app.safety.categories import CATEGORIES, LOCKED, name_of
 from app.safety.policies import policy_file
 from app.safety.policies.notices import Notices
-from app.safety.policies.policy_file import PolicyError, PolicyFile
-from app.safety.policies.thresholds import FILE_NAME, MIN_FPR, Thresholds
+from app.safety.policies.policy_file import Images, PolicyError, PolicyFile
+from app.safety.policies.thresholds import FILE_NAME, MAX_FPR, MIN_FPR, Table, Thresholds
 from app.safety.verdict import ACTIONS, Action, Scores, Stage, Verdict
-
-Level = Literal["standard", "strict"]
-"""How a key's requests are judged: by the policy as it is, or tightened."""
 
 NGRAMS_BLOCK_SHARE, NGRAMS_WATCH_SHARE = 0.1, 0.2
 """The shares of a category's rates that the n-grams may spend, before the encoder has read the text."""
@@ -43,7 +42,11 @@ class Limit(NamedTuple):
 
 
 class Policy:
-    """One policy. `strict` has the terms of a strict key, `wary` watches every prompt."""
+    """One policy. `strict` has the terms of a strict key, `wary` watches every prompt.
+
+    An `observing` one acts for LOCKED categories, for spans of its hard list and by being wary alone. Of
+    everything else its verdicts say what would be done (`Verdict.observed`).
+    """
 
     def __init__(
         self,
@@ -53,14 +56,18 @@ class Policy:
         *,
         strict: bool = False,
         wary: bool = False,
-        _family: dict[tuple[bool, bool], Policy] | None = None,
+        observing: bool | None = None,
+        _family: dict[tuple[bool, bool, bool], Policy] | None = None,
     ) -> None:
+        """`observing` is what the file says if it is None."""
         self.strict = strict
         self.wary = wary
+        self.observing = file.mode == "observe" if observing is None else observing
+        self.images: Images = file.images
         self.hard_list: Sequence[str] = file.hard_list
         self._again = partial(Policy, file, thresholds, country)
         self._family = {} if _family is None else _family
-        self._family[strict, wary] = self
+        self._family[strict, wary, self.observing] = self
         self._file = file
         self._thresholds = thresholds
         self._rules = {c: r.tightened() if strict else r for c, r in file.rules.items()}
@@ -69,17 +76,39 @@ class Policy:
         self._answers = {watched: self._answer_limits(watched=watched) for watched in (False, True)}
         self._floors = {watched: _lowest(limits) for watched, limits in self._answers.items()}
         self._prompt_floors: dict[Stage, float] = {}
+        self.answer_record_floor = self._record_floor("output")
+        """The least harm of an answer of which any policy could make something."""
+        self.prompt_record_floor = self._record_floor("categories")
+        """The same of a prompt, by n-grams and encoder."""
         self.hash = self._hash()
         """Sixteen hex digits over rules, thresholds and texts; with every event."""
 
-    def tightened(self, level: str | None) -> Policy:
-        """The policy for a key of that level; never a looser one."""
-        return self._relative(strict=self.strict or level == "strict", wary=self.wary)
+    def at_level(self, level: str | None) -> Policy:
+        """The policy for a key of that level, of app.core.SAFETY_LEVELS; None is a key that has none."""
+        if level in (None, "standard"):
+            return self
+        return self._relative(
+            strict=self.strict or level == "strict", wary=self.wary, observing=level == "observe"
+        )
+
+    @property
+    def enforced(self) -> Policy:
+        """The policy that does what this one may only observe."""
+        return self._relative(strict=self.strict, wary=self.wary, observing=False)
+
+    def at_rate(self, block_fpr: float) -> Policy:
+        """The policy enforced, with this target in place of its own for refusing prompts and halting answers.
+
+        Targets for watching are raised where they would be lower. Locked categories are not loosened.
+        """
+        return Policy(self._file.at_rate(block_fpr), self._thresholds, observing=False)
 
     def after(self, strikes: int) -> Policy:
         """The policy for a conversation of which so many turns were blocked."""
         return self._relative(
-            strict=self.strict or strikes >= STRICT_AFTER, wary=self.wary or strikes >= WARY_AFTER
+            strict=self.strict or strikes >= STRICT_AFTER,
+            wary=self.wary or strikes >= WARY_AFTER,
+            observing=self.observing,
         )
 
     def judge_prompt(self, scores: Scores, stage: Stage, *, texts: int = 1) -> Verdict:
@@ -90,7 +119,8 @@ class Policy:
         """
         verdict = self._judge(scores, stage, self._prompt_limits(stage, texts))
         if self.wary and verdict.action not in ("block", "watch"):
-            return Verdict("watch", None, verdict.score, 0.0, stage, self.hash, scores)
+            watch = Verdict("watch", None, verdict.score, 0.0, stage, self.hash, scores)
+            return replace(watch, observed=verdict.observed)
         return verdict
 
     def clear_prompt(self, harm: float, stage: Stage) -> Verdict | None:
@@ -119,7 +149,8 @@ class Policy:
 
     def output_thresholds(self, *, watched: bool) -> tuple[float, ...]:
         """Where each of CATEGORIES halts an answer; infinity for those that do not."""
-        at = {limit.category: limit.threshold for limit in self._answers[watched] if limit.action == "block"}
+        limits = self._acting(self._answers[watched])
+        at = {limit.category: limit.threshold for limit in limits if limit.action == "block"}
         return tuple(at.get(category, math.inf) for category in CATEGORIES)
 
     def blocked(self, scores: Scores, stage: Stage) -> tuple[str, ...]:
@@ -142,7 +173,10 @@ class Policy:
         alignment = self._file.alignment
         return {
             "hash": self.hash,
-            "strict_hash": self.tightened("strict").hash,
+            "strict_hash": self.at_level("strict").hash,
+            "level_hashes": {level: self.at_level(level).hash for level in SAFETY_LEVELS},
+            "mode": "observe" if self.observing else "enforce",
+            "images": self.images,
             "alignment": {"mode": alignment.mode, "version": alignment.version},
             "hard_list": len(self.hard_list),
             "categories": {c: self._category_as_json(c) for c in CATEGORIES},
@@ -165,6 +199,18 @@ class Policy:
         }
 
     def _judge(self, scores: Scores, stage: Stage, limits: Sequence[Limit]) -> Verdict:
+        verdict = self._by_limits(scores, stage, limits)
+        if not self.observing or verdict.action is None:
+            return verdict
+        acting = self._by_limits(scores, stage, self._acting(limits))
+        shown = verdict if acting.action is None else acting
+        return replace(shown, action=acting.action, observed=verdict.action)
+
+    def _acting(self, limits: Sequence[Limit]) -> Sequence[Limit]:
+        """The limits that do something, and are not only observed."""
+        return [limit for limit in limits if limit.category in LOCKED] if self.observing else limits
+
+    def _by_limits(self, scores: Scores, stage: Stage, limits: Sequence[Limit]) -> Verdict:
         """By the category that does most; of several, the one that is furthest over its threshold."""
         for action, threshold, category in _over(scores, limits):
             return Verdict(action, category, scores[category], threshold, stage, self.hash, scores)
@@ -210,9 +256,12 @@ class Policy:
                 limits.append(Limit("block" if halts else "flag", at, category))
         return limits
 
-    def _relative(self, *, strict: bool, wary: bool) -> Policy:
-        variant = self._family.get((strict, wary))
-        return variant or self._again(strict=strict, wary=wary, _family=self._family)
+    def _record_floor(self, table: Table) -> float:
+        return min(self._thresholds.at(table, category, MAX_FPR) for category in CATEGORIES)
+
+    def _relative(self, *, strict: bool, wary: bool, observing: bool) -> Policy:
+        variant = self._family.get((strict, wary, observing))
+        return variant or self._again(strict=strict, wary=wary, observing=observing, _family=self._family)
 
     def _hash(self) -> str:
         stages: Sequence[Stage] = ("ngrams", "encoder", "guard")
@@ -223,6 +272,8 @@ class Policy:
             self._file.alignment,
             dict(self._file.messages),
             list(self.hard_list),
+            *(["observing"] if self.observing else []),
+            *(["images"] if self.images == "refuse" else []),
         ]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -230,13 +281,19 @@ class Policy:
 class Policies:
     """The policy in force, and how its file is read anew."""
 
-    def __init__(self, path: Path | None, models: Path, country: str = "") -> None:
-        """Read both files. Raises PolicyError, CalibrationDamaged."""
+    def __init__(
+        self, path: Path | None, models: Path, country: str = "", *, observe: bool = False
+    ) -> None:
+        """Read both files; with `observe` the policy observes whatever its file says.
+
+        Raises PolicyError, CalibrationDamaged.
+        """
         if country and not (len(country) == 2 and country.isascii() and country.isalpha()):
             raise PolicyError(f"safety_country: expected two letters, as US, got {country!r}")
         self.path = path
         self._thresholds = Thresholds.load(models / FILE_NAME)
         self._country = country
+        self._observe = observe
         self.current = self._read()
         self.loaded_at_us = time.time_ns() // 1000
 
@@ -250,7 +307,8 @@ class Policies:
         return self.current
 
     def _read(self) -> Policy:
-        return Policy(policy_file.read(self.path), self._thresholds, self._country)
+        observing = True if self._observe else None
+        return Policy(policy_file.read(self.path), self._thresholds, self._country, observing=observing)
 
 
 def _lowest(limits: Sequence[Limit]) -> float:

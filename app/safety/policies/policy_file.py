@@ -1,5 +1,7 @@
 """The policy file: TOML, checked, with what it leaves out filled in and what may not be loosened kept.
 
+mode = "observe"                # judge and record only
+images = "refuse"
 block_fpr = 0.005               # for every category that has no word of its own
 hard_list = ["a span that is never released"]
 [categories.specialized_advice] # by name, or as S6
@@ -16,13 +18,19 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from app.safety.categories import CATEGORIES
+from app.safety.categories import CATEGORIES, LOCKED
 from app.safety.policies.alignment import Alignment
 from app.safety.policies.thresholds import MAX_FPR
 from app.safety.verdict import Action
 from app.settings import SettingsError
+
+
+Mode = Literal["enforce", "observe"]
+"""Whether the rules are enforced, or what they would do is recorded only; see Policy.observing."""
+Images = Literal["allow", "refuse"]
+"""What becomes of a request with images, which no screen reads."""
 
 
 class PolicyError(SettingsError):
@@ -54,6 +62,20 @@ class Rule:
         )
 
 
+    def at_rate(self, block_fpr: float, category: str) -> Rule:
+        """The rule with this target for refusing and halting; that of a locked category is not loosened."""
+        answer_fpr = block_fpr
+        if category in LOCKED:
+            block_fpr, answer_fpr = max(block_fpr, Rule().block_fpr), max(answer_fpr, Rule().answer_fpr)
+        return replace(
+            self,
+            block_fpr=block_fpr,
+            watch_fpr=max(self.watch_fpr, block_fpr),
+            answer_fpr=answer_fpr,
+            watched_answer_fpr=max(self.watched_answer_fpr, answer_fpr),
+        )
+
+
 RATES = tuple(name for name in Rule.__slots__ if name != "action")
 """The fields of a rule that are rates."""
 
@@ -66,6 +88,12 @@ class PolicyFile:
     alignment: Alignment = field(default_factory=Alignment)
     messages: Mapping[str, str] = field(default_factory=dict)
     hard_list: Sequence[str] = ()
+    mode: Mode = "enforce"
+    images: Images = "allow"
+
+    def at_rate(self, block_fpr: float) -> PolicyFile:
+        """The policy with this target for refusing prompts and halting answers, of every category."""
+        return replace(self, rules={c: r.at_rate(block_fpr, c) for c, r in self.rules.items()})
 
 
 def read(path: Path | None) -> PolicyFile:

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from app.safety.categories import BY_CODE, CATEGORIES, CODE_OF, LOCKED, code_of
-from app.safety.policies.alignment import VERSION, Alignment, Mode
-from app.safety.policies.policy_file import RATES, PolicyError, PolicyFile, Rule
+from app.safety.policies import alignment
+from app.safety.policies.alignment import VERSION, Alignment
+from app.safety.policies.policy_file import RATES, Images, Mode, PolicyError, PolicyFile, Rule
 from app.safety.policies.thresholds import MAX_FPR, MIN_FPR
 from app.safety.text.hard_list import HardList
 from app.safety.verdict import Action
@@ -78,7 +79,7 @@ class _RuleTable(_Table):
 class _AlignmentTable(_Table):
     """The words in front of a prompt."""
 
-    mode: Mode = _BUILT_IN_TEXTS.mode
+    mode: alignment.Mode = _BUILT_IN_TEXTS.mode
     version: _Text = _BUILT_IN_TEXTS.version
     normal: _Text = _BUILT_IN_TEXTS.normal
     strict: _Text = _BUILT_IN_TEXTS.strict
@@ -87,6 +88,8 @@ class _AlignmentTable(_Table):
 class _Document(_RuleTable):
     """The whole file; what stands at its top holds for each category without a word of its own."""
 
+    mode: Mode = "enforce"
+    images: Images = "allow"
     hard_list: list[_Span] = Field(default=[])
     categories: dict[Annotated[str, AfterValidator(_category)], _RuleTable] = Field(default={})
     alignment: _AlignmentTable = _AlignmentTable()
@@ -110,6 +113,8 @@ def parse(document: Mapping[str, Any]) -> PolicyFile:
         alignment=Alignment()._replace(**checked.alignment.model_dump(exclude_unset=True)),
         messages={n if n == "default" else code_of(n): text for n, text in checked.messages.items()},
         hard_list=tuple(checked.hard_list),
+        mode=checked.mode,
+        images=checked.images,
     )
 
 

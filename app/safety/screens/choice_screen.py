@@ -14,7 +14,7 @@ from app.core import Counts, Delta, FinishReason
 from app.safety.screens.span_reader import Position, SpanReader
 from app.safety.screens.stream_terms import Terms
 from app.safety.text.escapes import undone
-from app.safety.verdict import Verdict
+from app.safety.verdict import Scores, Verdict
 
 MIN_PREFIX = 4
 """Characters from which on a span's beginning is withheld where a caller's limit cut the answer off in it."""
@@ -40,7 +40,9 @@ class ChoiceScreen:
         "_in_no_doubt",
         "_limit",
         "_listener",
+        "_peak_harm",
         "_pending",
+        "_previous",
         "_read_tokens",
         "_sampled_s",
         "_sampled_tokens",
@@ -51,6 +53,7 @@ class ChoiceScreen:
         "_unread",
         "clean_until",
         "hit_at",
+        "peak",
         "released",
     )
 
@@ -73,6 +76,10 @@ class ChoiceScreen:
         self.clean_until = 0
         self.hit_at = 0
         self.released = Counts()
+        self.peak: Scores = {}
+        """The scores that two tokens in a row have reached, where they are the highest and to be recorded."""
+        self._peak_harm = terms.record_floor
+        self._previous: tuple[float, Scores] | None = None
 
     @property
     def held_tokens(self) -> int:
@@ -126,6 +133,13 @@ class ChoiceScreen:
             return None
         self._unread = ""
         harm = self._harm = listener.feed(text)
+        if harm >= self._peak_harm:
+            self._note_peak(harm, listener.scores(), num_tokens=tokens - first + 1)
+        else:
+            self._previous = None
+        if terms.acting is not None and harm >= terms.doubt:
+            scores = listener.scores()
+            harm = max((scores.get(category, 0.0) for category in terms.acting), default=0.0)
         self._in_no_doubt = harm < terms.doubt
         if self._in_no_doubt:
             self._hits, self._target, self.clean_until = 0, terms.clean, tokens
@@ -144,6 +158,18 @@ class ChoiceScreen:
             self.hit_at = first
         self._hits += max(1, tokens - first + 1)
         return verdict if self._hits >= HITS else None
+
+    def _note_peak(self, harm: float, scores: Scores, num_tokens: int) -> None:
+        """Keep what two tokens in a row reach, which is what halts, where it is the most so far."""
+        lower = now = (harm, scores)
+        if num_tokens < HITS:
+            if self._previous is None:
+                self._previous = now
+                return
+            lower = min(now, self._previous, key=lambda pair: pair[0])
+        self._previous = now
+        if lower[0] >= self._peak_harm:
+            self._peak_harm, self.peak = lower
 
     def verdict(self, *, scored: bool) -> Verdict:
         terms = self._terms

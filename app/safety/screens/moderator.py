@@ -19,7 +19,7 @@ class Moderator:
 
         Counted as the screen's verdicts are, stored nowhere. Raises ScreenFailed.
         """
-        policy = self._policies.current.tightened(level)
+        policy = self._policies.current.at_level(level).enforced
         verdict = await self._screen.evaluate([{"role": "user", "content": text}], policy)
         blocked = policy.blocked(verdict.scores, "encoder") if verdict.blocked else ()
         return moderation.result(verdict, blocked)

@@ -21,7 +21,19 @@ from typing import NamedTuple, Protocol
 from app.safety.counters import Failure, SafetyCounters
 from app.safety.screens.remembered import Remembered
 from app.safety.text.turns import SLICE_CHARS, Message, Read, Turns, slices, turns_of
-from app.safety.verdict import Policed, Quick, Scores, ScreenFailed, Stage, Verdict, harm, highest, stricter
+from app.safety.verdict import (
+    Policed,
+    Quick,
+    Reading,
+    Scores,
+    ScreenFailed,
+    Stage,
+    Verdict,
+    harm,
+    highest,
+    judged,
+    stricter,
+)
 
 TIMEOUT_S = 10.0
 """What `full_verdict` may take, the wait for the thread included; for long texts there is more."""
@@ -59,7 +71,7 @@ class Classifies(Protocol):
 Conversation = Turns | Sequence[Message]
 
 
-class _Reading(NamedTuple):
+class _TextScores(NamedTuple):
     """The scores of a text: of its ends, and of so many slices between."""
 
     ends: Scores
@@ -120,8 +132,10 @@ class PromptScreen:
             scores, doubted = self._look(turns, looked)
             least_doubt = max(harm(scores), harm(doubted)) < self._sure_below
             sure = not strikes and least_doubt and _is_read_whole(turns)
-            verdict = policy.judge_prompt(scores, "ngrams")
-            return _at_least_watched(verdict, policy.judge_prompt(doubted, "ngrams")), sure
+            readings = [Reading("ngrams", scores)]
+            if doubted:
+                readings.append(Reading("ngrams", doubted, watch_only=True))
+            return judged(policy, readings), sure
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
             return self._failed("ngrams", "error", policy, exc), False
 
@@ -194,47 +208,43 @@ class PromptScreen:
     ) -> Verdict:
         ends: Scores = {}
         doubted: Scores = {}
-        verdicts: list[Verdict] = []
-        watched: list[Verdict] = []
+        between: list[Reading] = []
+        watched: list[Reading] = []
         passed_over = await self._passed_over(turns.earlier, skip_below)
         for number, read in enumerate((*turns.newest, *turns.earlier), start=-len(turns.newest)):
-            reading = passed_over.get(number) or await self._read_one(read, thorough)
-            ends = highest(ends, _faded(reading.ends, read.weight))
-            if reading.num_between:
-                faded = _faded(reading.between, read.weight)
-                verdicts.append(policy.judge_prompt(faded, "encoder", texts=reading.num_between))
+            text = passed_over.get(number) or await self._read_one(read, thorough)
+            ends = highest(ends, _faded(text.ends, read.weight))
+            if text.num_between:
+                between.append(Reading("encoder", _faded(text.between, read.weight), text.num_between))
             if read.watch:
-                doubted = highest(doubted, reading.ends)
-                between = policy.judge_prompt(reading.between, "encoder", texts=max(reading.num_between, 1))
-                watched.append(between)
-        verdict = policy.judge_prompt(ends, "encoder")
-        for other in verdicts:
-            verdict = replace(stricter(other, verdict), scores=highest(verdict.scores, other.scores))
-        for other in (policy.judge_prompt(doubted, "encoder"), *watched):
-            verdict = _at_least_watched(verdict, other)
-        return verdict
+                doubted = highest(doubted, text.ends)
+                if text.num_between:
+                    watched.append(Reading("encoder", text.between, text.num_between, watch_only=True))
+        if doubted:
+            watched.insert(0, Reading("encoder", doubted, watch_only=True))
+        return judged(policy, [Reading("encoder", ends), *between, *watched])
 
-    async def _passed_over(self, earlier: Sequence[Read], skip_below: float) -> dict[int, _Reading]:
+    async def _passed_over(self, earlier: Sequence[Read], skip_below: float) -> dict[int, _TextScores]:
         """The texts before the newest turns, by number, that the encoder has not to read, and their scores.
 
         These are the texts that the n-grams alone would let pass, and those beyond the worst ENCODED_TEXTS.
         """
         if not skip_below and len(earlier) <= ENCODED_TEXTS:
             return {}
-        quick: dict[int, _Reading] = {}
+        quick: dict[int, _TextScores] = {}
         for number, read in enumerate(earlier):
             if skip_below or len(earlier) > ENCODED_TEXTS:
                 ends: Scores = {}
                 for piece in slices(read.text):
                     ends = highest(ends, await self._remembered(self._quick, self._quick_scores, piece))
-                quick[number] = _Reading(ends, {}, 0)
+                quick[number] = _TextScores(ends, {}, 0)
         worst = sorted(quick, key=lambda number: -harm(quick[number].ends))[:ENCODED_TEXTS]
         for number in worst:
             if harm(quick[number].ends) >= skip_below:
                 del quick[number]
         return quick
 
-    async def _read_one(self, read: Read, thorough: Callable[[str], Scores]) -> _Reading:
+    async def _read_one(self, read: Read, thorough: Callable[[str], Scores]) -> _TextScores:
         pieces = slices(read.text)
         between = pieces[1:-1]
         ends: Scores = {}
@@ -244,7 +254,7 @@ class PromptScreen:
         worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED]
         for i in worst:
             quick[i] = await self._remembered(self._thorough, thorough, between[i])
-        return _Reading(ends, highest(*quick), len(between))
+        return _TextScores(ends, highest(*quick), len(between))
 
     def _quickly(self, text: str, looked: Mapping[str, Quick]) -> Scores:
         key = self._quick.key(text)
@@ -309,13 +319,6 @@ def _ends(text: str) -> Iterator[str]:
 
 def _turns(conversation: Conversation) -> Turns:
     return conversation if isinstance(conversation, Turns) else turns_of(conversation)
-
-
-def _at_least_watched(verdict: Verdict, doubted: Verdict) -> Verdict:
-    """The verdict, or a watch where what is only to be watched would have been refused."""
-    if not doubted.blocked or verdict.blocked:
-        return verdict
-    return replace(doubted, action="watch", scores=highest(verdict.scores, doubted.scores))
 
 
 def _is_read_whole(turns: Turns) -> bool:

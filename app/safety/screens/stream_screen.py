@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from app.core import Delta
+from app.safety.categories import CATEGORIES
 from app.safety.screens.choice_screen import ChoiceScreen
 from app.safety.screens.span_reader import begun_in
 from app.safety.screens.stream_terms import UNSTEERED, HoldBack, Listens, Rules, Steering, Terms
 from app.safety.text.hard_list import HardList, compiled
-from app.safety.verdict import ScreenFailed, Verdict
+from app.safety.verdict import Scores, ScreenFailed, Verdict
 
 CONTINUED_CHARS = 2_000
 """Of the message that an answer goes on with, what the model of answers hears: about 500 tokens, 2 ms."""
@@ -49,6 +50,8 @@ class StreamScreen:
         self._policy: Rules | None = None
         self._floors = (math.inf, math.inf)
         """Of that policy, the lowest harm that may halt: of an answer, and of one to a watched prompt."""
+        self._acting: tuple[Collection[str] | None, ...] = (None, None)
+        """The categories that may halt these; None for all."""
         self._spans: Sequence[str] = ()
         self._hard_list: HardList | None = None
 
@@ -80,6 +83,8 @@ class StreamScreen:
             watched=watched,
             floor=floor,
             doubt=floor * GREY_PART,
+            acting=self._acting[watched],
+            record_floor=policy.answer_record_floor,
             clean=hold_back.watched if watched else hold_back.clean,
             grey=hold_back.watched_grey if watched else hold_back.grey,
             held_s=self._held_s,
@@ -91,11 +96,17 @@ class StreamScreen:
         """Work out what all requests under a policy have in common."""
         if policy.hard_list is not self._spans:
             self._hard_list, self._spans = compiled(policy.hard_list), policy.hard_list
-        lowest = [
-            min(policy.output_thresholds(watched=watched), default=math.inf) for watched in (False, True)
-        ]
-        self._floors = (lowest[0], lowest[1])
+        thresholds = [policy.output_thresholds(watched=watched) for watched in (False, True)]
+        self._floors = (min(thresholds[0], default=math.inf), min(thresholds[1], default=math.inf))
+        self._acting = tuple(map(_acting, thresholds))
         self._policy = policy
+
+
+def _acting(thresholds: Sequence[float]) -> Collection[str] | None:
+    """The categories of which the thresholds are finite; None where all are."""
+    if math.inf not in thresholds:
+        return None
+    return frozenset(c for c, at in zip(CATEGORIES, thresholds, strict=True) if at < math.inf)
 
 
 class Screening:
@@ -182,6 +193,10 @@ class Screening:
         except Exception as exc:  # noqa: BLE001  # the answer has another error already
             self._break(exc)
             return ()
+
+    def peaks(self) -> list[Scores]:
+        """Of each choice, the scores at its most harmful, where any policy could make something of them."""
+        return [choice.peak for choice in self._choices]
 
     def verdicts(self, *, scored: bool = True) -> list[Verdict]:
         """How each choice stands, or was halted; for OpenAI's `moderation` object. None where it broke.

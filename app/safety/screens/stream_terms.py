@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -48,6 +48,8 @@ class Rules(Protocol):
     """A policy in force, as answers meet it (app.safety.policies.policy.Policy)."""
 
     hard_list: Sequence[str]
+    answer_record_floor: float
+    """The least harm of an answer that is to be recorded."""
 
     def output_thresholds(self, *, watched: bool) -> Sequence[float]:
         """The scores at which categories halt an answer."""
@@ -105,7 +107,8 @@ def steering_of(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) 
 class Terms:
     """What all choices of a request are screened by; `clean` and `grey` are its hold-back.
 
-    A harm of `floor` may halt, one of `doubt` is the first of which the model is in doubt. `begun` is how far
+    A harm of `floor` may halt, one of `doubt` is the first of which the model is in doubt; both are of the
+    categories `acting`, which are all where it is None. One of `record_floor` is recorded. `begun` is how far
     the hard list is, and `continues` the text, that the answer goes on from; the rest see Steering.
     """
 
@@ -120,6 +123,8 @@ class Terms:
     watched: bool
     floor: float
     doubt: float
+    acting: Collection[str] | None
+    record_floor: float
     clean: int
     grey: int
     held_s: Callable[[float], None]

@@ -81,7 +81,7 @@ def test_a_guard_is_held_to_its_own_scale():
         "watch",
         None,
     ]
-    assert rules.tightened("strict").judge_prompt({"S1": 0.3}, "guard").action == "block"
+    assert rules.at_level("strict").judge_prompt({"S1": 0.3}, "guard").action == "block"
     answers = [
         rules.judge_output({"S1": p}, watched=w, stage="guard").action for p, w in ((0.3, False), (0.3, True))
     ]
@@ -99,7 +99,7 @@ def test_answers_to_watched_prompts_are_halted_sooner():
 @pytest.mark.parametrize("document", [{}, {"action": "flag"}, {"categories": {"S1": {"action": "off"}}}])
 def test_what_is_clear_is_what_no_category_does_anything_about(document: dict[str, Any]):
     """Of prompts and of answers, at every harm, in whichever category it is."""
-    for rules in (policy(document), policy(document).tightened("strict")):
+    for rules in (policy(document), policy(document).at_level("strict")):
         for p in (x / 50 for x in range(51)):
             acts = any(rules.judge_prompt({c: p}, "ngrams").action for c in CATEGORIES)
             assert (rules.clear_prompt(p, "ngrams") is None) is acts
@@ -141,11 +141,11 @@ def test_a_hard_listed_span_halts_whatever_the_scores():
 def test_a_strict_key_blocks_what_would_be_watched_by_policy():
     """The strict relative blocks at the watch threshold; a standard key has the policy itself."""
     rules = policy()
-    strict = rules.tightened("strict")
+    strict = rules.at_level("strict")
     assert strict.judge_prompt({"S1": 0.5}, "encoder").action == "block"
     assert strict.hash != rules.hash
-    assert rules.tightened("standard") is rules.tightened(None) is rules
-    assert strict.tightened("standard") is strict
+    assert rules.at_level("standard") is rules.at_level(None) is rules
+    assert strict.at_level("standard") is strict
 
 
 def test_strikes_make_a_conversation_stricter():
@@ -157,7 +157,7 @@ def test_strikes_make_a_conversation_stricter():
     assert (verdict.action, verdict.category) == ("watch", None)
     assert wary.judge_prompt({"S1": 0.5}, "encoder").category == "S1"
     assert rules.after(3).judge_prompt({"S1": 0.5}, "encoder").action == "block"
-    assert rules.tightened("strict").after(1).strict
+    assert rules.at_level("strict").after(1).strict
 
 
 def test_no_relative_is_looser():
@@ -165,10 +165,10 @@ def test_no_relative_is_looser():
     order = [None, "flag", "watch", "block"]
     rules = policy({"categories": {"S2": {"action": "flag"}, "S3": {"action": "watch"}}})
     relatives = [
-        rules.tightened("strict"),
+        rules.at_level("strict"),
         rules.after(1),
         rules.after(3),
-        rules.tightened("strict").after(5),
+        rules.at_level("strict").after(5),
     ]
     for relative in relatives:
         for category in CATEGORIES:
@@ -182,7 +182,7 @@ def test_the_model_is_told_by_mode():
     """By default with watched prompts, and then the strict text; always for a strict key."""
     assert policy().alignment(watched=False) is None
     assert policy().alignment(watched=True) == STRICT
-    assert policy().tightened("strict").alignment(watched=False) == STRICT
+    assert policy().at_level("strict").alignment(watched=False) == STRICT
     assert policy({"alignment": {"mode": "always"}}).alignment(watched=False) == NORMAL
     assert policy({"alignment": {"mode": "off"}}).alignment(watched=True) is None
 

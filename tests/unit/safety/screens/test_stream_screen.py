@@ -127,7 +127,7 @@ def test_each_answer_is_held_to_the_policy_that_it_came_under():
 def test_a_stricter_policy_and_a_watched_prompt_halt_sooner():
     """One screen: what one answer may say, the next may not."""
     loose = policy({})
-    strict = loose.tightened("strict")
+    strict = loose.at_level("strict")
     floors = [
         min(rules.output_thresholds(watched=watched))
         for rules, watched in ((loose, False), (loose, True), (strict, False))
