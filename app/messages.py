@@ -34,6 +34,12 @@ def content_texts(content: object) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
+def has_images(content: object) -> bool:
+    """Whether a message's content has a part that is an image. Never raises."""
+    items = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
+    return any(isinstance(item, Mapping) and item.get("type") == "image_url" for item in items)
+
+
 def as_kept(role: str, text: str, body: bytes | None) -> dict[str, Any]:
     """The message of a stored row, whose `body` is its JSON where it is more than a role and a text."""
     if body is None:

@@ -29,6 +29,7 @@ from app.generation.history import History
 from app.generation.journal import Journal
 from app.generation.request_safety import SafetyOf, Unscreened
 from app.generation.safety_check import SafetyService
+from app.generation.safety_recorder import SafetyRecorder
 from app.log import where
 from app.metering.abuse import AbuseWatch
 from app.metering.balance import LedgerAudit
@@ -180,10 +181,11 @@ class Runtime:
                 fail_open=settings.safety_fail_open,
             ),
             StreamScreen(models.answers, held_s=counters.hold_back.observe),
-            Policies(path, models.directory, settings.safety_country),
+            Policies(path, models.directory, settings.safety_country, observe=settings.safety == "observe"),
             counters,
             self.database,
             self.log,
+            SafetyRecorder(self.database, self.log, settings.safety_records_days),
             guard=lambda: self.guard,
             fail_open=settings.safety_fail_open,
         )
@@ -363,10 +365,9 @@ class Runtime:
         guards = [g.aclose for g in (self.guard, self.guard_engine) if g is not None]
         small = [] if self.small_engine is None else [self.small_engine.aclose]
         engines = [*guards, *small, self.engine.aclose]
-        for close in (self.streams.aclose, *engines, self.journal.aclose, self.database.aclose):
+        safety = [] if self.safety is None else [self.safety.aclose]
+        for close in (self.streams.aclose, *engines, *safety, self.journal.aclose, self.database.aclose):
             try:
                 await close()
             except Exception as exc:  # noqa: BLE001  # the rest must be closed all the same
                 self.log.error("close_failed", error=where(exc))
-        if self.safety is not None:
-            self.safety.prompts.close()

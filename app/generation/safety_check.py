@@ -13,10 +13,12 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from app.core import ChatRequest, Counts, Engine, Key, Prompt
-from app.errors import ContentFiltered, ReplayExpired
+from app.errors import BadRequest, ContentFiltered, ReplayExpired
 from app.generation.history import LoadedTurn
 from app.generation.request_safety import AnswerScreen, RequestSafety
+from app.generation.safety_recorder import RequestRecords, SafetyRecorder
 from app.log import where
+from app.messages import has_images
 from app.safety import moderation
 from app.safety.counters import SafetyCounters
 from app.safety.guard.tier import GuardTier
@@ -51,6 +53,7 @@ class SafetyService:
         counters: SafetyCounters,
         database: Database,
         log: FilteringBoundLogger,
+        recorder: SafetyRecorder,
         *,
         guard: Callable[[], GuardTier | None] = lambda: None,
         fail_open: bool = False,
@@ -59,6 +62,7 @@ class SafetyService:
         self.streams = streams
         self.policies = policies
         self.counters = counters
+        self.recorder = recorder
         self.guard = guard
         self.fail_open = fail_open
         self.policy_prompt = PolicyPrompt()
@@ -70,6 +74,11 @@ class SafetyService:
     async def start(self) -> None:
         """Read the installation's secret; the store is open. Raises StorageUnavailable."""
         self._secret = await self._database.read(safety_events.secret)
+
+    async def aclose(self) -> None:
+        """Queue what is recorded and not written yet, and end the screens' thread; the store is open."""
+        self.recorder.flush()
+        self.prompts.close()
 
     def of(self, request: ChatRequest, key: Key | None) -> RequestSafety:
         """What a request made with `key` goes through."""
@@ -129,6 +138,7 @@ class ScreenedRequest:
         self.key = key
         self.refused_turn: conversations.NewTurn | None = None
         self._service = service
+        self._records = RequestRecords(service.recorder, None if key is None else key.id)
         level = None if key is None else key.terms.safety
         self._policy: Policy = service.policies.current.at_level(level)
         self._verdict: Verdict | None = None
@@ -153,12 +163,16 @@ class ScreenedRequest:
         """See RequestSafety."""
         service, body = self._service, turn.request.body
         guard = service.guard()
+        _check_images(self._policy, body["messages"])
         self._steering = steering_of(body, body["messages"])
         self._turns = turns = read_request(body, self._judged, turn.from_store)
         if guard is not None:
             self._guarded = conversation_of(body, self._judged, turn.from_store)
         self._policy = policy = self._policy.after(turn.strikes)
-        self._text = text_of(body["messages"][-1].get("content"))
+        newest = body["messages"][-1]
+        self._text = text_of(newest.get("content"))
+        again = self._judged.is_any_recorded(turns.recent[:-1])
+        self._records.begin(self._text, newest.get("role"), again=again)
         scored = turn.request.moderated
         verdict, sure = service.prompts.prescreen(turns, policy, turn.strikes, scored=scored)
         watched = self._judged.watched_by(turns.recent)
@@ -214,6 +228,8 @@ class ScreenedRequest:
         if verdict.stage != "guard":  # which counts for itself
             self._service.counters.judged(verdict)
         self._service.keep(self, verdict, "prompt", self._text)
+        if self._records.prompt(verdict, self._policy):
+            self._judged.add_recorded(self._turns.recent[-1:])
         self._text = ""
         if verdict.blocked:
             message = self._policy.notice(verdict.category)
@@ -271,6 +287,9 @@ class ScreenedRequest:
                 return None
             failed = moderation.failed("safety_unavailable", "The stream screen failed; this was let pass.")
             return moderation.moderation(moderation.results([self._verdict]), failed)
+        for choice, peak in enumerate(screening.peaks()):
+            ended_it = halted if choice == screening.halted_choice else None
+            self._records.answer(peak, self._policy, ended_it)
         if halted is not None:
             self._halted(screening, halted, counts, withheld_tokens)
             body = moderation.of_answer(self._scored(self._verdict), verdicts)
@@ -313,6 +332,20 @@ class ScreenedRequest:
         with contextlib.suppress(ReplayExpired):  # the beginning of a very long one is not held any more
             for answer in answers(*stream.whole()).values():
                 self._judged.add_released(answer.message)
+
+
+def _check_images(policy: Policy, messages: Sequence[Message]) -> None:
+    """Refuse what no screen reads, if that is what the policy says. Raises BadRequest."""
+    if policy.images != "refuse":
+        return
+    for number, message in enumerate(messages):
+        if has_images(message.get("content")):
+            raise BadRequest(
+                f"messages[{number}] has an image, and this server's policy refuses images: no safety screen"
+                " reads them. Send the request without it.",
+                code="images_refused",
+                param="messages",
+            )
 
 
 def _seen(task: asyncio.Task[Any]) -> None:

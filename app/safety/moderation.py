@@ -49,8 +49,9 @@ def result(verdict: Verdict, blocked: Collection[str] = ()) -> Result:
     """One entry of `results` as `/moderations` has it.
 
     `flagged` is *would be blocked*, also by a policy that only observes; `watched` the lower threshold, so
-    that whatever is flagged is watched too. `categories` are the keys of `blocked`, our categories that would block on their own,
-    and of the verdict's one when it blocks. The maximum of `category_scores` is `harm(verdict.scores)`.
+    that whatever is flagged is watched too. `categories` are the keys of `blocked`, our categories that
+    would block on their own, and of the verdict's one when it blocks. The maximum of `category_scores` is
+    `harm(verdict.scores)`.
     """
     is_flagged = verdict.enforced == "block"
     over = {*blocked, verdict.category} if is_flagged else set()

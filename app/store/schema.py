@@ -9,13 +9,13 @@ in which rows came (the clock may step back, `seq` does not).
 
 from __future__ import annotations
 
-import secrets
 import sqlite3
 from collections.abc import Sequence
 
 import orjson
 
 from app.messages import as_kept
+from app.store import schema_safety
 from app.store.migrations import Migration, statements
 
 _FIRST = """
@@ -193,42 +193,6 @@ def _m002_keys(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-_SAFETY = """
--- What the screens decided; see app.store.safety_events. There is no text here, so an event outlives what it
--- is about: nothing refers to it, and it refers to nothing.
-CREATE TABLE safety_events (
-    seq         INTEGER PRIMARY KEY AUTOINCREMENT,
-    at_us       INTEGER NOT NULL,
-    request_id  TEXT NOT NULL,
-    owner       TEXT NOT NULL,
-    key_id      TEXT,              -- null without a stored key
-    model       TEXT NOT NULL,
-    subject     TEXT NOT NULL CHECK (subject IN ('prompt', 'answer')),
-    stage       TEXT NOT NULL,
-    action      TEXT NOT NULL,
-    category    TEXT,              -- null where a span of the hard list, or strikes, decided
-    score       REAL NOT NULL,
-    threshold   REAL NOT NULL,
-    scores      TEXT NOT NULL,     -- JSON: probability by category
-    policy_hash TEXT NOT NULL,
-    lag_tokens  INTEGER NOT NULL DEFAULT 0,
-    text_hmac   BLOB               -- of the text that was judged, with the key below
-);
-CREATE INDEX safety_events_of_request ON safety_events (request_id);
-
--- One row, made at random: who has the store can say of a text whether an event is about it.
-CREATE TABLE safety_secret (key BLOB NOT NULL);
-
-ALTER TABLE keys ADD COLUMN safety TEXT NOT NULL DEFAULT 'standard' CHECK (safety IN ('standard', 'strict'));
-"""
-
-
-def _m003_safety(connection: sqlite3.Connection) -> None:
-    for statement in statements(_SAFETY):
-        connection.execute(statement)
-    connection.execute("INSERT INTO safety_secret VALUES (?)", (secrets.token_bytes(32),))
-
-
 _SEARCH_LATER = """
 -- Rows of `searched` that are not in the index yet; see app.store.indexing. A row is in one of the two.
 CREATE TABLE unindexed (rowid INTEGER PRIMARY KEY);
@@ -374,7 +338,7 @@ def _m010_grammars(connection: sqlite3.Connection) -> None:
 MIGRATIONS: Sequence[Migration] = (
     Migration("001_first", _m001_first),
     Migration("002_keys", _m002_keys),
-    Migration("003_safety", _m003_safety),
+    Migration("003_safety", schema_safety.m003_safety),
     Migration("004_search_later", _m004_search_later),
     Migration("005_weight", _m005_weight),
     Migration("006_degrade", _m006_degrade),
@@ -382,4 +346,5 @@ MIGRATIONS: Sequence[Migration] = (
     Migration("008_search_by_owner", _m008_search_by_owner),
     Migration("009_branch_indexes", _m009_branch_indexes),
     Migration("010_grammars", _m010_grammars),
+    Migration("011_safety_records", schema_safety.m011_safety_records),
 )

@@ -281,9 +281,7 @@ class Policy:
 class Policies:
     """The policy in force, and how its file is read anew."""
 
-    def __init__(
-        self, path: Path | None, models: Path, country: str = "", *, observe: bool = False
-    ) -> None:
+    def __init__(self, path: Path | None, models: Path, country: str = "", *, observe: bool = False) -> None:
         """Read both files; with `observe` the policy observes whatever its file says.
 
         Raises PolicyError, CalibrationDamaged.

@@ -26,7 +26,6 @@ from app.safety.policies.thresholds import MAX_FPR
 from app.safety.verdict import Action
 from app.settings import SettingsError
 
-
 Mode = Literal["enforce", "observe"]
 """Whether the rules are enforced, or what they would do is recorded only; see Policy.observing."""
 Images = Literal["allow", "refuse"]
@@ -60,7 +59,6 @@ class Rule:
             watch_fpr=min(2 * self.watch_fpr, MAX_FPR),
             answer_fpr=self.watched_answer_fpr,
         )
-
 
     def at_rate(self, block_fpr: float, category: str) -> Rule:
         """The rule with this target for refusing and halting; that of a locked category is not loosened."""

@@ -6,6 +6,7 @@ import hashlib
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from app.safety.text.strings import fields_of
@@ -94,7 +95,7 @@ class JudgedTexts(NamedTuple):
     def add_watched(self, turns: Iterable[str], verdict: Verdict) -> None:
         """Remember users' turns with which a prompt was watched."""
         for turn in turns:
-            self.watched.put(self._key("user", turn), verdict)
+            self.watched.put(self._key("user", turn), replace(verdict, readings=()))
 
     def watched_by(self, turns: Iterable[str]) -> Verdict | None:
         """The verdict that watched the newest of these users' turns that was watched; None for none."""
@@ -102,6 +103,15 @@ class JudgedTexts(NamedTuple):
         for turn in turns:
             verdict = self.watched.get(self._key("user", turn)) or verdict
         return verdict
+
+    def add_recorded(self, turns: Iterable[str]) -> None:
+        """Remember users' turns with which a prompt was recorded."""
+        for turn in turns:
+            self.texts.put(self._key("recorded", turn), True)
+
+    def is_any_recorded(self, turns: Iterable[str]) -> bool:
+        """Whether a prompt was recorded with any of these users' turns for its newest."""
+        return any(self.texts.get(self._key("recorded", turn)) is not None for turn in turns)
 
     def _key(self, role: str, text: str) -> bytes:
         return self.texts.key(f"{role} {len(self.whose)} {self.whose} {text}")

@@ -1,0 +1,180 @@
+"""Records of what the policy makes of traffic: gathered in memory, written once a second, bounded in days.
+
+A record has no text, and names no request (app.store.safety_records). What a dying process has gathered
+since the last write is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, Literal
+
+from structlog.typing import FilteringBoundLogger
+
+from app.log import where
+from app.safety.policies.policy import Policy
+from app.safety.text.groups import Group, group_of
+from app.safety.verdict import Reading, Scores, Verdict, harm
+from app.store import safety_records
+from app.store.database import Database
+from app.store.ledger import day_of
+from app.store.safety_records import MAX_RECORDS, SafetyRecord, Total
+
+FLUSH_S = 1.0
+"""Seconds between two writes."""
+
+
+class SafetyRecorder:
+    """Gathers the records of all requests. With `keep_days` 0 it keeps none."""
+
+    def __init__(
+        self,
+        database: Database,
+        log: FilteringBoundLogger,
+        keep_days: int,
+        clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self.keep_days = keep_days
+        self._database = database
+        self._log = log
+        self._clock_us = clock_us
+        self._records: list[SafetyRecord] = []
+        self._totals: Counter[Total] = Counter()
+        self._flushing: asyncio.TimerHandle | None = None
+        self._day = 0
+        self._room = MAX_RECORDS
+        """Records that may be written today yet."""
+
+    def now_us(self) -> int:
+        """The time of a record."""
+        return self._clock_us()
+
+    def add(self, total: Total, record: SafetyRecord | None) -> None:
+        """Count a text, and keep its record if it has one; neither once the day has too many records."""
+        if total.day != self._day:
+            self._day, self._room = total.day, MAX_RECORDS
+            self._trim()
+        if not self.keep_days or not self._room:
+            return
+        self._totals[total] += 1
+        if record is not None:
+            self._records.append(record)
+            self._room -= 1
+            if not self._room:
+                self._log.warning("safety_records_full", day=total.day, records=MAX_RECORDS)
+        if self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
+
+    def flush(self) -> None:
+        """Queue what was gathered for the store."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        records, totals = self._records, self._totals
+        if totals:
+            self._records, self._totals = [], Counter()
+            self._submit(partial(safety_records.add, records=records, totals=totals))
+
+    def _trim(self) -> None:
+        """Delete what is older than `keep_days`, in pieces."""
+        day = datetime.fromtimestamp(self._clock_us() // 1_000_000, UTC) - timedelta(days=self.keep_days)
+        from_day = day_of(int(day.timestamp()) * 1_000_000) if self.keep_days else self._day + 1
+
+        def trimmed(done: asyncio.Future[bool]) -> None:
+            if not done.cancelled() and done.exception() is None and not done.result():
+                self._submit(partial(safety_records.trim, from_day=from_day), trimmed)
+
+        self._submit(partial(safety_records.trim, from_day=from_day), trimmed)
+
+    def _submit(
+        self, unit: Callable[..., Any], then: Callable[[asyncio.Future[Any]], None] | None = None
+    ) -> None:
+        def written(done: asyncio.Future[Any]) -> None:
+            if not done.cancelled() and (exc := done.exception()) is not None:
+                self._log.error("safety_records_lost", error=where(exc))
+
+        try:
+            future = self._database.submit(unit)
+        except Exception as exc:  # noqa: BLE001  # no request's end may depend on it
+            self._log.error("safety_records_lost", error=where(exc))
+            return
+        future.add_done_callback(written)
+        if then is not None:
+            future.add_done_callback(then)
+
+
+class RequestRecords:
+    """The records of one request: of its prompt, and of each choice of its answer."""
+
+    def __init__(self, recorder: SafetyRecorder, key_id: str | None) -> None:
+        self._recorder = recorder
+        self._key_id = key_id or ""
+        self._group = Group("", "", "")
+        self._again = False
+        self._watched = False
+
+    def begin(self, text: str, role: object, *, again: bool) -> None:
+        """Take the text of the newest message; `again`: whether an earlier turn was recorded."""
+        self._group = group_of(text, role)
+        self._again = again
+
+    def prompt(self, verdict: Verdict, policy: Policy) -> bool:
+        """Record a prompt; returns whether the policy, enforced, does something about it."""
+        if verdict.unread:
+            return False
+        self._watched = verdict.enforced == "watch"
+        full = [harm(reading.scores) for reading in verdict.readings if reading.stage != "ngrams"]
+        is_recorded = verdict.enforced is not None or max(full, default=0.0) >= policy.prompt_record_floor
+        self._add("prompt", verdict, verdict.readings if is_recorded else None, verdict.action)
+        return verdict.enforced is not None
+
+    def answer(self, peak: Scores, policy: Policy, halted: Verdict | None) -> None:
+        """Record a choice by the highest scores that two tokens in a row had; `halted` is what halted it."""
+        verdict = policy.enforced.judge_output(peak, watched=self._watched)
+        readings = [Reading("stream", peak)] if peak else []
+        if halted is not None:
+            self._add("answer", halted, readings, "block")
+        elif peak:
+            is_flagged = verdict.action == "flag" and not policy.observing
+            self._add("answer", verdict, readings, "flag" if is_flagged else None)
+        else:
+            self._add("answer", verdict, None, None)
+
+    def _add(
+        self,
+        subject: Literal["prompt", "answer"],
+        verdict: Verdict,
+        readings: Sequence[Reading] | None,
+        done: str | None,
+    ) -> None:
+        at_us = self._recorder.now_us()
+        day, (length, role, script) = day_of(at_us), self._group
+        total = Total(day, self._key_id, subject, verdict.policy_hash, length, role, script)
+        if readings is None:
+            self._recorder.add(total, None)
+            return
+        record = SafetyRecord(
+            at_us=at_us,
+            day=day,
+            key_id=self._key_id,
+            subject=subject,
+            stage=verdict.stage,
+            action=verdict.enforced,
+            done=done,
+            category=verdict.category,
+            score=verdict.score,
+            threshold=verdict.threshold,
+            policy_hash=verdict.policy_hash,
+            length=length,
+            role=role,
+            script=script,
+            again=self._again,
+            watched=self._watched,
+            readings=[(r.stage, r.texts, r.watch_only, r.scores) for r in readings],
+        )
+        self._recorder.add(total, record)
