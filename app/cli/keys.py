@@ -111,7 +111,8 @@ def _add_terms(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--safety",
         choices=SAFETY_LEVELS,
-        help="strict: blocks what the policy only watches or records (a new key's: standard)",
+        help="observe: records only; standard: as the policy says; enforce: acts where the policy only"
+        " observes; strict: also blocks what is watched (a new key's: standard)",
     )
     verb.add_argument(
         "--degrade",
@@ -228,8 +229,8 @@ def _row(key: Mapping[str, Any]) -> Sequence[str]:
         limits.append(f"${key['budget_usd']:,} a month")
     if key["weight"] != 1:
         limits.append(f"weight {key['weight']:g}")
-    if key["safety"] == "strict":
-        limits.append("strict safety")
+    if key["safety"] != "standard":
+        limits.append(f"{key['safety']} safety")
     if key["degrade"] == "off":
         limits.append("never degraded")
     if key["grammars"] == "schemas":

@@ -227,6 +227,7 @@ class ScreenedRequest:
         self._verdict = verdict
         if verdict.stage != "guard":  # which counts for itself
             self._service.counters.judged(verdict)
+        self._service.counters.would_act(verdict)
         self._service.keep(self, verdict, "prompt", self._text)
         if self._records.prompt(verdict, self._policy):
             self._judged.add_recorded(self._turns.recent[-1:])
@@ -289,7 +290,9 @@ class ScreenedRequest:
             return moderation.moderation(moderation.results([self._verdict]), failed)
         for choice, peak in enumerate(screening.peaks()):
             ended_it = halted if choice == screening.halted_choice else None
-            self._records.answer(peak, self._policy, ended_it)
+            judged = self._records.answer(peak, self._policy, ended_it)
+            if self._policy.observing:
+                self._service.counters.would_act(judged)
         if halted is not None:
             self._halted(screening, halted, counts, withheld_tokens)
             body = moderation.of_answer(self._scored(self._verdict), verdicts)

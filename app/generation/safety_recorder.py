@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
@@ -133,17 +134,22 @@ class RequestRecords:
         self._add("prompt", verdict, verdict.readings if is_recorded else None, verdict.action)
         return verdict.enforced is not None
 
-    def answer(self, peak: Scores, policy: Policy, halted: Verdict | None) -> None:
-        """Record a choice by the highest scores that two tokens in a row had; `halted` is what halted it."""
+    def answer(self, peak: Scores, policy: Policy, halted: Verdict | None) -> Verdict:
+        """Record a choice by the highest scores that two tokens in a row had; `halted` is what halted it.
+
+        Returns what the policy, enforced, makes of these scores; nothing is done about it.
+        """
         verdict = policy.enforced.judge_output(peak, watched=self._watched)
+        verdict = replace(verdict, action=None, observed=verdict.action, policy_hash=policy.hash)
         readings = [Reading("stream", peak)] if peak else []
         if halted is not None:
             self._add("answer", halted, readings, "block")
         elif peak:
-            is_flagged = verdict.action == "flag" and not policy.observing
+            is_flagged = verdict.observed == "flag" and not policy.observing
             self._add("answer", verdict, readings, "flag" if is_flagged else None)
         else:
             self._add("answer", verdict, None, None)
+        return halted or verdict
 
     def _add(
         self,

@@ -26,6 +26,8 @@ class SafetyCounters:
     def __init__(self, hold_back: Observes) -> None:
         self.verdicts: dict[str, dict[str, Counter[str]]] = {stage: defaultdict(Counter) for stage in STAGES}
         """By stage, category and action; `none` and `pass` where no threshold was reached."""
+        self.observed: dict[str, dict[str, Counter[str]]] = {stage: defaultdict(Counter) for stage in STAGES}
+        """By stage, category and action: what observing policies would have done."""
         self.failures: dict[str, dict[str, Counter[str]]] = {stage: defaultdict(Counter) for stage in STAGES}
         """By stage, `error` or `timeout`, and `refused` or `passed`."""
         self.hold_back = hold_back
@@ -39,6 +41,11 @@ class SafetyCounters:
         """Count a verdict, one that lets pass too."""
         category = verdict.category if verdict.action else None
         self.verdicts[verdict.stage][category or "none"][verdict.action or "pass"] += 1
+
+    def would_act(self, verdict: Verdict) -> None:
+        """Count what an observing policy would have done, if it did not do as much."""
+        if verdict.enforced is not None and verdict.enforced != verdict.action:
+            self.observed[verdict.stage][verdict.category or "none"][verdict.enforced] += 1
 
     def failed(self, stage: Stage, why: Failure, *, passed: bool) -> None:
         """Count a screen that threw or took too long; `passed` where `safety_fail_open` let it."""

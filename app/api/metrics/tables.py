@@ -11,6 +11,7 @@ from pathlib import Path
 from app.api.metrics.admission import OF_ADMISSION
 from app.api.metrics.kinds import counter, gauge, histogram
 from app.api.metrics.models import OF_DEGRADED, OF_MODE, OF_PLACES, OF_ROUTES
+from app.api.metrics.safety import OF_OBSERVED, OF_SCREEN_FAILURES, OF_SCREENS, OF_VERDICTS
 
 
 def _size_bytes(path: Path) -> int:
@@ -325,51 +326,6 @@ OF_ABUSE = (
     ),
 )
 
-OF_VERDICTS = (
-    counter(
-        "tokenring_safety_verdicts_total",
-        "verdicts",
-        "Decisions of safety screening; `none` and `pass` if no category reached a threshold.",
-        lambda value: value,
-        labels=("stage", "category", "action"),
-    ),
-)
-
-OF_SCREEN_FAILURES = (
-    counter(
-        "tokenring_safety_failures_total",
-        "failures",
-        "Screenings that failed or took too long; `outcome` is `refused`, or `passed` with "
-        "`safety_fail_open`.",
-        lambda failed: failed,
-        labels=("stage", "reason", "outcome"),
-    ),
-)
-
-OF_SCREENS = (
-    histogram(
-        "tokenring_safety_hold_back_seconds",
-        "seconds",
-        "From the moment when a delta came from the engine to its release.",
-        lambda s: s.hold_back,
-        labels=(),
-    ),
-    counter(
-        "tokenring_safety_leaked_tokens_total",
-        "tokens",
-        "Tokens of halted answers that were released after the token where the harm began.",
-        lambda s: s.leaked_tokens,
-        labels=(),
-    ),
-    counter(
-        "tokenring_safety_dropped_tokens_total",
-        "tokens",
-        "Tokens of halted answers that were held back and released to nobody.",
-        lambda s: s.dropped_tokens,
-        labels=(),
-    ),
-)
-
 METRICS = (
     *OF_PROCESS,
     *OF_PLACES,
@@ -384,6 +340,7 @@ METRICS = (
     *OF_PREFIXES,
     *OF_ABUSE,
     *OF_VERDICTS,
+    *OF_OBSERVED,
     *OF_SCREEN_FAILURES,
     *OF_SCREENS,
 )

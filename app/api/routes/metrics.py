@@ -22,6 +22,7 @@ from app.api.http.auth import Gatekeeper
 from app.api.metrics.admission import OF_ADMISSION
 from app.api.metrics.kinds import Described
 from app.api.metrics.models import OF_DEGRADED, OF_MODE, OF_PLACES, OF_ROUTES
+from app.api.metrics.safety import OF_OBSERVED, OF_SCREEN_FAILURES, OF_SCREENS, OF_VERDICTS
 from app.api.metrics.tables import (
     OF_ABUSE,
     OF_BALANCE,
@@ -29,10 +30,7 @@ from app.api.metrics.tables import (
     OF_LIMITS,
     OF_PREFIXES,
     OF_PROCESS,
-    OF_SCREEN_FAILURES,
-    OF_SCREENS,
     OF_TRAFFIC,
-    OF_VERDICTS,
 )
 from app.errors import EngineNotReady
 from app.metering.traffic import Histogram
@@ -89,6 +87,7 @@ class RuntimeCollector(Collector):
         yield from _families(OF_ABUSE, runtime.abuse.counts)
         screened = runtime.safety_counters
         yield from _families(OF_VERDICTS, screened.verdicts)
+        yield from _families(OF_OBSERVED, screened.observed)
         yield from _families(OF_SCREEN_FAILURES, screened.failures)
         yield from _families(OF_SCREENS, {"": screened})
 

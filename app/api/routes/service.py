@@ -94,12 +94,20 @@ class ServiceRoutes:
             "context_length": card and card.context_length,
             "kv_capacity_tokens": card and card.kv_capacity_tokens,
             "capabilities": sorted(card.capabilities) if card else [],
+            "images": self._images(card),
             "price_usd_per_1k": as_usd_per_1k(
                 self._runtime.prices.price_of(place.id, time.time_ns() // 1000)
             ),
             "state": "ready" if place.ready else "not_ready",
             "degraded": self._degraded(place),
         }
+
+    def _images(self, card: ModelCard | None) -> str | None:
+        """What the safety policy does with images: `allow` or `refuse`; None if the model reads none."""
+        policies = self._runtime.policies
+        if card is None or "vision" not in card.capabilities:
+            return None
+        return "allow" if policies is None else policies.current.images
 
     def _degraded(self, place: Backend) -> bool:
         """Whether less is done now for requests to a model than they ask for."""

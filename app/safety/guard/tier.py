@@ -17,7 +17,7 @@ from app.safety.counters import Failure, SafetyCounters
 from app.safety.guard.reading import Entry, combined, fitted, scored, settled, turns_for
 from app.safety.guard.templates import GuardFormat, Question
 from app.safety.text.turns import Message
-from app.safety.verdict import Policed, Scores, ScreenFailed, Verdict
+from app.safety.verdict import Policed, Reading, Scores, ScreenFailed, Verdict, judged
 
 TIMEOUT_S = 5.0
 """How long the first release may wait for a verdict; a 1B model on a GPU takes some 30 ms."""
@@ -172,7 +172,9 @@ class GuardTier:
             if passed:
                 return None
             raise ScreenFailed from failure
-        verdict = policy.judge_prompt(scores, "guard")  # an answer's too: a guard has one scale for both
+        verdict = judged(
+            policy, [Reading("guard", scores)]
+        )  # an answer's too: a guard has one scale for both
         self._counters.judged(verdict)
         return verdict
 
