@@ -1,4 +1,4 @@
-"""`tokenring safety`: judge one text, or measure the screens over files of labelled ones. Needs no server."""
+"""`tokenring safety`: judge, explain or measure texts, or report on a server's own traffic. Needs no server."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING
 
 from app import settings
 from app.core import SAFETY_LEVELS
+from app.safety.text.groups import GROUPINGS
 
 if TYPE_CHECKING:
+    from app.safety.policies.policy import Policy
     from app.safety.classifiers.bundled_models import Models
+
+
+UNDER = ("recorded", "observe", "enforce", "strict")
+"""The policies that a report can be grouped under: what was recorded, or a level of keys."""
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `safety` and its verbs to the parser of the command line."""
-    top = commands.add_parser("safety", help="judge a text, or measure the screens over labelled ones")
+    top = commands.add_parser(
+        "safety", help="judge or explain a text, measure the screens, report on your own traffic"
+    )
     verbs = top.add_subparsers(dest="verb", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config", type=Path, help="settings file (tokenring.toml, if there is one)")
@@ -27,6 +35,16 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     common.add_argument("--json", action="store_true", help="print one JSON object")
     check = verbs.add_parser("check", parents=[common], allow_abbrev=False, help="judge one text as a prompt")
     check.add_argument("text", metavar="TEXT", help="the text; - reads standard input")
+    explain = verbs.add_parser(
+        "explain",
+        parents=[common],
+        allow_abbrev=False,
+        help="which sentences and words decide, and what each policy would do",
+    )
+    explain.add_argument(
+        "file", metavar="FILE", nargs="?", default="-", help="a file with the text (default: standard input)"
+    )
+    _add_report(verbs)
     measure = verbs.add_parser(
         "eval",
         parents=[common],
@@ -46,18 +64,87 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     measure.add_argument("--limit", type=int, metavar="N", help="only N of the rows, evenly spread")
 
 
-def run(args: argparse.Namespace, load: Callable[[], Models] | None = None) -> int:
-    """Run a command, over the shipped classifiers or others; its exit status. Raises SettingsError."""
-    from app.cli import safety_commands  # with numpy and the classifiers: no other command waits for them
-    from app.safety.classifiers import bundled_models
-    from app.safety.policies.policy import Policies
+def _add_report(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    report = verbs.add_parser(
+        "report",
+        allow_abbrev=False,
+        help="what the policy made of your own traffic, and what others would have",
+    )
+    report.add_argument("--data-dir", type=Path, help="the server's data directory (as the settings say)")
+    report.add_argument("--config", type=Path, help="settings file (tokenring.toml, if there is one)")
+    report.add_argument("--policy", type=Path, help="policy file (as the settings say)")
+    report.add_argument("--period", help="a UTC month or day, as 2026-11 or 2026-11-20 (default: this month)")
+    report.add_argument("--from", dest="first", metavar="DAY", help="instead of a period, the first day")
+    report.add_argument("--to", dest="last", metavar="DAY", help="and the last one (default: today)")
+    report.add_argument(
+        "--by",
+        type=_groupings,
+        default=("category", "key"),
+        metavar="NAMES",
+        help=f"any of {','.join(GROUPINGS)} (default: category,key)",
+    )
+    report.add_argument(
+        "--under",
+        choices=UNDER,
+        default=UNDER[0],
+        help="the policy that the tables by category, key and the like are of (default: as recorded)",
+    )
+    report.add_argument(
+        "--block-fpr",
+        type=float,
+        metavar="RATE",
+        help="the same with this target, as 0.005; a row of its own",
+    )
+    report.add_argument("--json", action="store_true", help="print one JSON object")
 
+
+def _groupings(text: str) -> tuple[str, ...]:
+    """The names of a comma list. Raises argparse.ArgumentTypeError."""
+    for name in text.split(","):
+        if name not in GROUPINGS:
+            raise argparse.ArgumentTypeError(f"expected any of {','.join(GROUPINGS)}; got {name!r}")
+    return tuple(dict.fromkeys(text.split(",")))
+
+
+def run(args: argparse.Namespace, load: Callable[[], Models] | None = None) -> int:
+    """Run a command, over the shipped classifiers or others; its exit status.
+
+    Raises SettingsError, StoreRefused, ServingError.
+    """
     flags = {} if args.policy is None else {"safety_policy": str(args.policy)}
+    if args.verb == "report" and args.data_dir is not None:
+        flags["data_dir"] = str(args.data_dir)
     in_force = settings.load(flags, os.environ, args.config)
-    path = Path(in_force.safety_policy) if in_force.safety_policy else None
-    models = (load or bundled_models.load)()
-    policy = Policies(path, models.directory, in_force.safety_country).current.at_level(args.level)
-    command = safety_commands.check if args.verb == "check" else safety_commands.evaluate
-    status = command(args, policy, models)
+    status = _report(args, in_force) if args.verb == "report" else _judge(args, in_force, load)
     sys.stdout.flush()
     return status
+
+
+def _report(args: argparse.Namespace, in_force: settings.Settings) -> int:
+    from app.cli.safety_report import run_report
+
+    return run_report(args, _policy(in_force, None), in_force.data_dir)
+
+
+def _judge(args: argparse.Namespace, in_force: settings.Settings, load: Callable[[], Models] | None) -> int:
+    # With numpy and the classifiers: no other command waits for them.
+    from app.cli import safety_commands, safety_explain
+    from app.safety.classifiers import bundled_models
+
+    models = (load or bundled_models.load)()
+    policy = _policy(in_force, models.directory).at_level(args.level)
+    if args.verb == "explain":
+        return safety_explain.run_explain(args, policy, models)
+    if args.verb == "eval":
+        return safety_commands.evaluate(args, policy.enforced, models)
+    return safety_commands.check(args, policy, models)
+
+
+def _policy(in_force: settings.Settings, models: Path | None) -> Policy:
+    """The policy of the settings, by the calibration of these classifiers, or of those that are shipped."""
+    from app.safety.policies.policy import Policies
+    from app.safety.policies.thresholds import MODELS
+
+    path = Path(in_force.safety_policy) if in_force.safety_policy else None
+    observe = in_force.safety == "observe"
+    return Policies(path, models or MODELS, in_force.safety_country, observe=observe).current

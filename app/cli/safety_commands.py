@@ -36,7 +36,8 @@ _SHOWN = 3
 """Categories that `check` names beside the one that decided."""
 
 
-def _screen(models: Models) -> closing[PromptScreen]:
+def screen_of(models: Models) -> closing[PromptScreen]:
+    """A screen that has time, closed at the end of a `with`."""
     counters = SafetyCounters(Histogram(HOLD_BACK_S))
     return closing(PromptScreen(models.prompts, counters, sure_below=models.sure_below, timeout_s=_TIMEOUT_S))
 
@@ -44,12 +45,13 @@ def _screen(models: Models) -> closing[PromptScreen]:
 def check(args: argparse.Namespace, policy: Policy, models: Models) -> int:
     """`tokenring safety check`: print the verdict on one text."""
     text = sys.stdin.read() if args.text == "-" else args.text
-    with _screen(models) as screen:
+    with screen_of(models) as screen:
         asyncio.run(_judge(screen, policy, _FIRST))
         first, second, fast_ms, full_ms = asyncio.run(_judge(screen, policy, text))
     verdict = stricter(first, second)
     found = {
         "action": verdict.action,
+        "observed": verdict.observed,
         "category": verdict.category,
         "category_name": verdict.category and name_of(verdict.category),
         "score": round(verdict.score, 4),
@@ -79,11 +81,12 @@ async def _judge(screen: PromptScreen, policy: Policy, text: str) -> tuple[Verdi
 def _said(found: dict[str, Any]) -> str:
     top = sorted(found["scores"].items(), key=lambda item: -item[1])[:_SHOWN]
     by = f"{found['category']} {found['category_name']}" if found["category"] else "no category"
-    sign = ">=" if found["action"] else "<"
+    sign = ">=" if found["action"] or found["observed"] else "<"
+    observed = f" (observed: {found['observed']})" if found["observed"] else ""
     score = f"{found['score']:.3f} {sign} {found['threshold']:.3f}"
     times = f"n-grams {found['fast_ms']:.1f} ms, with the encoder {found['full_ms']:.1f} ms"
     lines = [
-        f"{found['action'] or 'pass'}: {by}, {score} ({found['stage']})",
+        f"{found['action'] or 'pass'}{observed}: {by}, {score} ({found['stage']})",
         "highest: " + ", ".join(f"{c} {name_of(c)} {p:.3f}" for c, p in top),
         f"{times}, policy {found['policy_hash']}",
     ]
@@ -123,7 +126,7 @@ def _prompts(
 ) -> tuple[list[Judged], dict[str, Any]]:
     if args.watched:
         raise settings.SettingsError("--watched: is for --kind output")
-    with _screen(models) as screen:
+    with screen_of(models) as screen:
         judged = asyncio.run(_judge_all(screen, policy, rows))
     return judged, evaluation.report(judged)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from app.safety.classifiers.model_files import ModelDamaged, verify
+from app.safety.classifiers.ngrams import Evidence
 from app.safety.classifiers.output_model import OutputModel
 from app.safety.screens.prompt_screen import Classifies
 from app.safety.screens.stream_terms import Listens
@@ -22,6 +24,8 @@ class Models(NamedTuple):
     directory: Path
     sure_below: float = 0.0
     """Below this harm the n-grams alone let a prompt pass; see PromptScreen."""
+    evidence: Callable[[str], Sequence[Evidence]] = lambda _text: ()
+    """What each word of a text adds to the n-grams' logit of harm."""
 
 
 def load(directory: Path = MODELS) -> Models:
@@ -35,4 +39,4 @@ def load(directory: Path = MODELS) -> Models:
     except Exception as exc:  # NumPy has errors of its own
         raise ModelDamaged(f"{directory / OUTPUT}: cannot be read: {exc!r}") from exc
     prompts = Classifier.load(directory)
-    return Models(prompts, answers, directory, prompts.sure_below)
+    return Models(prompts, answers, directory, prompts.sure_below, prompts.evidence)

@@ -132,6 +132,21 @@ def hashed(text: str) -> Hashes:
     return mixed(np.concatenate([_piece(text[at : at + PIECE]) for at in range(0, len(text), PIECE)]))
 
 
+def located(text: str) -> tuple[Hashes, NDArray[np.intp], NDArray[np.intp]]:
+    """The hashes of a text's n-grams, in the order of `hashed`, and where each begins and ends.
+
+    Positions are those of the text with a space around it. The text has at most PIECE - 2 characters.
+    """
+    text = f" {text} "
+    edges = word_edges(text)
+    starts, ends = [edges[::2], edges[:-2:2]], [edges[1::2], edges[3::2]]
+    for n in CHARS:
+        begin = np.arange(max(len(text) - n + 1, 0), dtype=np.intp)
+        starts.append(begin)
+        ends.append(begin + n)
+    return mixed(_piece(text)), np.concatenate(starts), np.concatenate(ends)
+
+
 def distinct(text: str, bits: int) -> NDArray[np.intp]:
     """The places of a text's n-grams in a table of 2**bits weights, each once, sorted."""
     places = (hashed(text) >> np.uint64(64 - bits)).astype(np.uint32)  # half as wide sorts twice as fast

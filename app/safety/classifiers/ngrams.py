@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.safety.classifiers.features import distinct
+from app.safety.classifiers.features import PIECE, distinct, located, word_edges
 
 BITS = 18
 """The harm weights are 2**BITS."""
 CATEGORY_BITS = 15
 """The weights of one category are 2**CATEGORY_BITS."""
+
+
+class Evidence(NamedTuple):
+    """A word or a pair of words, and what it adds to the logit of harm."""
+
+    words: str
+    logit: float
 
 
 class NGrams:
@@ -56,6 +64,40 @@ class NGrams:
         """The harm logit of a normalized text, and the places of the table that its n-grams have."""
         places = distinct(text, BITS)
         return float(np.add.reduce(self._harm.take(places))) * _scale(places) + self.bias, places
+
+    def evidence(self, text: str) -> list[Evidence]:
+        """What each word and pair of words of a normalized text adds to the harm logit, the most first.
+
+        A word has the n-grams of its characters with it; those across words count for none. An n-gram
+        counts where it is first.
+        """
+        strengths: dict[str, float] = {}
+        seen: set[int] = set()
+        scale = _scale(distinct(text, BITS))
+        for at in range(0, len(text), PIECE - 2):
+            self._add_evidence(text[at : at + PIECE - 2], strengths, seen)
+        named = [Evidence(words, strength * scale) for words, strength in strengths.items()]
+        return sorted(named, key=lambda evidence: -evidence.logit)
+
+    def _add_evidence(self, text: str, strengths: dict[str, float], seen: set[int]) -> None:
+        hashes, starts, ends = located(text)
+        places = (hashes >> np.uint64(64 - BITS)).astype(np.intp)
+        edges = word_edges(f" {text} ")
+        begins, stops = edges[::2], edges[1::2]
+        if not len(begins):
+            return
+        word = np.searchsorted(begins, starts + 1, "right") - 1
+        for place, start, end, number in zip(places, starts, ends, word, strict=True):
+            weight = float(self._harm[place])
+            if int(place) in seen or number < 0:
+                continue
+            is_pair = number + 1 < len(begins) and start == begins[number] and end == stops[number + 1]
+            last = number + is_pair
+            if start < begins[number] - 1 or end > stops[last] + 1:
+                continue
+            seen.add(int(place))
+            words = text[begins[number] - 1 : stops[last] - 1]
+            strengths[words] = strengths.get(words, 0.0) + weight
 
     def topics(self, places: NDArray[np.intp]) -> NDArray[np.float32]:
         """The logits of the categories, of a text whose n-grams have these places."""

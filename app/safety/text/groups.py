@@ -6,6 +6,8 @@ from bisect import bisect_right
 from collections import Counter
 from typing import NamedTuple
 
+GROUPINGS = ("category", "key", "length", "role", "script", "day")
+"""How a report can group the texts of a server."""
 LENGTHS = ("0-99", "100-499", "500-1999", "2000-9999", "10000+")
 """Characters of the text."""
 _BOUNDS = (100, 500, 2_000, 10_000)
