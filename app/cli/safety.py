@@ -1,4 +1,4 @@
-"""`tokenring safety`: judge, explain or measure texts, or report on a server's own traffic. Needs no server."""
+"""`tokenring safety`: judge, explain or measure texts, report on a server's traffic. Needs no server."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from app.core import SAFETY_LEVELS
 from app.safety.text.groups import GROUPINGS
 
 if TYPE_CHECKING:
-    from app.safety.policies.policy import Policy
     from app.safety.classifiers.bundled_models import Models
+    from app.safety.policies.policy import Policy
 
 
 UNDER = ("recorded", "observe", "enforce", "strict")
@@ -136,7 +136,7 @@ def _judge(args: argparse.Namespace, in_force: settings.Settings, load: Callable
     if args.verb == "explain":
         return safety_explain.run_explain(args, policy, models)
     if args.verb == "eval":
-        return safety_commands.evaluate(args, policy.enforced, models)
+        return safety_commands.evaluate(args, policy if args.level == "observe" else policy.enforced, models)
     return safety_commands.check(args, policy, models)
 
 

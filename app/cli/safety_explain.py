@@ -1,4 +1,4 @@
-"""Behind `tokenring safety explain`: why one text is judged as it is. Prints the text's words, and logs none."""
+"""Behind `tokenring safety explain`: why a text is judged as it is. Prints words of the text, logs none."""
 
 from __future__ import annotations
 

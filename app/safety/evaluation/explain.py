@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from app.safety.categories import CATEGORIES, name_of
@@ -81,7 +82,7 @@ async def explain(text: str, policy: Policy, screen: PromptScreen, models: Model
 def sentences(text: str, most: int = MAX_PIECES) -> list[Span]:
     """The sentences of a text in order, white space around them left out; at most so many."""
     edges = [0, *(m.end() for m in _SENTENCE_END.finditer(text)), len(text)]
-    spans = [_stripped(text, Span(*pair)) for pair in zip(edges, edges[1:], strict=False)]
+    spans = [_stripped(text, Span(*pair)) for pair in pairwise(edges)]
     spans = [span for span in spans if span.start < span.end]
     while len(spans) > most:  # join the two neighbours that are shortest together
         at = min(range(len(spans) - 1), key=lambda i: spans[i + 1].end - spans[i].start)
