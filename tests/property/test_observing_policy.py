@@ -1,4 +1,4 @@
-"""For any scores: an observing policy says what the enforced one does, and acts for locked categories alone."""
+"""For any scores: an observing policy says what the enforced does, and acts for locked categories alone."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
-from app.safety.verdict import ACTIONS, ScreenFailed, Verdict, harm, highest, stricter
+from app.safety.verdict import ACTIONS, Reading, ScreenFailed, Verdict, harm, highest, judged, stricter
 from tests.support.policies import policy
 
 
@@ -46,3 +47,40 @@ def test_a_policy_judges():
     """A policy's verdicts carry its hash."""
     rules = policy()
     assert rules.judge_prompt({"S1": 0.1}, "ngrams").policy_hash == rules.hash
+
+
+def observed(action, would, score: float = 0.5) -> Verdict:
+    """A verdict that does this, and observes that."""
+    return replace(verdict(action, score), observed=would)
+
+
+def test_the_stricter_of_two_verdicts_keeps_what_either_observed():
+    """What is done goes first; then what would be."""
+    assert stricter(observed(None, "block", 0.9), observed(None, "watch", 0.5)).score == 0.9
+    assert stricter(observed(None, "watch", 0.5), observed(None, "block", 0.9)).score == 0.9
+    mixed = stricter(observed("watch", "watch", 0.6), observed(None, "block", 0.9))
+    assert (mixed.action, mixed.observed, mixed.score, mixed.enforced) == ("watch", "block", 0.6, "block")
+    assert stricter(verdict(None), observed(None, "flag")).enforced == "flag"
+
+
+def test_the_stricter_of_two_verdicts_has_the_readings_of_both():
+    """In order."""
+    first, second = (replace(verdict(None), readings=[Reading("ngrams", {"S1": p})]) for p in (0.1, 0.2))
+    assert [r.scores["S1"] for r in stricter(first, second).readings] == [0.1, 0.2]
+
+
+def test_a_prompt_is_judged_by_all_its_readings():
+    """By the strictest; one that can only watch watches where it would refuse."""
+    rules = policy()
+    calm, grave = Reading("encoder", {"S1": 0.1}), Reading("encoder", {"S2": 0.7})
+    assert judged(rules, [calm]).action is None
+    assert judged(rules, [calm, grave]).action == "block"
+    assert judged(rules, [grave, calm]).category == "S2"
+    assert judged(rules, [calm, grave._replace(texts=8)]).action == "watch"
+    only = judged(rules, [calm, grave._replace(watch_only=True)])
+    assert (only.action, only.category, only.scores) == ("watch", "S2", {"S1": 0.1, "S2": 0.7})
+    assert only.readings == [calm, grave._replace(watch_only=True)]
+    assert judged(rules, [calm, Reading("encoder", {"S2": 0.5}, watch_only=True)]).action is None
+    assert judged(rules, [grave, grave._replace(watch_only=True)]).action == "block"
+    observing = judged(policy({"mode": "observe"}), [calm, grave._replace(watch_only=True)])
+    assert (observing.action, observing.observed) == (None, "watch")
