@@ -1,0 +1,127 @@
+"""Why a text is judged as it is: the sentences that decide, found with bounded work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.metering.traffic import Histogram
+from app.safety.categories import CATEGORIES
+from app.safety.classifiers.bundled_models import Models
+from app.safety.classifiers.ngrams import Evidence
+from app.safety.counters import HOLD_BACK_S, SafetyCounters
+from app.safety.evaluation.explain import (
+    MAX_CHARS,
+    MAX_PIECES,
+    TRIES,
+    WORDS,
+    Explanation,
+    as_json,
+    explain,
+    sentences,
+)
+from app.safety.screens.prompt_screen import PromptScreen
+from app.safety.verdict import Scores
+from tests.support.policies import WordClassifier, policy
+from tests.support.screens import WordModel
+
+BAD: Mapping[str, Scores] = {"bad": {"S2": 0.95}, "grey": {"S11": 0.5}}
+
+
+def explained(text: str, classifier: WordClassifier | None = None, **document: object) -> Explanation:
+    """The explanation of a text, by a classifier of words that is as good in haste."""
+    classifier = classifier or WordClassifier(full=BAD, fast=BAD)
+    screen = PromptScreen(classifier, SafetyCounters(Histogram(HOLD_BACK_S)))
+    models = Models(
+        classifier, WordModel(), Path(), evidence=lambda text: [Evidence(w, 1.0) for w in text.split()]
+    )
+    try:
+        return asyncio.run(explain(text, policy(document), screen, models))
+    finally:
+        screen.close()
+
+
+def decided(text: str, explanation: Explanation) -> str | None:
+    """The words of the span."""
+    span = explanation.span
+    return None if span is None else text[span.start : span.end]
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("All is well. This is bad! Is it? Yes.", "This is bad!"),
+        ("This is bad.", "This is bad."),
+        ("bad", "bad"),
+        ("One bad.\nTwo fine.\nThree bad.", "One bad.\nTwo fine.\nThree bad."),
+        ("Fine. One bad. Two bad. Fine again.", "One bad. Two bad."),
+        ("好的。bad。好的。", "bad。"),
+        ("grey sentence. fine one.", "grey sentence."),
+        ("grey sentence. bad one. fine one.", "bad one."),
+        ("All is well.", None),
+    ],
+)
+def test_the_smallest_run_of_sentences_without_which_the_verdict_is_milder(text: str, span: str | None):
+    """A refusal becomes a watch or nothing, a watch nothing; at worst it is all of them."""
+    assert decided(text, explained(text)) == span
+
+
+def test_the_work_is_bounded():
+    """Of a text in which every other sentence is bad the screen reads a few versions for each length."""
+    text = "It is bad. It is fine. " * 400
+    explanation = explained(text)
+    assert explanation.span is not None
+    assert explanation.num_read <= 1 + TRIES * MAX_PIECES
+
+
+def test_a_longer_text_is_refused():
+    """With how long it may be."""
+    with pytest.raises(ValueError, match=r"20,001 characters, and at most 20,000"):
+        explained("x" * (MAX_CHARS + 1))
+
+
+def test_what_each_policy_would_do():
+    """By the readings of the one verdict; an observing policy is explained as if it were enforced."""
+    explanation = explained("This is bad.", mode="observe")
+    assert explanation.verdict.action == "block"
+    assert explanation.policies["observe"] is None
+    assert explanation.policies["enforce"] == explanation.policies["block at 0.1%"] == "block"
+    assert explained("grey").policies["strict"] == "block"
+
+
+def test_the_words_that_add_most_are_named():
+    """A bounded number; none that takes away."""
+    assert explained(" ".join(f"w{i}" for i in range(30))).words == [(f"w{i}", 1.0) for i in range(WORDS)]
+
+
+def test_an_explanation_as_json():
+    """Scores of every category by both looks, and the span with its text."""
+    text = "All is well. This is bad."
+    found = as_json(text, explained(text), policy())
+    assert (found["action"], found["category"], found["category_name"]) == (
+        "block",
+        "S2",
+        "non_violent_crimes",
+    )
+    assert found["span"] == {"start": 13, "end": 25, "text": "This is bad."}
+    assert tuple(found["scores"]) == CATEGORIES
+    assert found["scores"]["S2"] == {"name": "non_violent_crimes", "ngrams": 0.95, "full": 0.95}
+    assert found["words"][0] == {"words": "All", "logit": 1.0}
+    assert as_json("fine", explained("fine"), policy())["span"] is None
+
+
+@given(st.text(alphabet=st.sampled_from("ab .!?\n。"), max_size=200), st.integers(1, 10))
+def test_sentences_have_every_letter_of_a_text_in_order(text: str, most: int):
+    """They do not overlap, and are as many as asked for at most."""
+    spans = sentences(text, most)
+    assert len(spans) <= most
+    edges: Sequence[int] = [edge for span in spans for edge in span]
+    assert list(edges) == sorted(edges)
+    assert all(text[span.start : span.end].strip() == text[span.start : span.end] != "" for span in spans)
+    covered = "".join(text[span.start : span.end] for span in spans)
+    assert [c for c in covered if not c.isspace()] == [c for c in text if not c.isspace()]
