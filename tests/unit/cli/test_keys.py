@@ -210,11 +210,14 @@ def test_the_examples_of_the_docs_are_commands():
         parser().parse_args(shlex.split(line, comments=True))
 
 
-def test_a_key_can_be_strict(run: Run, tmp_path: Path):
-    """`--safety strict` is stored, enforced and listed; a key cannot ask for less than the policy."""
+def test_a_key_has_a_level_of_safety(run: Run, tmp_path: Path):
+    """`--safety` is stored and listed, and can be changed; no level is without safety."""
     assert made(run, "--name", "class", "--safety", "strict")["safety"] == "strict"
     assert made(run, "--name", "staff")["safety"] == "standard"
     assert [key.terms.safety for key in stored(tmp_path)] == ["strict", "standard"]
     assert "strict safety" in run("list")[1].splitlines()[1]
+    key_id = made(run, "--name", "clinic", "--safety", "enforce")["id"]
+    assert json.loads(run("update", key_id, "--safety", "observe", "--json")[1])["safety"] == "observe"
+    assert "observe safety" in run("list")[1].splitlines()[3]
     with pytest.raises(SystemExit):
         run("create", "--name", "none", "--safety", "off")

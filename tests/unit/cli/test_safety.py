@@ -190,3 +190,18 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(SettingsError, match=r"--plot: needs matplotlib: .* pip install matplotlib"):
         run("eval", str(tmp_path / "absent.jsonl"), "--plot", "figures.svg")
+
+
+def test_what_is_only_observed_is_said(run: Run, tmp_path: Path):
+    """A text passes, and the policy would have refused it; `eval` counts what it would do."""
+    (tmp_path / "p.toml").write_text('mode = "observe"')
+    out = run("check", "so bad", "--policy", "p.toml")[1]
+    assert out.startswith("pass (observed: block): S2 non_violent_crimes, 0.950 >= 0.600")
+    found = json.loads(run("check", "so bad", "--level", "observe", "--json")[1])
+    assert (found["action"], found["observed"], found["message"]) == (None, "block", None)
+    path = rows(tmp_path / "rows.jsonl")
+    blocked = [
+        json.loads(run("eval", str(path), "--json", *options)[1])["pooled"]["blocked"]["recall"]["rate"]
+        for options in (("--policy", "p.toml"), ("--level", "observe"))
+    ]
+    assert blocked == [0.5, 0.0]
