@@ -291,7 +291,7 @@ class ScreenedRequest:
         for choice, peak in enumerate(screening.peaks()):
             ended_it = halted if choice == screening.halted_choice else None
             judged = self._records.answer(peak, self._policy, ended_it)
-            if self._policy.observing:
+            if judged is not None and self._policy.observing:
                 self._service.counters.would_act(judged)
         if halted is not None:
             self._halted(screening, halted, counts, withheld_tokens)

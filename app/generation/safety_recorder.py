@@ -28,6 +28,8 @@ from app.store.safety_records import MAX_RECORDS, SafetyRecord, Total
 
 FLUSH_S = 1.0
 """Seconds between two writes."""
+_DAY_US = 86_400_000_000
+Subject = Literal["prompt", "answer"]
 
 
 class SafetyRecorder:
@@ -47,6 +49,7 @@ class SafetyRecorder:
         self._records: list[SafetyRecord] = []
         self._totals: Counter[Total] = Counter()
         self._flushing: asyncio.TimerHandle | None = None
+        self._numbered_day = (-1, 0)
         self._day = 0
         self._room = MAX_RECORDS
         """Records that may be written today yet."""
@@ -54,6 +57,13 @@ class SafetyRecorder:
     def now_us(self) -> int:
         """The time of a record."""
         return self._clock_us()
+
+    def day_of(self, at_us: int) -> int:
+        """The UTC day of a time, as 20261121; of the same day as the last it is not worked out again."""
+        number = at_us // _DAY_US
+        if number != self._numbered_day[0]:
+            self._numbered_day = number, day_of(at_us)
+        return self._numbered_day[1]
 
     def add(self, total: Total, record: SafetyRecord | None) -> None:
         """Count a text, and keep its record if it has one; neither once the day has too many records."""
@@ -131,42 +141,41 @@ class RequestRecords:
         self._watched = verdict.enforced == "watch"
         full = [harm(reading.scores) for reading in verdict.readings if reading.stage != "ngrams"]
         is_recorded = verdict.enforced is not None or max(full, default=0.0) >= policy.prompt_record_floor
-        self._add("prompt", verdict, verdict.readings if is_recorded else None, verdict.action)
+        if is_recorded:
+            self._add("prompt", verdict, verdict.readings, verdict.action)
+        else:
+            self._count("prompt", verdict.policy_hash, self._recorder.now_us())
         return verdict.enforced is not None
 
-    def answer(self, peak: Scores, policy: Policy, halted: Verdict | None) -> Verdict:
+    def answer(self, peak: Scores, policy: Policy, halted: Verdict | None) -> Verdict | None:
         """Record a choice by the highest scores that two tokens in a row had; `halted` is what halted it.
 
-        Returns what the policy, enforced, makes of these scores; nothing is done about it.
+        Returns the verdict that was recorded: what halted it, or what the policy, enforced, makes of the
+        scores, about which nothing is done. None without either.
         """
+        if halted is None and not peak:
+            self._count("answer", policy.hash, self._recorder.now_us())
+            return None
+        if halted is not None:
+            self._add("answer", halted, [Reading("stream", peak)] if peak else [], "block")
+            return halted
         verdict = policy.enforced.judge_output(peak, watched=self._watched)
         verdict = replace(verdict, action=None, observed=verdict.action, policy_hash=policy.hash)
-        readings = [Reading("stream", peak)] if peak else []
-        if halted is not None:
-            self._add("answer", halted, readings, "block")
-        elif peak:
-            is_flagged = verdict.observed == "flag" and not policy.observing
-            self._add("answer", verdict, readings, "flag" if is_flagged else None)
-        else:
-            self._add("answer", verdict, None, None)
-        return halted or verdict
+        is_flagged = verdict.observed == "flag" and not policy.observing
+        self._add("answer", verdict, [Reading("stream", peak)], "flag" if is_flagged else None)
+        return verdict
 
-    def _add(
-        self,
-        subject: Literal["prompt", "answer"],
-        verdict: Verdict,
-        readings: Sequence[Reading] | None,
-        done: str | None,
+    def _count(
+        self, subject: Subject, policy_hash: str, at_us: int, record: SafetyRecord | None = None
     ) -> None:
-        at_us = self._recorder.now_us()
-        day, (length, role, script) = day_of(at_us), self._group
-        total = Total(day, self._key_id, subject, verdict.policy_hash, length, role, script)
-        if readings is None:
-            self._recorder.add(total, None)
-            return
+        total = Total(self._recorder.day_of(at_us), self._key_id, subject, policy_hash, *self._group)
+        self._recorder.add(total, record)
+
+    def _add(self, subject: Subject, verdict: Verdict, readings: Sequence[Reading], done: str | None) -> None:
+        at_us, (length, role, script) = self._recorder.now_us(), self._group
         record = SafetyRecord(
             at_us=at_us,
-            day=day,
+            day=self._recorder.day_of(at_us),
             key_id=self._key_id,
             subject=subject,
             stage=verdict.stage,
@@ -183,4 +192,4 @@ class RequestRecords:
             watched=self._watched,
             readings=[(r.stage, r.texts, r.watch_only, r.scores) for r in readings],
         )
-        self._recorder.add(total, record)
+        self._count(subject, verdict.policy_hash, at_us, record)

@@ -14,7 +14,7 @@ from typing import Any
 from app.safety.categories import BY_CODE, name_of
 from app.safety.evaluation.prompts import rate
 from app.safety.policies.policy import Policy
-from app.safety.text.groups import GROUPINGS
+from app.safety.text.groups import GROUPINGS, LENGTHS
 from app.safety.verdict import Action, Reading, judged
 from app.store.safety_records import SafetyRecord, Total
 
@@ -171,8 +171,13 @@ def _entries(
         order: Sequence[str] = [code for code in (*BY_CODE, _NONE) if code in tallies]
         return [{"value": code, "name": _title(code), **tallies[code].as_json(everything)} for code in order]
     of = texts.get(grouping, {})
-    values = sorted({*of, *tallies})
+    values = sorted({*of, *tallies}, key=_order)
     return [{"value": value, **tallies.get(value, Tally()).as_json(of.get(value, {}))} for value in values]
+
+
+def _order(value: str) -> tuple[int, str]:
+    """Lengths go by how long they are, all else by name."""
+    return (LENGTHS.index(value), value) if value in LENGTHS else (0, value)
 
 
 def _title(code: str) -> str:

@@ -11,8 +11,8 @@ GROUPINGS = ("category", "key", "length", "role", "script", "day")
 LENGTHS = ("0-99", "100-499", "500-1999", "2000-9999", "10000+")
 """Characters of the text."""
 _BOUNDS = (100, 500, 2_000, 10_000)
-SAMPLE_CHARS = 300
-"""Characters from the beginning by which the script is told; more would cost a long text milliseconds."""
+SAMPLE_CHARS = 100
+"""Characters from the beginning by which the script is told; more would cost every text that is not ASCII."""
 _SCRIPTS: tuple[tuple[int, str], ...] = (
     (0x0000, "latin"),
     (0x0250, "other"),

@@ -109,6 +109,7 @@ async def test_an_answer_is_recorded_by_its_peak(database: Database):
     for prompt_p in (0.1, 0.5):
         records = ask(recorder, prompt_p)
         verdict = records.answer({"S2": 0.55}, policy(OBSERVE), None)
+        assert verdict is not None
         assert (verdict.action, verdict.observed) == (None, "block" if prompt_p == 0.5 else None)
         records.answer({}, policy(OBSERVE), None)
     answers = [r for r in await written(recorder, database) if r.subject == "answer"]
