@@ -236,7 +236,7 @@ class Settings:
         "on", "screening of prompts and answers; `observe` only records", choices=("on", "observe", "off")
     )
     safety_policy: str = _setting("", "path of the policy file; empty uses the built-in policy")
-    safety_records_days: int = _setting(30, "days that safety records are kept; 0 keeps none", minimum=0)
+    safety_records_days: int = _setting(30, "days of safety records kept; 0 is none", minimum=0, maximum=3650)
     safety_fail_open: bool = _setting(
         default=False, help="whether a request passes unscreened where screening fails or takes too long"
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app import settings
+from app.cli.store import reader_left
 from app.core import SAFETY_LEVELS
 from app.safety.text.groups import GROUPINGS
 
@@ -115,8 +116,11 @@ def run(args: argparse.Namespace, load: Callable[[], Models] | None = None) -> i
     if args.verb == "report" and args.data_dir is not None:
         flags["data_dir"] = str(args.data_dir)
     in_force = settings.load(flags, os.environ, args.config)
-    status = _report(args, in_force) if args.verb == "report" else _judge(args, in_force, load)
-    sys.stdout.flush()
+    try:
+        status = _report(args, in_force) if args.verb == "report" else _judge(args, in_force, load)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return reader_left()
     return status
 
 

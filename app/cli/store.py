@@ -61,10 +61,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         status: int = args.run(args, data_dir)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read has enough, as `head`; the interpreter flushes once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_PIPE
+    except BrokenPipeError:
+        return reader_left()
     return status
+
+
+def reader_left() -> int:
+    """The exit status where whoever read has enough, as `head`; the interpreter flushes once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_PIPE
 
 
 def _add_usage(

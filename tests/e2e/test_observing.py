@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.cli.main import main
 from app.engine.scripted.engine import Script
 from app.safety.policies.alignment import STRICT
 from app.store import safety_events, safety_records
+from app.store.offline import opened
 from app.store.safety_records import SafetyRecord
 from tests.support.screens import (
     BLOCKED,
@@ -219,6 +222,35 @@ async def test_a_key_has_the_level_that_its_operator_gave_it(
         "block",
         "block" if status == 400 else None,
     )
+
+
+async def test_a_report_is_printed_beside_the_server(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Of what was recorded so far: what was let pass, and what would have been refused."""
+    served = await start()
+    for text in (f"{BLOCKED} words", "all is well", "how are you"):
+        assert (await served.post(chat(text, stream=False))).status == 200
+    await records_of(served)
+    data_dir = str(served.runtime.settings.data_dir)
+    assert main(["safety", "report", "--data-dir", data_dir, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["prompts"], report["answers"], report["records"]) == (3, 3, 1)
+    refused = {policy["name"]: policy["prompts"]["refused"] for policy in report["policies"]}
+    assert (refused["recorded"], refused["observe"], refused["enforce"]) == (1, 0, 1)
+    [category] = report["by"]["category"]
+    assert (category["value"], category["prompts"]["refused"]) == ("S2", 1)
+
+
+async def test_records_are_written_when_the_server_stops(start: Start):
+    """Also those of the last second."""
+    served = await start()
+    assert (await served.post(chat(f"{BLOCKED} words", stream=False))).status == 200
+    data_dir = served.runtime.settings.data_dir
+    await served.runtime.aclose()
+    with opened(data_dir) as connection:
+        [record] = safety_records.records(connection, 0, 99_999_999)
+    assert record.action == "block"
 
 
 async def test_images_are_refused_by_name(start: Start, tmp_path: Path):

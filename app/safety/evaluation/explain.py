@@ -18,12 +18,14 @@ from app.safety.evaluation.traffic import policies
 from app.safety.policies.policy import Policy
 from app.safety.screens.prompt_screen import PromptScreen
 from app.safety.text.turns import slices
-from app.safety.verdict import ACTIONS, Action, Scores, Verdict, judged, stricter
+from app.safety.verdict import ACTIONS, Action, Scores, Verdict, highest, judged, stricter
 
 MAX_CHARS = 20_000
 """Characters of a text that is explained."""
 MAX_PIECES = 40
 """Sentences; where there are more, neighbours count as one."""
+LEVELS = 3
+"""How often the sentences of neighbours that decide are looked at one by one."""
 MAX_PIECES_OF_LONG = 24
 """The same of a text over LONG_CHARS, each look at which takes the n-grams several milliseconds."""
 LONG_CHARS = 4_000
@@ -63,15 +65,17 @@ async def explain(text: str, policy: Policy, screen: PromptScreen, models: Model
         raise ValueError(f"the text has {len(text):,} characters, and at most {MAX_CHARS:,} are explained")
     judge = _Judge(policy.enforced, screen)
     verdict = await judge(text)
-    by_stage = {r.stage: r.scores for r in reversed(verdict.readings) if not r.watch_only}
+    ngrams, full = (
+        highest(*(r.scores for r in verdict.readings if r.stage == stage)) for stage in ("ngrams", "encoder")
+    )
     span = None
     if verdict.action is not None:
         span = await _deciding(text, verdict, judge, lambda rest: _ngram_harm(rest, models))
     compared = {name: judged(each, verdict.readings).action for name, each in policies(policy).items()}
     return Explanation(
         verdict=verdict,
-        ngrams=by_stage.get("ngrams", {}),
-        full=by_stage.get("encoder", {}),
+        ngrams=ngrams,
+        full=full,
         span=span,
         words=[(words, logit) for words, logit in models.evidence(text)[:WORDS] if logit > 0],
         policies=compared,
@@ -79,11 +83,16 @@ async def explain(text: str, policy: Policy, screen: PromptScreen, models: Model
     )
 
 
-def sentences(text: str, most: int = MAX_PIECES) -> list[Span]:
-    """The sentences of a text in order, white space around them left out; at most so many."""
+def sentences(text: str) -> list[Span]:
+    """The sentences of a text in order, white space around them left out."""
     edges = [0, *(m.end() for m in _SENTENCE_END.finditer(text)), len(text)]
     spans = [_stripped(text, Span(*pair)) for pair in pairwise(edges)]
-    spans = [span for span in spans if span.start < span.end]
+    return [span for span in spans if span.start < span.end]
+
+
+def joined(spans: Sequence[Span], most: int) -> list[Span]:
+    """So many spans at most, of neighbours joined."""
+    spans = list(spans)
     while len(spans) > most:  # join the two neighbours that are shortest together
         at = min(range(len(spans) - 1), key=lambda i: spans[i + 1].end - spans[i].start)
         spans[at : at + 2] = [Span(spans[at].start, spans[at + 1].end)]
@@ -132,8 +141,24 @@ class _Judge:
 
 
 async def _deciding(text: str, verdict: Verdict, judge: _Judge, harm_of: Callable[[str], float]) -> Span:
-    """The smallest run of sentences without which the verdict is milder; at worst all of them."""
-    spans = sentences(text, MAX_PIECES if len(text) <= LONG_CHARS else MAX_PIECES_OF_LONG)
+    """The smallest run of sentences without which the verdict is milder; at worst all of them.
+
+    Where neighbours were joined, their sentences are tried in turn.
+    """
+    within = Span(0, len(text))
+    most = MAX_PIECES if len(text) <= LONG_CHARS else MAX_PIECES_OF_LONG
+    for _ in range(LEVELS):
+        single = [span for span in sentences(text) if span.start >= within.start and span.end <= within.end]
+        spans = joined(single, most)
+        within = await _smallest_run(text, spans, verdict, judge, harm_of)
+        if len(spans) == len(single):
+            break
+    return within
+
+
+async def _smallest_run(
+    text: str, spans: Sequence[Span], verdict: Verdict, judge: _Judge, harm_of: Callable[[str], float]
+) -> Span:
     for length in range(1, len(spans)):
         runs = [Span(spans[i].start, spans[i + length - 1].end) for i in range(len(spans) - length + 1)]
         ranked = sorted(runs, key=lambda run: harm_of(_without(text, run)))
@@ -148,7 +173,8 @@ async def _deciding(text: str, verdict: Verdict, judge: _Judge, harm_of: Callabl
 
 
 def _without(text: str, span: Span) -> str:
-    return text[: span.start] + text[span.end :]
+    """The text with white space there, so that the slices of a long text stay where they are."""
+    return text[: span.start] + " " * (span.end - span.start) + text[span.end :]
 
 
 def _severity(verdict: Verdict) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 
 from app.cli.main import EXIT_USAGE, main
+from app.cli.store import EXIT_PIPE
 from app.core import KeyTerms
 from app.store import keys, safety_records
 from app.store.offline import make_missing, opened
@@ -156,3 +160,17 @@ def test_without_a_store_there_is_no_report(run: Run):
     """The message says where it was looked for."""
     status, _, err = run("--data-dir", "nowhere")
     assert (status, "has no store" in err) == (EXIT_USAGE, True)
+
+
+def test_a_reader_that_has_enough_is_no_error(run: Run, key_id: str, tmp_path: Path):
+    """As `head`: the command ends in silence."""
+    del run, key_id
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "app", "safety", "report"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    ended = subprocess.run(
+        command, cwd=tmp_path, stdout=writes, stderr=subprocess.PIPE, env=environment, check=False, timeout=55
+    )
+    os.close(writes)
+    assert (ended.returncode, ended.stderr) == (EXIT_PIPE, b"")

@@ -16,6 +16,7 @@ from app.safety.classifiers.bundled_models import Models
 from app.safety.classifiers.ngrams import Evidence
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.evaluation.explain import (
+    LEVELS,
     MAX_CHARS,
     MAX_PIECES,
     TRIES,
@@ -23,6 +24,7 @@ from app.safety.evaluation.explain import (
     Explanation,
     as_json,
     explain,
+    joined,
     sentences,
 )
 from app.safety.screens.prompt_screen import PromptScreen
@@ -76,7 +78,16 @@ def test_the_work_is_bounded():
     text = "It is bad. It is fine. " * 400
     explanation = explained(text)
     assert explanation.span is not None
-    assert explanation.num_read <= 1 + TRIES * MAX_PIECES
+    assert explanation.num_read <= 1 + LEVELS * TRIES * MAX_PIECES
+
+
+@pytest.mark.parametrize("number", [60, 600])
+def test_the_one_sentence_among_many_is_found(number: int):
+    """Where neighbours count as one, the sentences of those that decide are tried in turn."""
+    text = "It is fine. " * number + "This is bad! " + "It is fine. " * number
+    explanation = explained(text)
+    assert decided(text, explanation) == "This is bad!"
+    assert explanation.num_read <= 10
 
 
 def test_a_longer_text_is_refused():
@@ -117,8 +128,8 @@ def test_an_explanation_as_json():
 
 @given(st.text(alphabet=st.sampled_from("ab .!?\n。"), max_size=200), st.integers(1, 10))
 def test_sentences_have_every_letter_of_a_text_in_order(text: str, most: int):
-    """They do not overlap, and are as many as asked for at most."""
-    spans = sentences(text, most)
+    """They do not overlap, and joined they are as many as asked for at most."""
+    spans = joined(sentences(text), most)
     assert len(spans) <= most
     edges: Sequence[int] = [edge for span in spans for edge in span]
     assert list(edges) == sorted(edges)
