@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +255,7 @@ async def test_records_are_written_when_the_server_stops(start: Start):
 
 
 async def test_images_are_refused_by_name(start: Start, tmp_path: Path):
-    """If the policy says so: nobody reads them. The list of models says it too."""
+    """If the policy says so, whatever its mode: nobody reads them."""
     served = await start(safety="on", safety_policy=policy_file(tmp_path, images="refuse"))
     body = chat(stream=False)
     body["messages"] = [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, IMAGE]}]
@@ -262,6 +263,24 @@ async def test_images_are_refused_by_name(start: Start, tmp_path: Path):
     assert (answer.status, answer.json()["error"]["code"]) == (400, "images_refused")
     assert "messages[0]" in answer.json()["error"]["message"]
     assert (await served.post(chat(stream=False))).status == 200
+    observing = {"safety": "observe", "safety_policy": policy_file(tmp_path, images="refuse")}
+    assert (await (await start(**observing)).post(body)).status == 400
+    allowed = await (await start(safety="on")).post(body)
+    assert allowed.json()["error"]["code"] == "unsupported_content", "the scripted engine reads no images"
+
+
+@pytest.mark.parametrize(("rules", "images"), [({}, "allow"), ({"images": "refuse"}, "refuse")])
+async def test_the_list_of_models_says_what_becomes_of_images(
+    start: Start, tmp_path: Path, rules: dict[str, str], images: str
+):
+    """Of a model that reads them; of another there is nothing to say."""
+    served = await start(safety_policy=policy_file(tmp_path, **rules))
+    [entry] = (await served.call("GET", "/api/models")).json()["data"]
+    assert entry["images"] is None
+    engine: Any = served.engine
+    engine._card = replace(engine._card, capabilities=frozenset({"vision"}))
+    [entry] = (await served.call("GET", "/api/models")).json()["data"]
+    assert entry["images"] == images
 
 
 async def test_the_policy_in_force_is_shown(start: Start, tmp_path: Path):
