@@ -55,8 +55,8 @@ class _EndApart:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    def text(self, event_id: int, lane: TextTrack, text: bytes) -> bytes:
-        return self._wire.text(event_id, lane, text)
+    def text(self, event_id: int, track: TextTrack, text: bytes) -> bytes:
+        return self._wire.text(event_id, track, text)
 
     def delta(self, last_id: int, parts: Sequence[TextRun]) -> bytes:
         return self._wire.delta(last_id, parts)
@@ -74,10 +74,10 @@ def _ring(stored: StoredStream, limit_bytes: int) -> Ring:
         raise StorageUnavailable(
             "The answer is being put in order after a restart; try again.", retry_after_s=1
         )
-    if not stored.slices and not stored.reconciled:
+    if not stored.segments and not stored.reconciled:
         raise NotFound(f"No stream {stored.request_id!r}: it never began.", code="stream_not_found")
     try:
-        return Ring.restore(stored.slices, limit_bytes)
+        return Ring.restore(stored.segments, limit_bytes)
     except ValueError as exc:
         raise InternalError("The stored events of this answer are damaged.") from exc
 

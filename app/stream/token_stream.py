@@ -50,7 +50,7 @@ STORAGE = "storage"
 class Wire(Protocol):
     """Writes events as the bytes of frames."""
 
-    def text(self, event_id: int, lane: TextTrack, text: bytes) -> bytes:
+    def text(self, event_id: int, track: TextTrack, text: bytes) -> bytes:
         """One frame holding one event's escaped text, nothing beside it."""
         ...
 
@@ -149,9 +149,9 @@ class TokenStream:
         self._wake()
 
     def _append_text(self, delta: Delta) -> None:
-        event_id, lane, text = self._ring.append(delta)
+        event_id, track, text = self._ring.append(delta)
         if self.readers and self._plain:
-            self._frame = (event_id - 1, event_id, self._wire.text(event_id, lane, text))
+            self._frame = (event_id - 1, event_id, self._wire.text(event_id, track, text))
 
     def notice(self, field: str, value: Mapping[str, Any]) -> None:
         """Release a chunk without choices."""

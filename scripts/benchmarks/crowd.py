@@ -1,7 +1,7 @@
-"""Clients of a node: those who wait for an answer before they ask again, and those who just come.
+"""Clients of a node, in a closed loop (the next request after the answer) or an open one (at random times).
 
-Who *obeys* comes back exactly when `Retry-After` says, with the same request, unless it is told not to;
-who *gives up* goes away at the first refusal.
+A client that *obeys* sends a refused request again after exactly `Retry-After` seconds, unless
+`x-should-retry` is false. A client that *gives up* leaves at the first refusal.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scripts.benchmarks.asking import Asked, Asker
+from scripts.benchmarks.asking import Asker, Attempt
 
 MOST_ATTEMPTS = 6
 UNTOLD_S = 1.0
-"""How long a client in a closed loop lets pass after a refusal that names no time."""
+"""Seconds that a closed-loop client waits after a refusal without `Retry-After`."""
 NextChat = Callable[[int], bytes]
 
 
 @dataclass(slots=True)
-class Wish:
+class ClientRequest:
     """One request of one client, and every attempt at it that has ended."""
 
     obeys: bool
-    attempts: list[Asked] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
 
 
 class Crowd:
-    """Everyone who asks one server, and all that they saw."""
+    """All clients of one server, and all their requests."""
 
     def __init__(
         self,
         asker: Asker,
         next_chat: NextChat,
         rng: random.Random,
-        on_ended: Callable[[Asked], None] = lambda _asked: None,
+        on_ended: Callable[[Attempt], None] = lambda _attempt: None,
     ) -> None:
         self._asker = asker
         self._next_chat = next_chat
         self._rng = rng
         self._on_ended = on_ended
         self._tasks: set[asyncio.Task[None]] = set()
-        self.wishes: list[Wish] = []
+        self.requests: list[ClientRequest] = []
 
     def spawn(self, client: Coroutine[Any, Any, None]) -> None:
         """Run a client beside the others."""
@@ -61,37 +61,37 @@ class Crowd:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def all_served(self) -> None:
-        """Wait until every client has what it wanted, or was refused."""
+        """Wait until every client has its answer, or was refused."""
         await asyncio.gather(*self._tasks)
 
     async def in_turn(self, key: int, at_most_s: float = math.inf) -> None:
-        """A client that asks, reads, asks again, for ever; after a refusal when it is told to, or sooner."""
+        """A closed-loop client, without end. After a refusal it waits `Retry-After`, `at_most_s` at most."""
         while True:
-            wish = await self.once(key, obeys=False)
-            last = wish.attempts[-1]
+            request = await self.once(key, obeys=False)
+            last = request.attempts[-1]
             if last.status != 200:
                 await asyncio.sleep(min(last.retry_after_s or UNTOLD_S, at_most_s))
 
     async def want(self, key: int, *, obeys: bool) -> None:
-        """A client that wants one answer."""
+        """A client that sends one request."""
         await self.once(key, obeys=obeys)
 
-    async def once(self, key: int, *, obeys: bool) -> Wish:
-        """The same, for who wants to know what became of it."""
-        wish = Wish(obeys)
-        self.wishes.append(wish)
+    async def once(self, key: int, *, obeys: bool) -> ClientRequest:
+        """Send one request, with its retries, and return it."""
+        request = ClientRequest(obeys)
+        self.requests.append(request)
         body = self._next_chat(key)
         while True:
-            asked = await self._asker.ask(key, body)
-            wish.attempts.append(asked)
-            self._on_ended(asked)
-            told = obeys and asked.status in (429, 503) and asked.should_retry
-            if not told or asked.retry_after_s is None or len(wish.attempts) == MOST_ATTEMPTS:
-                return wish
-            await asyncio.sleep(asked.retry_after_s)
+            attempt = await self._asker.ask(key, body)
+            request.attempts.append(attempt)
+            self._on_ended(attempt)
+            retries = obeys and attempt.status in (429, 503) and attempt.should_retry
+            if not retries or attempt.retry_after_s is None or len(request.attempts) == MOST_ATTEMPTS:
+                return request
+            await asyncio.sleep(attempt.retry_after_s)
 
     async def come(self, rate_per_s: float, seconds: float, obeying: float) -> None:
-        """New clients at random, so many a second whatever they meet; a part of them obeys."""
+        """New clients at random times, `rate_per_s` a second. The share `obeying` of them obeys (0 to 1)."""
         rng = self._rng
         due_s = time.monotonic()
         end_s = due_s + seconds
@@ -107,6 +107,6 @@ class Crowd:
             raise error
 
 
-def attempts(wishes: Sequence[Wish]) -> list[Asked]:
+def attempts(requests: Sequence[ClientRequest]) -> list[Attempt]:
     """Every attempt that has ended."""
-    return [asked for wish in wishes for asked in wish.attempts]
+    return [attempt for request in requests for attempt in request.attempts]

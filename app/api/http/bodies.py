@@ -54,9 +54,9 @@ class BodyReader:
 
     def _cards(self) -> list[ModelCard]:
         cards = []
-        for place in self._runtime.backends:
+        for backend in self._runtime.backends:
             try:
-                cards.append(place.engine.model)
+                cards.append(backend.engine.model)
             except EngineNotReady:
                 continue
         return cards

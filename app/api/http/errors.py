@@ -22,7 +22,7 @@ from app.api.http.sse import CONNECTION
 from app.errors import InternalError, MethodNotAllowed, NotFound, RateLimited, ServingError
 from app.log import where
 
-RESPONSE_HEADERS = "tokenring.told"
+RESPONSE_HEADERS = "tokenring.response_headers"
 """Key of the scope under which a handler leaves headers that say how the request would have been served."""
 
 _ANSWERED = "tokenring.answered"

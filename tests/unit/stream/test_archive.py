@@ -92,7 +92,7 @@ async def test_deleted_before_it_is_settled_stays_deleted_after_a_crash(database
     await database.write(lambda c: events.append(c, request_seq, 1, piece))
     assert await reconciled(database) == 1
     assert await answer(database) == ("deleted", "")
-    assert await database.read(lambda c: events.slices(c, request_seq)) == []
+    assert await database.read(lambda c: events.segments(c, request_seq)) == []
     tokens = await database.read(lambda c: c.execute("SELECT total_tokens FROM conversations").fetchone())
     assert tokens == (10,), "counts stay"
 

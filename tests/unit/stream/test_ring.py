@@ -13,7 +13,7 @@ from app.core import Counts, Delta, ToolCall
 from app.stream.ring import Done, Failed, Finished, Notice, Opened, Ring, TextRun, TextTrack, ToolStarted
 
 BIG = 10**9
-LANES = (
+TRACKS = (
     TextTrack(0, "reasoning"),
     TextTrack(0, "text"),
     TextTrack(0, "tool", 0),
@@ -23,10 +23,10 @@ LANES = (
 RANK = {"reasoning": 0, "text": 1, "tool": 2}
 
 
-def delta(text: str, lane: TextTrack = LANES[1], **fields) -> Delta:
-    """A delta of one lane."""
-    tool = ToolCall(lane.tool_index) if lane.channel == "tool" else None
-    return Delta(lane.choice, lane.channel, text, (), fields.pop("counts", Counts()), tool=tool, **fields)
+def delta(text: str, track: TextTrack = TRACKS[1], **fields) -> Delta:
+    """A delta of one track."""
+    tool = ToolCall(track.tool_index) if track.channel == "tool" else None
+    return Delta(track.choice, track.channel, text, (), fields.pop("counts", Counts()), tool=tool, **fields)
 
 
 def unescaped(part: TextRun) -> str:
@@ -51,10 +51,10 @@ class Reading:
             return
         order: dict[int, list[int]] = {}
         for part in content:
-            order.setdefault(part.lane.choice, []).append(RANK[part.lane.channel])
-            self.text[part.lane] = self.text.get(part.lane, "") + unescaped(part)
+            order.setdefault(part.track.choice, []).append(RANK[part.track.channel])
+            self.text[part.track] = self.text.get(part.track, "") + unescaped(part)
         assert all(ranks == sorted(ranks) for ranks in order.values()), "reasoning, text, tool"
-        assert len({part.lane for part in content}) == len(content), "one part per lane"
+        assert len({part.track for part in content}) == len(content), "one part per track"
 
 
 # Any text an engine may give, less the lone surrogates that UTF-8 cannot carry.
@@ -62,7 +62,7 @@ text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 long_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
 events = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(LANES), text),
+        st.tuples(st.sampled_from(TRACKS), text),
         st.integers(0, 1).map(lambda choice: Finished(choice, "stop", None)),
     ),
     max_size=40,
@@ -80,9 +80,9 @@ def test_any_walk_reads_the_appended_text(events, walks):
         if isinstance(event, Finished):
             ring.append_special(event)
         else:
-            lane, piece = event
-            ring.append(delta(piece, lane))
-            expected[lane] = expected.get(lane, "") + piece
+            track, piece = event
+            ring.append(delta(piece, track))
+            expected[track] = expected.get(track, "") + piece
         for reading, walk in zip(readings, walks, strict=True):
             for _ in range(walk.count(number)):
                 if reading.cursor < ring.last_id:
@@ -215,16 +215,16 @@ def test_special_event_is_a_step_of_its_own():
     assert [ring.after(i)[0] for i in range(3)] == [1, 2, 3]
 
 
-@given(events=st.lists(st.tuples(st.sampled_from(LANES), text), max_size=40))
-def test_whole_is_all_text_by_lane(events):
+@given(events=st.lists(st.tuples(st.sampled_from(TRACKS), text), max_size=40))
+def test_whole_is_all_text_by_track(events):
     """The answer in one piece is the same text as the frames."""
     ring = Ring(BIG)
     expected: dict[TextTrack, str] = {}
-    for lane, piece in events:
-        ring.append(delta(piece, lane))
-        expected[lane] = expected.get(lane, "") + piece
+    for track, piece in events:
+        ring.append(delta(piece, track))
+        expected[track] = expected.get(track, "") + piece
     parts, specials = ring.whole()
-    assert {lane: unescaped(part) for lane, part in parts.items()} == expected
+    assert {track: unescaped(part) for track, part in parts.items()} == expected
     assert not specials
 
 
@@ -269,7 +269,7 @@ entries = st.one_of(st.none(), st.lists(st.builds(dict, token=text, logprob=st.f
 any_events = st.lists(
     st.one_of(
         st.sampled_from(SPECIALS),
-        st.builds(lambda lane, *rest: (lane, *rest), st.sampled_from(LANES), long_text, counts, entries),
+        st.builds(lambda track, *rest: (track, *rest), st.sampled_from(TRACKS), long_text, counts, entries),
     ),
     max_size=40,
 )
@@ -279,8 +279,8 @@ def fill(ring: Ring, events) -> None:
     """Append what `any_events` gave."""
     for event in events:
         if isinstance(event, tuple):
-            lane, piece, of_event, logprobs = event
-            ring.append(delta(piece, lane, counts=of_event, logprobs=logprobs))
+            track, piece, of_event, logprobs = event
+            ring.append(delta(piece, track, counts=of_event, logprobs=logprobs))
         else:
             ring.append_special(event)
 
@@ -298,8 +298,8 @@ def same(restored: Ring, ring: Ring, cursors) -> None:
 
 
 @given(events=any_events, cuts=st.sets(st.integers(1, 41)), logprobs=st.booleans(), has_counts=st.booleans())
-def test_slices_restore_the_ring(events, cuts, logprobs, has_counts):
-    """Cut into slices anywhere, a ring comes back the same after every cursor, and as a whole."""
+def test_segments_restore_the_ring(events, cuts, logprobs, has_counts):
+    """Cut into segments anywhere, a ring comes back the same after every cursor, and as a whole."""
     ring = Ring(BIG, logprobs=logprobs, counts=has_counts)
     ring.append_special(Opened(2))
     dumped, last_id = [], 0
@@ -320,8 +320,8 @@ def test_slices_restore_the_ring(events, cuts, logprobs, has_counts):
 
 
 @given(events=any_events, data=st.data(), both=st.booleans())
-def test_slices_that_overlap_count_once(events, data, both):
-    """Events that two slices both have are restored once."""
+def test_segments_that_overlap_count_once(events, data, both):
+    """Events that two segments both have are restored once."""
     ring = Ring(BIG, logprobs=both, counts=both)
     ring.append_special(Opened(1))
     dumped = []
@@ -336,8 +336,8 @@ def test_slices_that_overlap_count_once(events, data, both):
     same(restored, ring, range(restored.first_id - 1, ring.last_id))
 
 
-def test_slice_of_a_trimmed_ring_begins_where_the_ring_does():
-    """What has left the ring is in no slice of it; ids stay."""
+def test_segment_of_a_trimmed_ring_begins_where_the_ring_does():
+    """What has left the ring is in no segment of it; ids stay."""
     ring = Ring(4096)
     for number in range(1000):
         ring.append(delta(f"{number} "))
@@ -348,13 +348,13 @@ def test_slice_of_a_trimmed_ring_begins_where_the_ring_does():
     same(restored, ring, range(first_id - 1, ring.last_id))
 
 
-def test_gap_between_slices_ends_what_is_held():
+def test_gap_between_segments_ends_what_is_held():
     """What lies before a gap cannot be joined with what follows it: it has left the ring."""
     ring = Ring(BIG)
-    fill(ring, [(LANES[1], f"{number} ", Counts(), None) for number in range(9)])
+    fill(ring, [(TRACKS[1], f"{number} ", Counts(), None) for number in range(9)])
     _, last = ring.dump(6)
     ring = Ring(BIG)
-    fill(ring, [(LANES[1], "0 ", Counts(), None)])
+    fill(ring, [(TRACKS[1], "0 ", Counts(), None)])
     first = ring.dump(0)[1]
     restored = Ring.restore([first, last], BIG)
     assert (restored.first_id, restored.last_id) == (7, 9)
@@ -364,7 +364,7 @@ def test_gap_between_slices_ends_what_is_held():
 
 
 def test_restored_ring_keeps_its_limit():
-    """Slices beyond the limit restore to the newest events within it."""
+    """Segments beyond the limit restore to the newest events within it."""
     ring = Ring(BIG)
     dumped = []
     for number in range(10_000):
@@ -378,16 +378,16 @@ def test_restored_ring_keeps_its_limit():
 
 
 def test_restored_ring_goes_on():
-    """Events appended to a restored ring follow the last one, in their lanes."""
+    """Events appended to a restored ring follow the last one, in their tracks."""
     ring = Ring(BIG)
-    fill(ring, [(LANES[1], "a", Counts(), None), (LANES[4], "b", Counts(), None)])
+    fill(ring, [(TRACKS[1], "a", Counts(), None), (TRACKS[4], "b", Counts(), None)])
     restored = Ring.restore([ring.dump(0)[1]], BIG)
     restored.append(delta("c"))
     assert [unescaped(part) for part in restored.after(0)[1]] == ["ac", "b"]
     assert restored.last_id == 3
 
 
-def test_no_slices_restore_to_an_empty_ring():
+def test_no_segments_restore_to_an_empty_ring():
     """Nothing kept is nothing held."""
     ring = Ring.restore([], BIG)
     assert (ring.first_id, ring.last_id, ring.dump(0)) == (1, 0, None)
@@ -402,8 +402,8 @@ def test_ring_begins_at_any_id():
 
 
 @given(data=st.data())
-def test_damaged_slice_is_refused(data):
-    """A slice with any byte changed or missing is an error, never other text."""
+def test_damaged_segment_is_refused(data):
+    """A segment with any byte changed or missing is an error, never other text."""
     ring = Ring(BIG)
     ring.append_special(Opened(1))
     ring.append(delta("hello"))
@@ -416,8 +416,8 @@ def test_damaged_slice_is_refused(data):
             Ring.restore([damaged], BIG)
 
 
-def test_slices_of_different_streams_are_refused():
-    """Slices with and without counts are not of one stream."""
+def test_segments_of_different_streams_are_refused():
+    """Segments with and without counts are not of one stream."""
     plain, counted = Ring(BIG), Ring(BIG, counts=True, first_id=2)
     plain.append(delta("a"))
     counted.append(delta("b"))
@@ -425,8 +425,8 @@ def test_slices_of_different_streams_are_refused():
         Ring.restore([plain.dump(0)[1], counted.dump(0)[1]], BIG)
 
 
-def test_slice_costs_two_bytes_an_event():
-    """Beside its text an event takes two bytes in a slice, and a slice some 200."""
+def test_segment_costs_two_bytes_an_event():
+    """Beside its text an event takes two bytes in a segment, and a segment some 200."""
     ring = Ring(BIG)
     for _ in range(1000):
         ring.append(delta("word "))
