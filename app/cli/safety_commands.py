@@ -1,4 +1,4 @@
-"""Behind `tokenring safety`: one text judged, or rows measured. Imports the classifiers' libraries."""
+"""The work of `tokenring safety check` and `eval`. Imports numpy and the classifiers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from app.safety.verdict import Verdict, harm, stricter
 EXIT_OK = 0
 _TIMEOUT_S = 600.0
 _FIRST = "Good morning."
-"""Judged ahead of what is timed: the first run of the encoder sets it up."""
+"""A text that is judged before the timed ones, because the encoder's first run sets it up."""
 _LISTED = 20
-"""Categories in the table of `eval`, the most frequent ones: files may have their own names for them."""
+"""Categories in the table of `eval`: the most frequent ones, because files may name any number."""
 _SHOWN = 3
-"""Categories that `check` names beside the one that decided."""
+"""Categories with the highest scores that `check` prints."""
 
 
 def _screen(models: Models) -> closing[PromptScreen]:
@@ -66,7 +66,7 @@ def check(args: argparse.Namespace, policy: Policy, models: Models) -> int:
 
 
 async def _judge(screen: PromptScreen, policy: Policy, text: str) -> tuple[Verdict, Verdict, float, float]:
-    """Both verdicts on a text, and their milliseconds."""
+    """The verdicts of the n-grams and of both classifiers, and the milliseconds of each."""
     messages = [{"role": "user", "content": text}]
     began_s = time.perf_counter()
     first = screen.ngram_verdict(messages, policy)
@@ -88,7 +88,7 @@ def _said(found: dict[str, Any]) -> str:
         f"{times}, policy {found['policy_hash']}",
     ]
     if found["message"]:
-        lines.append(f"told: {found['message']}")
+        lines.append(f"message: {found['message']}")
     return "\n".join(lines)
 
 
@@ -153,7 +153,7 @@ def _spread(rows: Sequence[Row], limit: int) -> list[Row]:
 
 
 def _table(report: dict[str, Any]) -> list[str]:
-    """A line for all rows, each source and each category, under heads."""
+    """The table of figures: one line for all rows, for each source and for each category."""
     heads = ("", "harmful", "benign", "blocked", "fpr", "watched", "fpr", "auc", "ap", "@1%", "@5%")
     rows = [_figures("all", report["pooled"])]
     rows += [_figures(name, report["sources"][name]) for name in report["sources"]]
