@@ -162,7 +162,7 @@ def _count(text: str) -> int | str:
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """The terms in the flags, in the form of the JSON body of `/api/admin/keys`."""
+    """What flags say of a key, as JSON has it."""
     given = {name: value for name, value in vars(args).items() if name in (*TERMS, "owner")}
     given |= {name: None for name in NULLABLE if given.get(name) == NONE}
     if given.get("models") is not None:

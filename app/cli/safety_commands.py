@@ -88,7 +88,7 @@ def _said(found: dict[str, Any]) -> str:
         f"{times}, policy {found['policy_hash']}",
     ]
     if found["message"]:
-        lines.append(f"message: {found['message']}")
+        lines.append(f"told: {found['message']}")
     return "\n".join(lines)
 
 

@@ -167,9 +167,7 @@ def _verify(args: argparse.Namespace, data_dir: Path) -> int:
         found = differences(connection)
     if args.rebuild:
         for day in sorted({difference.day for difference in found}):
-            with opened(
-                data_dir, write=True
-            ) as connection:  # one day per transaction: the server's writer waits meanwhile
+            with opened(data_dir, write=True) as connection:  # a day at a time: a server waits meanwhile
                 rebuild(connection, day)
     report = {
         "object": "usage.verification",
@@ -181,9 +179,9 @@ def _verify(args: argparse.Namespace, data_dir: Path) -> int:
     if not found:
         lines.append("Every daily sum is the sum of its rows.")
     elif args.rebuild:
-        lines.append(f"{len(found)} daily sums were corrected.")
+        lines.append(f"{len(found)} daily sums were put right.")
     else:
-        lines.append(f"{len(found)} daily sums differ from their rows; --rebuild corrects them.")
+        lines.append(f"{len(found)} daily sums are not those of their rows; --rebuild puts them right.")
     _print(args, report, lines)
     return EXIT_DIFFERENT if found and not args.rebuild else EXIT_OK
 

@@ -79,18 +79,18 @@ class PrefixReport:
         request: ChatRequest,
         prompt: Prompt,
         counts: Counts,
-        sent_s: float | None = None,
+        asked_s: float | None = None,
         *,
         key_id: str | None = None,
         salt: str = "",
     ) -> None:
         """A request's cached tokens are known: judge them. Never raises.
 
-        `counts` are as billed, `request` has its history, `sent_s` is when the engine was asked, on the
+        `counts` are as billed, `request` has its history, `asked_s` is when the engine was asked, on the
         monotonic clock: what came into the cache later is not expected.
         """
         try:
-            self._saw(request, prompt, counts, SeriesKey(request.owner, key_id, request.model), salt, sent_s)
+            self._saw(request, prompt, counts, SeriesKey(request.owner, key_id, request.model), salt, asked_s)
         except Exception as exc:  # noqa: BLE001  # a report is no reason to fail a request
             self._log.error("prefix_report_broke", request_id=request.request_id, error=where(exc))
 
@@ -99,24 +99,26 @@ class PrefixReport:
         request: ChatRequest,
         prompt: Prompt,
         counts: Counts,
-        series_key: SeriesKey,
+        place: SeriesKey,
         salt: str,
-        sent_s: float | None,
+        asked_s: float | None,
     ) -> None:
         stable = _bounded(stable_of(request.body))
-        now_s, epoch = self._clock_s(), self._epochs[series_key.model]
-        seen = _Seen(request, prompt, counts.cached_tokens, salt, epoch, now_s if sent_s is None else sent_s)
-        entry = self._lines.get((series_key, stable))
+        now_s, epoch = self._clock_s(), self._epochs[place.model]
+        seen = _Seen(
+            request, prompt, counts.cached_tokens, salt, epoch, now_s if asked_s is None else asked_s
+        )
+        entry = self._lines.get((place, stable))
         if entry is None:
-            self._meet(seen, series_key, stable, now_s)
+            self._meet(seen, place, stable, now_s)
             return
         line, family = entry
-        self._lines.move_to_end((series_key, stable))
+        self._lines.move_to_end((place, stable))
         line.seen_s = now_s
         family.requests += 1
         if line.boundary is None:
             self._learn(seen, line, family, now_s)
-        elif seen.sent_s >= line.since_s:
+        elif seen.asked_s >= line.since_s:
             expected = line.boundary - prompt.unbilled_tokens
             missing = expected - seen.cached
             if missing <= 0 or (not line.slack and missing < self._page):
@@ -125,11 +127,11 @@ class PrefixReport:
             else:
                 self._explain(seen, line, family, now_s)
 
-    def _meet(self, seen: _Seen, series_key: SeriesKey, stable: Stable, now_s: float) -> None:
+    def _meet(self, seen: _Seen, place: SeriesKey, stable: Stable, now_s: float) -> None:
         """A text with tools that was not seen before: an edition of a known one, or new."""
-        family, passing = self._family(series_key, stable), None
+        family, passing = self._family(place, stable), None
         if family is None:
-            family = self._new_family(series_key, stable)
+            family = self._new_family(place, stable)
         else:
             passing = self._edited(seen, family, stable)
         family.requests += 1
@@ -141,9 +143,9 @@ class PrefixReport:
             self._drop_line(family, passing)
         self._add(line, family)
 
-    def _family(self, series_key: SeriesKey, stable: Stable) -> PromptSeries | None:
+    def _family(self, place: SeriesKey, stable: Stable) -> PromptSeries | None:
         """The family that a new edition belongs to, the one seen last first."""
-        families = sorted(self._families.get(series_key, ()), key=lambda f: f.seen_us, reverse=True)
+        families = sorted(self._families.get(place, ()), key=lambda f: f.seen_us, reverse=True)
         for family in families:
             if any(line.stable.text == stable.text for line in family.lines):
                 return family
@@ -152,12 +154,12 @@ class PrefixReport:
                 return family
         return None
 
-    def _new_family(self, series_key: SeriesKey, stable: Stable) -> PromptSeries:
+    def _new_family(self, place: SeriesKey, stable: Stable) -> PromptSeries:
         text = stable.text.encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(text, digest_size=6, key=self._secret)
-        family = PromptSeries(series_key, f"prefix-{digest.hexdigest()}")
-        families = self._families.setdefault(series_key, [])
-        self._families.move_to_end(series_key)
+        family = PromptSeries(place, f"prefix-{digest.hexdigest()}")
+        families = self._families.setdefault(place, [])
+        self._families.move_to_end(place)
         families.append(family)
         if len(families) > MAX_FAMILIES:
             self._drop_family(min(families[:-1], key=lambda f: f.seen_us))
@@ -179,7 +181,7 @@ class PrefixReport:
         else:
             family.varies = difference = text_difference(old.stable.text, stable.text)
         passing = old if difference.kind in _PASSING else None
-        if seen.sent_s < old.since_s:
+        if seen.asked_s < old.since_s:
             return passing
         ours = estimate_of(seen.request, seen.prompt, stable) or old.expected
         expected = min(old.expected, ours) - seen.prompt.unbilled_tokens
@@ -202,7 +204,7 @@ class PrefixReport:
             self._rendered_anew(seen, line, family, at, now_s)
             return
         self._resize(line)
-        if line.boundary is not None and seen.sent_s >= line.since_s:
+        if line.boundary is not None and seen.asked_s >= line.since_s:
             self._judge(seen, line, family)
 
     def _explain(self, seen: _Seen, line: PromptEdition, family: PromptSeries, now_s: float) -> None:
@@ -227,7 +229,7 @@ class PrefixReport:
     ) -> None:
         """The same text and tools are other tokens from `at` on; from here on these are expected."""
         expected = line.expected - seen.prompt.unbilled_tokens
-        if seen.sent_s >= line.since_s and seen.cached + self._page <= expected:
+        if seen.asked_s >= line.since_s and seen.cached + self._page <= expected:
             cause = self._known_cause(seen, line) or "template"
             what = line.changed_option(seen.request, seen.prompt)
             self._broke(seen, family, expected, cause, TextDifference("changed", at, 0, at), what)
@@ -283,8 +285,8 @@ class PrefixReport:
             self._log.warning(
                 "prefix_hit_rate_fell",
                 prefix=family.id,
-                key=family.series_key.key_id,
-                model=family.series_key.model,
+                key=family.place.key_id,
+                model=family.place.model,
                 usual=round(family.usual, 2),
                 recent=round(family.recent, 2),
                 cause=None if last is None else last.cause,
@@ -300,7 +302,7 @@ class PrefixReport:
             self._drop_line(family, min(family.lines, key=lambda entry: entry.seen_s))
         family.lines.append(line)
         family.seen_us = self._wall_us()
-        self._lines[family.series_key, line.stable] = (line, family)
+        self._lines[family.place, line.stable] = (line, family)
         line.counted_bytes = line.size_bytes
         self.size_bytes += line.counted_bytes
         self._shrink(line.seen_s)
@@ -321,23 +323,23 @@ class PrefixReport:
 
     def _drop_line(self, family: PromptSeries, line: PromptEdition) -> None:
         family.lines.remove(line)
-        del self._lines[family.series_key, line.stable]
+        del self._lines[family.place, line.stable]
         self.size_bytes -= line.counted_bytes
 
     def _drop_family(self, family: PromptSeries) -> None:
         for line in list(family.lines):
             self._drop_line(family, line)
-        families = self._families[family.series_key]
+        families = self._families[family.place]
         families.remove(family)
         if not families:
-            del self._families[family.series_key]
+            del self._families[family.place]
 
     # What is shown
 
     def families(self, owner: str | None = None) -> Iterator[PromptSeries]:
         """Every system prompt in memory, or one owner's, the key seen first at the beginning."""
-        for series_key, families in self._families.items():
-            if owner is None or series_key.owner == owner:
+        for place, families in self._families.items():
+            if owner is None or place.owner == owner:
                 yield from families
 
 
@@ -347,7 +349,7 @@ class _Seen(NamedTuple):
     cached: int
     salt: str
     epoch: int
-    sent_s: float
+    asked_s: float
 
 
 def _bounded(stable: Stable) -> Stable:

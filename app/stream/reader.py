@@ -63,67 +63,67 @@ class Reader:
     """One client's position in a stream.
 
     A reader that has everything parks in `wait()`. The next event then goes from the
-    generation's own task straight into the sink, without a task switch; only a lagging
+    generation's own task straight into the outlet, without a task switch; only a lagging
     client, a heartbeat and the end wake the reader's task.
     """
 
-    __slots__ = ("_moved", "_moved_at_s", "_waiter", "closed", "cursor", "sink", "stalling", "stream")
+    __slots__ = ("_moved", "_moved_at_s", "_waiter", "closed", "cursor", "outlet", "stalling", "stream")
 
     def __init__(self, stream: Followed, cursor: int, now_s: float) -> None:
         self.stream = stream
         self.cursor = cursor
         self.closed = False
-        self.sink: FrameSink | None = None
+        self.outlet: FrameSink | None = None
         self.stalling = False
         self._moved = False
         self._moved_at_s = now_s
         self._waiter: asyncio.Future[None] | None = None
 
-    async def follow(self, sink: FrameSink, heartbeat: bytes) -> None:
+    async def follow(self, outlet: FrameSink, heartbeat: bytes) -> None:
         """Send everything from the cursor on, until the stream ends or the reader is closed.
 
         Raises ReplayExpired when the client lags so far that events have left the ring.
         """
-        self.sink = sink
+        self.outlet = outlet
         while not self.at_end():
-            if not sink.ready():
-                await self.caught_up(sink)
+            if not outlet.ready():
+                await self.caught_up(outlet)
                 continue  # the client may have left meanwhile
             if self.cursor == self.stream.last_id:
                 await self._wait()
             self._send(heartbeat)
 
-    async def caught_up(self, sink: FrameSink) -> None:
+    async def caught_up(self, outlet: FrameSink) -> None:
         """Wait for a client that lags; one that reads nothing meanwhile is cut by the registry."""
-        self.sink = sink
+        self.outlet = outlet
         self.stalling = True
         try:
-            await sink.drained()
+            await outlet.drained()
         finally:
             self.stalling = False
 
     def _send(self, idle: bytes = b"") -> None:
         """Send what has come, or `idle` when nothing has and the stream goes on."""
-        assert self.sink is not None
+        assert self.outlet is not None
         last_id = self.stream.last_id
         if self.cursor != last_id:
             self.cursor, frame = self.stream.frame_after(self.cursor)
             if self.cursor == last_id:
-                self.sink.write(frame)
+                self.outlet.write(frame)
             else:
                 self._send_several(frame, last_id)
         elif not self.at_end():
-            self.sink.write(idle)
+            self.outlet.write(idle)
         self._moved = True
 
     def _send_several(self, frame: bytes, last_id: int) -> None:
-        assert self.sink is not None
+        assert self.outlet is not None
         frames, size = [frame], len(frame)
         while self.cursor != last_id and size < MAX_WRITE_BYTES:
             self.cursor, frame = self.stream.frame_after(self.cursor)
             frames.append(frame)
             size += len(frame)
-        self.sink.write(*frames)
+        self.outlet.write(*frames)
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
@@ -142,11 +142,11 @@ class Reader:
 
     def on_event(self) -> None:
         """Take note of an event: send it if the reader is parked and its client keeps up."""
-        if self._waiter is None or self.sink is None:
+        if self._waiter is None or self.outlet is None:
             return
         last_id = self.stream.last_id
         try:
-            while self.cursor != last_id and self.sink.ready():
+            while self.cursor != last_id and self.outlet.ready():
                 self._send()
         except ReplayExpired:  # this runs in the generation's task: the reader's own meets it again
             self.wake()

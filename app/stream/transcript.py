@@ -24,8 +24,8 @@ def answers(parts: Mapping[TextTrack, TextRun], specials: Sequence[ControlEvent]
     """The answers in everything that a ring holds, by choice."""
     messages: dict[int, ChoiceMessage] = {}
     calls: dict[int, list[dict[str, Any]]] = {}
-    for track in parts:
-        messages.setdefault(track.choice, ChoiceMessage())
+    for lane in parts:
+        messages.setdefault(lane.choice, ChoiceMessage())
     for event in specials:
         match event:
             case ToolStarted(choice, tool):
@@ -55,6 +55,6 @@ def _message(
     return message
 
 
-def _text(parts: Mapping[TextTrack, TextRun], track: TextTrack) -> str | None:
-    run = parts.get(track)
+def _text(parts: Mapping[TextTrack, TextRun], lane: TextTrack) -> str | None:
+    run = parts.get(lane)
     return None if run is None else orjson.loads(b'"' + run.text + b'"')

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.engine.scripted.engine import Script
-from app.generation.safety_check import ENCODER_DELAY_S
+from app.generation.safety_check import HEAD_START_S
 from app.safety.policies.alignment import STRICT
 from app.safety.screens.prompt_screen import PromptScreen
 from app.store import safety_events
@@ -141,7 +141,7 @@ async def test_the_engine_has_a_head_start_before_the_thorough_look(start: Start
     monkeypatch.setattr(PromptScreen, "full_verdict", noted)
     served = await start("all is well")
     assert (await served.post(chat(stream=False))).status == 200
-    assert given == [{"delay_s": ENCODER_DELAY_S}]
+    assert given == [{"head_start_s": HEAD_START_S}]
 
 
 async def test_nothing_is_told_before_the_verdict(start: Start):

@@ -54,9 +54,9 @@ class BodyReader:
 
     def _cards(self) -> list[ModelCard]:
         cards = []
-        for backend in self._runtime.backends:
+        for place in self._runtime.backends:
             try:
-                cards.append(backend.engine.model)
+                cards.append(place.engine.model)
             except EngineNotReady:
                 continue
         return cards

@@ -175,21 +175,21 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; returns when it ends or the client leaves."""
         reader = self._reader
-        sink: FrameSink = scope["extensions"][CONNECTION]
+        outlet: FrameSink = scope["extensions"][CONNECTION]
         self._client.on_gone(reader.close)
         headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             if scope["method"] != "HEAD":
-                await self._follow(sink)
+                await self._follow(outlet)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._client.stop()
             self._streams.leave(reader)
 
-    async def _follow(self, sink: FrameSink) -> None:
+    async def _follow(self, outlet: FrameSink) -> None:
         try:
-            await self._reader.follow(sink, PING)
+            await self._reader.follow(outlet, PING)
         except ReplayExpired as error:
-            sink.write(b"data: %b\n\ndata: [DONE]\n\n" % orjson.dumps(error.as_body()))
-        await self._reader.caught_up(sink)
+            outlet.write(b"data: %b\n\ndata: [DONE]\n\n" % orjson.dumps(error.as_body()))
+        await self._reader.caught_up(outlet)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from app.api.metrics.admission import OF_ADMISSION
 from app.api.metrics.kinds import counter, gauge, histogram
-from app.api.metrics.models import OF_BACKENDS, OF_DEGRADED, OF_MODE, OF_ROUTES
+from app.api.metrics.models import OF_DEGRADED, OF_MODE, OF_PLACES, OF_ROUTES
 
 
 def _size_bytes(path: Path) -> int:
@@ -372,7 +372,7 @@ OF_SCREENS = (
 
 METRICS = (
     *OF_PROCESS,
-    *OF_BACKENDS,
+    *OF_PLACES,
     *OF_ROUTES,
     *OF_MODE,
     *OF_DEGRADED,

@@ -44,7 +44,7 @@ class ChatRoutes:
         if caller.key is not None and request.client is not None:
             self._runtime.abuse.addresses.saw(caller.key, request.client.host)
         self._runtime.check_ready()
-        lease = await self._charge(request, caller)
+        lease = await self._let_in(request, caller)
         client = Client(request.receive)
         patient = "idempotency-key" in request.headers
         try:
@@ -70,7 +70,7 @@ class ChatRoutes:
             }
             raise
 
-    async def _charge(self, request: Request, caller: Caller) -> Lease:
+    async def _let_in(self, request: Request, caller: Caller) -> Lease:
         """Charge the request, of which only the head was read. Raises RateLimited.
 
         Where the limit is reached, a request with a known Idempotency-Key is let in uncharged: it attaches.
@@ -82,7 +82,7 @@ class ChatRoutes:
 
     async def _is_known(self, caller: Caller, key: str) -> bool:
         """Whether a stream was made with this Idempotency-Key. Raises RateLimited."""
-        self._runtime.reads.charge(caller.owner, caller.key)
+        self._runtime.reads.pace(caller.owner, caller.key)
         if self._streams.has_key(caller.owner, key):
             return True
         async with self._runtime.reads.turn(caller.owner):
@@ -98,7 +98,7 @@ class ChatRoutes:
         owner = caller.owner
         raw = await self._bodies.read(request, client, owner, self._bodies.limit_bytes)
         socket_wait_s = request.scope["extensions"][CONNECTION].unread_s()
-        routing = RoutingHeaders.of(request)
+        wishes = RoutingHeaders.of(request)
         key, after = await _idempotency_key(request, raw), _last_event_id(request)
         # Before the body is parsed: who was let in uncharged for a known key may send no other one under it.
         made = None if key is None else await self._made_before(owner, key, after)
@@ -114,12 +114,12 @@ class ChatRoutes:
         chat = with_priority_and_salt(chat, caller.key, isolated=self._settings.isolation == "owner")
         streaming = bool(body.get("stream"))
         if made is not None:
-            if lease is not UNLIMITED:  # else it was charged before its body was read
-                self._runtime.reads.charge(owner, caller.key)
+            if lease is not UNLIMITED:  # else it was paced before its body was read
+                self._runtime.reads.pace(owner, caller.key)
             lease.withdraw()
             return made, streaming
         _check_fresh(after)
-        chat = await self._selector.select(chat, caller, routing)
+        chat = await self._selector.select(chat, caller, wishes)
         request.scope[RESPONSE_HEADERS] = chat.placement.response_headers
         return await self._begin(caller, chat, lease, streaming=streaming), streaming
 
@@ -221,7 +221,7 @@ class ChatRoutes:
         if "text/event-stream" in request.headers.get("accept", ""):
             return await self.attach(request)
         caller = self._gatekeeper.caller(request)
-        self._runtime.reads.charge(caller.owner, caller.key)  # the whole answer is built each time
+        self._runtime.reads.pace(caller.owner, caller.key)  # the whole answer is built each time
         stream = await self._find(request)
         if request.method == "HEAD":
             return Response(media_type="application/json", headers=_headers(stream))
@@ -247,7 +247,7 @@ class ChatRoutes:
         owner = caller.owner
         stream = self._streams.find(request_id, owner)
         if stream is None:
-            self._runtime.reads.charge(owner, caller.key)
+            self._runtime.reads.pace(owner, caller.key)
             async with self._runtime.reads.turn(owner):
                 stream = await self._runtime.archive.find(owner, request_id, ChunkWire, after)
         if stream is None:

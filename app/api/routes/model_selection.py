@@ -26,7 +26,7 @@ _YES, _NO = ("1", "true"), ("0", "false")
 
 @dataclass(frozen=True, slots=True)
 class RoutingHeaders:
-    """The caller's routing: one of the two models, and whether degraded mode must not apply."""
+    """The caller's wishes: one of the two models, and whether degraded mode must not apply."""
 
     route: Size | None = None
     in_full: bool | None = None
@@ -56,9 +56,9 @@ class ModelSelector:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._backends = runtime.backends
+        self._places = runtime.backends
 
-    async def select(self, chat: ChatRequest, caller: Caller, routing: RoutingHeaders) -> ChatRequest:
+    async def select(self, chat: ChatRequest, caller: Caller, wishes: RoutingHeaders) -> ChatRequest:
         """The request as it is to be served, and what is told of that. Raises StorageUnavailable."""
         router = self._runtime.router if chat.model == AUTO else None
         degrade = self._runtime.degrade
@@ -67,19 +67,19 @@ class ModelSelector:
         if router is None and degrade is None:
             return chat
         so_far, tokens = NOTHING_BEFORE, 0
-        if self._backends.small is not None:  # else there is nothing to choose
+        if self._places.small is not None:  # else there is nothing to choose
             so_far = await self._load_so_far(chat)
             tokens = prompt_estimate(chat, self._runtime.limiter.count_text)
         if router is not None:
-            chat = _routed(router, chat, tokens, caller, routing, so_far)
-        if degrade is not None and chat.model == self._backends.large.id:
-            chat = self._degraded(degrade, chat, tokens, caller, routing, so_far)
+            chat = _routed(router, chat, tokens, caller, wishes, so_far)
+        if degrade is not None and chat.model == self._places.large.id:
+            chat = self._degraded(degrade, chat, tokens, caller, wishes, so_far)
         return chat
 
     def refused(self, model: str) -> Mapping[str, str]:
         """The headers of a refusal by a model's full queue; the small model's is not degraded mode."""
         degrade = self._runtime.degrade
-        return {} if degrade is None or model != self._backends.large.id else degrade.refused()
+        return {} if degrade is None or model != self._places.large.id else degrade.refused()
 
     def _degraded(
         self,
@@ -87,10 +87,10 @@ class ModelSelector:
         chat: ChatRequest,
         tokens: int,
         caller: Caller,
-        routing: RoutingHeaders,
+        wishes: RoutingHeaders,
         so_far: SoFar,
     ) -> ChatRequest:
-        small, insists = self._taker(caller), routing.insists(caller)
+        small, insists = self._taker(caller), wishes.insists(caller)
         done = degrade.apply(chat, tokens + so_far.tokens, small=small, so_far=so_far, insists=insists)
         capped = done.max_tokens != chat.max_tokens
         served = _served_by(chat, done.model)
@@ -100,8 +100,8 @@ class ModelSelector:
 
     def _taker(self, caller: Caller) -> ModelCard | None:
         """The small model, where it is there, has room, and the caller may use it."""
-        small = self._backends.small
-        if small is None or small not in self._backends.allowed(caller.models):
+        small = self._places.small
+        if small is None or small not in self._places.allowed(caller.models):
             return None
         return small.engine.model if small.ready and not small.admission.busy else None
 
@@ -119,9 +119,9 @@ class ModelSelector:
 
 
 def _routed(
-    router: Router, chat: ChatRequest, tokens: int, caller: Caller, routing: RoutingHeaders, so_far: SoFar
+    router: Router, chat: ChatRequest, tokens: int, caller: Caller, wishes: RoutingHeaders, so_far: SoFar
 ) -> ChatRequest:
-    route = router.route(chat, tokens, requested=routing.route, allowed=caller.models, so_far=so_far)
+    route = router.route(chat, tokens, asked=wishes.route, allowed=caller.models, so_far=so_far)
     headers = _as_headers({"x-route-reason": route.header, "x-served-model": route.model})
     return _served_by(chat, route.model).placed(response_headers=headers)
 

@@ -45,7 +45,7 @@ class SafetyRoutes:
         return _answer(
             {
                 "object": "list",
-                "data": [_as_json(seq, event) for seq, event in page.events],
+                "data": [_as_json(place, event) for place, event in page.events],
                 "has_more": page.next_cursor is not None,
                 "next_cursor": page.next_cursor,
                 "policy": self._policy(),
@@ -74,9 +74,9 @@ class SafetyRoutes:
         }
 
 
-def _as_json(seq: int, event: SafetyEvent) -> dict[str, Any]:
+def _as_json(place: int, event: SafetyEvent) -> dict[str, Any]:
     return {
-        "id": f"safety-{seq}",
+        "id": f"safety-{place}",
         "object": "safety.event",
         "created_at": event.at_us // _MICRO,
         "request_id": event.request_id,

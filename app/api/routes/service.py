@@ -56,13 +56,13 @@ class ServiceRoutes:
             "ledger": runtime.balance.detail(),
             "queue": _queue(runtime.backends.large.admission),
         }
-        small, backend = runtime.small_engine, runtime.backends.small
-        if small is not None and backend is not None:
+        small, place = runtime.small_engine, runtime.backends.small
+        if small is not None and place is not None:
             detail["small_model"] = {
                 "model": small.name,
                 "state": small.state,
                 "failures": small.num_failures,
-                "queue": _queue(backend.admission),
+                "queue": _queue(place.admission),
             }
         if runtime.degrade is not None:
             mode = runtime.degrade
@@ -79,36 +79,36 @@ class ServiceRoutes:
 
     async def models(self, request: Request) -> Response:
         """GET /api/models: what is served to the caller, its limits and capabilities."""
-        return JSONResponse({"object": "list", "data": [self._detailed(p) for p in self._visible(request)]})
+        return JSONResponse({"object": "list", "data": [self._detailed(p) for p in self._places(request)]})
 
-    def _visible(self, request: Request) -> list[Backend]:
+    def _places(self, request: Request) -> list[Backend]:
         """The backends of the models that the caller may use."""
         allowed = self._gatekeeper.caller(request).models
         self._runtime.check_ready()
         return self._runtime.backends.allowed(allowed)
 
-    def _detailed(self, backend: Backend) -> dict[str, Any]:
+    def _detailed(self, place: Backend) -> dict[str, Any]:
         """A model's entry; what is not known before it has been loaded is null."""
-        card = _card(backend)
-        return self._openai(backend.id) | {
+        card = _card(place)
+        return self._openai(place.id) | {
             "context_length": card and card.context_length,
             "kv_capacity_tokens": card and card.kv_capacity_tokens,
             "capabilities": sorted(card.capabilities) if card else [],
             "price_usd_per_1k": as_usd_per_1k(
-                self._runtime.prices.price_of(backend.id, time.time_ns() // 1000)
+                self._runtime.prices.price_of(place.id, time.time_ns() // 1000)
             ),
-            "state": "ready" if backend.ready else "not_ready",
-            "degraded": self._degraded(backend),
+            "state": "ready" if place.ready else "not_ready",
+            "degraded": self._degraded(place),
         }
 
-    def _degraded(self, backend: Backend) -> bool:
+    def _degraded(self, place: Backend) -> bool:
         """Whether less is done now for requests to a model than they ask for."""
         mode = self._runtime.degrade
-        return mode is not None and backend is self._runtime.backends.large and mode.step is not Step.NORMAL
+        return mode is not None and place is self._runtime.backends.large and mode.step is not Step.NORMAL
 
     async def models_openai(self, request: Request) -> Response:
         """GET /v1/models, in OpenAI's exact shape."""
-        return JSONResponse({"object": "list", "data": [self._openai(p.id) for p in self._visible(request)]})
+        return JSONResponse({"object": "list", "data": [self._openai(p.id) for p in self._places(request)]})
 
     async def model_openai(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
@@ -127,9 +127,9 @@ class ServiceRoutes:
         }
 
 
-def _card(backend: Backend) -> ModelCard | None:
+def _card(place: Backend) -> ModelCard | None:
     try:
-        return backend.engine.model
+        return place.engine.model
     except EngineNotReady:
         return None
 

@@ -113,9 +113,9 @@ def _without_nulls(source: Mapping[str, Any], where: str, keys: Collection[str])
     sent = {name: value for name, value in source.items() if value is not None}
     for name in sent:
         if name not in keys:
-            path = f"{where}.{name[:_QUOTED_CHARS]}"
+            place = f"{where}.{name[:_QUOTED_CHARS]}"
             raise UnsupportedParameter(
-                f"Unknown parameter {path!r}; remove it.", code="unknown_parameter", param=path
+                f"Unknown parameter {place!r}; remove it.", code="unknown_parameter", param=place
             )
     return sent
 
@@ -129,8 +129,8 @@ def _content(sent: Mapping[str, Any], where: str) -> str | list[dict[str, Any]] 
     if content is None:
         may_be_null = sent["role"] == "assistant" and any(sent.get(name) for name in _INSTEAD_OF_CONTENT)
         if sent["role"] != "tool" and not may_be_null:
-            path = f"{where}.content"
-            raise BadRequest(f"{path} is required.", code="missing_parameter", param=path)
+            place = f"{where}.content"
+            raise BadRequest(f"{place} is required.", code="missing_parameter", param=place)
         return None if sent.get("tool_calls") else ""
     check_kind(f"{where}.content", content, str, list)
     if isinstance(content, str):

@@ -268,20 +268,20 @@ def _check_parts(messages: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def check_moderation(requested: Mapping[str, Any]) -> None:
+def check_moderation(asked: Mapping[str, Any]) -> None:
     """Check the `moderation` parameter, which has a model and nothing else.
 
     Raises BadRequest and UnknownModel naming the place.
     """
-    for name in requested.keys() - {"model"}:
+    for name in asked.keys() - {"model"}:
         where = f"moderation.{name[:_QUOTED_CHARS]}"
         raise UnsupportedParameter(
             f"Unknown parameter {where!r}; remove it.", code="unknown_parameter", param=where
         )
-    if requested.get("model") is None:
+    if asked.get("model") is None:
         where = "moderation.model"
         raise BadRequest(f"{where} is required.", code="missing_parameter", param=where)
-    check_moderation_model(requested["model"], "moderation.model")
+    check_moderation_model(asked["model"], "moderation.model")
 
 
 def check_moderation_model(name: Any, where: str) -> None:

@@ -32,7 +32,7 @@ def parse_chat_request(
         if required not in values:
             raise BadRequest(f"{required} is required.", code="missing_parameter", param=required)
     for_engine = {name: value for name, value in values.items() if check(name, value).to_engine}
-    conversation = _conversation(values, store=store)
+    place = _conversation(values, store=store)
     for_engine["messages"] = normalized(values["messages"], may_be_empty="conversation_id" in values)
     include_usage, continuous_usage = _stream_options(values)
     check_values(values)
@@ -55,7 +55,7 @@ def parse_chat_request(
         idempotency=idempotency,
         moderated="moderation" in values,
         placement=Placement(socket_wait_s=socket_wait_s),
-        **conversation,
+        **place,
     )
 
 

@@ -27,7 +27,7 @@ from app.engine.remote.exchange import ChoiceRequest
 from app.engine.remote.model import Facts, LoadModel, RemoteModel
 from app.engine.remote.server import RemoteServer, ServerGone, Timeouts
 from app.engine.remote.server_pool import POLL_S, ServerPool, describe
-from app.engine.render_queues import RenderQueues
+from app.engine.render_lanes import RenderLanes
 from app.engine.tally import Tallies, TokenTally
 from app.errors import EngineFailed, EngineNotReady
 from app.settings import SettingsError
@@ -59,7 +59,7 @@ class RemoteEngine:
         self._child = child
         self._health = Health.STARTING
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
-        self._render_queues = RenderQueues()
+        self._lanes = RenderLanes()
         self._session: aiohttp.ClientSession | None = None
         self._pool = ServerPool(())
         self._model: RemoteModel | None = None
@@ -139,7 +139,7 @@ class RemoteEngine:
         if self._child is not None:
             await self._child.aclose()
         self._thread.shutdown(wait=False)
-        self._render_queues.close()
+        self._lanes.close()
 
     # --- requests
 
@@ -150,7 +150,7 @@ class RemoteEngine:
     async def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request, here. Raises BadRequest naming it, ContextOverflow."""
         model = self._ready_model()
-        prompt = await self._render_queues.run(model.render, request)
+        prompt = await self._lanes.run(model.render, request)
         await model.check_grammar(request.owner, prompt)
         return prompt
 

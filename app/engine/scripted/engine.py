@@ -305,7 +305,7 @@ def _service(script: Script) -> Service | None:
     """The service that the requests of a script share; None where each goes by itself."""
     if not script.shared:
         return None
-    rates = ServiceRates(
+    pace = ServiceRates(
         script.pool or script.context * 64,
         script.prefill_rate,
         script.step_s,
@@ -314,7 +314,7 @@ def _service(script: Script) -> Service | None:
         script.wake_s,
         script.spread,
     )
-    return Service(rates, script.seed)
+    return Service(pace, script.seed)
 
 
 def _prompt_ids(messages: Iterable[Mapping[str, Any]]) -> Iterator[int]:

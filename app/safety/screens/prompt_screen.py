@@ -126,14 +126,14 @@ class PromptScreen:
             return self._failed("ngrams", "error", policy, exc), False
 
     async def full_verdict(
-        self, conversation: Conversation, policy: Policed, strikes: int = 0, *, delay_s: float = 0.0
+        self, conversation: Conversation, policy: Policed, strikes: int = 0, *, head_start_s: float = 0.0
     ) -> Verdict:
         """The verdict of n-grams and encoder, in the thread; of every character. Raises ScreenFailed.
 
-        The thread does not begin before `delay_s` from now, for whom this is read beside.
+        The thread does not begin before `head_start_s` from now, for whom this is read beside.
         """
         policy = policy.after(strikes)
-        thorough = _Later(self._classifier.full, time.monotonic() + delay_s)
+        thorough = _Later(self._classifier.full, time.monotonic() + head_start_s)
         try:
             turns = _turns(conversation)
             num_chars = sum(len(read.text) for read in (*turns.newest, *turns.earlier))

@@ -21,20 +21,20 @@ def test_so_many_a_second_and_ten_seconds_worth_at_once():
     now_s, limiter = [100.0], Limiter()
     reads = Reads(limiter, 2.0, lambda: now_s[0])
     for _ in range(int(2 * BURST_S)):
-        reads.charge("ann", KEY)
+        reads.pace("ann", KEY)
     with pytest.raises(RateLimited, match="max_reads_per_s") as caught:
-        reads.charge("ann", KEY)
+        reads.pace("ann", KEY)
     assert caught.value.retry_after_s == 1
     assert limiter.refused["standard"]["reads"] == 1
-    reads.charge("bob", None)
+    reads.pace("bob", None)
     now_s[0] += 1
     for _ in range(2):
-        reads.charge("ann", KEY)
+        reads.pace("ann", KEY)
     with pytest.raises(RateLimited):
-        reads.charge("ann", KEY)
+        reads.pace("ann", KEY)
     now_s[0] += 3600
     for _ in range(int(2 * BURST_S)):
-        reads.charge("ann", KEY)
+        reads.pace("ann", KEY)
 
 
 @pytest.mark.parametrize(("max_per_s", "num"), [(0.0, 10_000), (0.001, 1)])
@@ -42,7 +42,7 @@ def test_no_limit_and_a_small_one(max_per_s: float, num: int):
     """0 is none; below one in ten seconds it is still one at a time."""
     reads = Reads(Limiter(), max_per_s, lambda: 0.0)
     for _ in range(num):
-        reads.charge("ann", KEY)
+        reads.pace("ann", KEY)
 
 
 async def test_readers_are_left_for_chat():

@@ -37,7 +37,7 @@ class PlainWire:
 
 
 class Client:
-    """An sink whose client reads when told."""
+    """An outlet whose client reads when told."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []

@@ -69,7 +69,7 @@ async def test_the_thread_gives_others_a_head_start_once(screen, monkeypatch):
         sleep=lambda s: seen.append((round(s, 3), threading.current_thread().name)),
     ))  # fmt: skip
     prompts = screen(WordClassifier(before=seen.append))
-    await prompts.full_verdict(say("one", "two"), POLICY, delay_s=0.05)
+    await prompts.full_verdict(say("one", "two"), POLICY, head_start_s=0.05)
     assert seen == [(0.04, "prompt-screen_0"), "two", "one\ntwo", "one"]
 
 
@@ -80,7 +80,7 @@ async def test_a_head_start_that_is_over_costs_nothing(screen, monkeypatch):
     monkeypatch.setattr("app.safety.screens.prompt_screen.time", SimpleNamespace(
         monotonic=lambda: next(now_s), sleep=seen.append
     ))  # fmt: skip
-    await screen(WordClassifier(before=seen.append)).full_verdict(say("one"), POLICY, delay_s=0.05)
+    await screen(WordClassifier(before=seen.append)).full_verdict(say("one"), POLICY, head_start_s=0.05)
     assert seen == ["one"]
 
 

@@ -1,12 +1,11 @@
-"""Threads for rendering: short requests have a thread of their own, all others share several.
+"""Threads for rendering: short requests have one of their own, the others share several.
 
-| queue | which requests | time of a request |
+| lane | which requests | time of a request |
 |---|---|---|
 | short | at most `SHORT_BYTES` of text, without tools, grammar and media | below 25 ms, at 1.5 us a byte |
 | long | all others | that of tokenizing the longest prompt that fits |
 
-In each queue owners take turns, so that one owner's many requests do not delay another's.
-Used by one event loop.
+In each lane owners take turns, so that nobody's many requests stand before another's. Used by one event loop.
 """
 
 from __future__ import annotations
@@ -26,36 +25,36 @@ T = TypeVar("T")
 
 SHORT_BYTES = 16 * 1024
 MIN_LONG_WORKERS = 2
-"""The least number of threads for long requests: one long request does not delay another."""
+"""Threads for long requests, at least: so that one does not make another wait."""
 MAX_LONG_WORKERS = 4
-"""Each thread takes a core while it tokenizes. Between that it takes Python's lock from the event loop."""
+"""Each takes a core while it tokenizes, and between that Python's lock from the event loop."""
 NODE_BYTES = 32
 """The cost of validating an array, an object or a scalar, as bytes of text."""
 MAKES_LONG = frozenset({"tools", "response_format", "regex", "ebnf"})
 """Checking a schema takes 20 us a byte, compiling a grammar longer."""
 
 
-class RenderQueues:
+class RenderLanes:
     """Runs conversions in threads; see the module."""
 
     def __init__(self) -> None:
         workers = max(MIN_LONG_WORKERS, min(MAX_LONG_WORKERS, len(os.sched_getaffinity(0)) // 4))
-        self._short = _RenderQueue("render-short", 1)
-        self._long = _RenderQueue("render-long", workers)
+        self._short = _Lane("render-short", 1)
+        self._long = _Lane("render-long", workers)
 
     async def run(self, convert: Callable[[ChatRequest], T], request: ChatRequest) -> T:
-        """`convert(request)`, in its turn. Raises what `convert` does, EngineNotReady after `close`."""
-        queue = self._short if is_short(request) else self._long
-        return await queue.run(request.owner, convert, request)
+        """`convert(request)`, in its turn. Raises what that does, EngineNotReady once they are closed."""
+        lane = self._short if is_short(request) else self._long
+        return await lane.run(request.owner, convert, request)
 
     def close(self) -> None:
-        """Start no further conversions. Running conversions go on."""
-        for queue in (self._short, self._long):
-            queue.close()
+        """Start nothing more; what runs goes on."""
+        for lane in (self._short, self._long):
+            lane.close()
 
 
-class _RenderQueue:
-    """A few threads, at which owners take turns."""
+class _Lane:
+    """A few threads that owners take turns at."""
 
     def __init__(self, name: str, workers: int) -> None:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix=name)
@@ -109,23 +108,23 @@ class _RenderQueue:
 
 
 def is_short(request: ChatRequest) -> bool:
-    """Whether rendering the request takes a few milliseconds. Reads at most `SHORT_BYTES` of it."""
+    """Whether rendering this takes a few milliseconds; looks at no more of it than a short one has."""
     body = request.body
     if any(body.get(name) is not None for name in MAKES_LONG):
         return False
-    left_bytes = SHORT_BYTES - NODE_BYTES * sum(map(len, request.past))
+    room = SHORT_BYTES - NODE_BYTES * sum(map(len, request.past))
     values: list[Any] = list(body.values())
-    while values and left_bytes >= 0:
+    while values and room >= 0:
         value = values.pop()
-        left_bytes -= NODE_BYTES
+        room -= NODE_BYTES
         if isinstance(value, str):
-            left_bytes -= len(value) if value.isascii() else 3 * len(value)
+            room -= len(value) if value.isascii() else 3 * len(value)
         elif isinstance(value, dict):
             if value.get("type", "text") != "text" and "role" not in value:
                 return False
             values += value.values()
         elif isinstance(value, list | tuple):
-            if len(value) * NODE_BYTES > left_bytes:
+            if len(value) * NODE_BYTES > room:
                 return False
             values += value
-    return left_bytes >= 0
+    return room >= 0
