@@ -139,7 +139,7 @@ def _add_terms(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--safety",
         choices=SAFETY_LEVELS,
-        help="strict: also block what the policy only watches or records (default of a new key: standard)",
+        help="strict: blocks what the policy only watches or records (a new key's: standard)",
     )
     verb.add_argument(
         "--degrade",

@@ -1,4 +1,4 @@
-"""Reader: one client's way through a stream, at its own pace."""
+"""Reader: one client's position in a stream; clients read at different speeds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FrameSink(Protocol):
         ...
 
     def write(self, *frames: bytes) -> None:
-        """Send now, in one go; nothing happens once the client is gone."""
+        """Send frames in one call. Does nothing after the client has left."""
         ...
 
     async def drained(self) -> None:
@@ -62,9 +62,8 @@ class FrameSink(Protocol):
 class Reader:
     """One client's position in a stream.
 
-    A reader that has everything parks in `wait()`. The next event then goes from the
-    generation's own task straight into the outlet, without a task switch; only a lagging
-    client, a heartbeat and the end wake the reader's task.
+    A reader that has sent everything waits in `_wait`. The generation's own task then writes the next event
+    into the outlet, without a task switch. A lagging client, a heartbeat and the end wake the reader's task.
     """
 
     __slots__ = ("_moved", "_moved_at_s", "_waiter", "closed", "cursor", "outlet", "stalling", "stream")
@@ -80,9 +79,9 @@ class Reader:
         self._waiter: asyncio.Future[None] | None = None
 
     async def follow(self, outlet: FrameSink, heartbeat: bytes) -> None:
-        """Send everything from the cursor on, until the stream ends or the reader is closed.
+        """Send all events after the cursor, until the stream ends or the reader is closed.
 
-        Raises ReplayExpired when the client lags so far that events have left the ring.
+        Raises ReplayExpired if the client lags so far that its next event has left the ring.
         """
         self.outlet = outlet
         while not self.at_end():
@@ -94,7 +93,7 @@ class Reader:
             self._send(heartbeat)
 
     async def caught_up(self, outlet: FrameSink) -> None:
-        """Wait for a client that lags; one that reads nothing meanwhile is cut by the registry."""
+        """Wait until a lagging client has caught up. The registry disconnects a client that reads nothing."""
         self.outlet = outlet
         self.stalling = True
         try:
@@ -103,7 +102,7 @@ class Reader:
             self.stalling = False
 
     def _send(self, idle: bytes = b"") -> None:
-        """Send what has come, or `idle` when nothing has and the stream goes on."""
+        """Send the events after the cursor. If there are none and the stream goes on, send `idle`."""
         assert self.outlet is not None
         last_id = self.stream.last_id
         if self.cursor != last_id:
@@ -130,18 +129,18 @@ class Reader:
         await self._waiter
 
     def silent_s(self, now_s: float) -> float:
-        """Seconds without a frame sent, to within the time since the last call."""
+        """Seconds since the last frame was sent, exact to the time since the last call."""
         if self._moved:
             self._moved = False
             self._moved_at_s = now_s
         return now_s - self._moved_at_s
 
     def at_end(self) -> bool:
-        """Whether the stream is over and read, or the reader closed."""
+        """Whether the reader is closed, or has sent all events of an ended stream."""
         return self.closed or (self.stream.done and self.cursor == self.stream.last_id)
 
     def on_event(self) -> None:
-        """Take note of an event: send it if the reader is parked and its client keeps up."""
+        """Called for each new event: sends it if the reader waits and its client keeps up."""
         if self._waiter is None or self.outlet is None:
             return
         last_id = self.stream.last_id
@@ -155,13 +154,13 @@ class Reader:
             self.wake()
 
     def wake(self) -> None:
-        """Wake the reader's task: for a heartbeat, or because there is nothing to wait for."""
+        """Wake the reader's task: for a heartbeat, a lagging client or the end."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def close(self) -> None:
-        """Leave the stream; the reader's task is told so if it waits."""
+        """Leave the stream, and wake the reader's task if it waits."""
         self.closed = True
         self.stream.readers.discard(self)
         self.wake()

@@ -6,10 +6,10 @@
     text    "Hello world"                                   JSON-escaped UTF-8, shared by all readers
     special {0: Opened(…)}           {3: Finished(…)} …
 
-Text is kept JSON-escaped, so that a frame over any run of events is a slice of it, and a
-token costs its bytes plus six. An event's id is its index plus `first_id`. When the limit
-is passed the oldest half goes; ids never change. Knows events, not how they are written.
-`dump` and `restore` carry events over the end of the process, as segments (app.stream.segment).
+Text is kept JSON-escaped, so that a frame over several events needs no copying. A token costs
+its bytes plus six. An event's id is its index plus `first_id`. If the ring exceeds its limit, its older half
+is dropped; ids never change. The ring knows events, not frames. `dump` and `restore` carry events over the
+end of the process, as segments (app.stream.segment).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _SPECIAL = 0
 _RANK: Mapping[Channel, int] = {"reasoning": 0, "text": 1, "tool": 2}
 _MAX_FRAME_BYTES = 256 * 1024
 _EMPTY_BYTES = 3000
-"""Bytes of a stream without events, its wire and bookkeeping included; measured likewise."""
+"""Bytes of a stream without events, with its wire and bookkeeping; measured with tracemalloc."""
 _SPECIAL_BYTES = 400
 """Bytes that a control event is counted as; measured with tracemalloc."""
 
 
 class TextTrack(NamedTuple):
-    """The place of a piece of text: its choice, its channel, and for tools the call."""
+    """The kind of a piece of text: its choice, its channel, and for tool calls the index of the call."""
 
     choice: int
     channel: Channel
@@ -46,8 +46,8 @@ class TextTrack(NamedTuple):
 class TextRun(NamedTuple):
     """Text of one track: JSON-escaped, without quotes; logprobs entries joined by commas.
 
-    `counts` are those of all choices at the last event of the frame, whichever part it is of, so
-    that what a reader is told at an event does not depend on how events came to share a frame.
+    `counts` are those of all choices at the last event of the frame, whatever its track. So the counts at
+    an event do not depend on how events were joined into frames.
     """
 
     track: TextTrack
@@ -82,7 +82,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A chunk without choices: usage, moderation, or another field of its own."""
+    """A chunk without choices, which has one other field: usage, moderation or budget."""
 
     field: str
     value: Mapping[str, Any]
@@ -109,12 +109,12 @@ _KINDS: Mapping[str, type[ControlEvent]] = {
     "failed": Failed,
     "done": Done,
 }
-"""The names of control events in segments; they are stored, so they never change."""
+"""The names of control events in stored segments. They never change."""
 _KIND_OF = {event: kind for kind, event in _KINDS.items()}
 
 
 class Ring:
-    """Append events, read them from any id. Not thread-safe: one loop owns it."""
+    """Events of one stream: appended at the end, read from any id. Used by one event loop only."""
 
     __slots__ = (
         "_counts",
@@ -150,17 +150,17 @@ class Ring:
 
     @property
     def last_id(self) -> int:
-        """Id of the newest event; one less than `first_id` when there was none."""
+        """Id of the newest event; `first_id - 1` if there is none."""
         return self.first_id + len(self._tracks) - 1
 
     @property
     def last(self) -> ControlEvent | None:
-        """The newest event, if it is not text; None when there was none, too."""
+        """The newest event if it is a control event; None if it is text or the ring is empty."""
         return self._specials.get(self.last_id)
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes, to within a few hundred."""
+        """Memory of the ring in bytes, exact to a few hundred."""
         size = _EMPTY_BYTES + len(self._text) + 6 * len(self._tracks) + _SPECIAL_BYTES * len(self._specials)
         if self._logprobs is not None:
             size += len(self._logprobs) + 4 * len(self._tracks)
@@ -170,11 +170,11 @@ class Ring:
 
     @property
     def plain(self) -> bool:
-        """Whether events are text and nothing beside it."""
+        """Whether events have text only, without log probabilities and counts."""
         return self._logprobs is None and self._counts is None
 
     def append(self, delta: Delta) -> tuple[int, TextTrack, bytes]:
-        """Add a delta's text; its finish reason is an event of its own.
+        """Add a delta's text. The caller adds the finish reason as a control event.
 
         Returns the event's id, track and escaped text.
         """
@@ -199,7 +199,7 @@ class Ring:
         return track
 
     def append_special(self, event: ControlEvent) -> None:
-        """Add an event that is not text."""
+        """Add a control event."""
         self._specials[self.last_id + 1] = event
         self._push(_SPECIAL)
 
@@ -234,9 +234,9 @@ class Ring:
     def after(self, cursor: int) -> tuple[int, ControlEvent | Sequence[TextRun]]:
         """The next step after event `cursor`: `(id of its last event, content)`.
 
-        A special event is a step of its own. Consecutive text is one step of one part per
-        track; within a choice parts keep the order reasoning, text, tool. The caller sees to
-        it that `first_id - 1 <= cursor < last_id`.
+        A control event is a step of its own. Consecutive text events are one step, with one run per track;
+        within a choice the runs have the order reasoning, text, tool. The caller makes sure that
+        `first_id - 1 <= cursor < last_id`.
         """
         start = cursor - self.first_id + 1
         tracks = self._tracks
@@ -268,7 +268,7 @@ class Ring:
         return self.first_id + stop - 1, joined
 
     def _runs(self, start: int) -> Iterator[tuple[int, int, int]]:
-        """Runs of one track from index `start`, at most a frame's worth of bytes each."""
+        """Runs of one track from index `start`: track, first index, end. At most a frame's bytes each."""
         tracks, ends = self._tracks, self._ends
         index, count = start, len(tracks)
         while index < count:
@@ -290,7 +290,7 @@ class Ring:
         return TextRun(self._names[track - 1], text, logprobs, counts)
 
     def whole(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """All text by track and all special events, in order of first appearance."""
+        """All text by track, and all control events, in the order in which they began."""
         merged: dict[int, list[TextRun]] = {}
         for track, start, stop in self._runs(0):
             if track != _SPECIAL:
@@ -299,7 +299,7 @@ class Ring:
         return parts, [self._specials[i] for i in sorted(self._specials)]
 
     def dump(self, after: int, *, done: bool = False) -> tuple[int, bytes] | None:
-        """The events held after event `after` as one segment, and the first one's id; None if none.
+        """The events after event `after` as one segment, and the first one's id; None without events.
 
         With `done`, the segment ends in the `Done` that is still to come.
         """
@@ -322,11 +322,11 @@ class Ring:
 
     @classmethod
     def restore(cls, dumped: Iterable[bytes], limit_bytes: int, *, only_prefix: bool = False) -> Ring:
-        """A ring of the events of segments, oldest first, with their ids.
+        """A ring of the events of `dumped` segments, oldest first, with their ids.
 
-        What two segments both have counts once; what lies before a gap between them has left
-        the ring, as has what goes beyond the limit. With `only_prefix`, it is what follows the
-        first gap that is left out. Raises ValueError for damaged segments.
+        An event that two segments have is restored once. If ids are missing between two segments, the ring
+        begins after the gap; with `only_prefix` it ends before it. Events beyond the limit are dropped.
+        Raises ValueError for damaged segments.
         """
         ring: Ring | None = None
         for raw in dumped:
