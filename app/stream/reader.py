@@ -136,7 +136,7 @@ class Reader:
         return now_s - self._moved_at_s
 
     def at_end(self) -> bool:
-        """Whether the reader is closed, or has sent all events of an ended stream."""
+        """Whether the stream is over and read, or the reader closed."""
         return self.closed or (self.stream.done and self.cursor == self.stream.last_id)
 
     def on_event(self) -> None:

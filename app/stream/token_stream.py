@@ -1,11 +1,11 @@
 """TokenStream: what one generation has released, and the readers that follow it.
 
-The generation writes events, and any number of readers send them to clients. A reader that lags gets several
-events in one frame, without a gap, and does not slow other readers. `StreamRegistry` owns every live and every
-recently finished stream of the process (app.stream.registry).
+The generation writes events, and any number of readers send them to clients. A reader that lags gets
+several events in one frame, without a gap, and does not slow other readers. `StreamRegistry` owns every live
+and every recently finished stream of the process (app.stream.registry).
 
     PENDING ──open()──▶ OPEN ──close()/fail()──▶ DONE
-       └──────refuse()───────────────────────────▶ DONE (no event was ever sent)
+       └──────fail()─────────────────────────────▶ DONE (refused: no event was ever sent)
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ class TokenStream:
         return last_id, frame
 
     def whole(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """All text by track and all control events so far, for an answer in one piece. Raises ReplayExpired."""
+        """All text by track and control events so far, for an answer in one piece. Raises ReplayExpired."""
         self._check_held(0)
         return self._ring.whole()
 
