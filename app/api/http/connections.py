@@ -1,9 +1,10 @@
-"""The open connections: how many there may be, and which are closed first when they run short.
+"""The open connections: how many there may be, and which are closed first when descriptors run short.
 
-Short are they where the next socket's descriptor is near the process's limit, whoever took the others: the
-store, the engine and the log need some too, and a server without any can neither accept nor say so. Closed
-are connections that wait for a request, the longest idle first, then those that are still sending theirs, and
-then those whose client does not read its answer. One that waits for its answer never is.
+Descriptors run short if the next socket's number is near the process's limit. The store, the engine and the
+log need descriptors too, and a server without a free one can neither accept a connection nor refuse it.
+First the connections that wait for a request are closed, the longest idle first. Then follow those that are
+still sending a request, then those whose client does not read its answer. A connection that waits for its
+answer is never closed.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from typing import Protocol as Interface
 from structlog.typing import FilteringBoundLogger
 
 SPARE_FILES = (32, 256)
-"""Descriptors that connections leave to everything else, at least and at most; between these an eighth.
+"""Least and greatest number of descriptors that stay free; between these, an eighth of the limit.
 
-As many may be accepted in one pass of the loop, before what was closed for them is."""
+So many connections may be accepted in one pass of the event loop, before others have been closed for them."""
 
 LOG_EVERY_S = 10.0
-"""Seconds between two log lines about a lack of connections, at least."""
+"""Least seconds between two log lines about a lack of connections."""
 
 
 class Closable(Interface):
-    """A connection, as far as this module needs it."""
+    """A connection, as this module sees it."""
 
     def make_room(self) -> None:
-        """Close it; nobody waits for an answer on it."""
+        """Close the connection. Nobody waits for an answer on it."""
 
 
 class Connections:
@@ -45,14 +46,14 @@ class Connections:
         self._reading: dict[Closable, None] = {}
         self._stalled: dict[Closable, None] = {}
         self._closing: set[Closable] = set()
-        """Told to close, and still with a descriptor."""
+        """Connections that are being closed and still have a descriptor."""
         self._by_address: Counter[str] = Counter()
         self._closed = 0
         self._refused = 0
         self._telling: asyncio.Handle | None = None
 
     def admit(self, connection: Closable, address: str, descriptor: int) -> bool:
-        """Whether a new connection may stay; it does if another can be closed for it."""
+        """Whether a new connection may stay: a descriptor is free, or another connection can be closed."""
         if self._limit_per_address and self._by_address[address] >= self._limit_per_address:
             self._refused += 1
             self._tell()
@@ -70,11 +71,11 @@ class Connections:
         return True
 
     def reading(self, connection: Closable) -> None:
-        """The head of a request is here, and its body comes."""
+        """Note that the head of a request has arrived, and its body has not."""
         self._move(connection, self._reading)
 
     def answering(self, connection: Closable) -> None:
-        """A request is here."""
+        """Note that a request has arrived."""
         self._move(connection, None)
 
     def idle(self, connection: Closable) -> None:
@@ -108,7 +109,7 @@ class Connections:
                 del self._by_address[address]
 
     def _missing(self, descriptor: int) -> int:
-        """The number of connections to close for the new one, which has this descriptor."""
+        """The number of connections to close for a new connection with this descriptor."""
         missing = len(self._open) + 1 - self._limit if self._limit else 0
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if files != resource.RLIM_INFINITY:
@@ -127,7 +128,7 @@ class Connections:
             connection.make_room()
 
     def _tell(self) -> None:
-        """Say so in the log: at once, and then in sums."""
+        """Log the lack of connections: at once, then as sums every `LOG_EVERY_S`."""
         if self._telling is None:
             self._telling = asyncio.get_running_loop().call_soon(self._write)
 

@@ -1,7 +1,7 @@
 """HTTP/1.1 on one connection: uvicorn's protocol, with bounds and our error body where it has none.
 
-uvicorn answers what is not HTTP in plain text, takes headers of any size, and waits without end for the rest
-of a body that nobody reads. Here a connection is answering a request, or it has a time when it is closed:
+uvicorn answers broken HTTP in plain text, takes headers of any size, and waits without end for the rest of
+a body that nobody reads. Here a connection either answers a request, or is closed after a time:
 
     waits for            | closed after       | the time begins
     its first head       | HEAD_TIMEOUT_S     | when it is open
@@ -34,10 +34,10 @@ from app.api.http.sse import CONNECTION
 from app.errors import HeadersTooLarge, InvalidHTTP, ServingError, Unavailable
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers together; nginx and Node allow less by default."""
+"""Bytes of request line and headers together; nginx and Node allow less by default."""
 
 MAX_HEADERS = 256
-"""Header fields of a request, each of which is looked at a dozen times; browsers send some thirty."""
+"""Greatest number of header fields; browsers send about 30."""
 
 HEAD_TIMEOUT_S = 30.0
 """Seconds that a request's head may take to arrive, and a fresh connection to begin one."""
@@ -129,10 +129,10 @@ class Protocol(HttpToolsProtocol):
     """uvicorn's protocol, which hands the application its connection and bounds what a client may send."""
 
     _head_bytes: int | None = 0
-    """Bytes of an unfinished head, not counting the read it began in; None outside of one."""
+    """Bytes of an unfinished head, without the read in which it began; None between heads."""
     _refused = False
     _timer: asyncio.TimerHandle | None = None
-    """Closes the connection: for want of a head or the rest of a body, or after a refusal."""
+    """Timer that closes the connection: a head or the rest of a body is late, or a refusal was sent."""
     _framing_bytes = 0
     """Bytes beside a body's own that may still come: chunk sizes, their extensions, trailers."""
 
@@ -149,7 +149,7 @@ class Protocol(HttpToolsProtocol):
         self._stall_timeout_s = 2 * stall_timeout_s
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Give the client time for its first request's head; later ones have uvicorn's keep-alive."""
+        """Start the timer for the first request's head. Later heads have uvicorn's keep-alive timer."""
         super().connection_made(transport)
         address = "" if self.client is None else self.client[0]
         if not self._connections.admit(self, address, transport.get_extra_info("socket").fileno()):
@@ -164,7 +164,7 @@ class Protocol(HttpToolsProtocol):
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clocks: a timer holds the connection, and with it all of its last request."""
+        """Stop the timers, because a timer keeps the connection and its last request in memory."""
         self._connections.gone(self)
         self._leave_pipelined()
         super().connection_lost(exc)
@@ -179,7 +179,7 @@ class Protocol(HttpToolsProtocol):
             self._running.message_event.set()
 
     def pause_writing(self) -> None:
-        """The client does not read: end it in time, and sooner where others need the connection."""
+        """The client does not read: close the connection in time, or at once if others need it."""
         super().pause_writing()
         self._connections.stalled(self)
         if self._stall_timer is None and self._stall_timeout_s < math.inf:
@@ -251,7 +251,7 @@ class Protocol(HttpToolsProtocol):
         self._stop_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a head's fields; trailers, which are told like them, are read past."""
+        """Keep a field of the head; trailers, which the parser reports the same way, are dropped."""
         if self._head_bytes is not None:
             super().on_header(name, value)
 
@@ -262,7 +262,7 @@ class Protocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The body is here; where it was answered unread, the connection is for the next request."""
+        """The body has arrived. If its request was answered before, the connection takes the next request."""
         if self._refused:
             return
         super().on_message_complete()
@@ -272,7 +272,7 @@ class Protocol(HttpToolsProtocol):
             self._connections.answering(self)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, and not for ever for the rest of this one's body."""
+        """Wait for the next request; give the rest of this request's body `DRAIN_S` seconds."""
         super().on_response_complete()
         cycle = self.cycle
         if cycle.response_complete and not self.transport.is_closing():
@@ -297,11 +297,11 @@ class Protocol(HttpToolsProtocol):
             self._timer = None
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP in our own words."""
+        """Answer broken HTTP with our error body."""
         self._refuse(InvalidHTTP("This is not an HTTP/1.1 request."))
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing: who asks for an upgrade gets HTTP/1.1 (RFC 9110, section 7.8)."""
+        """Do nothing: a request for an upgrade is answered as HTTP/1.1 (RFC 9110, section 7.8)."""
 
     def _refuse(self, error: ServingError) -> None:
         """Answer with `error` and close; in the midst of another answer, only close."""

@@ -42,7 +42,7 @@ _FIELD = {"text": b'"content"', "reasoning": b'"reasoning_content"'}
 
 
 class ChunkWire:
-    """Writes one stream's events as `chat.completion.chunk` frames."""
+    """Writes the events of one stream as `chat.completion.chunk` frames."""
 
     def __init__(self, request: ChatRequest) -> None:
         head = {
