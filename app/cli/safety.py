@@ -1,4 +1,4 @@
-"""`tokenring safety`: judge one text, or measure the screens on files of labelled texts. Needs no server."""
+"""`tokenring safety`: judge one text, or measure the screens over files of labelled ones. Needs no server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `safety` and its verbs to the parser of the command line."""
-    top = commands.add_parser("safety", help="judge a text, or measure the screens on labelled texts")
+    top = commands.add_parser("safety", help="judge a text, or measure the screens over labelled ones")
     verbs = top.add_subparsers(dest="verb", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config", type=Path, help="settings file (default: tokenring.toml, if it exists)")
@@ -26,9 +26,9 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     common.add_argument(
         "--level", choices=SAFETY_LEVELS, default="standard", help="safety level of a key (default: standard)"
     )
-    common.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    common.add_argument("--json", action="store_true", help="print one JSON object")
     check = verbs.add_parser("check", parents=[common], allow_abbrev=False, help="judge one text as a prompt")
-    check.add_argument("text", metavar="TEXT", help="text to judge; - reads standard input")
+    check.add_argument("text", metavar="TEXT", help="the text; - reads standard input")
     measure = verbs.add_parser(
         "eval",
         parents=[common],
@@ -63,10 +63,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace, load: Callable[[], Models] | None = None) -> int:
-    """Run a command with the bundled classifiers, or those of `load`. Returns the exit status.
-
-    Raises SettingsError.
-    """
+    """Run a command, over the shipped classifiers or others; its exit status. Raises SettingsError."""
     from app.cli import safety_commands  # with numpy and the classifiers: no other command waits for them
     from app.safety.classifiers import bundled_models
     from app.safety.policies.policy import Policies

@@ -27,10 +27,10 @@ LOG_EVERY_S = 10.0
 
 
 class Closable(Interface):
-    """A connection, as this module sees it."""
+    """A connection, as far as this module needs it."""
 
     def make_room(self) -> None:
-        """Close the connection. Nobody waits for an answer on it."""
+        """Close it; nobody waits for an answer on it."""
 
 
 class Connections:
@@ -46,14 +46,14 @@ class Connections:
         self._reading: dict[Closable, None] = {}
         self._stalled: dict[Closable, None] = {}
         self._closing: set[Closable] = set()
-        """Connections that are being closed and still have a descriptor."""
+        """Told to close, and still with a descriptor."""
         self._by_address: Counter[str] = Counter()
         self._closed = 0
         self._refused = 0
         self._telling: asyncio.Handle | None = None
 
     def admit(self, connection: Closable, address: str, descriptor: int) -> bool:
-        """Whether a new connection may stay: a descriptor is free, or another connection can be closed."""
+        """Whether a new connection may stay; it does if another can be closed for it."""
         if self._limit_per_address and self._by_address[address] >= self._limit_per_address:
             self._refused += 1
             self._tell()
@@ -71,11 +71,11 @@ class Connections:
         return True
 
     def reading(self, connection: Closable) -> None:
-        """Note that the head of a request has arrived, and its body has not."""
+        """The head of a request is here, and its body comes."""
         self._move(connection, self._reading)
 
     def answering(self, connection: Closable) -> None:
-        """Note that a request has arrived."""
+        """A request is here."""
         self._move(connection, None)
 
     def idle(self, connection: Closable) -> None:

@@ -164,7 +164,7 @@ class Protocol(HttpToolsProtocol):
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers, because a timer keeps the connection and its last request in memory."""
+        """Stop the clocks: a timer holds the connection, and with it all of its last request."""
         self._connections.gone(self)
         self._leave_pipelined()
         super().connection_lost(exc)

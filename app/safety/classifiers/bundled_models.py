@@ -1,4 +1,4 @@
-"""The classifiers that come with the server. If a file is not as shipped, the server does not start."""
+"""The classifiers that come with the server: all as they were shipped, or it does not start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Models(NamedTuple):
     answers: Listens
     directory: Path
     sure_below: float = 0.0
-    """Harm below which the n-grams alone let a prompt pass; see PromptScreen."""
+    """Below this harm the n-grams alone let a prompt pass; see PromptScreen."""
 
 
 def load(directory: Path = MODELS) -> Models:
