@@ -232,7 +232,7 @@ class PrefixReport:
         if seen.asked_s >= line.since_s and seen.cached + self._page <= expected:
             cause = self._known_cause(seen, line) or "template"
             what = line.changed_option(seen.request, seen.prompt)
-            self._broke(seen, family, expected, cause, TextDifference("changed", at, 0), what)
+            self._broke(seen, family, expected, cause, TextDifference("changed", at, 0, at), what)
         else:
             self._count(family, expected, seen.cached)
         line.render(seen.request, seen.prompt)
@@ -251,7 +251,7 @@ class PrefixReport:
         """Count a break; what was found different is its cause only where nothing explains the whole loss."""
         unit = _UNITS.get(cause, "token")
         if difference is None or cause in ("restarted", "salt"):
-            difference, what = TextDifference("changed", seen.cached, 0), ""
+            difference, what = TextDifference("changed", seen.cached, 0, seen.cached), ""
         elif not what:
             what = difference.kind
         self.breaks[cause] += 1
