@@ -63,7 +63,7 @@ class Pipeline:
         lease: Lease = UNLIMITED,
         allowance: Allowance | None = None,
     ) -> None:
-        """Take a checked request to its answer. Every way out ends `stream` and settles `lease`."""
+        """Take a checked request to its answer. However it ends, `stream` is ended and `lease` settled."""
         backend, trace = self._backends.of(request.model), Trace(request)
         check = self._safety_of(request, key)
         ending = RequestEnd(self._journal, self._traffic, self._log, trace, lease)

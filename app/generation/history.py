@@ -1,7 +1,7 @@
-"""The conversation a request continues: claimed for the length of its turn, loaded, extended.
+"""History: the conversation that a request continues is claimed for its turn, and loaded.
 
-One turn of a conversation is answered at a time; a second is refused rather than queued, for
-its client has not seen what it would continue.
+One turn of a conversation is answered at a time. A second turn is refused, not queued, because its client has
+not seen the answer that it would continue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every way out of a request has in common: its stream ends truthfully, and all is settled.
+"""The end of a request, the same for success, refusal and failure: its stream ends, and all is settled.
 
 refused or failed ──▶ the error is the stream's end: a status before it was opened, an event after
 cancelled task ──▶ the same, and the cancellation goes on
