@@ -153,7 +153,7 @@ class JournalEntry:
         return first_of(self._counts)._replace(completion_tokens=0, reasoning_tokens=0)
 
     def status(self) -> Status:
-        """The status of the turn's answers. An answer that ended by itself is complete, even if its client left."""
+        """The status of the turn's answers. An answer that ended by itself is complete, whoever left."""
         if self.outcome is Outcome.HALTED:
             return "blocked"
         if self.outcome in (Outcome.DONE, Outcome.BUDGET):
