@@ -46,5 +46,5 @@ def _choice(index: int, answer: ChoiceMessage, parts: Mapping[TextTrack, TextRun
 
 
 def _logprobs(index: int, parts: Mapping[TextTrack, TextRun]) -> dict[str, Any] | None:
-    entries = b",".join(p.logprobs for track, p in parts.items() if track.choice == index and p.logprobs)
+    entries = b",".join(p.logprobs for lane, p in parts.items() if lane.choice == index and p.logprobs)
     return {"content": orjson.loads(b"[" + entries + b"]")} if entries else None

@@ -17,7 +17,7 @@ from app.stream.token_stream import TokenStream
 class NoWire:
     """Frames of no content."""
 
-    def text(self, event_id, track, text):  # noqa: ARG002  # the signature of Wire
+    def text(self, event_id, lane, text):  # noqa: ARG002  # the signature of Wire
         """One event."""
         return b""
 

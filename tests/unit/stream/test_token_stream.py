@@ -23,7 +23,7 @@ def delta(text: str, **fields) -> Delta:
 class PlainWire:
     """Frames a test can read: `id:text`, or the event's name."""
 
-    def text(self, event_id, track, text):  # noqa: ARG002  # the signature of Wire
+    def text(self, event_id, lane, text):  # noqa: ARG002  # the signature of Wire
         """One event."""
         return b"%d:%b" % (event_id, text)
 
