@@ -120,14 +120,14 @@ class Ring:
         "_counts",
         "_counts_of",
         "_ends",
+        "_lane_of",
+        "_lanes",
         "_limit_bytes",
         "_logprob_ends",
         "_logprobs",
         "_names",
         "_specials",
         "_text",
-        "_lane_of",
-        "_lanes",
         "first_id",
     )
 

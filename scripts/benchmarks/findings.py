@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from scripts.benchmarks.asking import Attempt
+from scripts.benchmarks.asking import Asked
 from scripts.benchmarks.stats import Ratio, percentile
 
 ALLOWED = (200, 429, 503)
@@ -100,9 +100,9 @@ def write(path: Path, settings: Mapping[str, Any], findings: Sequence[Finding]) 
     path.write_text(json.dumps(record, indent=1, default=str) + "\n")
 
 
-def statuses(seen: Sequence[Attempt]) -> list[Finding]:
+def statuses(seen: Sequence[Asked]) -> list[Finding]:
     """What attempts ended in, and whether every refusal was one that clients can go by."""
-    counts = Counter((attempt.status, attempt.code) for attempt in seen)
+    counts = Counter((asked.status, asked.code) for asked in seen)
     rows = [
         said(f"answers {status or 'none'} {code}".rstrip(), count)
         for (status, code), count in sorted(counts.items())
@@ -110,8 +110,8 @@ def statuses(seen: Sequence[Attempt]) -> list[Finding]:
     broken = sum(
         n for (status, code), n in counts.items() if status not in ALLOWED or (status == 200 and code)
     )
-    refused = [attempt for attempt in seen if attempt.status in (429, 503)]
-    waits = [attempt.retry_after_s for attempt in refused if attempt.retry_after_s is not None]
+    refused = [asked for asked in seen if asked.status in (429, 503)]
+    waits = [asked.retry_after_s for asked in refused if asked.retry_after_s is not None]
     honest = sum(1 <= wait <= MAX_RETRY_S for wait in waits)
     return [
         *rows,

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 
 from scripts.benchmarks import findings
-from scripts.benchmarks.asking import Asker, Attempt
+from scripts.benchmarks.asking import Asked, Asker
 from scripts.benchmarks.chats import Chats, Shape
 from scripts.benchmarks.crowd import Crowd, attempts
 from scripts.benchmarks.findings import Finding, statuses
@@ -47,7 +47,7 @@ async def _measure(arguments: argparse.Namespace, node: Node) -> list[Finding]:
     return _findings(seen, Used(before, Reading.of(node)), arguments)
 
 
-async def _crowd(arguments: argparse.Namespace, node: Node) -> Sequence[Attempt]:
+async def _crowd(arguments: argparse.Namespace, node: Node) -> Sequence[Asked]:
     """All clients for so long; every attempt that ended."""
     asker = Asker(node.port, node.keys)
     chats = Chats(node.model, CHATS, arguments.seed)
@@ -59,10 +59,10 @@ async def _crowd(arguments: argparse.Namespace, node: Node) -> Sequence[Attempt]
         await crowd.leave()
     finally:
         asker.close()
-    return attempts(crowd.requests)
+    return attempts(crowd.wishes)
 
 
-def _findings(seen: Sequence[Attempt], used: Used, arguments: argparse.Namespace) -> list[Finding]:
+def _findings(seen: Sequence[Asked], used: Used, arguments: argparse.Namespace) -> list[Finding]:
     served = sorted((one for one in seen if one.whole), key=lambda one: one.sent_at_s)
     most = most_within([(one.sent_at_s, one.prompt_tokens + one.completion_tokens) for one in served])
     begun_s = min(one.sent_at_s for one in seen)
