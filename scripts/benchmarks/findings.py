@@ -21,7 +21,7 @@ Better = Literal["lower", "higher"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the table. `verdict` is empty if the figure has no required bound."""
+    """One line of the table. `verdict` is empty where nothing is asked of the figure."""
 
     label: str
     value: str
@@ -64,7 +64,7 @@ def at_least(label: str, value: float, bound: float, form: str = "{:.3g}") -> Fi
 
 
 def said(label: str, value: object, form: str = "{}") -> Finding:
-    """A figure without a required bound."""
+    """A figure of which nothing is asked."""
     return Finding(label, form.format(value))
 
 
