@@ -280,7 +280,7 @@ class Runtime:
             try:
                 self._look_at_strain()
             except Exception as exc:  # noqa: BLE001  # the next look may be better
-                self.log.error("strain_broke", error=where(exc))
+                self.log.error("pressure_watch_failed", error=where(exc))
             if small is not None and small.num_failures != failures:
                 failures = small.num_failures
                 self.prefixes.restarted(small.name)  # long before another one answers

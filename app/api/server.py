@@ -191,7 +191,11 @@ def _raise_file_limit(settings: Settings, log: FilteringBoundLogger) -> None:
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard < settings.max_live_streams:
-        log.warning("few_files", limit=hard, hint="fewer connections than max_live_streams; raise ulimit -n")
+        log.warning(
+            "open_files_limit_low",
+            limit=hard,
+            hint="fewer connections than max_live_streams; raise ulimit -n",
+        )
 
 
 async def _until_over(runtime: Runtime, starting: asyncio.Task[None], stop: asyncio.Event) -> int:
