@@ -126,9 +126,9 @@ def _routed(
     return _served_by(chat, route.model).placed(response_headers=headers)
 
 
-def _as_headers(told: Mapping[str, str]) -> Mapping[str, str]:
+def _as_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
     """The same in ASCII: a model's name may be in any language, and is percent-encoded then."""
-    return {name: text if text.isascii() else quote(text, safe=" /:;,=+") for name, text in told.items()}
+    return {name: text if text.isascii() else quote(text, safe=" /:;,=+") for name, text in headers.items()}
 
 
 def _served_by(chat: ChatRequest, model: str) -> ChatRequest:
