@@ -44,8 +44,8 @@ class Breaker:
         elif self._failures >= self._threshold:
             self.trip(now_s)
 
-    def trip(self, now_s: float) -> None:
-        """Open at once."""
+    def trip(self, now_s: float, *, probe_now: bool = False) -> None:
+        """Open at once; the first probe is due after the pause, or now."""
         if not self.is_open:
             self.is_open = True
-            self.next_probe_s = now_s + self._pause_s
+            self.next_probe_s = now_s if probe_now else now_s + self._pause_s
