@@ -266,7 +266,14 @@ class TokenStream:
                 param="Last-Event-ID",
             )
         self._check_held(after)
-        reader = Reader(self, after, self._now_s())
+        reader = Reader(
+            self._ring,
+            after,
+            self._now_s(),
+            frame_after=self.frame_after,
+            ended=self._done.done,
+            on_close=self.readers.discard,
+        )
         self.readers.add(reader)
         return reader
 

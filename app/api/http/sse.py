@@ -10,7 +10,7 @@ first data event. HTML living standard, section 9.2, "Server-sent events".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -20,7 +20,6 @@ from app.api.http.client import Client
 from app.core import ChatRequest
 from app.errors import ReplayExpired
 from app.stream.reader import FrameSink, Reader
-from app.stream.registry import StreamRegistry
 from app.stream.ring import (
     ControlEvent,
     Done,
@@ -159,10 +158,11 @@ class EventStream:
     """An ASGI response that follows a reader to the end of its stream."""
 
     def __init__(
-        self, reader: Reader, streams: StreamRegistry, client: Client, headers: Mapping[str, str]
+        self, reader: Reader, client: Client, headers: Mapping[str, str], on_end: Callable[[], None]
     ) -> None:
+        """`on_end` is called once, when the response is over."""
         self._reader = reader
-        self._streams = streams
+        self._on_end = on_end
         self._client = client
         self._headers = {
             "content-type": "text/event-stream; charset=utf-8",
@@ -185,7 +185,7 @@ class EventStream:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._client.stop()
-            self._streams.leave(reader)
+            self._on_end()
 
     async def _follow(self, outlet: FrameSink) -> None:
         try:

@@ -193,19 +193,21 @@ class ChatRoutes:
         except BaseException:
             client.stop()
             raise
-        return EventStream(reader, self._streams, client, _headers(stream))
+        return EventStream(
+            reader, client, _headers(stream), on_end=lambda: self._streams.leave(stream, reader)
+        )
 
     async def _answer(self, client: Client, stream: TokenStream, *, patient: bool) -> Response:
         """The whole answer in one piece; a client that leaves stops it, unless it can return."""
         await_reader = stream.attach()
         grace_s = None if patient else 0.0
-        client.on_gone(lambda: self._streams.leave(await_reader, grace_s=grace_s))
+        client.on_gone(lambda: self._streams.leave(stream, await_reader, grace_s=grace_s))
         try:
             await stream.opened()
             await stream.ended()
         finally:
             client.stop()
-            self._streams.leave(await_reader, grace_s=grace_s)
+            self._streams.leave(stream, await_reader, grace_s=grace_s)
         return JSONResponse(completion(stream), headers=_headers(stream))
 
     async def attach(self, request: Request) -> Response | EventStream:

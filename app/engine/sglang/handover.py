@@ -16,7 +16,7 @@ import copy
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
@@ -32,6 +32,7 @@ from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
 
 from app.core import Counts
 from app.engine.grammar.cost import GRAMMAR_ENDED
+from app.engine.remote.model import ChoiceSink
 from app.engine.tally import TokenTally
 from app.errors import BadRequest, EngineFailed, EngineOverloaded, GrammarTooSlow, ServingError
 
@@ -39,26 +40,6 @@ RETRY_AFTER_FULL_S = 1
 RECEIVING_S = 0.005
 """Seconds, or one batch, for which the event loop takes the engine's output before all else."""
 _new_tuple = tuple.__new__
-
-
-class SequenceSink(Protocol):
-    """The receiver of one generated sequence."""
-
-    counts: Counts
-
-    def take(
-        self,
-        text: str,
-        token_ids: Any,
-        finish: dict[str, Any] | None,
-        counts: Counts,
-        batch: Any,
-        row: int,
-    ) -> None:
-        """One step's output. `finish` is SGLang's finish reason, given exactly once."""
-
-    def fail(self, error: ServingError) -> None:
-        """No more output will come."""
 
 
 class HandoverTokenizerManager(TokenizerManager):
@@ -70,7 +51,7 @@ class HandoverTokenizerManager(TokenizerManager):
         self._max_tokens: Callable[[int, int | None], int] | None = None
         self.num_retractions = 0
         """Times that requests of ours, ended by now, were set aside for lack of KV memory."""
-        self._sinks: dict[str, tuple[SequenceSink, TokenTally]] = {}
+        self._sinks: dict[str, tuple[ChoiceSink, TokenTally]] = {}
         # The socket without asyncio around it: a future for each batch costs more than the batch.
         self._inbox: Any = zmq.Socket.shadow(self.recv_from_detokenizer.underlying)
         self._receiving: asyncio.AbstractEventLoop | None = None
@@ -79,7 +60,7 @@ class HandoverTokenizerManager(TokenizerManager):
     # --- requests
 
     async def submit(
-        self, request: TokenizedGenerateReqInput, rid: str, sink: SequenceSink, tally: TokenTally
+        self, request: TokenizedGenerateReqInput, rid: str, sink: ChoiceSink, tally: TokenTally
     ) -> None:
         """Send a copy of a tokenized request under `rid`; its output goes to `sink`, counted in `tally`."""
         sent = copy.copy(request)
