@@ -80,6 +80,25 @@ class PromptEdition:
         """Tokens that a request with this text and these tools should find, the operator's included."""
         return self.estimate if self.boundary is None else self.boundary
 
+    def saw(self, now_s: float) -> None:
+        """Note the monotonic time at which a request had this edition."""
+        self.seen_s = now_s
+
+    def cached_under(self, salt: str, epoch: int) -> None:
+        """Note the cache salt and the engine's restart count under which the prefix is cached now."""
+        self.salt, self.epoch = salt, epoch
+
+    def recount(self) -> int:
+        """Count the bytes in memory anew; returns by how many they have grown since the last count."""
+        growth = self.size_bytes - self.counted_bytes
+        self.counted_bytes += growth
+        return growth
+
+    def render_anew(self, request: ChatRequest, prompt: Prompt, now_s: float) -> None:
+        """Take a prompt that is rendered differently as what is in the cache from now on."""
+        self.render(request, prompt)
+        self.since_s = now_s
+
     def render(self, request: ChatRequest, prompt: Prompt) -> None:
         """Take a prompt as what the line's prompts begin like."""
         self.head = _packed(prompt.token_ids)
