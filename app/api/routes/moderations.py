@@ -16,9 +16,8 @@ from app.api.http.client import Client
 from app.api.schema.parameters import check_kind, check_moderation_model, quoted
 from app.errors import BadRequest, SafetyUnavailable, Unavailable, UnsupportedParameter
 from app.metering.estimate import texts_estimate
-from app.metering.limiter import Lease
+from app.metering.limiter import Lease, Limiter
 from app.metering.lines import Lines
-from app.runtime import Runtime
 from app.safety import moderation
 from app.safety.screens.moderator import Moderator
 from app.safety.screens.prompt_screen import QUICK_CHARS
@@ -40,10 +39,14 @@ MAX_WAITING_TOTAL = 1_024
 class ModerationRoutes:
     """The handler of both routes."""
 
-    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
-        self._runtime = runtime
+    def __init__(
+        self, moderator: Moderator | None, limiter: Limiter, bodies: BodyReader, gatekeeper: Gatekeeper
+    ) -> None:
+        """`moderator` is None with `safety` off."""
+        self._moderator = moderator
+        self._limiter = limiter
+        self._bodies = bodies
         self._gatekeeper = gatekeeper
-        self._bodies = BodyReader(runtime)
         self._lines = Lines("moderations", MAX_WAITING, MAX_WAITING_TOTAL)
         self._long, self._short = asyncio.Semaphore(LONG_AT_ONCE), asyncio.Semaphore(SHORT_AT_ONCE)
 
@@ -53,7 +56,7 @@ class ModerationRoutes:
         Raises RateLimited, SafetyUnavailable where nothing can be classified.
         """
         caller = self._gatekeeper.caller(request)
-        lease = self._runtime.limiter.begin(caller.key, generates=False)
+        lease = self._limiter.begin(caller.key, generates=False)
         try:
             results = await self._read_and_classify(request, caller, lease)
         except Unavailable:
@@ -68,12 +71,12 @@ class ModerationRoutes:
         client = Client(request.receive)
         raw = await self._bodies.read(request, client, caller.owner, MAX_BYTES)
         texts = parse_moderation(await self._bodies.parse(request, raw))
-        if self._runtime.moderator is None:
+        if self._moderator is None:
             raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
-        lease.reserve_tokens(texts_estimate(texts, self._runtime.limiter.count_text))
+        lease.reserve_tokens(texts_estimate(texts, self._limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
         with self._lines.enter(caller.owner) as turn:
-            return await self._classify(client, texts, level, turn, self._runtime.moderator)
+            return await self._classify(client, texts, level, turn, self._moderator)
 
     async def _classify(
         self,
