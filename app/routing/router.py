@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.core import ChatRequest, ModelCard
-from app.messages import content_texts
+from app.messages import content_text, count_media
 from app.routing.backend import Backend
 from app.routing.keywords import (
     CODE_SIGNS,
@@ -204,21 +204,14 @@ def _is_code(text: str) -> bool:
 
 def _read(messages: Sequence[Mapping[str, Any]]) -> str:
     """The text of messages, the middle of a long one left out."""
-    text = "\n".join(
-        content_part for message in messages for content_part in content_texts(message.get("content"))
-    )
+    text = "\n".join(content_text(message.get("content")) for message in messages)
     if len(text) <= READ_CHARACTERS:
         return text
     return f"{text[: READ_CHARACTERS // 2]}\n{text[-READ_CHARACTERS // 2 :]}"
 
 
 def _has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
-    return any(
-        content_part.get("type") not in (None, "text")
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for content_part in message["content"]
-    )
+    return any(count_media(message.get("content")) for message in messages)
 
 
 def _has_tools(body: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from app.api.http.bodies import ROOM_BYTES, BodyReader
 from app.api.http.client import Client
 from app.api.schema.parameters import check_kind, check_moderation_model, quoted
 from app.errors import BadRequest, SafetyUnavailable, Unavailable, UnsupportedParameter
+from app.messages import content_text
 from app.metering.estimate import texts_estimate
 from app.metering.limiter import Lease, Limiter
 from app.metering.lines import Lines
@@ -147,13 +148,16 @@ def _texts(values: Any) -> list[str]:
     if len(values) > MAX_INPUTS:
         raise BadRequest(f"input takes at most {MAX_INPUTS:,} entries, got {len(values):,}.", param="input")
     if isinstance(values[0], dict):
-        return ["\n".join(_text_of(f"input[{i}]", content_part) for i, content_part in enumerate(values))]
+        for i, content_part in enumerate(values):
+            _check_part(f"input[{i}]", content_part)
+        return [content_text(values)]
     for i, text in enumerate(values):
         check_kind(f"input[{i}]", text, str)
     return list(values)
 
 
-def _text_of(where: str, content_part: Any) -> str:
+def _check_part(where: str, content_part: Any) -> None:
+    """Raise BadRequest for a part that is no text."""
     check_kind(where, content_part, dict)
     check_kind(f"{where}.type", content_part.get("type"), str)
     if content_part["type"] != "text":
@@ -164,5 +168,3 @@ def _text_of(where: str, content_part: Any) -> str:
             param=f"{where}.type",
         )
     check_kind(f"{where}.text", content_part.get("text"), str)
-    text: str = content_part["text"]
-    return text
