@@ -39,7 +39,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
     abuse = AbuseRoutes(runtime.abuse, gatekeeper)
     admin = AdminKeyRoutes(database, runtime.keys, bodies, gatekeeper)
     chat = _chat(runtime, bodies, gatekeeper)
-    conversations = ConversationRoutes(database, runtime.streams, reads, bodies, gatekeeper)
+    conversations = ConversationRoutes(database, runtime.streams, reads, bodies, gatekeeper=gatekeeper)
     metrics = MetricsRoutes(runtime, gatekeeper)
     moderations = ModerationRoutes(runtime.moderator, runtime.limiter, bodies, gatekeeper)
     prefixes = PrefixRoutes(runtime.prefixes, gatekeeper)
@@ -87,7 +87,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
 def _chat(runtime: Runtime, bodies: BodyReader, gatekeeper: Gatekeeper) -> ChatRoutes:
     settings, limiter = runtime.settings, runtime.limiter
     selector = ModelSelector(
-        runtime.backends, runtime.router, runtime.degrade, runtime.database, limiter.count_text
+        runtime.backends, runtime.router, runtime.degrade, runtime.database, count_text=limiter.count_text
     )
     return ChatRoutes(
         settings,

@@ -175,7 +175,7 @@ class KeyLease(Lease):
             self._give_back(-more)
             return
         if wanted > self._limit or more > window.room(self._limit):
-            self._limiter.refuse_tokens(self._key, self._usage, wanted, more, reason)
+            self._limiter.refuse_tokens(self._key, self._usage, wanted, more, reason=reason)
         self._add_charge(more)
 
     def _add_charge(self, tokens: int) -> None:
@@ -350,7 +350,7 @@ class Limiter:
             retry_after_s=retry_s,
         )
 
-    def refuse_tokens(self, key: Key, usage: _Usage, wanted: int, more: int, reason: Reason) -> NoReturn:
+    def refuse_tokens(self, key: Key, usage: _Usage, wanted: int, more: int, *, reason: Reason) -> NoReturn:
         """Refuse for the tokens of the last minute, or for those of the request alone."""
         limit, window = key.terms.tpm, usage.tokens
         assert limit is not None

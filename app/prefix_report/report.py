@@ -90,7 +90,14 @@ class PrefixReport:
         monotonic clock: what came into the cache later is not expected.
         """
         try:
-            self._saw(request, prompt, counts, SeriesKey(request.owner, key_id, request.model), salt, asked_s)
+            self._saw(
+                request,
+                prompt,
+                counts,
+                SeriesKey(request.owner, key_id, request.model),
+                salt=salt,
+                asked_s=asked_s,
+            )
         except Exception as exc:  # noqa: BLE001  # a report is no reason to fail a request
             self._log.error("prefix_report_broke", request_id=request.request_id, error=where(exc))
 
@@ -100,6 +107,7 @@ class PrefixReport:
         prompt: Prompt,
         counts: Counts,
         place: SeriesKey,
+        *,
         salt: str,
         asked_s: float | None,
     ) -> None:
@@ -189,7 +197,7 @@ class PrefixReport:
         if seen.cached + self._page > expected:
             self._count(family, expected, seen.cached)
         else:
-            self._broke(seen, family, expected, self._known_cause(seen, old) or cause, difference)
+            self._broke(seen, family, expected, self._known_cause(seen, old) or cause, difference=difference)
         return passing
 
     def _known_cause(self, seen: _Seen, line: PromptEdition) -> Cause | None:
@@ -202,7 +210,7 @@ class PrefixReport:
         """A line's second request tells how far its prompts stay the same."""
         at = line.compare(seen.request, seen.prompt)
         if at is not None:
-            self._rendered_anew(seen, line, family, at, now_s)
+            self._rendered_anew(seen, line, family, at, now_s=now_s)
             return
         self._resize(line)
         if line.boundary is not None and seen.asked_s >= line.since_s:
@@ -214,7 +222,7 @@ class PrefixReport:
         if at is None:
             self._judge(seen, line, family)
         else:
-            self._rendered_anew(seen, line, family, at, now_s)
+            self._rendered_anew(seen, line, family, at, now_s=now_s)
 
     def _judge(self, seen: _Seen, line: PromptEdition, family: PromptSeries) -> None:
         """Text, tools and rendering are the same."""
@@ -226,14 +234,16 @@ class PrefixReport:
         line.cached_under(seen.salt, seen.epoch)
 
     def _rendered_anew(
-        self, seen: _Seen, line: PromptEdition, family: PromptSeries, at: int, now_s: float
+        self, seen: _Seen, line: PromptEdition, family: PromptSeries, at: int, *, now_s: float
     ) -> None:
         """The same text and tools are other tokens from `at` on; from here on these are expected."""
         expected = line.expected - seen.prompt.unbilled_tokens
         if seen.asked_s >= line.since_s and seen.cached + self._page <= expected:
             cause = self._known_cause(seen, line) or "template"
             what = line.changed_option(seen.request, seen.prompt)
-            self._broke(seen, family, expected, cause, TextDifference("changed", at, 0, at), what)
+            self._broke(
+                seen, family, expected, cause, difference=TextDifference("changed", at, 0, at), what=what
+            )
         else:
             self._count(family, expected, seen.cached)
         line.render_anew(seen.request, seen.prompt, now_s)
@@ -246,6 +256,7 @@ class PrefixReport:
         family: PromptSeries,
         expected: int,
         cause: Cause,
+        *,
         difference: TextDifference | None = None,
         what: str = "",
     ) -> None:

@@ -105,7 +105,7 @@ class Router:
         `asked` is the caller's own choice (`x-route`), `allowed` the models of the key. Where neither model
         can serve it, the large one refuses.
         """
-        route = self._decide(request, prompt_tokens + so_far.tokens, asked, allowed, so_far)
+        route = self._decide(request, prompt_tokens + so_far.tokens, asked, allowed, so_far=so_far)
         self.routed[route.model][route.reason] += 1
         return route
 
@@ -115,6 +115,7 @@ class Router:
         prompt_tokens: int,
         asked: Size | None,
         allowed: Collection[str] | None,
+        *,
         so_far: SoFar,
     ) -> Route:
         usable = [s for s, place in self._places.items() if allowed is None or place.id in allowed]

@@ -79,7 +79,7 @@ def questions(filled: Filled) -> list[Question]:
 
 
 def _search(kind: str, words: str) -> Question:
-    return Question(f"search: {kind}", lambda c: page(c, OWNER, PAGE, None, words), 50)
+    return Question(f"search: {kind}", lambda c: page(c, OWNER, PAGE, None, words=words), 50)
 
 
 async def ask(database: Database, asked: Sequence[Question], repeat: int) -> list[Timed]:

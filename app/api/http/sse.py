@@ -104,7 +104,7 @@ class ChunkWire:
                 }
                 return self._chunk(event_id, choice, {"tool_calls": [call]}, None)
             case Finished(choice, finish_reason, matched_stop):
-                return self._chunk(event_id, choice, {}, finish_reason, matched_stop)
+                return self._chunk(event_id, choice, {}, finish_reason, matched_stop=matched_stop)
             case Notice(field, value):
                 body = self._head + b'],"%b":%b}\n\n' % (field.encode(), orjson.dumps(value))
                 return b"id: %d\ndata: %b" % (event_id, body)
@@ -125,6 +125,7 @@ class ChunkWire:
         choice: int,
         delta: Mapping[str, Any],
         finish_reason: str | None,
+        *,
         matched_stop: str | int | None = None,
     ) -> bytes:
         entry: dict[str, Any] = {"index": choice, "delta": delta, "finish_reason": finish_reason}

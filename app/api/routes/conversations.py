@@ -39,6 +39,7 @@ class ConversationRoutes:
         streams: StreamRegistry,
         reads: Reads,
         bodies: BodyReader,
+        *,
         gatekeeper: Gatekeeper,
     ) -> None:
         self._database = database
@@ -56,7 +57,9 @@ class ConversationRoutes:
         if words:
             with contextlib.suppress(StorageUnavailable):  # then what is in the index is found
                 await indexing.index_all(self._database)
-        listed = await self._database.read(lambda c: conversation_list.page(c, owner, limit, cursor, words))
+        listed = await self._database.read(
+            lambda c: conversation_list.page(c, owner, limit, cursor, words=words)
+        )
         return _answer(
             {
                 "object": "list",
@@ -79,7 +82,7 @@ class ConversationRoutes:
         at_us = time.time_ns() // 1000
         return _answer(
             await self._database.write(
-                lambda c: conversation_list.rename(c, owner, conversation_id, title, at_us)
+                lambda c: conversation_list.rename(c, owner, conversation_id, title, at_us=at_us)
             )
         )
 

@@ -61,6 +61,7 @@ class ModelSelector:
         router: Router | None,
         degrade: DegradedMode | None,
         database: Database,
+        *,
         count_text: CountText,
     ) -> None:
         """`router` is None where there is a single model, `degrade` with `degrade` off."""
@@ -83,9 +84,9 @@ class ModelSelector:
             so_far = await self._load_so_far(chat)
             tokens = prompt_estimate(chat, self._count_text)
         if router is not None:
-            chat = _routed(router, chat, tokens, caller, wishes, so_far)
+            chat = _routed(router, chat, tokens, caller, wishes=wishes, so_far=so_far)
         if degrade is not None and chat.model == self._backends.large.id:
-            chat = self._degraded(degrade, chat, tokens, caller, wishes, so_far)
+            chat = self._degraded(degrade, chat, tokens, caller, wishes=wishes, so_far=so_far)
         return chat
 
     def refused(self, model: str) -> Mapping[str, str]:
@@ -99,6 +100,7 @@ class ModelSelector:
         chat: ChatRequest,
         tokens: int,
         caller: Caller,
+        *,
         wishes: RoutingHeaders,
         so_far: SoFar,
     ) -> ChatRequest:
@@ -129,7 +131,7 @@ class ModelSelector:
 
 
 def _routed(
-    router: Router, chat: ChatRequest, tokens: int, caller: Caller, wishes: RoutingHeaders, so_far: SoFar
+    router: Router, chat: ChatRequest, tokens: int, caller: Caller, *, wishes: RoutingHeaders, so_far: SoFar
 ) -> ChatRequest:
     route = router.route(chat, tokens, asked=wishes.route, allowed=caller.models, so_far=so_far)
     headers = _as_headers({"x-route-reason": route.header, "x-served-model": route.model})

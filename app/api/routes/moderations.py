@@ -77,7 +77,7 @@ class ModerationRoutes:
         lease.reserve_tokens(texts_estimate(texts, self._limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
         with self._lines.enter(caller.owner) as turn:
-            return await self._classify(client, texts, level, turn, self._moderator)
+            return await self._classify(client, texts, level, turn, moderator=self._moderator)
 
     async def _classify(
         self,
@@ -85,6 +85,7 @@ class ModerationRoutes:
         texts: Sequence[str],
         level: str | None,
         turn: asyncio.Lock,
+        *,
         moderator: Moderator,
     ) -> list[moderation.Result]:
         """The results, unless the client leaves before. Raises ClientDisconnect."""

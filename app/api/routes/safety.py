@@ -50,7 +50,7 @@ class SafetyRoutes:
         from_us, until_us = (time_us(n, query[n]) if n in query else None for n in ("from", "to"))
         only = _only(query)
         page = await self._database.read(
-            lambda c: safety_events.page(c, limit, cursor, only, from_us, until_us)
+            lambda c: safety_events.page(c, limit, cursor, only, from_us=from_us, until_us=until_us)
         )
         return _answer(
             {

@@ -317,7 +317,7 @@ class SGLangEngine:
                 final = Delta(index, "text", "", (), Counts(len(prompt.token_ids)), "abort")
                 stream.put_final(final)
                 continue
-            sink = choice_sink(index, stream, len(prompt.token_ids), launched.chat, rendered.request)
+            sink = choice_sink(index, stream, len(prompt.token_ids), launched.chat, request=rendered.request)
             request = rendered.tokenized
             if launched.deterministic:
                 request = _with_seed(request, rendered.seed, index)

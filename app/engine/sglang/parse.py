@@ -85,7 +85,7 @@ class ParsedChoice:
     """A choice with reasoning, tool calls or logprobs in it."""
 
     def __init__(
-        self, index: int, out: GenerationStream, prompt_tokens: int, chat: Any, request: Any
+        self, index: int, out: GenerationStream, prompt_tokens: int, chat: Any, *, request: Any
     ) -> None:
         self.index = index
         self.counts = Counts(prompt_tokens)
@@ -330,10 +330,10 @@ def _entry(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-def choice_sink(index: int, out: GenerationStream, prompt_tokens: int, chat: Any, request: Any) -> Any:
+def choice_sink(index: int, out: GenerationStream, prompt_tokens: int, chat: Any, *, request: Any) -> Any:
     """The cheapest sink that can parse this request's output."""
     reasoning = chat.reasoning_parser and request.separate_reasoning
     tools = chat._tool_call_parsing_active(request)  # noqa: SLF001
     if reasoning or tools or request.logprobs:
-        return ParsedChoice(index, out, prompt_tokens, chat, request)
+        return ParsedChoice(index, out, prompt_tokens, chat, request=request)
     return PlainChoice(index, out, prompt_tokens, grammar_param(request))
