@@ -1,7 +1,7 @@
 """What a load bench says of what it found."""
 
 from scripts.benchmarks.asking import Asked
-from scripts.benchmarks.findings import judged, markdown, missed, none_of, unjudged, statuses, within
+from scripts.benchmarks.findings import judged, markdown, missed, none_of, statuses, unjudged, within
 from scripts.benchmarks.stats import Ratio
 
 
