@@ -96,11 +96,14 @@ class TokenStream:
     ) -> TokenStream:
         """A stream that was opened and has ended, with all its events in `ring`."""
         stream = cls(request, wire, ring)
-        stream.usage = usage
-        stream.error = error
-        stream._opened.set_result(None)
-        stream._finish()
+        stream._restore(usage, error)
         return stream
+
+    def _restore(self, usage: Mapping[str, Any], error: ServingError | None) -> None:
+        self.usage = usage
+        self.error = error
+        self._opened.set_result(None)
+        self._finish()
 
     @property
     def request_id(self) -> str:
