@@ -114,8 +114,8 @@ class Runtime:
             self.prices,
             self.balance,
             self.traffic,
-            log,
-            settings.retention_s,
+            log=log,
+            retention_s=settings.retention_s,
             on_settled=self.budgets.settled,
         )
         self.purge = Purge(self.database, log, settings.purge_after_days)
@@ -182,8 +182,8 @@ class Runtime:
             StreamScreen(models.answers, held_s=counters.hold_back.observe),
             Policies(path, models.directory, settings.safety_country),
             counters,
-            self.database,
-            self.log,
+            database=self.database,
+            log=self.log,
             guard=lambda: self.guard,
             fail_open=settings.safety_fail_open,
         )

@@ -161,18 +161,18 @@ def _count(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"expected a whole number, or {NONE!r}; got {text!r}") from None
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
+def _key_fields(args: argparse.Namespace) -> dict[str, Any]:
     """What flags say of a key, as JSON has it."""
-    given = {name: value for name, value in vars(args).items() if name in (*TERMS, "owner")}
-    given |= {name: None for name in NULLABLE if given.get(name) == NONE}
-    if given.get("models") is not None:
-        given["models"] = [name.strip() for name in given["models"].split(",")]
-    return given
+    fields = {name: value for name, value in vars(args).items() if name in (*TERMS, "owner")}
+    fields |= {name: None for name in NULLABLE if fields.get(name) == NONE}
+    if fields.get("models") is not None:
+        fields["models"] = [name.strip() for name in fields["models"].split(",")]
+    return fields
 
 
 def _create(args: argparse.Namespace, data_dir: Path) -> int:
     at_us = now_us()
-    terms, owner = read_new(_given(args), at_us)
+    terms, owner = read_new(_key_fields(args), at_us)
     make_missing(data_dir)
     with opened(data_dir, write=True) as connection:
         is_first = keys.create_first(connection, terms, at_us, owner)
@@ -182,7 +182,7 @@ def _create(args: argparse.Namespace, data_dir: Path) -> int:
 
 def _update(args: argparse.Namespace, data_dir: Path) -> int:
     at_us = now_us()
-    terms = read_terms(_given(args), at_us)
+    terms = read_terms(_key_fields(args), at_us)
     if not terms:
         raise BadRequest("Nothing to change: give at least one flag, as --weight 2.")
     with opened(data_dir, write=True) as connection:
@@ -212,11 +212,11 @@ def _tell(args: argparse.Namespace, issued: keys.Issued, at_us: int, notes: Sequ
 def _list(args: argparse.Namespace, data_dir: Path) -> int:
     at_us = now_us()
     with opened(data_dir) as connection:
-        found = [as_json(key, at_us) for key in keys.all_keys(connection)]
+        rows = [as_json(key, at_us) for key in keys.all_keys(connection)]
     if args.json:
-        print(json.dumps({"object": "list", "data": found}))
+        print(json.dumps({"object": "list", "data": rows}))
     else:
-        print(_table(found))
+        print(_table(rows))
     return EXIT_OK
 
 

@@ -48,7 +48,7 @@ def check(args: argparse.Namespace, policy: Policy, models: Models) -> int:
         asyncio.run(_judge(screen, policy, _FIRST))
         first, second, fast_ms, full_ms = asyncio.run(_judge(screen, policy, text))
     verdict = stricter(first, second)
-    found = {
+    result = {
         "action": verdict.action,
         "category": verdict.category,
         "category_name": verdict.category and name_of(verdict.category),
@@ -61,7 +61,7 @@ def check(args: argparse.Namespace, policy: Policy, models: Models) -> int:
         "scores": {c: round(p, 4) for c, p in second.scores.items()},
         "message": policy.notice(verdict.category) if verdict.blocked else None,
     }
-    print(json.dumps(found, ensure_ascii=False) if args.json else _said(found))
+    print(json.dumps(result, ensure_ascii=False) if args.json else _as_text(result))
     return EXIT_OK
 
 
@@ -76,19 +76,19 @@ async def _judge(screen: PromptScreen, policy: Policy, text: str) -> tuple[Verdi
     return first, second, 1000 * (between_s - began_s), 1000 * (ended_s - between_s)
 
 
-def _said(found: dict[str, Any]) -> str:
-    top = sorted(found["scores"].items(), key=lambda item: -item[1])[:_SHOWN]
-    by = f"{found['category']} {found['category_name']}" if found["category"] else "no category"
-    sign = ">=" if found["action"] else "<"
-    score = f"{found['score']:.3f} {sign} {found['threshold']:.3f}"
-    times = f"n-grams {found['fast_ms']:.1f} ms, with the encoder {found['full_ms']:.1f} ms"
+def _as_text(result: dict[str, Any]) -> str:
+    top = sorted(result["scores"].items(), key=lambda item: -item[1])[:_SHOWN]
+    by = f"{result['category']} {result['category_name']}" if result["category"] else "no category"
+    sign = ">=" if result["action"] else "<"
+    score = f"{result['score']:.3f} {sign} {result['threshold']:.3f}"
+    times = f"n-grams {result['fast_ms']:.1f} ms, with the encoder {result['full_ms']:.1f} ms"
     lines = [
-        f"{found['action'] or 'pass'}: {by}, {score} ({found['stage']})",
+        f"{result['action'] or 'pass'}: {by}, {score} ({result['stage']})",
         "highest: " + ", ".join(f"{c} {name_of(c)} {p:.3f}" for c, p in top),
-        f"{times}, policy {found['policy_hash']}",
+        f"{times}, policy {result['policy_hash']}",
     ]
-    if found["message"]:
-        lines.append(f"told: {found['message']}")
+    if result["message"]:
+        lines.append(f"told: {result['message']}")
     return "\n".join(lines)
 
 

@@ -164,26 +164,26 @@ def _usage(args: argparse.Namespace, data_dir: Path) -> int:
 
 def _verify(args: argparse.Namespace, data_dir: Path) -> int:
     with opened(data_dir) as connection:
-        found = differences(connection)
+        mismatches = differences(connection)
     if args.rebuild:
-        for day in sorted({difference.day for difference in found}):
+        for day in sorted({difference.day for difference in mismatches}):
             with opened(data_dir, write=True) as connection:  # a day at a time: a server waits meanwhile
                 rebuild(connection, day)
     report = {
         "object": "usage.verification",
-        "balanced": not found,
-        "rebuilt": bool(args.rebuild and found),
-        "differences": [_difference_as_json(difference) for difference in found],
+        "balanced": not mismatches,
+        "rebuilt": bool(args.rebuild and mismatches),
+        "differences": [_difference_as_json(difference) for difference in mismatches],
     }
-    lines = [_difference_as_text(difference) for difference in found]
-    if not found:
+    lines = [_difference_as_text(difference) for difference in mismatches]
+    if not mismatches:
         lines.append("Every daily sum is the sum of its rows.")
     elif args.rebuild:
-        lines.append(f"{len(found)} daily sums were put right.")
+        lines.append(f"{len(mismatches)} daily sums were put right.")
     else:
-        lines.append(f"{len(found)} daily sums are not those of their rows; --rebuild puts them right.")
+        lines.append(f"{len(mismatches)} daily sums are not those of their rows; --rebuild puts them right.")
     _print(args, report, lines)
-    return EXIT_DIFFERENT if found and not args.rebuild else EXIT_OK
+    return EXIT_DIFFERENT if mismatches and not args.rebuild else EXIT_OK
 
 
 def _backup(args: argparse.Namespace, data_dir: Path) -> int:

@@ -36,6 +36,7 @@ class EngineRun:
         prompt: Prompt,
         context: GenerationContext,
         limits: SpendingLimits,
+        *,
         prefixes: PrefixReport,
     ) -> None:
         self._engine = engine

@@ -29,7 +29,7 @@ class RequestEnd:
     """The end of one request, whichever it is."""
 
     def __init__(
-        self, journal: Journal, traffic: Traffic, log: FilteringBoundLogger, trace: Trace, lease: Lease
+        self, journal: Journal, traffic: Traffic, log: FilteringBoundLogger, trace: Trace, *, lease: Lease
     ) -> None:
         self._journal = journal
         self._traffic = traffic

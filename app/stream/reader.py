@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from app.errors import ReplayExpired
+from app.stream.ring import Ring
 
 MAX_WRITE_BYTES = 64 * 1024
-
-
-class Followed(Protocol):
-    """The stream that a reader follows (app.stream.token_stream.TokenStream)."""
-
-    readers: set[Reader]
-
-    @property
-    def request_id(self) -> str:
-        """The request's that it answers."""
-        ...
-
-    @property
-    def last_id(self) -> int:
-        """The newest event's."""
-        ...
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing follows it."""
-        ...
-
-    def cancel(self, reason: str) -> None:
-        """Stop the generation."""
-        ...
-
-    def frame_after(self, cursor: int) -> tuple[int, bytes]:
-        """The frame that follows event `cursor`, and the id of its last event. Raises ReplayExpired."""
-        ...
 
 
 class FrameSink(Protocol):
@@ -66,10 +39,39 @@ class Reader:
     into the outlet, without a task switch. A lagging client, a heartbeat and the end wake the reader's task.
     """
 
-    __slots__ = ("_moved", "_moved_at_s", "_waiter", "closed", "cursor", "outlet", "stalling", "stream")
+    __slots__ = (
+        "_ended",
+        "_frame_after",
+        "_moved",
+        "_moved_at_s",
+        "_on_close",
+        "_ring",
+        "_waiter",
+        "closed",
+        "cursor",
+        "outlet",
+        "stalling",
+    )
 
-    def __init__(self, stream: Followed, cursor: int, now_s: float) -> None:
-        self.stream = stream
+    def __init__(
+        self,
+        ring: Ring,
+        cursor: int,
+        now_s: float,
+        *,
+        frame_after: Callable[[int], tuple[int, bytes]],
+        ended: Callable[[], bool],
+        on_close: Callable[[Reader], None],
+    ) -> None:
+        """Read the stream whose events `ring` holds, from the event after `cursor` on.
+
+        `frame_after` makes of an event's id the frame that follows it and the id of that frame's last
+        event, or raises ReplayExpired. `ended` is whether no event follows the last.
+        """
+        self._ring = ring
+        self._frame_after = frame_after
+        self._ended = ended
+        self._on_close = on_close
         self.cursor = cursor
         self.closed = False
         self.outlet: FrameSink | None = None
@@ -88,7 +90,7 @@ class Reader:
             if not outlet.ready():
                 await self.caught_up(outlet)
                 continue  # the client may have left meanwhile
-            if self.cursor == self.stream.last_id:
+            if self.cursor == self._ring.last_id:
                 await self._wait()
             self._send(heartbeat)
 
@@ -104,9 +106,9 @@ class Reader:
     def _send(self, idle: bytes = b"") -> None:
         """Send the events after the cursor. If there are none and the stream goes on, send `idle`."""
         assert self.outlet is not None
-        last_id = self.stream.last_id
+        last_id = self._ring.last_id
         if self.cursor != last_id:
-            self.cursor, frame = self.stream.frame_after(self.cursor)
+            self.cursor, frame = self._frame_after(self.cursor)
             if self.cursor == last_id:
                 self.outlet.write(frame)
             else:
@@ -119,7 +121,7 @@ class Reader:
         assert self.outlet is not None
         frames, size = [frame], len(frame)
         while self.cursor != last_id and size < MAX_WRITE_BYTES:
-            self.cursor, frame = self.stream.frame_after(self.cursor)
+            self.cursor, frame = self._frame_after(self.cursor)
             frames.append(frame)
             size += len(frame)
         self.outlet.write(*frames)
@@ -137,13 +139,13 @@ class Reader:
 
     def at_end(self) -> bool:
         """Whether the stream is over and read, or the reader closed."""
-        return self.closed or (self.stream.done and self.cursor == self.stream.last_id)
+        return self.closed or (self._ended() and self.cursor == self._ring.last_id)
 
     def on_event(self) -> None:
         """Called for each new event: sends it if the reader waits and its client keeps up."""
         if self._waiter is None or self.outlet is None:
             return
-        last_id = self.stream.last_id
+        last_id = self._ring.last_id
         try:
             while self.cursor != last_id and self.outlet.ready():
                 self._send()
@@ -162,5 +164,5 @@ class Reader:
     def close(self) -> None:
         """Leave the stream, and wake the reader's task if it waits."""
         self.closed = True
-        self.stream.readers.discard(self)
+        self._on_close(self)
         self.wake()

@@ -17,7 +17,7 @@ from app.core import ChatRequest, IdempotencyKey
 from app.errors import Conflict, Draining, InternalError, Unavailable
 from app.log import where
 from app.settings import Settings
-from app.stream.reader import Followed, Reader
+from app.stream.reader import Reader
 from app.stream.ring import Ring
 from app.stream.token_stream import DELETED, SHUTDOWN, TokenStream, Wire
 
@@ -195,10 +195,9 @@ class StreamRegistry:
 
     # Readers that leave
 
-    def leave(self, reader: Reader, *, grace_s: float | None = None) -> None:
-        """Detach a reader. When it was the last, the generation ends after the grace period."""
+    def leave(self, stream: TokenStream, reader: Reader, *, grace_s: float | None = None) -> None:
+        """Detach a stream's reader. When it was the last, the generation ends after the grace period."""
         reader.close()
-        stream = reader.stream
         if stream.done or stream.readers:
             return
         grace_s = self._settings.resume_grace_s if grace_s is None else grace_s
@@ -221,12 +220,12 @@ class StreamRegistry:
                 return request_id
         return None
 
-    def _grace_over(self, stream: Followed) -> None:
+    def _grace_over(self, stream: TokenStream) -> None:
         self._grace.pop(stream.request_id, None)
         if not stream.readers:
             stream.cancel("disconnect")
 
-    def _cancel_grace(self, stream: Followed) -> None:
+    def _cancel_grace(self, stream: TokenStream) -> None:
         timer = self._grace.pop(stream.request_id, None)
         if timer is not None:
             timer.cancel()

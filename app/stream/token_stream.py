@@ -96,11 +96,14 @@ class TokenStream:
     ) -> TokenStream:
         """A stream that was opened and has ended, with all its events in `ring`."""
         stream = cls(request, wire, ring)
-        stream.usage = usage
-        stream.error = error
-        stream._opened.set_result(None)
-        stream._finish()
+        stream._restore(usage, error)
         return stream
+
+    def _restore(self, usage: Mapping[str, Any], error: ServingError | None) -> None:
+        self.usage = usage
+        self.error = error
+        self._opened.set_result(None)
+        self._finish()
 
     @property
     def request_id(self) -> str:
@@ -266,7 +269,14 @@ class TokenStream:
                 param="Last-Event-ID",
             )
         self._check_held(after)
-        reader = Reader(self, after, self._now_s())
+        reader = Reader(
+            self._ring,
+            after,
+            self._now_s(),
+            frame_after=self.frame_after,
+            ended=self._done.done,
+            on_close=self.readers.discard,
+        )
         self.readers.add(reader)
         return reader
 

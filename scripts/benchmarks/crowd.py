@@ -85,8 +85,8 @@ class Crowd:
             asked = await self._asker.ask(key, body)
             wish.attempts.append(asked)
             self._on_ended(asked)
-            told = obeys and asked.status in (429, 503) and asked.should_retry
-            if not told or asked.retry_after_s is None or len(wish.attempts) == MOST_ATTEMPTS:
+            comes_back = obeys and asked.status in (429, 503) and asked.should_retry
+            if not comes_back or asked.retry_after_s is None or len(wish.attempts) == MOST_ATTEMPTS:
                 return wish
             await asyncio.sleep(asked.retry_after_s)
 

@@ -377,9 +377,9 @@ def _write_json(
         "screen_cpu": [asdict(figure) for figure in cpu],
     }
     runs = [
-        {"load": each.load.about, "start": start, **report.run_record(number, one)}
+        {"load": each.load.about, "start": start, **report.run_record(number, run)}
         for each in measured
         for number, (start, pair) in enumerate(zip(each.starts, each.pairs, strict=True))
-        for one in pair
+        for run in pair
     ]
     report.write_json(arguments.json, settings, runs)

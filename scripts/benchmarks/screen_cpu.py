@@ -151,8 +151,8 @@ def _measured(
 
 
 def _deltas(pieces: Sequence[str]) -> list[Delta]:
-    said = [Delta(0, "text", text, (at,), Counts(1, at)) for at, text in enumerate(pieces, start=1)]
-    return [*said, Delta(0, "text", "", (), Counts(1, len(pieces)), "length")]
+    deltas = [Delta(0, "text", text, (at,), Counts(1, at)) for at, text in enumerate(pieces, start=1)]
+    return [*deltas, Delta(0, "text", "", (), Counts(1, len(pieces)), "length")]
 
 
 def _round(

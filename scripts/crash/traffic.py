@@ -163,10 +163,10 @@ class Traffic:
         return self._rng.randint(shortest, longest // 6 if self._chance(0.5) else longest)
 
     def _body(self, number: int, length: int) -> dict[str, Any]:
-        said = " ".join([tag(number), *["word"] * (number % 97)])
+        content = " ".join([tag(number), *["word"] * (number % 97)])
         body: dict[str, Any] = {
             "model": self._engine.model,
-            "messages": [{"role": "user", "content": said}],
+            "messages": [{"role": "user", "content": content}],
             "max_tokens": length,
         }
         if not self._engine.scripted:

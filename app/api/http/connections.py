@@ -13,7 +13,6 @@ import asyncio
 import itertools
 import resource
 from collections import Counter
-from typing import Protocol as Interface
 
 from structlog.typing import FilteringBoundLogger
 
@@ -26,13 +25,6 @@ LOG_EVERY_S = 10.0
 """Least seconds between two log lines about a lack of connections."""
 
 
-class Closable(Interface):
-    """A connection, as far as this module needs it."""
-
-    def make_room(self) -> None:
-        """Close it; nobody waits for an answer on it."""
-
-
 class Connections:
     """Counts connections, and makes room for new ones."""
 
@@ -41,18 +33,18 @@ class Connections:
         self._log = log
         self._limit = limit
         self._limit_per_address = limit_per_address
-        self._open: dict[Closable, str] = {}
-        self._idle: dict[Closable, None] = {}
-        self._reading: dict[Closable, None] = {}
-        self._stalled: dict[Closable, None] = {}
-        self._closing: set[Closable] = set()
+        self._open: dict[asyncio.Transport, str] = {}
+        self._idle: dict[asyncio.Transport, None] = {}
+        self._reading: dict[asyncio.Transport, None] = {}
+        self._stalled: dict[asyncio.Transport, None] = {}
+        self._closing: set[asyncio.Transport] = set()
         """Told to close, and still with a descriptor."""
         self._by_address: Counter[str] = Counter()
         self._closed = 0
         self._refused = 0
         self._telling: asyncio.Handle | None = None
 
-    def admit(self, connection: Closable, address: str, descriptor: int) -> bool:
+    def admit(self, connection: asyncio.Transport, address: str, descriptor: int) -> bool:
         """Whether a new connection may stay; it does if another can be closed for it."""
         if self._limit_per_address and self._by_address[address] >= self._limit_per_address:
             self._refused += 1
@@ -70,35 +62,35 @@ class Connections:
         self._idle[connection] = None
         return True
 
-    def reading(self, connection: Closable) -> None:
+    def reading(self, connection: asyncio.Transport) -> None:
         """The head of a request is here, and its body comes."""
         self._move(connection, self._reading)
 
-    def answering(self, connection: Closable) -> None:
+    def answering(self, connection: asyncio.Transport) -> None:
         """A request is here."""
         self._move(connection, None)
 
-    def idle(self, connection: Closable) -> None:
+    def idle(self, connection: asyncio.Transport) -> None:
         """Note that a connection's request has been answered."""
         self._move(connection, self._idle)
 
-    def stalled(self, connection: Closable) -> None:
+    def stalled(self, connection: asyncio.Transport) -> None:
         """Note that a connection's client does not read, or is kept waiting for a refusal."""
         if connection not in self._idle:
             self._move(connection, self._stalled)
 
-    def flowing(self, connection: Closable) -> None:
+    def flowing(self, connection: asyncio.Transport) -> None:
         """Note that a connection's client reads again."""
         self._stalled.pop(connection, None)
 
-    def _move(self, connection: Closable, where: dict[Closable, None] | None) -> None:
+    def _move(self, connection: asyncio.Transport, where: dict[asyncio.Transport, None] | None) -> None:
         self._idle.pop(connection, None)
         self._reading.pop(connection, None)
         self._stalled.pop(connection, None)
         if where is not None and connection in self._open and connection not in self._closing:
             where[connection] = None
 
-    def gone(self, connection: Closable) -> None:
+    def gone(self, connection: asyncio.Transport) -> None:
         """Note that a connection is closed; a second call does nothing."""
         self._move(connection, None)
         self._closing.discard(connection)
@@ -125,7 +117,7 @@ class Connections:
             self._move(connection, None)
             self._closing.add(connection)
             self._closed += 1
-            connection.make_room()
+            connection.abort()
 
     def _tell(self) -> None:
         """Log the lack of connections: at once, then as sums every `LOG_EVERY_S`."""

@@ -19,7 +19,6 @@ import math
 import re
 import socket
 import sys
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -63,15 +62,18 @@ class Connection:
     The response is started and ended the usual way; in between, each frame is one HTTP chunk.
     """
 
-    __slots__ = ("_flow", "_transport", "chunked", "give_way")
+    __slots__ = ("_chunked", "_flow", "_transport", "give_way")
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, give_way: Callable[[], None]) -> None:
         self._transport = transport
         self.give_way = give_way
         """Lets the connection be closed where others need it, though its client waits for an answer."""
         self._flow = flow
-        self.chunked = True
-        """Whether frames are HTTP chunks, which HTTP/1.0 does not have."""
+        self._chunked = True
+
+    def send_unchunked(self) -> None:
+        """Send frames as they are from now on: HTTP/1.0 has no chunks."""
+        self._chunked = False
 
     def ready(self) -> bool:
         """See app.stream.reader.FrameSink."""
@@ -81,7 +83,7 @@ class Connection:
         """See app.stream.reader.FrameSink. One HTTP chunk, one system call."""
         if not self._transport.is_closing():
             data = frames[0] if len(frames) == 1 else b"".join(frames)
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     async def drained(self) -> None:
         """See app.stream.reader.FrameSink."""
@@ -119,7 +121,7 @@ class Unchunked:
         async def send_unchunked(message: Message) -> None:
             if message["type"] == "http.response.start" and not _has_length(message):
                 self._cycle.chunked_encoding = False
-                scope["extensions"][CONNECTION].chunked = False
+                scope["extensions"][CONNECTION].send_unchunked()
             await send(message)
 
         await self._app(scope, receive, send_unchunked)
@@ -152,20 +154,16 @@ class Protocol(HttpToolsProtocol):
         """Start the timer for the first request's head. Later heads have uvicorn's keep-alive timer."""
         super().connection_made(transport)
         address = "" if self.client is None else self.client[0]
-        if not self._connections.admit(self, address, transport.get_extra_info("socket").fileno()):
+        if not self._connections.admit(transport, address, transport.get_extra_info("socket").fileno()):
             self._refused = True
             transport.write(_response(_no_room()))
             transport.close()
             return
         self._close_in(HEAD_TIMEOUT_S)
 
-    def make_room(self) -> None:
-        """See app.api.http.connections.Closable."""
-        self.transport.abort()
-
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clocks: a timer holds the connection, and with it all of its last request."""
-        self._connections.gone(self)
+        self._connections.gone(self.transport)
         self._leave_pipelined()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn 0.54 leaves it running where the client has reset
@@ -181,14 +179,14 @@ class Protocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client does not read: close the connection in time, or at once if others need it."""
         super().pause_writing()
-        self._connections.stalled(self)
+        self._connections.stalled(self.transport)
         if self._stall_timer is None and self._stall_timeout_s < math.inf:
             self._stall_timer = self.loop.call_later(self._stall_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         """The client reads again, or has gone."""
         super().resume_writing()
-        self._connections.flowing(self)
+        self._connections.flowing(self.transport)
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
@@ -224,8 +222,8 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self._head_bytes = 0
         self._close_in(HEAD_TIMEOUT_S)
-        # Weak: a cycle would keep the connection, and all of its last request, for the garbage collector.
-        give_way = partial(_give_way, self._connections, weakref.ref(self))
+        # Without this protocol: a cycle would keep all of its last request for the garbage collector.
+        give_way = partial(self._connections.stalled, self.transport)
         extensions: dict[str, Any] = {CONNECTION: Connection(self.transport, self.flow, give_way)}
         self.scope["extensions"] = extensions
 
@@ -244,7 +242,7 @@ class Protocol(HttpToolsProtocol):
             return
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:  # otherwise a request before it is being answered
-            self._connections.reading(self)
+            self._connections.reading(self.transport)
         super().on_headers_complete()
         self._head_bytes = None
         self._framing_bytes = 2 * MAX_HEAD_BYTES
@@ -269,14 +267,14 @@ class Protocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             self._stop_timer()
         else:
-            self._connections.answering(self)
+            self._connections.answering(self.transport)
 
     def on_response_complete(self) -> None:
         """Wait for the next request; give the rest of this request's body `DRAIN_S` seconds."""
         super().on_response_complete()
         cycle = self.cycle
         if cycle.response_complete and not self.transport.is_closing():
-            self._connections.idle(self)
+            self._connections.idle(self.transport)
             if cycle.more_body:
                 self._close_in(DRAIN_S)
 
@@ -343,13 +341,6 @@ def _has_length(message: Message) -> bool:
 
 def _no_room() -> Unavailable:
     return Unavailable("The server has as many connections as it can have; try again.", retry_after_s=2)
-
-
-def _give_way(connections: Connections, connection: weakref.ref[Protocol]) -> None:
-    """Let a connection be closed where others need it, if it is still there."""
-    protocol = connection()
-    if protocol is not None:
-        connections.stalled(protocol)
 
 
 def _headers_too_large() -> HeadersTooLarge:

@@ -160,6 +160,7 @@ class OutputModel:
         categories: NDArray[np.int8],
         category_scale: float,
         offsets: NDArray[np.float32],
+        *,
         drift: float,
         line: tuple[float, float],
     ) -> None:
@@ -181,7 +182,7 @@ class OutputModel:
             slope, intercept = (float(value) for value in arrays["line"])
         if harm.shape != (1 << BITS,) or categories.shape != (len(CATEGORIES), 1 << CATEGORY_BITS):
             raise ValueError(f"{path.name} has tables of another size")
-        return cls(harm, categories, scale, offsets, drift, (slope, intercept))
+        return cls(harm, categories, scale, offsets, drift=drift, line=(slope, intercept))
 
     def listen(self, prior: float) -> Answer:
         """A new answer, to a prompt of this harm."""
