@@ -18,7 +18,7 @@ from app.generation.history import LoadedTurn
 from app.generation.request_safety import AnswerScreen, RequestSafety
 from app.generation.safety_recorder import RequestRecords, SafetyRecorder
 from app.log import where
-from app.messages import has_images
+from app.messages import count_media
 from app.safety import moderation
 from app.safety.counters import SafetyCounters
 from app.safety.guard.tier import GuardTier
@@ -51,10 +51,10 @@ class SafetyService:
         streams: StreamScreen,
         policies: Policies,
         counters: SafetyCounters,
+        *,
         database: Database,
         log: FilteringBoundLogger,
         recorder: SafetyRecorder,
-        *,
         guard: Callable[[], GuardTier | None] = lambda: None,
         fail_open: bool = False,
     ) -> None:
@@ -261,7 +261,7 @@ class ScreenedRequest:
                 verdict.watched,
                 verdict.harm,
                 self._policy,
-                self._steering,
+                steering=self._steering,
                 on_broken=broke,
                 fail_open=service.fail_open,
             )
@@ -342,7 +342,7 @@ def _check_images(policy: Policy, messages: Sequence[Message]) -> None:
     if policy.images != "refuse":
         return
     for number, message in enumerate(messages):
-        if has_images(message.get("content")):
+        if count_media(message.get("content")):
             raise BadRequest(
                 f"messages[{number}] has an image, and this server's policy refuses images: no safety screen"
                 " reads them. Send the request without it.",
