@@ -29,8 +29,8 @@ def run_explain(args: argparse.Namespace, policy: Policy, models: Models) -> int
             explanation = asyncio.run(explain(text, policy, screen, models))
         except ValueError as exc:
             raise SettingsError(f"{args.file}: {exc}") from exc
-    found = as_json(text, explanation, policy)
-    print(json.dumps(found, ensure_ascii=False) if args.json else "\n".join(_lines(found)))
+    result = as_json(text, explanation, policy)
+    print(json.dumps(result, ensure_ascii=False) if args.json else "\n".join(_lines(result)))
     return EXIT_OK
 
 
@@ -41,22 +41,22 @@ def _read(name: str) -> str:
         raise SettingsError(f"{name}: {exc}") from exc
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
-    category = f"{found['category']} {found['category_name']}" if found["category"] else "no category"
-    sign = ">=" if found["action"] else "<"
-    score = f"{found['score']:.3f} {sign} {found['threshold']:.3f}"
-    lines = [f"{found['action'] or 'pass'}: {category}, {score} ({found['stage']})"]
-    span = found["span"]
+def _lines(result: dict[str, Any]) -> list[str]:
+    category = f"{result['category']} {result['category_name']}" if result["category"] else "no category"
+    sign = ">=" if result["action"] else "<"
+    score = f"{result['score']:.3f} {sign} {result['threshold']:.3f}"
+    lines = [f"{result['action'] or 'pass'}: {category}, {score} ({result['stage']})"]
+    span = result["span"]
     if span is not None:
         lines.append(
             f"decided by characters {span['start']} to {span['end']}: {' '.join(span['text'].split())}"
         )
-    top = sorted(found["scores"].items(), key=lambda item: -max(item[1]["ngrams"], item[1]["full"]))
+    top = sorted(result["scores"].items(), key=lambda item: -max(item[1]["ngrams"], item[1]["full"]))
     rows = [(f"{c} {s['name']}", f"{s['ngrams']:.3f}", f"{s['full']:.3f}") for c, s in top[:_SHOWN]]
     lines += ["", tables.text(("score", "n-grams", "with the encoder"), rows, left=1)]
-    if found["words"]:
-        words = ", ".join(f"{entry['words']} {entry['logit']:+.2f}" for entry in found["words"])
+    if result["words"]:
+        words = ", ".join(f"{entry['words']} {entry['logit']:+.2f}" for entry in result["words"])
         lines += ["", f"words for the n-grams: {words}"]
-    decisions = [(name, action or "pass") for name, action in found["policies"].items()]
+    decisions = [(name, action or "pass") for name, action in result["policies"].items()]
     lines += ["", tables.text(("policy", "would"), decisions)]
     return lines

@@ -104,19 +104,19 @@ def totals(c: sqlite3.Connection, first_day: int, last_day: int) -> dict[Total, 
     return {Total(*row): texts for *row, texts in rows}
 
 
-def trim(c: sqlite3.Connection, from_day: int, most: int = MAX_RECORDS) -> bool:
-    """Delete days before `from_day`, and the oldest while there are more than `most` records.
+def trim(c: sqlite3.Connection, from_day: int, limit: int = MAX_RECORDS) -> bool:
+    """Delete days before `from_day`, and the oldest while there are more than `limit` records.
 
     Deletes a bounded number of rows, and returns whether all is done. The newest day goes by its age alone.
     """
     days = c.execute("SELECT day, count(*) FROM safety_records GROUP BY day ORDER BY day").fetchall()
     kept = sum(count for _, count in days)
     for day, count in days[:-1]:
-        if day >= from_day and kept <= most:
+        if day >= from_day and kept <= limit:
             break
         kept -= count
         from_day = max(from_day, day + 1)
-    # The totals first: a day without them has no rates, and one without records would have wrong ones.
+    # The totals go first: a day with totals and without all of its records would have rates that are too low.
     c.execute("DELETE FROM safety_totals WHERE day < ?", (from_day,))
     deleted = c.execute(
         "DELETE FROM safety_records WHERE seq IN"

@@ -90,10 +90,10 @@ def sentences(text: str) -> list[Span]:
     return [span for span in spans if span.start < span.end]
 
 
-def joined(spans: Sequence[Span], most: int) -> list[Span]:
-    """So many spans at most, of neighbours joined."""
+def joined(spans: Sequence[Span], limit: int) -> list[Span]:
+    """At most `limit` spans, of neighbours joined."""
     spans = list(spans)
-    while len(spans) > most:  # join the two neighbours that are shortest together
+    while len(spans) > limit:  # join the two neighbours that are shortest together
         at = min(range(len(spans) - 1), key=lambda i: spans[i + 1].end - spans[i].start)
         spans[at : at + 2] = [Span(spans[at].start, spans[at + 1].end)]
     return spans
@@ -146,10 +146,10 @@ async def _deciding(text: str, verdict: Verdict, judge: _Judge, harm_of: Callabl
     Where neighbours were joined, their sentences are tried in turn.
     """
     within = Span(0, len(text))
-    most = MAX_PIECES if len(text) <= LONG_CHARS else MAX_PIECES_OF_LONG
+    limit = MAX_PIECES if len(text) <= LONG_CHARS else MAX_PIECES_OF_LONG
     for _ in range(LEVELS):
         single = [span for span in sentences(text) if span.start >= within.start and span.end <= within.end]
-        spans = joined(single, most)
+        spans = joined(single, limit)
         within = await _smallest_run(text, spans, verdict, judge, harm_of)
         if len(spans) == len(single):
             break

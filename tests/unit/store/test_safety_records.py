@@ -93,10 +93,10 @@ def test_the_oldest_days_go_while_there_are_too_many(c):
     """Whole ones, so that no rate is of half a day; the newest stays."""
     for day in (20260919, 20260920, 20260921):
         add(c, [replace(RECORD, day=day)] * 3, {TOTAL._replace(day=day): 10})
-    assert trim(c, 0, most=5)
+    assert trim(c, 0, limit=5)
     assert {record.day for record in every(c)} == {20260921}
     assert {total.day for total in totals(c, 0, 99_999_999)} == {20260921}
-    assert trim(c, 0, most=1)
+    assert trim(c, 0, limit=1)
     assert len(every(c)) == 3
 
 
