@@ -94,8 +94,10 @@ class JudgedTexts(NamedTuple):
 
     def add_watched(self, turns: Iterable[str], verdict: Verdict) -> None:
         """Remember users' turns with which a prompt was watched."""
+        if verdict.readings:  # those are of this prompt, and the verdict is for later ones
+            verdict = replace(verdict, readings=())
         for turn in turns:
-            self.watched.put(self._key("user", turn), replace(verdict, readings=()))
+            self.watched.put(self._key("user", turn), verdict)
 
     def watched_by(self, turns: Iterable[str]) -> Verdict | None:
         """The verdict that watched the newest of these users' turns that was watched; None for none."""

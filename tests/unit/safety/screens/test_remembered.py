@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.safety.screens.remembered import Judged, Remembered
-from app.safety.verdict import Verdict
+from app.safety.verdict import Reading, Verdict
 
 
 def test_the_text_seen_longest_ago_goes_first():
@@ -48,3 +48,26 @@ def test_turns_that_had_a_prompt_watched_are_remembered_by_owner_and_policy():
     assert alices.watched_by(["c"]) is None
     assert judged.of("bob", "policy").watched_by(["a"]) is None
     assert judged.of("alice", "other").watched_by(["a"]) is None
+
+
+def test_a_watched_turn_is_remembered_without_the_readings_of_its_prompt():
+    """A later prompt has readings of its own."""
+    judged = Judged().of("alice", "policy")
+    readings = [Reading("encoder", {"S2": 0.6})]
+    verdict = Verdict("watch", "S2", 0.6, 0.4, "encoder", "policy", readings=readings)
+    judged.add_watched(["a"], verdict)
+    remembered = judged.watched_by(["a"])
+    assert remembered is not None
+    assert (remembered.action, list(remembered.readings)) == ("watch", [])
+
+
+def test_turns_that_were_recorded_are_remembered_apart():
+    """By owner and policy; they are not let pass by that."""
+    memory = Judged()
+    judged = memory.of("alice", "policy")
+    judged.add_recorded(["a"])
+    assert judged.is_any_recorded(["b", "a"])
+    assert not judged.is_any_recorded(["b"])
+    assert not judged.is_passed("a")
+    assert not memory.of("bob", "policy").is_any_recorded(["a"])
+    assert not memory.of("alice", "other").is_any_recorded(["a"])
