@@ -15,8 +15,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 MAX_RECORDS = 200_000
-"""Records kept: some 100 MB. The oldest days go first."""
-DELETED_AT_ONCE = 2_000
+"""Records kept: 50 to 100 MB. The oldest days go first."""
+DELETED_AT_ONCE = 500
 """Records that one unit deletes: it holds the writer, and streams wait for it."""
 _DIGITS = 6
 _LEAST_SCORE = 0.001
