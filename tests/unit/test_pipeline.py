@@ -33,6 +33,7 @@ from tests.support.generations import (
     NotedLease,
     answer_of,
     asked,
+    busy_writer,
     controls,
     conversing,
     generations,
@@ -250,7 +251,21 @@ async def test_admitted_request_is_withdrawn_no_more(world: Generations):
     stream.cancel("cancelled")
     await serving
     assert isinstance(stream.error, Cancelled)
-    assert world.engine.generated == []
+    assert (world.engine.generated, await world.row()) == ([], None)
+    assert world.admission.ticket.released
+
+
+async def test_cancelled_while_its_reservation_is_written_it_is_not_withdrawn(world: Generations):
+    """Its room is its own by then; it is refused once the store has answered."""
+    world.database.failing = True
+    stream = world.stream(asked())
+    with busy_writer(world.database):
+        serving = world.begin(stream)
+        await until(lambda: world.database.queue_depth == 2)
+        stream.cancel("cancelled")
+    await serving
+    assert (type(stream.error), world.admission.withdrawn) == (Cancelled, [])
+    assert world.admission.ticket.released
 
 
 async def test_request_that_nobody_wants_any_more_does_not_queue(world: Generations):

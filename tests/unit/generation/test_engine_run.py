@@ -287,8 +287,22 @@ async def test_verdict_that_comes_after_the_end_opens_nothing(world: Generations
     world.engine.fail(EngineFailed("gone"))
     await serving
     world.check.undecided_until.set_result(None)
-    await asyncio.sleep(0)
+    opening = [task for task in asyncio.all_tasks() if task.get_name().startswith("verdict-")]
+    await asyncio.gather(*opening, return_exceptions=True)
     assert (stream.refused, stream.last_id) == (True, 0)
+
+
+async def test_late_refusal_stops_the_engine_before_its_first_token(world: Generations):
+    """A long prompt is not read to its end for nothing."""
+    world.check.undecided_until = asyncio.get_running_loop().create_future()
+    stream = world.stream(asked())
+    serving = world.begin(stream)
+    await until(lambda: world.engine.generated)
+    world.check.undecided_until.set_exception(ContentFiltered("no", {}))
+    await until(lambda: world.engine.aborted)
+    await serving
+    assert isinstance(stream.error, ContentFiltered)
+    assert (await world.row())["cost_micro_usd"] == 8
 
 
 async def test_cancelled_before_its_verdict_it_is_refused(world: Generations):
