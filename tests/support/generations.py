@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -14,11 +14,12 @@ import structlog
 
 from app.admission.controller import Admission
 from app.api.http.sse import ChunkWire
-from app.core import ChatRequest, Counts, Delta, Engine, FinishReason, Health, Key, Prompt
+from app.core import ChatRequest, Counts, Delta, Engine, FinishReason, Health, Key, ModelCard, Prompt
 from app.errors import Cancelled, ServingError
 from app.generation.history import History, LoadedTurn
 from app.generation.journal import Journal
 from app.generation.request_safety import AnswerScreen, PassThrough, SafetyOf
+from app.generation.safety_check import SafetyService
 from app.metering.balance import LedgerAudit
 from app.metering.budget import Allowance
 from app.metering.limiter import UNLIMITED, Lease
@@ -48,6 +49,7 @@ class HandEngine:
 
     def __init__(self) -> None:
         self.prompt = Prompt(range(10), 100, None)
+        self.model = ModelCard(MODEL, 1000, 1000, 900, frozenset())
         self.health_now = Health.READY
         self.render_errors: list[ServingError] = []
         self.rendered: list[ChatRequest] = []
@@ -99,7 +101,7 @@ class HandEngine:
 
     def generate(self, rid: str, prompt: Prompt) -> AsyncIterator[Delta]:
         """See Engine."""
-        assert prompt is self.prompt
+        del prompt
         self.generated.append(rid)
         return self._read()
 
@@ -353,15 +355,26 @@ class Generations:
 
 @contextlib.asynccontextmanager
 async def generations(
-    data_dir: Path, *, check: HandCheck | None = None, safety_of: SafetyOf | None = None, **journal: Any
+    data_dir: Path,
+    *,
+    safety_of: SafetyOf | None = None,
+    service: Callable[[Database, Any], SafetyService] | None = None,
+    **journal: Any,
 ) -> AsyncIterator[Generations]:
-    """A pipeline over a new store; its journal keeps no time unless it is started."""
+    """A pipeline over a new store; its journal keeps no time unless it is started.
+
+    Requests are screened by `service`, or as `safety_of` says, or by the one check that a test moves.
+    """
     capture = structlog.testing.LogCapture()
     log = structlog.wrap_logger(None, processors=[capture])
-    database = Database(data_dir, patience_s=journal.pop("unit_patience_s", 5.0))
+    database = Database(data_dir)
     await database.open()
-    engine, admission, made = HandEngine(), HandAdmission(), check or HandCheck()
+    engine, admission, made = HandEngine(), HandAdmission(), HandCheck()
     traffic, balance, history = Traffic(), LedgerAudit(log), History(database)
+    screens = None if service is None else service(database, log)
+    if screens is not None:
+        await screens.start()
+        safety_of = screens.of
     kept = Journal(database, PRICES, balance, traffic, log, LONG_S, **journal)
     pipeline = Pipeline(
         backends=Backends(Backend(cast("Engine", engine), cast("Admission", admission), MODEL)),
@@ -377,6 +390,8 @@ async def generations(
     )
     await kept.aclose()
     await database.aclose()
+    if screens is not None:
+        screens.prompts.close()
 
 
 def asked(content: str = "hello", **fields: Any) -> ChatRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -581,7 +582,7 @@ async def test_sweep_comes_every_few_seconds(world: Generations, monkeypatch: py
     world.journal.start()
     await until(lambda: len(sweeps) >= 3)
     await world.journal.aclose()
-    assert all(later - sooner >= SWEEP_S for sooner, later in zip(sweeps, sweeps[1:], strict=False))
+    assert all(later - sooner >= SWEEP_S for sooner, later in itertools.pairwise(sweeps))
 
 
 # What a dead process left
