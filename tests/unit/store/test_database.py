@@ -17,6 +17,7 @@ from app.store.migrations import applied
 from app.store.opening import StoreRefused
 from app.store.schema import MIGRATIONS
 from app.store.scrub import fold
+from tests.support.sse_client import until
 
 ROOT = Path(__file__).parents[3]
 
@@ -422,7 +423,7 @@ async def test_a_store_that_is_closed_while_a_read_waits_is_not_read(tmp_path: P
     await database.open()
     go_on = threading.Event()
     reading = [asyncio.create_task(database.read(lambda _c: go_on.wait(10))) for _ in range(READERS)]
-    await until(lambda: database._idle_readers.empty())
+    await until(database._idle_readers.empty)
     late = asyncio.create_task(database.read(lambda _c: None))
     await asyncio.sleep(0)
     closing = asyncio.create_task(database.aclose())
