@@ -91,7 +91,8 @@ class Reader:
                 continue  # the client may have left meanwhile
             if self.cursor == self.stream.last_id:
                 await self._wait()
-            self._send(heartbeat)
+            if not self.closed:
+                self._send(heartbeat)
 
     async def caught_up(self, outlet: FrameSink) -> None:
         """Wait for a client that lags; one that reads nothing meanwhile is cut by the registry."""
