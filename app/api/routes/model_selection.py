@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -21,6 +21,8 @@ from app.routing.router import AUTO, NOTHING_BEFORE, Router, Size
 from app.runtime import Runtime
 from app.store.conversations import SoFar, so_far
 
+_UNNAMED = (None, "", "default")
+"""The names in requests of clients that leave the choice of a model to the server."""
 _YES, _NO = ("1", "true"), ("0", "false")
 
 
@@ -57,6 +59,12 @@ class ModelSelector:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._places = runtime.backends
+
+    def with_model(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The body with the model's name, where the caller leaves it out and only one model is served."""
+        if body.get("model") in _UNNAMED and self._places.small is None:
+            return {**body, "model": self._places.large.id}
+        return body
 
     async def select(self, chat: ChatRequest, caller: Caller, wishes: RoutingHeaders) -> ChatRequest:
         """The request as it is to be served, and what is told of that. Raises StorageUnavailable."""

@@ -8,9 +8,19 @@ from typing import Any
 from app.api.routes import moderations
 from app.api.routes.conversations import MAX_TITLE
 from app.api.schema import key_terms
+from app.api.schema.aliases import FORMS
+from app.api.schema.formats import KINDS
 from app.api.schema.messages import ROLES, TAKEN, TAKEN_OF_ASSISTANT
-from app.api.schema.parameters import MAX_STOP_CHARS, MAX_STOPS, PARAMETERS, Parameter, treatment
+from app.api.schema.parameters import (
+    MAX_CHOICES,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    PARAMETERS,
+    Parameter,
+    treatment,
+)
 from app.api.schema.template_switches import EFFORTS, SWITCHES, Switch
+from app.api.schema.tools import CHOICES
 from app.core import DEGRADING, GRAMMARS, MAX_WEIGHT, MIN_WEIGHT, SAFETY_LEVELS, SCOPES, TIERS
 from app.errors import CODES
 from app.messages import MAX_ID_CHARS, MAX_NAME_CHARS
@@ -58,6 +68,8 @@ def _parameter(name: str, parameter: Parameter) -> Schema:
             "x-tokenring-treatment": treated,
         }
     schema: Schema = {"type": _types(name, parameter), "x-tokenring-treatment": treated}
+    if parameter.equivalent is not None:
+        schema["description"] = f"Translated into {parameter.equivalent}."
     if parameter.minimum is not None:
         schema["minimum"] = parameter.minimum
     if parameter.maximum is not None:
@@ -90,6 +102,23 @@ CONTENT_PART: Schema = {
     "required": ["type"],
 }
 _TAKEN_MEMBERS = {name: {"description": "Taken and dropped."} for name in TAKEN | TAKEN_OF_ASSISTANT}
+TOOL: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": ["function", None]},
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": MAX_NAME_CHARS},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
+                "strict": {"type": ["boolean", "null"]},
+            },
+            "required": ["name"],
+        },
+    },
+    "required": ["function"],
+}
 MESSAGE: Schema = {
     "type": "object",
     "properties": {
@@ -157,6 +186,28 @@ _CONTENTS: Mapping[str, Schema] = {
         "properties": {"model": {"enum": sorted(MODERATION_MODELS)}},
         "required": ["model"],
         "additionalProperties": False,
+    },
+    "response_format": {
+        "properties": {"type": {"enum": list(KINDS)}},
+        "required": ["type"],
+        "description": "Without effect where `tool_choice` wants a call.",
+    },
+    "tools": {"items": {"$ref": "#/components/schemas/Tool"}},
+    "tool_choice": {
+        "anyOf": [{"enum": [*CHOICES, None]}, {"type": "object"}],
+        "description": "A choice other than none and auto needs `tools`.",
+    },
+    "add_generation_prompt": {"description": "The opposite of `continue_final_message`."},
+    "guided_choice": {
+        "minItems": 1,
+        "maxItems": MAX_CHOICES,
+        "items": {"type": "string", "minLength": 1},
+        "description": "Translated into ebnf.",
+    },
+    "structured_outputs": {
+        "minProperties": 1,
+        "properties": {form: {} for form in FORMS},
+        "description": "One form. Translated into response_format, regex or ebnf.",
     },
     "top_logprobs": {"description": "Needs `logprobs: true`."},
     "parent_id": {"description": "Needs a `conversation_id`."},
