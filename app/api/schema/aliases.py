@@ -49,6 +49,7 @@ def respell(error: ServingError, spelled: Mapping[str, str]) -> None:
     )
     if equivalent is not None and error.param is not None:
         error.message = error.message.replace(error.param, spelled[equivalent], 1)
+        error.args = (error.message,)
         error.param = spelled[equivalent]
 
 

@@ -73,7 +73,7 @@ def _parsed(values: dict[str, Any], **fields: Any) -> ChatRequest:
         check_moderation(values["moderation"])
     if values.get("top_logprobs") and not values.get("logprobs"):
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
-    values = _with_form(_with_neutral_numbers(values))
+    values = _with_form(_with_neutral_numbers(values), fields["spelled"])
     return ChatRequest(
         model=values["model"],
         body={name: value for name, value in values.items() if PARAMETERS[name].to_engine},
@@ -114,7 +114,7 @@ def _check_generation_prompt(values: Mapping[str, Any]) -> None:
         )
 
 
-def _with_form(values: Mapping[str, Any]) -> dict[str, Any]:
+def _with_form(values: Mapping[str, Any], spelled: Mapping[str, str]) -> dict[str, Any]:
     """The parameters with the form of the answer checked: tools, a tool choice, a grammar.
 
     Where the answer has to be a call there is no text that a response format could apply to.
@@ -140,7 +140,8 @@ def _with_form(values: Mapping[str, Any]) -> dict[str, Any]:
         )
     if len(grammars) > 1:
         raise BadRequest(
-            f"{grammars[1]}: an answer has one form, and {grammars[0]} gives it; remove either.",
+            f"{grammars[1]}: an answer has one form, and {spelled.get(grammars[0], grammars[0])} gives it;"
+            " remove either.",
             param=grammars[1],
         )
     return result

@@ -98,7 +98,7 @@ def mend_grammar(sampling: dict[str, Any], request: ChatCompletionRequest) -> No
 
 
 def _forced_call(schema: dict[str, Any]) -> dict[str, Any]:
-    """SGLang's schema of a list of calls, with each tool's schema a definition that has its own references."""
+    """SGLang's schema of a list of calls, with the schema of each tool as a definition of its own."""
     definitions = {}
     for number, call in enumerate(schema["items"]["anyOf"]):
         name = f"parameters_{number}"
@@ -108,7 +108,7 @@ def _forced_call(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rebuilt(node: Any, prefix: str, place: str, *, annotated: bool = False) -> Any:
-    """A schema with references that begin with `prefix` leading to `place`; without annotations by default."""
+    """A schema whose references into `prefix` lead to `place`; without annotations by default."""
 
     def rebuilt(inner: Any) -> Any:
         return _rebuilt(inner, prefix, place, annotated=annotated)
