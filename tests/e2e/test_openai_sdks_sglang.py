@@ -142,12 +142,6 @@ CASES = [
         called("get_weather"),
         {**TOOLS, "tools": [WEATHER], "tool_choice": "required", "response_format": SCHEMA},
     ),
-    Case(
-        "a choice of texts, as with vLLM",
-        "create",
-        lambda s: s["text"][0] in ("yes", "no"),
-        {"extra_body": {"guided_choice": ["yes", "no"]}, "max_tokens": 9},
-    ),
     Case("tool_choice named, in a stream", "stream", called("get_time"), {**TOOLS, "tool_choice": NAMED}),
     Case(
         "tool_choice named, accumulated", "stream_helper", called("get_time"), {**TOOLS, "tool_choice": NAMED}
