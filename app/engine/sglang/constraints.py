@@ -4,6 +4,8 @@
 - Tools of which two define different things under a name of `$defs`: SGLang refuses them.
 - References to anything else within a tool's schema (`#/definitions/X`, `#/properties/x`, `#`).
 - Descriptions: no grammar needs them, and they are the bulk of what tool schemas say.
+- A format beside tools that the model may call: SGLang's grammar has the format alone, so that no tool could
+  be called. Where the model's calls have marks of their own, either is allowed here.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import Any
 
 import orjson
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
 from app.errors import UnsupportedParameter
 
@@ -82,19 +86,65 @@ def check_kept(sent: Any, read: Any, where: str) -> None:
             check_kept(value, other, f"{where}[{number}]")
 
 
-def mend_grammar(sampling: dict[str, Any], request: ChatCompletionRequest) -> None:
-    """Make the grammar in SGLang's sampling parameters shorter, and that of a forced call complete."""
+def mend_grammar(sampling: dict[str, Any], request: ChatCompletionRequest, chat: OpenAIServingChat) -> None:
+    """Make the grammar in SGLang's sampling parameters shorter, and complete where there are tools.
+
+    `chat` is the conversion that made them.
+    """
+    source = sampling.get("json_schema")
+    if source and source.startswith("{"):
+        schema = orjson.loads(source)
+        form = request.response_format
+        of_tools = form is None or form.type == "text"
+        tag = None if of_tools or request.tool_choice != "auto" else _format_or_call(schema, request, chat)
+        if tag is not None:
+            del sampling["json_schema"]
+            sampling["structural_tag"] = _dumped(tag)
+        else:
+            sampling["json_schema"] = _dumped(_forced_call(schema) if of_tools else _rebuilt(schema, "", ""))
     if sampling.get("structural_tag"):
         sampling["structural_tag"] = _dumped(_shorter_tag(orjson.loads(sampling["structural_tag"])))
-    source = sampling.get("json_schema")
-    if not source or not source.startswith("{"):
-        return
-    schema = orjson.loads(source)
-    form = request.response_format
-    if request.tools and request.tool_choice == "required" and (form is None or form.type == "text"):
-        sampling["json_schema"] = _dumped(_forced_call(schema))
-    else:
-        sampling["json_schema"] = _dumped(_rebuilt(schema, "", ""))
+
+
+def _format_or_call(
+    schema: dict[str, Any], request: ChatCompletionRequest, chat: OpenAIServingChat
+) -> dict[str, Any] | None:
+    """The structural tag of an answer that matches the schema or calls tools; None without marked calls."""
+    if not request.tools or not chat.tool_call_parser:
+        return None
+    parser = FunctionCallParser(
+        request.tools, chat.tool_call_parser, tokenizer=chat.tokenizer_manager.tokenizer
+    )
+    constraint = parser.get_structure_constraint(
+        "required", parallel_tool_calls=request.parallel_tool_calls, thinking_mode=False
+    )
+    if constraint is None or constraint[0] != "structural_tag":
+        return None
+    calls = constraint[1].model_dump(by_alias=True)
+    if "format" not in calls:
+        calls = {"format": _current_format(calls, parallel=request.parallel_tool_calls)}
+    either = [{"type": "json_schema", "json_schema": schema}, calls["format"]]
+    return {"type": "structural_tag", "format": {"type": "or", "elements": either}}
+
+
+def _current_format(legacy: dict[str, Any], *, parallel: bool) -> dict[str, Any]:
+    """The format of a structural tag of the older kind."""
+    tags = [
+        {
+            "type": "tag",
+            "begin": item["begin"],
+            "content": {"type": "json_schema", "json_schema": item["schema"] or {}},
+            "end": item["end"],
+        }
+        for item in legacy["structures"]
+    ]
+    return {
+        "type": "triggered_tags",
+        "triggers": legacy["triggers"],
+        "tags": tags,
+        "at_least_one": True,
+        "stop_after_first": not parallel,
+    }
 
 
 def _forced_call(schema: dict[str, Any]) -> dict[str, Any]:

@@ -204,7 +204,7 @@ class Renderer:
         try:
             internal, chat_request = self._chat._convert_to_internal_request(chat_request)  # noqa: SLF001
             self._check_sampling(internal.sampling_params, strict=request.strict)
-            mend_grammar(internal.sampling_params, chat_request)
+            mend_grammar(internal.sampling_params, chat_request, self._chat)
             spliced = self._take_over(internal, request.past)
         except PromptTooLong as exc:
             raise exc.overflow from None
