@@ -28,8 +28,8 @@ from app.safety.moderation import MODELS as MODERATION_MODELS
 
 Schema = dict[str, Any]
 
-REQUIRED = ("model", "messages")
-"""The required parameters of a chat request; any other may be null, which means absent."""
+NEVER_NULL = ("model", "messages")
+"""The parameters of a chat request that are not null; any other may be, which means absent."""
 _JSON_TYPES: Mapping[type, str] = {
     str: "string",
     int: "integer",
@@ -55,7 +55,7 @@ def strict_object(properties: Mapping[str, Schema], required: Iterable[str] = ()
 
 def chat_request() -> Schema:
     """The body of a chat completion request: every entry of PARAMETERS."""
-    return strict_object({name: _parameter(name, p) for name, p in PARAMETERS.items()}, REQUIRED)
+    return strict_object({name: _parameter(name, p) for name, p in PARAMETERS.items()}, ["messages"])
 
 
 def _parameter(name: str, parameter: Parameter) -> Schema:
@@ -84,7 +84,7 @@ def _parameter(name: str, parameter: Parameter) -> Schema:
 def _types(name: str, parameter: Parameter) -> list[str]:
     """The JSON types that pass; a number that may be a fraction is `number` alone."""
     kinds = [k for k in parameter.kinds if k is not int or float not in parameter.kinds]
-    return [_JSON_TYPES[k] for k in kinds] + ([] if name in REQUIRED else ["null"])
+    return [_JSON_TYPES[k] for k in kinds] + ([] if name in NEVER_NULL else ["null"])
 
 
 _STOP_TEXT: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
@@ -153,6 +153,7 @@ def _switch(switch: Switch) -> Schema:
 
 
 _CONTENTS: Mapping[str, Schema] = {
+    "model": {"description": "May be left out, or `default`, where the server has one model."},
     "messages": {
         "items": {"$ref": "#/components/schemas/Message"},
         "description": "At least one message, unless `conversation_id` names what to answer.",
