@@ -108,6 +108,18 @@ def test_a_forced_call_obeys_its_definitions(model: Any, choice: Any) -> None:
     assert accepts(call_of(model, "fly", '{"to": "Oslo"}')) == (choice == "required")
 
 
+@pytest.mark.parametrize("form", [None, FORM], ids=["a forced call", "beside a format"])
+def test_only_parallel_calls_may_be_several(model: Any, form: Any) -> None:
+    """`parallel_tool_calls: false` ends the answer with the first call."""
+    form_or_choice = {"tool_choice": "required"} if form is None else {"response_format": form}
+    call = call_of(model, "go", '{"to": "Ulm"}')
+    for parallel in (True, False):
+        parameters = {"tools": [tool("go", TRIP)], "parallel_tool_calls": parallel, **form_or_choice}
+        accepts, _ = grammar(model, **parameters)
+        assert accepts(call)
+        assert accepts(call + call) == parallel
+
+
 def test_descriptions_are_no_part_of_a_grammar(model: Any) -> None:
     """128 tools of 20 described properties, a million characters, are fewer than a grammar may have."""
     from app.engine.sglang.grammar import MAX_JSON_CHARS

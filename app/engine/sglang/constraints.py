@@ -6,6 +6,7 @@
 - Descriptions: no grammar needs them, and they are the bulk of what tool schemas say.
 - A format beside tools that the model may call: SGLang's grammar has the format alone, so that no tool could
   be called. Where the model's calls have marks of their own, either is allowed here.
+- `parallel_tool_calls: false`: SGLang's grammar of calls between marks allows several.
 """
 
 from __future__ import annotations
@@ -103,7 +104,10 @@ def mend_grammar(sampling: dict[str, Any], request: ChatCompletionRequest, chat:
         else:
             sampling["json_schema"] = _dumped(_forced_call(schema) if of_tools else _rebuilt(schema, "", ""))
     if sampling.get("structural_tag"):
-        sampling["structural_tag"] = _dumped(_shorter_tag(orjson.loads(sampling["structural_tag"])))
+        tag = _shorter_tag(orjson.loads(sampling["structural_tag"]))
+        if request.response_format is None and "structures" in tag and not request.parallel_tool_calls:
+            tag = {"type": "structural_tag", "format": _current_format(tag, parallel=False)}
+        sampling["structural_tag"] = _dumped(tag)
 
 
 def _format_or_call(
@@ -142,7 +146,7 @@ def _current_format(legacy: dict[str, Any], *, parallel: bool) -> dict[str, Any]
         "type": "triggered_tags",
         "triggers": legacy["triggers"],
         "tags": tags,
-        "at_least_one": True,
+        "at_least_one": legacy["at_least_one"],
         "stop_after_first": not parallel,
     }
 
