@@ -1,65 +1,68 @@
-"""The n-gram model as it is explained: words by what they add to the logit."""
+"""The n-gram model: each n-gram of a text counts once, and a text's length does not make it harmful."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from app.safety.categories import CATEGORIES
-from app.safety.classifiers.features import PIECE, distinct, hashed, located
+from app.safety.classifiers.features import distinct
 from app.safety.classifiers.ngrams import BITS, CATEGORY_BITS, NGrams
 
-
-def model(*harmful: str) -> NGrams:
-    """N-grams in which each n-gram of these words has weight 1."""
-    harm = np.zeros(1 << BITS, np.float16)
-    for word in harmful:
-        harm[distinct(word, BITS)] = 1.0
-    topics = np.zeros((len(CATEGORIES), 1 << CATEGORY_BITS), np.float16)
-    return NGrams(harm, 0.0, topics, np.zeros(len(CATEGORIES), np.float32))
+NUM_CATEGORIES = 3
 
 
-def test_a_word_is_named_by_what_it_adds():
-    """The most first, with the n-grams of its characters."""
-    found = model("poison").evidence("the poison is in the tea")
-    assert found[0].words == "poison"
-    others = {evidence.words: evidence.logit for evidence in found[1:]}
-    assert max(others.values()) < found[0].logit / 3
-    assert {"the", "tea", "the poison", "poison is"} <= set(others)
+def model(*, harm: float = 0.0, bias: float = 0.0) -> NGrams:
+    """A model in which every n-gram weighs the same, and the categories differ by their number."""
+    rows = np.arange(NUM_CATEGORIES, dtype=np.float16)[:, None] * np.ones(1 << CATEGORY_BITS, np.float16)
+    offsets = np.array([5.0, 0.0, 0.0], np.float32)
+    return NGrams(np.full(1 << BITS, harm, np.float16), bias, rows, offsets)
 
 
-def test_all_words_together_are_the_logit():
-    """Of a text of one word; across words some n-grams of characters are of neither."""
-    grams = model("poison")
-    [evidence] = grams.evidence("poison")
-    assert evidence.logit == pytest.approx(grams.look("poison")[0], rel=1e-4)
+def test_text_without_weight_has_the_bias():
+    """An empty one too, whose topics are the offsets."""
+    assert model(bias=-2.5).logits("any text at all")[0] == -2.5
+    harm, topics = model(bias=-2.5).logits("")
+    assert harm == -2.5
+    assert topics.tolist()[0] == 5.0
 
 
-def test_a_word_counts_once():
-    """As it does for the model."""
-    grams = model("poison")
-    once, twice = grams.evidence("poison tea"), grams.evidence("poison tea poison")
-    scale = np.sqrt(len(distinct("poison tea", BITS)) / len(distinct("poison tea poison", BITS)))
-    assert twice[0].logit == pytest.approx(once[0].logit * scale, rel=1e-4)
+def test_weights_are_added_and_scaled_by_the_root_of_their_number():
+    """A word that is said ten times is no ten times as harmful."""
+    text = "some words of a text"
+    places = distinct(text, BITS)
+    harm, topics = model(harm=1.0).logits(text)
+    root = len(places) ** 0.5
+    assert harm == pytest.approx(root)
+    assert topics.tolist() == pytest.approx([5.0, root, 2 * root], rel=1e-3)
+    assert model(harm=1.0).logits(f"{text} {text}")[0] < 2 * harm
 
 
-def test_a_long_text_is_read_to_its_end():
-    """Piece by piece."""
-    assert model("poison").evidence("tea " * PIECE + "poison")[0].words == "poison"
+def test_single_weight_is_found_in_the_texts_that_have_its_ngram():
+    """And in no other."""
+    made = model()
+    (place, *_) = distinct("forbidden", BITS)
+    harm = made.harm.copy()
+    harm[place] = 8.0
+    single = NGrams(harm, 0.0, made.categories, made.offsets)
+    assert single.look("a forbidden thing")[0] > 0
+    assert single.look("xyzzy")[0] == 0
 
 
-@pytest.mark.parametrize("text", ["", " ", "!?"])
-def test_a_text_without_words_has_no_evidence(text: str):
-    """Its n-grams of characters are of no word."""
-    assert model("poison").evidence(text) == []
+def test_model_is_what_its_file_says(tmp_path: Path):
+    """Loaded, it says the same."""
+    made = model(harm=0.5, bias=1.0)
+    path = tmp_path / "ngrams.npz"
+    np.savez(path, harm=made.harm, bias=made.bias, categories=made.categories, offsets=made.offsets)
+    loaded = NGrams.load(path)
+    assert loaded.logits("some words")[0] == made.logits("some words")[0]
 
 
-@given(st.text(max_size=60))
-def test_what_is_located_is_what_is_hashed(text: str):
-    """In the same order, within the text."""
-    hashes, starts, ends = located(text)
-    assert hashes.tolist() == hashed(text).tolist()
-    assert len(starts) == len(ends) == len(hashes)
-    assert all(0 <= start < end <= len(text) + 2 for start, end in zip(starts, ends, strict=True))
+def test_file_of_another_size_is_no_model(tmp_path: Path):
+    """Its places would be others."""
+    made = model()
+    path = tmp_path / "ngrams.npz"
+    np.savez(path, harm=made.harm[:8], bias=0.0, categories=made.categories, offsets=made.offsets)
+    with pytest.raises(ValueError, match="tables of another size"):
+        NGrams.load(path)
