@@ -21,6 +21,9 @@ from scripts.training.safety.rows import Row
 
 STAGES = ("n-grams", "encoder", "blend", "prompt screen")
 
+SHOWN_GROUPS = 12
+"""Groups of ordinary prompts on the card."""
+
 _TEMPLATE = Path(__file__).with_name("card.md")
 
 
@@ -42,7 +45,7 @@ def ablation(work: Path, scored: Scored, blend: Blend) -> dict[str, Any]:
 def asked(models: Path) -> dict[str, tuple[int, int]]:
     """Of the built-in model's exam, and of intents not trained on, how many are flagged, and all."""
     classifier, table = Classifier.load(models), Thresholds.load(models / FILE_NAME)
-    at = table.at("categories", CATEGORIES[0], 0.01)
+    at = table.at("categories", CATEGORIES[0], calibrate.BLOCK)
     sets = {"exam": rows.exam(), "held out": [row.text for row in rows.asked() if row.held_out]}
     return {
         name: (sum(harm(classifier.full(text)) >= at for text in texts), len(texts))
@@ -66,7 +69,8 @@ def text(
         bytes=f"{sum(sizes.values()) / 1e6:.1f}",
         stages=_stages({name: figures[name] for name in STAGES}),
         ablation=_stages(figures["ablation"]),
-        sources=_sources(figures["blend"]),
+        sources=_sources(figures["prompt screen"]),
+        groups=_groups(figures["prompt screen"]),
         exam="{} of {}".format(*figures["asked"]["exam"]),
         asked="{} of {}".format(*figures["asked"]["held out"]),
         **seen,
@@ -79,12 +83,12 @@ def _percent(share: float) -> str:
 
 def _stages(named: Mapping[str, Any]) -> str:
     lines = [
-        "| | recall at 1% / 5%, all rows | mean of sources | look-alikes flagged | ordinary flagged | AUC |",
+        "| | harmful prompts, refused / watched | mean of sources | look-alikes | ordinary | AUC |",
         "|---|---|---|---|---|---|",
     ]
     for name, found in named.items():
         cells = [
-            " / ".join(_percent(found[key][rate]) for rate in ("0.01", "0.05")) if found[key] else "none"
+            " / ".join(_percent(found[key][rate]) for rate in ("block", "watch")) if found[key] else "none"
             for key in ("pooled_recall", "mean_source_recall", "look_alikes_flagged", "ordinary_flagged")
         ]
         lines.append(f"| {name} | {' | '.join(cells)} | {found['auc']:.3f} |")
@@ -92,7 +96,17 @@ def _stages(named: Mapping[str, Any]) -> str:
 
 
 def _sources(found: Mapping[str, Any]) -> str:
-    lines = ["| source | rows | reached at 1% | reached at 5% |", "|---|---|---|---|"]
-    for name, (count, at_1, at_5) in found["by_source"].items():
-        lines.append(f"| {name} | {count} | {_percent(at_1)} | {_percent(at_5)} |")
+    return _table("source", found["by_source"])
+
+
+def _groups(found: Mapping[str, Any]) -> str:
+    """The groups of ordinary prompts that are refused most, the worst first."""
+    worst = sorted(found["by_group"].items(), key=lambda item: item[1][1:], reverse=True)
+    return _table("group of ordinary prompts", dict(worst[:SHOWN_GROUPS]))
+
+
+def _table(head: str, rates: Mapping[str, Any]) -> str:
+    lines = [f"| {head} | rows | refused | refused or watched |", "|---|---|---|---|"]
+    for name, (count, refused, watched) in rates.items():
+        lines.append(f"| {name} | {count} | {_percent(refused)} | {_percent(watched)} |")
     return "\n".join(lines)
