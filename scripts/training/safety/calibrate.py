@@ -71,14 +71,14 @@ class Scored:
     fast: Floats
 
 
-def blended(found: Predictions) -> tuple[Blend, Scored]:
+def blended(predictions: Predictions) -> tuple[Blend, Scored]:
     """The blend that tells harmful from benign best among requests of sources left out."""
-    prompts = ~found.output & ~found.own & ~np.isin(found.source, STATEMENTS)
-    both = (found.encoder + NGRAMS * found.ngrams).astype(np.float64)[:, None]
-    fast = found.quick.astype(np.float64)[:, None]
-    weights = _even(found.source, found.harmful)
-    model = LogisticRegression(C=100.0).fit(both[prompts], found.harmful[prompts], weights[prompts])
-    alone = LogisticRegression(C=100.0).fit(fast[prompts], found.harmful[prompts], weights[prompts])
+    prompts = ~predictions.output & ~predictions.own & ~np.isin(predictions.source, STATEMENTS)
+    both = (predictions.encoder + NGRAMS * predictions.ngrams).astype(np.float64)[:, None]
+    fast = predictions.quick.astype(np.float64)[:, None]
+    weights = _even(predictions.source, predictions.harmful)
+    model = LogisticRegression(C=100.0).fit(both[prompts], predictions.harmful[prompts], weights[prompts])
+    alone = LogisticRegression(C=100.0).fit(fast[prompts], predictions.harmful[prompts], weights[prompts])
     blend = Blend(
         encoder=float(model.coef_[0, 0]),
         ngrams=NGRAMS * float(model.coef_[0, 0]),
@@ -86,14 +86,14 @@ def blended(found: Predictions) -> tuple[Blend, Scored]:
         fast_slope=float(alone.coef_[0, 0]),
         fast_bias=float(alone.intercept_[0]),
     )
-    return blend, harms(found, blend)
+    return blend, harms(predictions, blend)
 
 
-def harms(found: Predictions, blend: Blend) -> Scored:
+def harms(predictions: Predictions, blend: Blend) -> Scored:
     """The harm that both stages give to each row."""
-    full = found.encoder * blend.encoder + found.ngrams * blend.ngrams + blend.bias
-    fast = found.quick * blend.fast_slope + blend.fast_bias
-    return Scored(found, sigmoid(full.astype(np.float64)), sigmoid(fast))
+    full = predictions.encoder * blend.encoder + predictions.ngrams * blend.ngrams + blend.bias
+    fast = predictions.quick * blend.fast_slope + blend.fast_bias
+    return Scored(predictions, sigmoid(full.astype(np.float64)), sigmoid(fast))
 
 
 def sigmoid(logits: Floats) -> Floats:
@@ -140,17 +140,17 @@ def _reached(harm: Floats, weights: Floats, rates: Sequence[float]) -> Floats:
     return result
 
 
-def groups(found: Predictions) -> dict[str, Hits]:
+def groups(predictions: Predictions) -> dict[str, Hits]:
     """The groups of ordinary prompts that a rate holds for: by source, length and script."""
-    bucket = np.digitize(found.num_chars, LENGTHS)
+    bucket = np.digitize(predictions.num_chars, LENGTHS)
     names = [f"under {chars:,} characters" for chars in LENGTHS] + ["longer"]
-    latin = np.array([sum(map(str.isascii, text)) > 0.8 * len(text) for text in found.text])
-    ordinary = np.isin(found.source, list(SHARE)) & ~found.harmful
+    latin = np.array([sum(map(str.isascii, text)) > 0.8 * len(text) for text in predictions.text])
+    ordinary = np.isin(predictions.source, list(SHARE)) & ~predictions.harmful
     result: dict[str, Hits] = {}
-    for source in np.unique(found.source[ordinary]):
+    for source in np.unique(predictions.source[ordinary]):
         for number, length in enumerate(names):
             for is_latin, script in ((True, ""), (False, ", other scripts")):
-                group = ordinary & (found.source == source) & (bucket == number) & (latin == is_latin)
+                group = ordinary & (predictions.source == source) & (bucket == number) & (latin == is_latin)
                 if group.sum() >= GROUP_ROWS:
                     result[f"{source}, {length}{script}"] = group
     return result
@@ -189,43 +189,43 @@ def screened(scored: Scored) -> tuple[Hits, Hits]:
     The n-grams alone may do so at a part of the rate, and let pass what they are sure of (PromptScreen).
     """
     sure = scored.fast < thresholds(scored, scored.fast, (NOT_SURE,))[0]
-    found = []
+    hits = []
     for rate, share in ((BLOCK, 0.1), (WATCH, 0.2)):
         early = scored.fast >= thresholds(scored, scored.fast, (rate * share,))[0]
         late = scored.full >= thresholds(scored, scored.full, (rate,))[0]
-        found.append(early | (late & ~sure))
-    return found[0], found[0] | found[1]
+        hits.append(early | (late & ~sure))
+    return hits[0], hits[0] | hits[1]
 
 
 def figures(scored: Scored, harm: Floats, hits: tuple[Hits, Hits] | None = None) -> dict[str, Any]:
     """Recall or false positives of each source and group at the policy's two rates, or of `hits`."""
-    found, (at_block, at_watch) = scored.of, thresholds(scored, harm, (BLOCK, WATCH))
+    predictions, (at_block, at_watch) = scored.of, thresholds(scored, harm, (BLOCK, WATCH))
     hits = hits or (harm >= at_block, harm >= at_watch)
-    public, prompts = ~found.own, ~found.output
+    public, prompts = ~predictions.own, ~predictions.output
     by_source: dict[str, Any] = {}
-    for name in np.unique(found.source):
+    for name in np.unique(predictions.source):
         for label in (True, False):
-            chosen = (found.source == name) & (found.harmful == label) & prompts
+            chosen = (predictions.source == name) & (predictions.harmful == label) & prompts
             if chosen.any():
                 shares = _shares(hits, chosen / chosen.sum())
                 by_source[f"{name} {'harmful' if label else 'benign'}"] = [
                     int(chosen.sum()),
                     *shares.values(),
                 ]
-    harmful = found.harmful & public & prompts
-    looks = np.isin(found.source, LOOK_ALIKES)
-    traffic = _traffic(found.source)
+    harmful = predictions.harmful & public & prompts
+    looks = np.isin(predictions.source, LOOK_ALIKES)
+    traffic = _traffic(predictions.source)
     return {
         "threshold": {"block": at_block, "watch": at_watch},
         "pooled_recall": _shares(hits, harmful / harmful.sum()),
         "mean_source_recall": _mean_recall(by_source),
         "look_alikes_flagged": _shares(hits, looks / looks.sum()) if looks.any() else {},
         "ordinary_flagged": _shares(hits, traffic / traffic.sum()),
-        "auc": round(float(roc_auc_score(found.harmful[public & prompts], harm[public & prompts])), 4),
+        "auc": round(float(roc_auc_score(predictions.harmful[public & prompts], harm[public & prompts])), 4),
         "by_source": by_source,
         "by_group": {
             name: [int(group.sum()), *_shares(hits, group / group.sum()).values()]
-            for name, group in groups(found).items()
+            for name, group in groups(predictions).items()
         },
     }
 

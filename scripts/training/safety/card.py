@@ -30,16 +30,16 @@ _TEMPLATE = Path(__file__).with_name("card.md")
 def ablation(work: Path, scored: Scored, blend: Blend) -> dict[str, Any]:
     """Figures with and without the project's rows: n-grams in all folds, both models in one or none."""
     ngrams = calibrate.harms(Predictions.load(work / "ablation_ngrams.npz"), blend)
-    found = {
+    measured = {
         "n-grams, with": calibrate.figures(scored, scored.fast),
         "n-grams, without": calibrate.figures(ngrams, ngrams.fast),
     }
     if (work / "ablation.npz").exists():
         without = calibrate.harms(Predictions.load(work / "ablation.npz"), blend)
         same = calibrate.harms(scored.of.where(np.isin(scored.of.source, without.of.source)), blend)
-        found[f"both, fold {ABLATED}, with"] = calibrate.figures(same, same.full)
-        found[f"both, fold {ABLATED}, without"] = calibrate.figures(without, without.full)
-    return found
+        measured[f"both, fold {ABLATED}, with"] = calibrate.figures(same, same.full)
+        measured[f"both, fold {ABLATED}, without"] = calibrate.figures(without, without.full)
+    return measured
 
 
 def asked(models: Path) -> dict[str, tuple[int, int]]:
@@ -86,22 +86,24 @@ def _stages(named: Mapping[str, Any]) -> str:
         "| | harmful prompts, refused / watched | mean of sources | look-alikes | ordinary | AUC |",
         "|---|---|---|---|---|---|",
     ]
-    for name, found in named.items():
+    for name, figures in named.items():
         cells = [
-            " / ".join(_percent(found[key][rate]) for rate in ("block", "watch")) if found[key] else "none"
+            " / ".join(_percent(figures[key][rate]) for rate in ("block", "watch"))
+            if figures[key]
+            else "none"
             for key in ("pooled_recall", "mean_source_recall", "look_alikes_flagged", "ordinary_flagged")
         ]
-        lines.append(f"| {name} | {' | '.join(cells)} | {found['auc']:.3f} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {figures['auc']:.3f} |")
     return "\n".join(lines)
 
 
-def _sources(found: Mapping[str, Any]) -> str:
-    return _table("source", found["by_source"])
+def _sources(figures: Mapping[str, Any]) -> str:
+    return _table("source", figures["by_source"])
 
 
-def _groups(found: Mapping[str, Any]) -> str:
+def _groups(figures: Mapping[str, Any]) -> str:
     """The groups of ordinary prompts that are refused most, the worst first."""
-    worst = sorted(found["by_group"].items(), key=lambda item: item[1][1:], reverse=True)
+    worst = sorted(figures["by_group"].items(), key=lambda item: item[1][1:], reverse=True)
     return _table("group of ordinary prompts", dict(worst[:SHOWN_GROUPS]))
 
 
