@@ -34,7 +34,7 @@ class Rule:
     """What is done about one category. Rates are the targets of app.safety.policies.thresholds."""
 
     action: Action = "block"
-    block_fpr: float = 0.002
+    block_fpr: float = 0.01
     """Of prompts: refused."""
     watch_fpr: float = 0.05
     """Of prompts: admitted under stricter terms."""

@@ -13,10 +13,11 @@ from sklearn.metrics import roc_auc_score
 
 from app.safety.categories import CATEGORIES
 from app.safety.classifiers.classifier import Blend
+from app.safety.policies.policy_file import Rule
 from scripts.training.safety.loso import NGRAMS, Predictions
 
 RATES = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
-BLOCK, WATCH = 0.002, 0.05
+BLOCK, WATCH = Rule().block_fpr, Rule().watch_fpr
 """The rates of the built-in policy: of prompts that are refused, and that are at least watched."""
 GROUP_SLACK = 2.0
 """How far a group of ordinary prompts may be above a rate that holds for all together."""

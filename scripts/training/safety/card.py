@@ -70,6 +70,8 @@ def text(
         stages=_stages({name: figures[name] for name in STAGES}),
         ablation=_stages(figures["ablation"]),
         sources=_sources(figures["prompt screen"]),
+        block=f"{calibrate.BLOCK:.1%}",
+        watch=f"{calibrate.WATCH:.1%}",
         groups=_groups(figures["prompt screen"]),
         exam="{} of {}".format(*figures["asked"]["exam"]),
         asked="{} of {}".format(*figures["asked"]["held out"]),
