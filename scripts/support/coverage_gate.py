@@ -14,8 +14,8 @@ from pathlib import Path
 from coverage import Coverage
 
 ROOT = Path(__file__).parents[2]
-# Percent of lines and branches that tests/unit/test_pipeline.py and tests/unit/{generation,metering,store} reach
-# alone. The whole suite without SGLang was not measured; it reaches more.
+# Percent of lines and branches that tests/unit/test_pipeline.py and tests/unit/{generation,metering,store}
+# reach alone. The whole suite without SGLang was not measured; it reaches more.
 THRESHOLDS = {
     "app/pipeline.py": 100,
     "app/generation/*": 100,
