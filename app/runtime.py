@@ -11,9 +11,9 @@ from pathlib import Path
 from structlog.typing import FilteringBoundLogger
 
 from app.admission.controller import Admission
+from app.admission.estimates import FILE as PACE_FILE
+from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
-from app.admission.throughput_profile import FILE as PACE_FILE
-from app.admission.throughput_profile import ThroughputProfile
 from app.core import Engine, Health
 from app.engine_factory import (
     OnDeath,

@@ -20,17 +20,18 @@ import random
 import time
 from collections.abc import Callable
 
-from app.admission.counters import AdmissionCounts
-from app.admission.decode_window import DecodeWindow
-from app.admission.fair_queue import FairQueue, Tenant
-from app.admission.kv_budget import KVBudget
-from app.admission.load_shedder import LoadShedder, QueueBounds
-from app.admission.output_length import LengthEstimate, LengthHistogram, expected, expected_at_first
-from app.admission.prefill_window import PrefillWindow
+from app.admission.capacity import DecodeWindow, KVBudget, PrefillWindow
+from app.admission.estimates import (
+    LengthEstimate,
+    LengthHistogram,
+    Throughput,
+    ThroughputProfile,
+    expected,
+    expected_at_first,
+)
+from app.admission.fair_queue import FairQueue, Tenant, Tenants
+from app.admission.load_shedder import AdmissionCounts, LoadShedder, QueueBounds
 from app.admission.scheduler import AdmissionScheduler
-from app.admission.tenants import Tenants
-from app.admission.throughput import Throughput
-from app.admission.throughput_profile import ThroughputProfile
 from app.admission.ticket import PreAdmission, Ticket, prompt_guess
 from app.core import ChatRequest, Delta, Engine, Health, Key, Prompt
 from app.errors import Cancelled, ServingError

@@ -4,24 +4,38 @@ A request may wait if it is expected to have its turn soon, and while its key ta
 queue than is left free: one key alone fills half of it. When it has its turn follows from fair shares:
 before the end of a key's line each other key is served as many tokens, by weight, unless it has less.
 Whoever is refused is told when the line of its key, with those who were told before it, will have
-moved on so far (app.admission.retry_slots); no second is given away more than once.
+moved on so far (app.admission.fair_queue); no second is given away more than once.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from app.admission.counters import AdmissionCounts
-from app.admission.fair_queue import AGED_SHARE, FairQueue, Tenant
-from app.admission.retry_slots import ReturnRate
+from app.admission.estimates import Throughput
+from app.admission.fair_queue import AGED_SHARE, FairQueue, ReturnRate, Tenant
 from app.admission.scheduler import AdmissionScheduler
-from app.admission.throughput import Throughput
 from app.admission.ticket import PreAdmission, Ticket
 from app.core import TIERS, Tier
 from app.errors import KeyOverloaded, Overloaded, ServingError
 from app.settings import Settings
+
+CODES = (KeyOverloaded.default_code, Overloaded.default_code, "queue_timeout")
+
+
+class AdmissionCounts:
+    """Every label is there from the start, at zero. An engine that starts again does not end the counting."""
+
+    def __init__(self) -> None:
+        self.admitted: dict[Tier, int] = dict.fromkeys(TIERS, 0)
+        self.refused: dict[Tier, Counter[str]] = {tier: Counter(dict.fromkeys(CODES, 0)) for tier in TIERS}
+        """By code; what was refused for other reasons, as a client that left, is not here."""
+        self.retry_slots = {"kept": 0, "missed": 0}
+        self.unread_aborted = 0
+        """Streams without a reader that ended so that others have room."""
+
 
 MAX_RETRY_S = 120
 JITTER = 0.1

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from app.admission.capacity import KVReservation
+from app.admission.estimates import LengthEstimate
 from app.admission.fair_queue import Queued, Tenant
-from app.admission.kv_budget import KVReservation
-from app.admission.output_length import LengthEstimate
 from app.core import ChatRequest, Delta, Prompt
 from app.messages import content_texts
 

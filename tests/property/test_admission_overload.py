@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
-from app.admission.throughput_profile import ThroughputProfile
 from app.errors import KeyOverloaded, Overloaded
 from tests.support.admissions import Node, Seen, Service, key_of, percentile, run_virtually
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.kv_budget import KVBudget, KVReservation
-from app.admission.output_length import LengthEstimate, LengthHistogram, expected
-from app.admission.prefix_tree import Held, PrefixTree
+from app.admission.capacity import Held, KVBudget, KVReservation, PrefixTree
+from app.admission.estimates import LengthEstimate, LengthHistogram, expected
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=90), min_size=1, max_size=12)
 SPACES = st.sampled_from(["", "ann", "ben"])

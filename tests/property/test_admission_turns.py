@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.decode_window import OVER
+from app.admission.capacity import OVER
 from app.admission.load_shedder import QueueBounds
 from app.core import Tier
 from tests.support.admissions import Node, Seen, Service, key_of, percentile, run_virtually, tenant_of

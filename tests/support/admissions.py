@@ -12,10 +12,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.admission.capacity import PrefixTree
 from app.admission.controller import Admission
 from app.admission.fair_queue import Tenant
 from app.admission.load_shedder import QueueBounds
-from app.admission.prefix_tree import PrefixTree
 from app.admission.ticket import Ticket
 from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, Key, KeyTerms, ModelCard, Prompt, Tier
 from app.errors import ServingError

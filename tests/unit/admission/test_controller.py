@@ -10,11 +10,9 @@ import pytest
 
 from app.admission.controller import Admission
 from app.admission.load_shedder import QueueBounds
-from app.admission.prefill_window import STEP_TOKENS, PrefillWindow
-from app.admission.ticket import Ticket, fingerprint_of, prompt_guess
+from app.admission.ticket import Ticket
 from app.core import ChatRequest, Counts, Delta, Key, Prompt
 from app.errors import Cancelled, Draining, KeyOverloaded, Overloaded
-from app.settings import Settings
 from tests.support.admissions import Service, ServiceEngine, key_of, tenant_of
 
 
@@ -255,22 +253,6 @@ async def test_who_comes_back_for_a_shorter_answer_is_known_again() -> None:
     first.release()
 
 
-def test_a_request_is_known_by_what_it_says_last_whatever_else_it_holds() -> None:
-    """Parts that are no text are not looked at: nothing has checked them yet."""
-    strange = {"type": "video_url", "text": [{}], "video_url": {}}
-    content = [{"type": "text", "text": "look"}, strange]
-
-    def asked(*messages: Any, n: int = 1) -> ChatRequest:
-        return ChatRequest(
-            "r", "a", "m", {"messages": [{"content": content} for content in messages]}, 0, n=n
-        )
-
-    assert fingerprint_of(asked("before", content)) == fingerprint_of(asked("look"))
-    assert fingerprint_of(asked("look")) != fingerprint_of(asked("look", n=2))
-    assert prompt_guess(asked(content, "x" * 396)) == 100
-    assert prompt_guess(asked(None)) == 0
-
-
 async def test_what_would_be_refused_is_refused_at_the_first_knock() -> None:
     """Before it is rendered; who comes when told is let pass, and with nobody waiting so is everyone."""
     world = World(max_queued_requests=1, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
@@ -370,56 +352,6 @@ async def test_what_was_reserved_too_much_is_given_back() -> None:
     ticket.release()
     ticket.release()
     assert tenant.served == 24
-
-
-def test_the_window_opens_while_first_tokens_come_in_time() -> None:
-    """It doubles with each window of them, and narrows once for those that come late."""
-    prefill_window = PrefillWindow(1.0, 100_000)
-    for _ in range(2):
-        let_in = []
-        while prefill_window.has_room(512):
-            let_in.append(prefill_window.enter(512, 0.0))
-        for queued_behind in let_in:
-            prefill_window.started(512, 0.0, 0.5, queued_behind=queued_behind)
-    assert prefill_window.window_tokens == 4 * STEP_TOKENS
-    slow = [prefill_window.enter(512, 1.0) for _ in range(8)]
-    for queued_behind in slow:
-        prefill_window.started(512, 1.0, 5.0, queued_behind=queued_behind)
-    assert prefill_window.window_tokens == pytest.approx(0.7 * 4 * STEP_TOKENS)
-    prefill_window.reset()
-    assert prefill_window.window_tokens == STEP_TOKENS
-
-
-def test_the_pace_of_prefill_is_that_of_bursts() -> None:
-    """Whatever lies before and between them: 2,048 tokens in half a second, after a day and after an hour."""
-    prefill_window = PrefillWindow(2.0, 16_384)
-    assert prefill_window.soon_tokens(0.0) == 8192
-    for burst_s in (86_400.0, 90_000.0):
-        for now_s in (burst_s + number / 2 for number in range(20)):
-            let_in = []
-            while prefill_window.has_room(512):
-                let_in.append(prefill_window.enter(512, now_s))
-            for queued_behind in let_in:
-                prefill_window.started(512, now_s, now_s + 0.5, queued_behind=queued_behind)
-            prefill_window.reset()
-        assert prefill_window.soon_tokens(0.0) == pytest.approx(4096, rel=0.25)
-
-
-def test_a_long_prompt_goes_alone() -> None:
-    """One that is larger than the window is let in when nothing is before it."""
-    prefill_window = PrefillWindow(1.0, 4096)
-    assert prefill_window.has_room(50_000)
-    prefill_window.enter(50_000, 0.0)
-    assert not prefill_window.has_room(1)
-    prefill_window.leave(50_000)
-    assert prefill_window.has_room(1)
-
-
-def test_the_bounds_come_from_the_settings() -> None:
-    """One setting for each tier's deadline; waiting is to take no more than a part of the TTFT target."""
-    bounds = QueueBounds.of(Settings(queue_batch_s=7.0, ttft_target_s=1.0))
-    assert bounds.deadline_s == {"interactive": 5.0, "standard": 10.0, "batch": 7.0}
-    assert bounds.soon_s == 0.4
 
 
 async def test_a_key_s_new_weight_holds_at_once() -> None:

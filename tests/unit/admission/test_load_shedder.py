@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from app.admission.counters import AdmissionCounts
-from app.admission.fair_queue import FairQueue, Queued, Tenant
-from app.admission.load_shedder import LoadShedder, QueueBounds
-from app.admission.throughput import Throughput
+from app.admission.estimates import Throughput
+from app.admission.fair_queue import GRACE_S, LEAST_PART, FairQueue, Queued, RetrySlots, ReturnRate, Tenant
+from app.admission.load_shedder import AdmissionCounts, LoadShedder, QueueBounds
 from app.core import Tier
 from app.errors import Overloaded
+from app.settings import Settings
 
 RATE = 100.0
 """Tokens per second."""
@@ -215,3 +215,55 @@ def test_a_key_that_comes_late_has_its_share_of_every_second() -> None:
         pass
     told = [world.come(f"other {number % 10}", 20) for number in range(60)]
     assert 0 < max(told) < 30
+
+
+def test_the_bounds_come_from_the_settings() -> None:
+    """One setting for each tier's deadline; waiting is to take no more than a part of the TTFT target."""
+    bounds = QueueBounds.of(Settings(queue_batch_s=7.0, ttft_target_s=1.0))
+    assert bounds.deadline_s == {"interactive": 5.0, "standard": 10.0, "batch": 7.0}
+    assert bounds.soon_s == 0.4
+
+
+def test_an_appointment_is_kept_once_and_not_early() -> None:
+    """At its time or within the grace; a second one with the same body needs one of its own."""
+    retry_slots = RetrySlots()
+    retry_slots.make(7, 20.0, 100)
+    assert not retry_slots.keep(7, 19.9)
+    assert not retry_slots.keep(8, 20.0)
+    assert retry_slots.keep(7, 21.5)
+    assert not retry_slots.keep(7, 21.5)
+    assert (retry_slots.num, retry_slots.tokens) == (0, 0)
+
+
+def test_who_came_is_told_with_who_did_not() -> None:
+    """Only when the time of all that were told it is over: one of three came."""
+    retry_slots = RetrySlots()
+    for fingerprint in range(3):
+        retry_slots.make(fingerprint, 20.0, 100)
+    assert retry_slots.keep(1, 20.0)
+    assert retry_slots.close(20.0 + GRACE_S) == (0, 0)
+    assert retry_slots.open
+    assert retry_slots.close(20.1 + GRACE_S) == (1, 2)
+    assert not retry_slots.open
+
+
+def test_those_expected_are_counted_by_when_they_come() -> None:
+    """Late ones, those of this second, and those ahead, as far as is asked."""
+    retry_slots = RetrySlots()
+    for at_s, tokens in ((15.0, 1), (20.5, 10), (21.2, 100), (28.9, 1000), (29.0, 10_000)):
+        retry_slots.make(tokens, at_s, tokens)
+    assert retry_slots.due_within(20.7, (0, 1, 2, 8)) == [11, 111, 111, 1111]
+    assert retry_slots.due_at(29) == 10_000
+    assert RetrySlots().due_within(20.7, (0, 1)) == [0, 0]
+
+
+def test_how_many_come_is_learned_slowly_and_never_counted_on_too_low() -> None:
+    """All are expected at first; of a crowd of whom a fifth comes, half; then four fifths, when they do."""
+    return_rate = ReturnRate()
+    assert return_rate.part == 1.0
+    for _ in range(300):
+        return_rate.count(1, 4)
+    assert return_rate.part == LEAST_PART
+    for _ in range(300):
+        return_rate.count(4, 1)
+    assert 0.75 < return_rate.part < 0.85

@@ -1,10 +1,20 @@
-"""The window that keeps the time per output token: what narrows it, and what widens it."""
+"""The prefill window and the decode window: what narrows them, and what widens them."""
 
 from __future__ import annotations
 
 import math
 
-from app.admission.decode_window import FIRST_CHOICES, LEAST_PART, LOOK_S, OVER, DecodeWindow
+import pytest
+
+from app.admission.capacity import (
+    FIRST_CHOICES,
+    LEAST_PART,
+    LOOK_S,
+    OVER,
+    STEP_TOKENS,
+    DecodeWindow,
+    PrefillWindow,
+)
 
 
 class Engine:
@@ -143,3 +153,46 @@ def test_a_start_begins_anew() -> None:
     assert engine.window.most_choices == FIRST_CHOICES
     engine.second(1000)
     assert int(engine.second(1000)) == 11
+
+
+def test_the_window_opens_while_first_tokens_come_in_time() -> None:
+    """It doubles with each window of them, and narrows once for those that come late."""
+    prefill_window = PrefillWindow(1.0, 100_000)
+    for _ in range(2):
+        let_in = []
+        while prefill_window.has_room(512):
+            let_in.append(prefill_window.enter(512, 0.0))
+        for queued_behind in let_in:
+            prefill_window.started(512, 0.0, 0.5, queued_behind=queued_behind)
+    assert prefill_window.window_tokens == 4 * STEP_TOKENS
+    slow = [prefill_window.enter(512, 1.0) for _ in range(8)]
+    for queued_behind in slow:
+        prefill_window.started(512, 1.0, 5.0, queued_behind=queued_behind)
+    assert prefill_window.window_tokens == pytest.approx(0.7 * 4 * STEP_TOKENS)
+    prefill_window.reset()
+    assert prefill_window.window_tokens == STEP_TOKENS
+
+
+def test_the_pace_of_prefill_is_that_of_bursts() -> None:
+    """Whatever lies before and between them: 2,048 tokens in half a second, after a day and after an hour."""
+    prefill_window = PrefillWindow(2.0, 16_384)
+    assert prefill_window.soon_tokens(0.0) == 8192
+    for burst_s in (86_400.0, 90_000.0):
+        for now_s in (burst_s + number / 2 for number in range(20)):
+            let_in = []
+            while prefill_window.has_room(512):
+                let_in.append(prefill_window.enter(512, now_s))
+            for queued_behind in let_in:
+                prefill_window.started(512, now_s, now_s + 0.5, queued_behind=queued_behind)
+            prefill_window.reset()
+        assert prefill_window.soon_tokens(0.0) == pytest.approx(4096, rel=0.25)
+
+
+def test_a_long_prompt_goes_alone() -> None:
+    """One that is larger than the window is let in when nothing is before it."""
+    prefill_window = PrefillWindow(1.0, 4096)
+    assert prefill_window.has_room(50_000)
+    prefill_window.enter(50_000, 0.0)
+    assert not prefill_window.has_room(1)
+    prefill_window.leave(50_000)
+    assert prefill_window.has_room(1)

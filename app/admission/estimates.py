@@ -6,8 +6,11 @@ made for an answer that has begun already: of those that became longer than it i
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 CLASSES = 22
@@ -122,3 +125,116 @@ def expected(key: LengthHistogram, model: LengthHistogram, so_far: int, most: in
     mean = total / weights
     variance = max(squares / weights - mean * mean, 0.0)
     return LengthEstimate(max(min(math.ceil(mean), most), so_far), math.ceil(variance))
+
+
+MEMORY_S = 15.0
+"""Time constant of the measurement, in seconds of waiting."""
+MEASURED_S = 10.0
+"""After how much waiting the measurement is one to remember."""
+GUESS_WORTH_S = 1.0
+"""Seconds of measuring that a guess is worth."""
+
+
+class Throughput:
+    """Tokens of reservations that end per second, while requests wait: idleness is not slowness."""
+
+    def __init__(self, guess_tokens_per_s: float, now_s: float, worth_s: float = GUESS_WORTH_S) -> None:
+        """`worth_s` is how many seconds of measuring the guess stands for."""
+        self._tokens = guess_tokens_per_s * worth_s
+        self._seconds = worth_s
+        self.begun_s = self._at_s = now_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """As measured lately; before anything was, a guess."""
+        return max(self._tokens / self._seconds, 1.0)
+
+    @property
+    def measured(self) -> bool:
+        """Whether requests have waited long enough for it to be more than a guess."""
+        return self._seconds >= MEASURED_S
+
+    def advance(self, now_s: float, *, waiting: bool) -> None:
+        """Bring the measurement up to now; `waiting` is how it was since the last call."""
+        passed_s, self._at_s = now_s - self._at_s, now_s
+        if waiting and passed_s > 0:
+            kept = math.exp(-passed_s / MEMORY_S)
+            self._tokens *= kept
+            self._seconds = self._seconds * kept + passed_s
+
+    def freed(self, tokens: int) -> None:
+        """A reservation ended while requests waited."""
+        self._tokens += tokens
+
+
+FILE = "pace.json"
+GUESS_S = 8.0
+"""How long a pool full of requests is taken to run, of which nothing is known."""
+GUESS_TOKENS_PER_S = 4096.0
+"""More is not expected then: a promise that is not kept is worse than one for later."""
+KEEP_S = 60.0
+
+
+class ThroughputProfile:
+    """One model's, in tokens of reservations that end per second. Without a file it lasts as long as this."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._tokens_per_s: float | None = None
+        self._lengths: LengthHistogram | None = None
+        self._kept_s = -math.inf
+
+    def guess(self, model: str, capacity_tokens: int) -> float:
+        """What to begin by: as it was when the model was last full."""
+        if self._tokens_per_s is None:
+            pace = self._known(model).get("tokens_per_s")
+            if isinstance(pace, int | float) and math.isfinite(pace) and pace > 0:
+                self._tokens_per_s = float(pace)
+        return self._tokens_per_s or min(capacity_tokens / GUESS_S, GUESS_TOKENS_PER_S)
+
+    @property
+    def worth_s(self) -> float:
+        """How many seconds of measuring what `guess` said is worth: what was measured outlasts a start.
+
+        None ends in the first seconds of a full node, which is no measure of its pace.
+        """
+        return GUESS_WORTH_S if self._tokens_per_s is None else MEMORY_S
+
+    def lengths(self, model: str) -> LengthHistogram:
+        """How long the model's answers were when it was last full; none where that is not known."""
+        if self._lengths is None:
+            classes = self._known(model).get("answers")
+            with contextlib.suppress(TypeError, ValueError):
+                self._lengths = LengthHistogram.of(classes)  # type: ignore[arg-type]  # it is checked there
+        return self._lengths or LengthHistogram()
+
+    def observe(self, model: str, throughput: Throughput, lengths: LengthHistogram, now_s: float) -> None:
+        """Remember how things are, once that is measured."""
+        if not throughput.measured:
+            return
+        self._tokens_per_s, self._lengths = throughput.tokens_per_s, lengths
+        if self._file is not None and now_s - self._kept_s >= KEEP_S:
+            self._kept_s = now_s
+            answers = [(round(weight, 3), round(tokens, 3)) for weight, tokens in lengths.classes]
+            known = {"tokens_per_s": round(self._tokens_per_s), "answers": answers}
+            self._write(self._file, self._read() | {model: known})
+
+    def _known(self, model: str) -> dict[str, object]:
+        known = self._read().get(model)
+        return known if isinstance(known, dict) else {}
+
+    def _read(self) -> dict[str, object]:
+        try:
+            found = json.loads(self._file.read_bytes()) if self._file is not None else None
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @staticmethod
+    def _write(file: Path, paces: dict[str, object]) -> None:
+        """Whole or not at all; that a disk is full is others' concern."""
+        beside = file.with_suffix(".new")
+        with contextlib.suppress(OSError):
+            beside.touch(mode=0o600)
+            beside.write_text(json.dumps(paces) + "\n", "utf-8")
+            beside.replace(file)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.admission.decode_window import DecodeWindow
+from app.admission.capacity import DecodeWindow
+from app.admission.estimates import LengthEstimate
 from app.admission.fair_queue import Tenant
-from app.admission.in_flight import YOUNG, InFlight
-from app.admission.output_length import LengthEstimate
+from app.admission.scheduler import YOUNG, InFlight
 from app.admission.ticket import Ticket
 from app.core import ChatRequest, Prompt
 from tests.support.admissions import key_of

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.admission.output_length import LengthHistogram, expected
-from app.admission.throughput import Throughput
-from app.admission.throughput_profile import GUESS_TOKENS_PER_S, ThroughputProfile
+from app.admission.estimates import (
+    GUESS_TOKENS_PER_S,
+    LengthHistogram,
+    Throughput,
+    ThroughputProfile,
+    expected,
+)
 
 LENGTHS = LengthHistogram()
 
