@@ -11,7 +11,7 @@ import pytest
 from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.errors import KeyOverloaded, Overloaded
-from tests.support.admissions import Node, Seen, Service, key_of, percentile, run_virtually
+from tests.support.admissions import TUNING, Node, Seen, Service, key_of, percentile, run_virtually
 
 MINUTES_5 = 300
 MINUTES_3 = 180
@@ -76,10 +76,10 @@ def herd_size(rng: random.Random) -> tuple[int, int, int]:
 
 def full_before() -> ThroughputProfile:
     """What a node remembers that was full for a minute and a half."""
-    pace = ThroughputProfile()
+    pace = ThroughputProfile(None, TUNING)
 
     async def main() -> None:
-        node = Node(bounds=SOON, pace=pace)
+        node = Node(bounds=SOON, profile=pace)
 
         async def in_turn(number: int) -> None:
             while True:
@@ -101,7 +101,7 @@ def test_a_herd_after_a_restart() -> None:
     pace = full_before()
 
     async def main() -> None:
-        node = Node(bounds=SOON, pace=pace)
+        node = Node(bounds=SOON, profile=pace)
         rng = random.Random(1)
 
         async def one(number: int) -> None:

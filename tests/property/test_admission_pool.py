@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.capacity import Held, KVBudget, KVReservation, PrefixTree
+from app.admission.capacity import KVBudget, KVReservation, PrefixTree, PromptNode
 from app.admission.estimates import LengthEstimate, LengthHistogram, expected
+from tests.support.admissions import TUNING
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=90), min_size=1, max_size=12)
 SPACES = st.sampled_from(["", "ann", "ben"])
@@ -24,7 +25,7 @@ def distinct(prompts: list[tuple[str, list[int]]]) -> int:
 def test_a_shared_prefix_is_counted_once(prompts: list[tuple[str, list[int]]], data: st.DataObject) -> None:
     """The tree holds as many tokens as there are different prefixes, whoever comes and goes."""
     tree = PrefixTree()
-    held: list[tuple[Held, tuple[str, list[int]]]] = []
+    held: list[tuple[PromptNode, tuple[str, list[int]]]] = []
     for space, ids in prompts:
         before = tree.tokens
         shared = tree.shared_tokens(ids, space)
@@ -38,7 +39,7 @@ def test_a_shared_prefix_is_counted_once(prompts: list[tuple[str, list[int]]], d
     for one, _ in held:
         tree.let_go(one)
     assert tree.tokens == 0
-    assert not tree._roots
+    assert not tree.root.children
 
 
 def test_a_long_prompt_is_compared_where_it_differs() -> None:
@@ -55,12 +56,12 @@ class World:
     """A pool, and the tokens that an engine would really use."""
 
     def __init__(self, capacity: int) -> None:
-        self.kv_budget = KVBudget(capacity)
+        self.kv_budget = KVBudget(capacity, TUNING)
         self.flying: list[tuple[KVReservation, int, int]] = []  # claim, tokens made, tokens it will make
 
     @property
     def used(self) -> int:
-        prompts = [(str(id(c)) if c.space is None else c.space, list(c.ids)) for c, _, _ in self.flying]
+        prompts = [(str(c.space), list(c.ids)) for c, _, _ in self.flying]
         return distinct(prompts) + sum(made for _, made, _ in self.flying)
 
 
@@ -110,30 +111,30 @@ def test_an_estimate_is_between_what_is_there_and_what_may_be(
     own: list[int], others: list[int], so_far: int, most: int
 ) -> None:
     """No less than there is already, no more than the limit; the deviation no more than the limit either."""
-    key, model = LengthHistogram(), LengthHistogram()
+    key, model = LengthHistogram(TUNING), LengthHistogram(TUNING)
     for tokens in own:
         key.add(tokens)
     for tokens in others:
         model.add(tokens)
     so_far = min(so_far, most)
-    growth = expected(key, model, so_far, most)
+    growth = expected(key, model, so_far, most, TUNING)
     assert so_far <= growth.mean <= most
     assert growth.variance <= most * most + 1
 
 
 def test_a_key_with_a_past_is_expected_to_do_as_before() -> None:
     """A hundred answers of about 200 tokens weigh more than the guess for strangers."""
-    key, model = LengthHistogram(), LengthHistogram()
+    key, model = LengthHistogram(TUNING), LengthHistogram(TUNING)
     for _ in range(100):
         key.add(200)
         model.add(900)
-    assert 190 <= expected(key, model, 0, 4096).mean <= 260
-    assert expected(key, model, 1000, 4096).mean > 1000
+    assert 190 <= expected(key, model, 0, 4096, TUNING).mean <= 260
+    assert expected(key, model, 1000, 4096, TUNING).mean > 1000
 
 
 def test_what_the_engine_uses_beyond_is_kept_free() -> None:
     """Only what it says again and again counts: a single look may be old."""
-    pool = KVBudget(1000)
+    pool = KVBudget(1000, TUNING)
     pool.take(KVReservation([1, 2, 3], "", 1, 10, LengthEstimate(10, 0)))
     pool.observe(503)
     assert pool.limit_tokens == 980

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.capacity import OVER
 from app.admission.load_shedder import QueueBounds
 from app.core import Tier
-from tests.support.admissions import Node, Seen, Service, key_of, percentile, run_virtually, tenant_of
+from tests.support.admissions import TUNING, Node, Seen, Service, key_of, percentile, run_virtually, tenant_of
 
 ENDLESS = QueueBounds(10_000, 1 << 40, dict.fromkeys(("interactive", "standard", "batch"), 1e6))
 SMALL = Service(capacity_tokens=6_000)
@@ -48,11 +47,11 @@ def test_everyone_has_a_turn(requests: list[tuple[str, int, int]], tiers: dict[s
     assert all(seen.ended_s is not None for seen in node.seen)
     admission = node.admission
     assert (admission.kv_budget.committed_tokens, admission.kv_budget.num_reservations) == (0, 0)
-    assert admission.prefill_window.waiting_tokens == 0
+    assert admission.scheduler.prefill_window.waiting_tokens == 0
     assert not admission.queue
     assert admission.queue.tokens == 0
     assert all(not tenant.active and not tenant.in_flight_tokens for tenant in admission.tenants)
-    assert abs(admission.tenants.active_weight) < 1e-9
+    assert abs(admission.queue.active_weight) < 1e-9
 
 
 @given(
@@ -226,7 +225,7 @@ def test_a_flood_from_before_the_window_narrowed_holds_up_no_light_key() -> None
         for _ in range(50):
             node.spawn(node.ask(key_of("heavy"), 100, 3000, exact=True))
         await asyncio.sleep(5)
-        assert len(node.engine.running) > OVER * node.admission.scheduler.in_flight.window.most_choices
+        assert len(node.engine.running) > TUNING.decode_overrun * node.admission.scheduler.window.max_choices
         seen = await node.ask(key_of("light"), 100, 20, 50)
         node.stop()
         assert seen.admitted_s == seen.at_s

@@ -14,11 +14,20 @@ from typing import Any
 
 from app.admission.capacity import PrefixTree
 from app.admission.controller import Admission
+from app.admission.estimates import ThroughputProfile
 from app.admission.fair_queue import Tenant
 from app.admission.load_shedder import QueueBounds
 from app.admission.ticket import Ticket
+from app.admission.tuning import AdmissionTuning
 from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, Key, KeyTerms, ModelCard, Prompt, Tier
 from app.errors import ServingError
+
+TUNING = AdmissionTuning()
+
+
+def count_prompt(request: ChatRequest) -> int:
+    """An estimate of a prompt's tokens: one for four letters."""
+    return sum(len(message.get("content") or "") for message in request.body["messages"]) // 4
 
 
 class _Selector(selectors.SelectSelector):
@@ -186,7 +195,12 @@ class Node:
     """One engine, its admission, and everything that was asked of it."""
 
     def __init__(
-        self, service: Service | None = None, bounds: QueueBounds | None = None, seed: int = 0, **options: Any
+        self,
+        service: Service | None = None,
+        bounds: QueueBounds | None = None,
+        seed: int = 0,
+        profile: ThroughputProfile | None = None,
+        **options: Any,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.rng = random.Random(seed)
@@ -194,6 +208,9 @@ class Node:
         self.admission = Admission(
             self.engine,  # type: ignore[arg-type]
             bounds or QueueBounds(),
+            profile or ThroughputProfile(None, TUNING),
+            TUNING,
+            count_prompt=count_prompt,
             clock_s=self.loop.time,
             chance=self.rng.random,
             **options,

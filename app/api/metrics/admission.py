@@ -53,26 +53,26 @@ OF_ADMISSION = (
         "tokenring_admission_prefill_tokens",
         "tokens",
         "Uncached prompt tokens of admitted requests that have no first token yet.",
-        lambda a: a.prefill_window.waiting_tokens,
+        lambda a: a.scheduler.prefill_window.waiting_tokens,
     ),
     gauge(
         "tokenring_admission_gate_tokens",
         "tokens",
         "Bound on those tokens; narrow after a start, and while first tokens are late.",
-        lambda a: a.prefill_window.window_tokens,
+        lambda a: a.scheduler.prefill_window.window_tokens,
     ),
     gauge(
         "tokenring_admission_decode_window",
         "choices",
         "Choices that may run at the same time to keep `tpot_target_s`; 0 is no bound.",
-        lambda a: a.scheduler.in_flight.window.shown,
+        lambda a: a.scheduler.window.shown,
     ),
     gauge(
         "tokenring_admission_key_window",
         "choices",
         "Choices that may run at the same time before a key with more than its share must wait "
         "(`key_slowdown`); 0 is no bound.",
-        lambda a: a.scheduler.in_flight.shared_window.shown,
+        lambda a: a.scheduler.key_window.shown,
     ),
     counter(
         "tokenring_admission_let_in_total",

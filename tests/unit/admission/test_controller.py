@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from app.admission.controller import Admission
+from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.admission.ticket import Ticket
 from app.core import ChatRequest, Counts, Delta, Key, Prompt
 from app.errors import Cancelled, Draining, KeyOverloaded, Overloaded
-from tests.support.admissions import Service, ServiceEngine, key_of, tenant_of
+from tests.support.admissions import TUNING, Service, ServiceEngine, count_prompt, key_of, tenant_of
 
 
 class World:
@@ -27,6 +28,9 @@ class World:
         self.admission = Admission(
             self.engine,  # type: ignore[arg-type]
             QueueBounds(**bounds),
+            ThroughputProfile(None, TUNING),
+            TUNING,
+            count_prompt=count_prompt,
             clock_s=lambda: self.now_s,
             chance=lambda: 0.0,
             abort_unread=lambda: self.abort_unread(),  # noqa: PLW0108  # a test replaces it later
@@ -127,7 +131,7 @@ async def test_a_waiting_request_can_be_withdrawn() -> None:
         await second
     first.release()
     assert not world.admission.queue
-    assert world.admission.tenants.active_weight == 0
+    assert world.admission.queue.active_weight == 0
 
 
 @pytest.mark.parametrize("let_in", [False, True])
@@ -317,7 +321,7 @@ async def test_streams_nobody_reads_end_first() -> None:
     (await waiting).release()
     for rid in ("u2", "u3"):
         unread[rid].release()
-    assert world.admission.scheduler.in_flight.reclaimed_tokens == 0
+    assert world.admission.scheduler.reclaimed_tokens == 0
 
 
 async def test_a_shared_prompt_is_reserved_once() -> None:
@@ -364,11 +368,11 @@ async def test_a_key_s_new_weight_holds_at_once() -> None:
     third = await world.admit(50, key=key_of("a", weight=4.0))
     tenant = tenant_of(world.admission, "a")
     assert tenant.served == before + 59 / 4
-    assert world.admission.tenants.active_weight == tenant.weight == 4
+    assert world.admission.queue.active_weight == tenant.weight == 4
     for ticket in (first, third):
         ticket.release()
     (await second).release()
-    assert world.admission.tenants.active_weight == 0
+    assert world.admission.queue.active_weight == 0
 
 
 async def test_a_key_goes_to_another_tier_while_it_waits() -> None:
@@ -386,4 +390,4 @@ async def test_a_key_goes_to_another_tier_while_it_waits() -> None:
     for task in (waiting, moved):
         (await task).release()
     assert not queue
-    assert world.admission.tenants.active_weight == 0
+    assert world.admission.queue.active_weight == 0

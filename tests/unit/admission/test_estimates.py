@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.admission.estimates import (
-    GUESS_TOKENS_PER_S,
-    LengthHistogram,
-    Throughput,
-    ThroughputProfile,
-    expected,
-)
+from app.admission.estimates import LengthHistogram, Throughput, ThroughputProfile, expected
+from tests.support.admissions import TUNING
 
-LENGTHS = LengthHistogram()
+LENGTHS = LengthHistogram(TUNING)
 
 
 def measured(tokens_per_s: float, seconds: int = 120) -> Throughput:
     """A throughput after so long a wait."""
-    throughput = Throughput(1.0, 0.0)
+    throughput = Throughput(1.0, 0.0, TUNING)
     for second in range(1, seconds + 1):
         throughput.advance(float(second), waiting=True)
         throughput.freed(int(tokens_per_s))
@@ -26,29 +21,31 @@ def measured(tokens_per_s: float, seconds: int = 120) -> Throughput:
 
 def test_nothing_known_is_guessed_low() -> None:
     """A pool in eight seconds, and never more than a small model does: a large pool is no fast engine."""
-    assert ThroughputProfile().guess("m", 8000) == 1000.0
-    assert ThroughputProfile().guess("m", 10**6) == GUESS_TOKENS_PER_S
+    assert ThroughputProfile(None, TUNING).throughput("m", 8000, 0.0).tokens_per_s == 1000.0
+    assert (
+        ThroughputProfile(None, TUNING).throughput("m", 10**6, 0.0).tokens_per_s == TUNING.guess_tokens_per_s
+    )
 
 
 def test_a_restarted_process_begins_with_what_was_measured(tmp_path: Path) -> None:
     """Each model has its own; a few seconds of waiting are no measurement."""
     file = tmp_path / "pace.json"
-    first = ThroughputProfile(file)
+    first = ThroughputProfile(file, TUNING)
     first.observe("m", measured(20_000), LENGTHS, 120.0)
     first.observe("n", measured(50_000, seconds=3), LENGTHS, 500.0)
-    assert 18_000 < ThroughputProfile(file).guess("m", 8000) < 22_000
-    assert ThroughputProfile(file).guess("n", 8000) == 1000.0
-    other = ThroughputProfile(file)
+    assert 18_000 < ThroughputProfile(file, TUNING).throughput("m", 8000, 0.0).tokens_per_s < 22_000
+    assert ThroughputProfile(file, TUNING).throughput("n", 8000, 0.0).tokens_per_s == 1000.0
+    other = ThroughputProfile(file, TUNING)
     other.observe("n", measured(300), LENGTHS, 120.0)
-    assert 18_000 < ThroughputProfile(file).guess("m", 8000) < 22_000
+    assert 18_000 < ThroughputProfile(file, TUNING).throughput("m", 8000, 0.0).tokens_per_s < 22_000
 
 
 def test_what_was_measured_outlasts_a_start(tmp_path: Path) -> None:
     """Nothing ends in the first seconds of a full node: five of them make it a third less, not a sixth."""
     file = tmp_path / "pace.json"
-    ThroughputProfile(file).observe("m", measured(1000), LENGTHS, 120.0)
-    for pace, least in ((ThroughputProfile(file), 600), (ThroughputProfile(), 100)):
-        throughput = Throughput(pace.guess("m", 8000), 0.0, pace.worth_s)
+    ThroughputProfile(file, TUNING).observe("m", measured(1000), LENGTHS, 120.0)
+    for profile, least in ((ThroughputProfile(file, TUNING), 600), (ThroughputProfile(None, TUNING), 100)):
+        throughput = profile.throughput("m", 8000, 0.0)
         throughput.advance(5.0, waiting=True)
         assert least < throughput.tokens_per_s < least + 100
 
@@ -56,25 +53,26 @@ def test_what_was_measured_outlasts_a_start(tmp_path: Path) -> None:
 def test_it_is_written_once_a_minute(tmp_path: Path) -> None:
     """Not at every look; and this process goes by what it saw last."""
     file = tmp_path / "pace.json"
-    pace = ThroughputProfile(file)
-    pace.observe("m", measured(1000), LENGTHS, 120.0)
+    profile = ThroughputProfile(file, TUNING)
+    profile.observe("m", measured(1000), LENGTHS, 120.0)
     before = file.read_text()
-    pace.observe("m", measured(2000), LENGTHS, 170.0)
+    profile.observe("m", measured(2000), LENGTHS, 170.0)
     assert file.read_text() == before
-    assert pace.guess("m", 8) > 1500
-    pace.observe("m", measured(2000), LENGTHS, 181.0)
+    assert profile.throughput("m", 8, 0.0).tokens_per_s > 1500
+    profile.observe("m", measured(2000), LENGTHS, 181.0)
     assert file.read_text() != before
 
 
 def test_how_long_answers_are_is_known_again_too(tmp_path: Path) -> None:
     """What a key without a past is expected to answer is the same before and after."""
-    lengths = LengthHistogram()
+    lengths = LengthHistogram(TUNING)
     for tokens in (3, 30, 30, 40, 500) * 30:
         lengths.add(tokens)
-    ThroughputProfile(tmp_path / "pace.json").observe("m", measured(1000), lengths, 120.0)
-    again = ThroughputProfile(tmp_path / "pace.json").lengths("m")
+    ThroughputProfile(tmp_path / "pace.json", TUNING).observe("m", measured(1000), lengths, 120.0)
+    again = ThroughputProfile(tmp_path / "pace.json", TUNING).lengths("m")
     before, after, unknown = (
-        expected(LengthHistogram(), one, 0, 4096) for one in (lengths, again, LengthHistogram())
+        expected(LengthHistogram(TUNING), one, 0, 4096, TUNING)
+        for one in (lengths, again, LengthHistogram(TUNING))
     )
     assert before == after
     assert after.mean < unknown.mean
@@ -86,6 +84,6 @@ def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
     known = ('{"tokens_per_s": "fast"}', '{"tokens_per_s": NaN, "answers": 3}', '{"answers": [[1, 9]]}', "3")
     for text in ("{", "[1]", "\xff", *(f'{{"m": {one}}}' for one in known)):
         file.write_text(text, "latin-1")
-        assert ThroughputProfile(file).guess("m", 8000) == 1000.0
-        assert not ThroughputProfile(file).lengths("m").total
-    ThroughputProfile(tmp_path / "nowhere" / "pace.json").observe("m", measured(1000), LENGTHS, 120.0)
+        assert ThroughputProfile(file, TUNING).throughput("m", 8000, 0.0).tokens_per_s == 1000.0
+        assert not ThroughputProfile(file, TUNING).lengths("m").total
+    ThroughputProfile(tmp_path / "nowhere" / "pace.json", TUNING).observe("m", measured(1000), LENGTHS, 120.0)

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.admission.estimates import Throughput
-from app.admission.fair_queue import GRACE_S, LEAST_PART, FairQueue, Queued, RetrySlots, ReturnRate, Tenant
-from app.admission.load_shedder import AdmissionCounts, LoadShedder, QueueBounds
-from app.core import Tier
+from app.admission.fair_queue import FairQueue, Queued, Tenant
+from app.admission.load_shedder import LoadShedder, QueueBounds, RetrySlots
+from app.core import ChatRequest, Tier
 from app.errors import Overloaded
 from app.settings import Settings
+from tests.support.admissions import TUNING, key_of
 
 RATE = 100.0
 """Tokens per second."""
-
-
-class Ticket(Queued):
-    """As much of a ticket as the load shedder sees."""
-
-    def __init__(self, tenant: Tenant, tokens: int, fingerprint: int, age_s: float) -> None:
-        super().__init__(tenant, tokens, 0.0, age_s)
-        self.fingerprint = fingerprint
 
 
 @dataclass
@@ -34,7 +28,8 @@ class StubScheduler:
     free: int = 0
     ends_s: float = 0.0
     half_full: bool = True
-    queue: FairQueue = field(default_factory=FairQueue)
+    queue: FairQueue = field(default_factory=lambda: FairQueue(TUNING))
+    kv_budget: Any = field(default_factory=lambda: SimpleNamespace(capacity_tokens=10_000))
 
     def free_tokens(self, _tenant: Tenant, age_s: float) -> int:
         return (self.free if age_s < 1 else 0) - self.queue.tokens
@@ -52,7 +47,6 @@ class World:
 
     soon_s: float = 1.0
     now_s: float = 1000.0
-    begun_s: float = 1000.0
     tenants: dict[str, Tenant] = field(default_factory=dict)
     number: int = 0
     scheduler: Any = field(default_factory=StubScheduler)
@@ -60,19 +54,8 @@ class World:
     def __post_init__(self) -> None:
         self.queue = self.scheduler.queue
         bounds = QueueBounds(max_queued_tokens=10**6, soon_s=self.soon_s)
-        throughput = Throughput(RATE, self.begun_s)
-        tenants: Any = self.tenants.values()
-        counts = AdmissionCounts()
-        self.load_shedder = LoadShedder(
-            bounds,
-            self.queue,
-            tenants,
-            throughput,
-            10_000,
-            lambda: 0.0,
-            counts,
-            self.scheduler,
-        )
+        throughput = Throughput(RATE, self.now_s, TUNING)
+        self.load_shedder = LoadShedder(bounds, self.queue, self.scheduler, throughput, lambda: 0.0, TUNING)
 
     def come(
         self,
@@ -84,10 +67,11 @@ class World:
         age_s: float = 0.0,
     ) -> int:
         """One more request; 0 if it may wait, or when it is told to come back."""
-        tenant = self.tenants.setdefault(name, Tenant(name, tier, weight))
+        request = ChatRequest("r", name, "m", {}, 0)
+        tenant = self.tenants[name] = self.queue.come(request, key_of(name, tier, weight), self.now_s, 0)
         self.number += 1
         fingerprint = tokens if tokens == 11 else -self.number  # those of eleven tokens are one client's
-        ticket: Any = Ticket(tenant, tokens, fingerprint, age_s)
+        ticket = Queued(tenant, tokens, self.now_s, age_s, fingerprint)
         try:
             self.load_shedder.enter(ticket, self.now_s)
         except Overloaded as error:
@@ -133,10 +117,10 @@ def test_who_comes_too_early_is_told_the_same_time_and_expected_once() -> None:
     while not world.come("a"):
         pass
     told = world.come("a", 11)
-    expected = world.tenants["a"].retry_slots.num
+    expected = world.load_shedder.slots_of(world.tenants["a"]).tokens
     world.now_s += 1.0
     assert [world.come("a", 11) for _ in range(5)] == [told - 1] * 5
-    assert world.tenants["a"].retry_slots.num == expected
+    assert world.load_shedder.slots_of(world.tenants["a"]).tokens == expected
 
 
 def test_seconds_are_given_away_once() -> None:
@@ -146,14 +130,14 @@ def test_seconds_are_given_away_once() -> None:
     seconds = Counter(at for at in told if at)
     assert max(seconds.values()) <= 8
     assert sum(seconds.values()) > 300
-    assert max(seconds) == pytest.approx(5 + sum(seconds.values()) / 7.5, abs=3)
+    assert max(seconds) == pytest.approx(sum(seconds.values()) / 7.5, abs=3)
 
 
 def test_nobody_is_told_to_come_while_the_first_ones_run() -> None:
-    """After a start nothing ends for a while; a minute later room comes free at once."""
-    world = World()
-    assert min(at for at in (world.come("a") for _ in range(30)) if at) == 5
-    later = World(begun_s=940.0)
+    """After a start nothing ends for a while; later room comes free at once."""
+    world = World(scheduler=StubScheduler(ends_s=5.0))
+    assert min(at for at in (world.come("a") for _ in range(30)) if at) >= 5
+    later = World()
     assert min(at for at in (later.come("a") for _ in range(30)) if at) < 5
 
 
@@ -205,7 +189,7 @@ def test_what_is_too_far_away_is_not_promised() -> None:
     world = World()
     told = [world.come("a", 100) for _ in range(200)]
     assert told[-1] == 999
-    assert world.tenants["a"].retry_slots.tokens <= 120 * RATE
+    assert world.load_shedder.slots_of(world.tenants["a"]).tokens <= 120 * RATE
 
 
 def test_a_key_that_comes_late_has_its_share_of_every_second() -> None:
@@ -219,51 +203,39 @@ def test_a_key_that_comes_late_has_its_share_of_every_second() -> None:
 
 def test_the_bounds_come_from_the_settings() -> None:
     """One setting for each tier's deadline; waiting is to take no more than a part of the TTFT target."""
-    bounds = QueueBounds.of(Settings(queue_batch_s=7.0, ttft_target_s=1.0))
+    bounds = QueueBounds.of(Settings(queue_batch_s=7.0, ttft_target_s=1.0), TUNING)
     assert bounds.deadline_s == {"interactive": 5.0, "standard": 10.0, "batch": 7.0}
     assert bounds.soon_s == 0.4
 
 
-def test_an_appointment_is_kept_once_and_not_early() -> None:
-    """At its time or within the grace; a second one with the same body needs one of its own."""
-    retry_slots = RetrySlots()
-    retry_slots.make(7, 20.0, 100)
-    assert not retry_slots.keep(7, 19.9)
-    assert not retry_slots.keep(8, 20.0)
-    assert retry_slots.keep(7, 21.5)
-    assert not retry_slots.keep(7, 21.5)
-    assert (retry_slots.num, retry_slots.tokens) == (0, 0)
+def test_a_slot_is_kept_once_and_not_early() -> None:
+    """At its time or within the grace; a second request with the same body needs a slot of its own."""
+    slots = RetrySlots(10)
+    slots.make(7, 20.0, 100)
+    assert not slots.keep(7, 19.9)
+    assert not slots.keep(8, 20.0)
+    assert slots.keep(7, 21.5)
+    assert not slots.keep(7, 21.5)
+    assert (bool(slots), slots.tokens) == (False, 0)
 
 
-def test_who_came_is_told_with_who_did_not() -> None:
-    """Only when the time of all that were told it is over: one of three came."""
-    retry_slots = RetrySlots()
+def test_a_slot_that_nobody_used_ends_after_the_grace() -> None:
+    """One of three came: two are missed, once their time is over."""
+    slots = RetrySlots(10)
     for fingerprint in range(3):
-        retry_slots.make(fingerprint, 20.0, 100)
-    assert retry_slots.keep(1, 20.0)
-    assert retry_slots.close(20.0 + GRACE_S) == (0, 0)
-    assert retry_slots.open
-    assert retry_slots.close(20.1 + GRACE_S) == (1, 2)
-    assert not retry_slots.open
+        slots.make(fingerprint, 20.0, 100)
+    assert slots.keep(1, 20.0)
+    assert slots.expire(20.0 + 10) == 0
+    assert slots
+    assert slots.expire(20.1 + 10) == 2
+    assert not slots
 
 
-def test_those_expected_are_counted_by_when_they_come() -> None:
+def test_slots_are_counted_by_when_they_come() -> None:
     """Late ones, those of this second, and those ahead, as far as is asked."""
-    retry_slots = RetrySlots()
+    slots = RetrySlots(10)
     for at_s, tokens in ((15.0, 1), (20.5, 10), (21.2, 100), (28.9, 1000), (29.0, 10_000)):
-        retry_slots.make(tokens, at_s, tokens)
-    assert retry_slots.due_within(20.7, (0, 1, 2, 8)) == [11, 111, 111, 1111]
-    assert retry_slots.due_at(29) == 10_000
-    assert RetrySlots().due_within(20.7, (0, 1)) == [0, 0]
-
-
-def test_how_many_come_is_learned_slowly_and_never_counted_on_too_low() -> None:
-    """All are expected at first; of a crowd of whom a fifth comes, half; then four fifths, when they do."""
-    return_rate = ReturnRate()
-    assert return_rate.part == 1.0
-    for _ in range(300):
-        return_rate.count(1, 4)
-    assert return_rate.part == LEAST_PART
-    for _ in range(300):
-        return_rate.count(4, 1)
-    assert 0.75 < return_rate.part < 0.85
+        slots.make(tokens, at_s, tokens)
+    assert [slots.due_tokens(20.7 + ahead_s) for ahead_s in (0, 1, 2, 8)] == [11, 111, 111, 1111]
+    assert slots.later(10_000, 20.7) == 29
+    assert RetrySlots(10).due_tokens(20.7) == 0
