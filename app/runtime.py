@@ -92,6 +92,7 @@ class Runtime:
         self.small_engine = build_small_engine(settings)
         """None without `small_model`; so is the router."""
         self.streams = StreamRegistry(settings, log)
+        self._text_counter = TextCounter()
         self.backends, self.router = self._build_backends()
         self.degrade = degrade_of(settings)
         """None with `degrade` off."""
@@ -103,7 +104,6 @@ class Runtime:
         self.history = History(self.database)
         self.traffic = Traffic()
         self.balance = LedgerAudit(log)
-        self._text_counter = TextCounter()
         self.limiter = Limiter(count_text=self._text_counter)
         self.reads = Reads(self.limiter, settings.max_reads_per_s)
         self.budgets = Budgets(self.database, self.limiter)
