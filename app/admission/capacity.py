@@ -95,7 +95,7 @@ class PrefixTree:
 
 
 def _common(left: Sequence[int], right: Sequence[int], start: int, stop: int) -> int:
-    """How many ids from `start` are the same in both, `stop` excluded: ever longer slices, then shorter ones."""
+    """How many ids from `start` up to `stop` are the same in both."""
     at, step, growing = start, 32, True
     while at < stop and step:
         end = min(at + step, stop)
@@ -294,8 +294,7 @@ class PrefillWindow:
 
 
 class DecodeWindow:
-    """Bound on the choices that decode at once, so that the time per output token (TPOT) stays within a
-    target.
+    """Bound on the choices that decode at once, to keep the time per output token (TPOT) within a target.
 
     A decode step gives each running choice one token and takes longer the more there are, and a prompt that
     comes waits for the step that runs. The window narrows while tokens take too long. While it holds requests

@@ -17,16 +17,16 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-from app.admission.capacity import DecodeWindow, KVBudget, PrefillWindow
+from app.admission.capacity import DecodeWindow, PrefillWindow
 from app.admission.estimates import LengthEstimate, ThroughputProfile, expected
 from app.admission.fair_queue import FairQueue, Queued, Tenant
-from app.admission.load_shedder import AdmissionCounts, LoadShedder, QueueBounds
+from app.admission.load_shedder import LoadShedder, QueueBounds
 from app.admission.scheduler import AdmissionScheduler
 from app.admission.ticket import Ticket, fingerprint_of
 from app.admission.tuning import AdmissionTuning
-from app.core import ChatRequest, Delta, Engine, Health, Key, Prompt
+from app.core import TIERS, ChatRequest, Delta, Engine, Health, Key, Prompt, Tier
 from app.errors import Cancelled, ServingError
 
 
@@ -68,6 +68,10 @@ class Admission:
         self._model_lengths = profile.lengths("")
         self._new_share = 1.0
         """Share of a prompt's tokens that no other request in flight has, lately."""
+        self.admitted: dict[Tier, int] = dict.fromkeys(TIERS, 0)
+        """Requests let in since the process began."""
+        self.num_unread_aborted = 0
+        """Streams without a reader that were ended so that others have room, since the process began."""
         self._waiting: dict[str, Ticket] = {}
         self._was_ready = False
         self.open()
@@ -85,21 +89,6 @@ class Admission:
             self.scheduler.restart(model.kv_capacity_tokens)
             self.scheduler.limit_choices(self._engine.load().max_running_reqs)
             self.load_shedder.restart(self._throughput)
-
-    @property
-    def kv_budget(self) -> KVBudget:
-        """The KV memory and who holds it."""
-        return self.scheduler.kv_budget
-
-    @property
-    def tenants(self) -> Collection[Tenant]:
-        """The keys that have come lately."""
-        return self.queue.tenants
-
-    @property
-    def counts(self) -> AdmissionCounts:
-        """Decisions since the process began."""
-        return self.load_shedder.counts
 
     @property
     def busy(self) -> bool:
@@ -124,9 +113,9 @@ class Admission:
             self.open()
         self._was_ready = ready
         self._throughput.advance(now_s, waiting=self.busy)
-        if self.kv_budget.num_reservations and ready:
+        if self.scheduler.kv_budget.num_reservations and ready:
             load = self._engine.load()
-            self.kv_budget.observe(load.used_tokens)
+            self.scheduler.kv_budget.observe(load.used_tokens)
             self.scheduler.limit_choices(load.max_running_reqs)
         for queued, error in self.load_shedder.overdue(now_s):
             assert isinstance(queued, Ticket)
@@ -153,7 +142,7 @@ class Admission:
         now_s, socket_wait_s = self._clock_s(), request.placement.socket_wait_s
         if not self.busy and socket_wait_s < self._tuning.at_once_s:
             return
-        tenant = self.queue.come(request, key, now_s, self.kv_budget.capacity_tokens)
+        tenant = self.queue.come(request, key, now_s, self.scheduler.kv_budget.capacity_tokens)
         growth = self._expect(tenant, request, request.max_tokens or self._engine.model.context_length)
         tokens = int(self._new_share * self._count_prompt(request)) + request.n * growth.mean
         queued = Queued(tenant, tokens, now_s, socket_wait_s, fingerprint_of(request))
@@ -165,7 +154,7 @@ class Admission:
         Raises KeyOverloaded, Overloaded, Cancelled, and what `refuse_waiting` is given.
         """
         now_s = self._clock_s()
-        tenant = self.queue.come(request, key, now_s, self.kv_budget.capacity_tokens)
+        tenant = self.queue.come(request, key, now_s, self.scheduler.kv_budget.capacity_tokens)
         ticket = Ticket(
             tenant,
             request,
@@ -218,7 +207,7 @@ class Admission:
             growth = expected(
                 tenant.lengths, self._model_lengths, max(ticket.lengths), ticket.max_tokens, self._tuning
             )
-        self.kv_budget.correct(ticket.reservation, growth, sum(ticket.lengths))
+        self.scheduler.kv_budget.correct(ticket.reservation, growth, sum(ticket.lengths))
         ticket.charge(ticket.uncached_tokens + ticket.reservation.mean)
 
     def _released(self, ticket: Ticket) -> None:
@@ -240,7 +229,10 @@ class Admission:
         return expected(tenant.lengths, self._model_lengths, min_tokens, max_tokens, self._tuning)
 
     def _size(self, ticket: Ticket) -> None:
-        ticket.size(self.kv_budget.unshared_tokens(ticket.reservation), self.kv_budget.capacity_tokens)
+        ticket.size(
+            self.scheduler.kv_budget.unshared_tokens(ticket.reservation),
+            self.scheduler.kv_budget.capacity_tokens,
+        )
 
     # Turns
 
@@ -287,7 +279,7 @@ class Admission:
 
     def _let_in(self, ticket: Ticket, now_s: float) -> None:
         self.scheduler.begin(ticket, now_s)
-        self.counts.admit(ticket.tenant.tier)
+        self.admitted[ticket.tenant.tier] += 1
         ticket.charge(ticket.uncached_tokens + ticket.reservation.mean)
 
     def _reclaim(self) -> None:
@@ -295,5 +287,5 @@ class Admission:
         while (blocked := self.scheduler.blocked) is not None:
             if self.scheduler.reclaimed_tokens >= blocked.tokens or (rid := self._abort_unread()) is None:
                 return
-            self.counts.abort_unread()
+            self.num_unread_aborted += 1
             self.scheduler.reclaim(rid)

@@ -91,13 +91,9 @@ class Tenant:
         """Count tokens as served, or take back (negative) what was charged too much."""
         self.served += tokens / self.weight
 
-    def lift(self, served: float) -> None:
-        """Let go of what it was served less than that."""
-        self.served = max(self.served, served)
-
-    def use(self, now_s: float) -> None:
-        """A request of it has come."""
-        self.used_at_s = now_s
+    def come(self, now_s: float, served: float) -> None:
+        """A request of it has come; let go of what it was served less than that."""
+        self.used_at_s, self.served = now_s, max(self.served, served)
 
     def refuse(self, now_s: float, wanted_until_s: float) -> None:
         """A request was refused for want of room; the key is taken to want more for so long."""
@@ -134,8 +130,6 @@ class Tenant:
 
 class _Level:
     """A tier's queue."""
-
-    __slots__ = ("credit", "last_served", "tenants", "waiting")
 
     def __init__(self) -> None:
         self.tenants: dict[Tenant, None] = {}
@@ -204,17 +198,14 @@ class FairQueue:
         elif (tenant.tier, tenant.weight) != (tier, weight):
             tenant = tenant.with_terms(tier, weight, self._tuning)
         self._by_name[name] = tenant
-        tenant.use(now_s)
-        wanted = now_s < tenant.wanted_until_s
-        self.lift(tenant, self._tuning.credit_pools * pool_tokens if wanted else 0.0)
-        return tenant
-
-    def lift(self, tenant: Tenant, credit_tokens: float = 0.0) -> None:
-        """Let go of what a key with nothing waiting was served less, but for so many tokens."""
+        floor = -math.inf
         if not tenant.waiting:
+            credit_tokens = self._tuning.credit_pools * pool_tokens if now_s < tenant.wanted_until_s else 0.0
             level = self._levels[tenant.rank]
             floor = min((other.served for other in level.tenants), default=level.last_served)
-            tenant.lift(floor - credit_tokens / tenant.weight)
+            floor -= credit_tokens / tenant.weight
+        tenant.come(now_s, floor)
+        return tenant
 
     def enter(self, queued: Queued) -> None:
         """Take a place."""

@@ -26,26 +26,6 @@ from app.settings import Settings
 CODES = (KeyOverloaded.default_code, Overloaded.default_code, "queue_timeout")
 
 
-class AdmissionCounts:
-    """Decisions since the process began. Every label is there from the start, at zero."""
-
-    def __init__(self) -> None:
-        self.admitted: dict[Tier, int] = dict.fromkeys(TIERS, 0)
-        self.refused: dict[Tier, Counter[str]] = {tier: Counter(dict.fromkeys(CODES, 0)) for tier in TIERS}
-        """By code; what was refused for other reasons, as a client that left, is not here."""
-        self.retry_slots = Counter({"kept": 0, "missed": 0})
-        self.unread_aborted = 0
-        """Streams without a reader that ended so that others have room."""
-
-    def admit(self, tier: Tier) -> None:
-        """Count a request that was let in."""
-        self.admitted[tier] += 1
-
-    def abort_unread(self) -> None:
-        """Count a stream without a reader that was ended."""
-        self.unread_aborted += 1
-
-
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
     """What may wait, and how long. Times in seconds; 0 queued tokens stands for some pools (AdmissionTuning).
@@ -74,8 +54,6 @@ class QueueBounds:
 
 class RetrySlots:
     """The times at which a key's refused requests were told to come back, as whole seconds of the clock."""
-
-    __slots__ = ("_by_fingerprint", "_due", "_grace_s", "tokens")
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -138,8 +116,7 @@ class RetrySlots:
 
 
 class LoadShedder:
-    """The bounds of the queue, and the refusals. `chance` draws from [0, 1) so that clients do not return
-    together."""
+    """The bounds of the queue, and the refusals. `chance` draws a number from 0 to 1 for each retry slot."""
 
     def __init__(
         self,
@@ -150,7 +127,11 @@ class LoadShedder:
         chance: Callable[[], float],
         tuning: AdmissionTuning,
     ) -> None:
-        self.counts = AdmissionCounts()
+        self.refused: dict[Tier, Counter[str]] = {tier: Counter(dict.fromkeys(CODES, 0)) for tier in TIERS}
+        """Refusals since the process began by code; a request for another reason, as a client that left, is
+        not here."""
+        self.retry_slots = Counter({"kept": 0, "missed": 0})
+        """What became of the slots whose time is over."""
         self.bounds, self._queue, self._scheduler, self._throughput = bounds, queue, scheduler, throughput
         self._chance, self._tuning = chance, tuning
         self._deadline_s = tuple(bounds.deadline_s[tier] for tier in TIERS)
@@ -185,20 +166,20 @@ class LoadShedder:
     def returns(self, queued: Queued, now_s: float) -> bool:
         """Whether a request comes to its retry slot, which it uses up."""
         kept = self.slots_of(queued.tenant).keep(queued.fingerprint, now_s)
-        self.counts.retry_slots["kept"] += kept
+        self.retry_slots["kept"] += kept
         return kept
 
     def overdue(self, now_s: float) -> Iterator[tuple[Queued, ServingError]]:
         """The requests that have waited for their whole deadline, and their refusals."""
         for queued in self._queue.overdue(self._deadline_s, now_s):
             waited_s = now_s - queued.entered_s
-            why = f"The request waited {waited_s:.0f} s for room on this server, which is as long as its tier may."
+            why = f"The request waited {waited_s:.0f} s for room on this server, as long as its tier may."
             yield queued, self._refusal(queued, now_s, why, "queue_timeout")
 
     def expire(self, now_s: float) -> None:
         """Give up on those who have not come back."""
         for name, slots in list(self._slots.items()):
-            self.counts.retry_slots["missed"] += slots.expire(now_s)
+            self.retry_slots["missed"] += slots.expire(now_s)
             if not slots:
                 del self._slots[name]
 
@@ -228,10 +209,8 @@ class LoadShedder:
         full = places < 1 or (queued.tokens > room and queue.tokens)
         if full or self.too_old(queued, returns=returns):
             return False
-        if not queue or queued.tokens <= self._scheduler.free_tokens(tenant, queued.age_s):
-            return True  # in the last case it waits for the prefill of others alone
-        if self._scheduler.has_room(tenant, queued.tokens, queued.age_s, now_s):
-            return True
+        if not queue or self._scheduler.has_room(tenant, queued.tokens, queued.age_s, now_s):
+            return True  # it waits for the prefill of others alone
         rate, line = self._rate(tenant), tenant.waiting_tokens + queued.tokens
         if returns:
             return line + self._ahead(tenant, line) <= self._tuning.late * self.max_wait_s(tenant) * rate
@@ -286,7 +265,7 @@ class LoadShedder:
             retry_after_s=retry_s,
             should_retry=None if sure else False,
         )
-        self.counts.refused[tenant.tier][error.code] += 1
+        self.refused[tenant.tier][error.code] += 1
         return error
 
     def _over_share(self, tenant: Tenant) -> bool:

@@ -154,45 +154,41 @@ class AdmissionScheduler:
 
     # Whether one that comes may wait
 
-    def free_tokens(self, tenant: Tenant, age_s: float) -> int:
-        """Memory that nothing is kept for, less what waits in front of a key's next request.
-
-        What waits of keys that are held back does not count. 0 without a place in the engine, or behind a
-        long prefill.
-        """
-        passed = [other for other in self._held_back if other is not tenant]
-        waiting = len(self._queue) - sum(len(other.waiting) for other in passed)
-        uncached = self._queue.uncached_tokens - sum(other.waiting_uncached_tokens for other in passed)
-        spare = self._tuning.spare
-        if not self._has_place(waiting + 1, spare) or uncached > self.prefill_window.soon_tokens(age_s):
-            return 0
-        line_tokens = self._queue.tokens - sum(other.waiting_tokens for other in passed)
-        return self.kv_budget.free_tokens(spare) - line_tokens
-
     def has_room(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
-        """Whether a request of so many tokens fits now, past the one that does not and for which all wait.
+        """Whether a key's next request, of so many tokens, fits behind what waits or past what waits in vain.
 
-        A key within its share has what is kept for such. It passes another that was served no less, or asks
-        for little.
+        It passes keys that are held back. It passes a key with a request that does not fit and for which all
+        wait, if its own key was served no less or asks for little; then it has what is kept for such too.
         """
+        held_back = [other for other in self._held_back if other is not tenant]
+        n = len(self._queue) - sum(len(other.waiting) for other in held_back) + 1
+        passed = sum(other.waiting_tokens for other in held_back)
+        uncached = sum(other.waiting_uncached_tokens for other in held_back)
+        if self._is_free(n, tokens - passed, -uncached, self._tuning.spare, age_s):
+            return True
         blocked, n, own_tokens = self.blocked, len(tenant.waiting) + 1, tenant.waiting_tokens + tokens
         if blocked is None or self._slows_others(tenant, n, now_s):
             return False
         other = blocked.tenant
         if other is tenant:
-            passed, may_pass = blocked.tokens, blocked.bypassed_tokens < self._tuning.bypass * blocked.tokens
+            passed, uncached = blocked.tokens, blocked.uncached_tokens
+            may_pass = blocked.bypassed_tokens < self._tuning.bypass * blocked.tokens
         else:
-            passed = other.waiting_tokens
-            served_less = (
-                tenant.served + own_tokens / tenant.weight <= other.served + blocked.tokens / other.weight
-            )
+            passed, uncached = other.waiting_tokens, other.waiting_uncached_tokens
+            theirs = other.served + blocked.tokens / other.weight
+            served_less = tenant.served + own_tokens / tenant.weight <= theirs
             may_pass = served_less or self._asks_little(tenant, own_tokens, n)
-        spare = self._spare(tenant, own_tokens)
+        spare, within = self._spare(tenant, own_tokens), self._within(tenant, n)
+        return may_pass and self._is_free(n, tokens - passed, -uncached, spare, age_s, within=within)
+
+    def _is_free(
+        self, n: int, tokens: int, uncached_tokens: int, spare: float, age_s: float, *, within: bool = False
+    ) -> bool:
+        """Whether there is room for all that waits and so many choices and tokens more."""
         return (
-            may_pass
-            and self._has_place(n, spare, within=self._within(tenant, n))
-            and self._queue.uncached_tokens - passed <= self.prefill_window.soon_tokens(age_s)
-            and self._queue.tokens - passed + tokens <= self.kv_budget.free_tokens(spare)
+            self._has_place(n, spare, within=within)
+            and self._queue.uncached_tokens + uncached_tokens <= self.prefill_window.soon_tokens(age_s)
+            and self._queue.tokens + tokens <= self.kv_budget.free_tokens(spare)
         )
 
     # Shares

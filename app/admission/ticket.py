@@ -29,9 +29,9 @@ class Ticket(Queued):
     """A place in the queue, and then room in the engine until `release()`."""
 
     __slots__ = (
-        "_due", "_future", "_on_progress", "_on_release", "_step_tokens", "_timed_s", "_timed_tokens", "admitted_s",
-        "charged_tokens", "exact", "lengths", "max_tokens", "over", "queued_behind", "reclaimed", "reservation",
-        "rid", "started",
+        "_due", "_future", "_on_progress", "_on_release", "_step_tokens", "_timed_s", "_timed_tokens",
+        "admitted_s", "charged_tokens", "exact", "lengths", "max_tokens", "over", "queued_behind",
+        "reclaimed", "reservation", "rid", "started",
     )  # fmt: skip
 
     def __init__(
@@ -46,8 +46,7 @@ class Ticket(Queued):
         on_progress: Callable[[Ticket, Delta], None],
         on_release: Callable[[Ticket], None],
     ) -> None:
-        """`on_progress` hears of first tokens, every `step_tokens` and ends of choices; `on_release` of the
-        end."""
+        """`on_progress` hears of first tokens, of every `step_tokens`, and of ends of choices."""
         super().__init__(tenant, 0, now_s, request.placement.socket_wait_s, fingerprint_of(request))
         self._step_tokens, self._on_progress, self._on_release = step_tokens, on_progress, on_release
         self.rid = request.request_id
@@ -90,10 +89,9 @@ class Ticket(Queued):
         """It has its first token, and the engine has told how much of the prompt it computed."""
         self.started, self.uncached_tokens = True, uncached_tokens
 
-    def reclaim(self) -> bool:
-        """It was aborted so that others have room; whether that is new."""
-        new, self.reclaimed = not self.reclaimed, True
-        return new
+    def reclaim(self) -> None:
+        """It was aborted so that others have room."""
+        self.reclaimed = True
 
     def timed(self, tokens: int, now_s: float) -> tuple[int, float]:
         """Tokens of the first choice since the last call, and their seconds; no tokens at the first."""
@@ -122,9 +120,5 @@ class Ticket(Queued):
             self._on_release(self)
 
     def _resolve(self, error: ServingError | None) -> None:
-        if self._future is None or self._future.done():
-            return
-        if error is None:
-            self._future.set_result(None)
-        else:
-            self._future.set_exception(error)
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None) if error is None else self._future.set_exception(error)

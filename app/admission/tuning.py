@@ -1,7 +1,6 @@
-"""The constants of admission in one place. Settings are what an operator may want to change; these are not
-settings.
+"""The constants of admission. What an operator may want to change is a setting instead (app.settings).
 
-A share is a part of a whole, from 0 to 1. Where no measurement is named, the value is a judgement.
+A *share* is a number from 0 to 1. A value without a measurement is a judgement.
 """
 
 from __future__ import annotations
@@ -11,126 +10,83 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AdmissionTuning:
-    """How admission estimates, reserves, lets in and refuses. Each field has its unit, its range and a
-    reason."""
+    """How admission estimates, reserves, lets in and refuses. A comment has unit, range and reason."""
 
     # KV memory
-    kv_margin_deviations: float = 2.5
-    """Standard deviations, 0 and more: margin over the expected growth. No retraction in any `bench
-    overload`."""
-    kv_headroom: float = 0.02
-    """Share of the pool that is never reserved: pages that are not full."""
-    drift_samples: int = 6
-    """Looks, at least 1, at `poll_s`: the engine's own count is some steps old, so the least of so many
-    counts."""
-    spare: float = 0.125
-    """Share of pool and places kept for keys that use less than their share: a light key need not wait for
-    room."""
-    step_tokens: int = 32
-    """Tokens, at least 1, of an answer between two looks at its reservation; later an eighth of its length.
-    """
+    kv_margin_deviations: float = (
+        2.5  # deviations over the mean growth, >= 0: no retraction in `bench overload`
+    )
+    kv_headroom: float = 0.02  # share of the pool that is never reserved: pages that are not full
+    drift_samples: int = 6  # looks, >= 1, of which the least counts: the engine's own count is some steps old
+    spare: float = (
+        0.125  # share of pool and places kept for keys that use less than theirs: they need not wait
+    )
+    step_tokens: int = (
+        32  # tokens of an answer, >= 1, between looks at its reservation; later 1/8 of its length
+    )
 
     # Prefill window
-    prefill_step_tokens: int = 2048
-    """Tokens, at least 1: the window after a start, its least, and what it grows by."""
-    prefill_min_tokens: int = 64
-    """Tokens that a prompt counts at least: each costs a pass."""
-    prefill_decrease: float = 0.7
-    """Share of the window that late first tokens leave."""
+    prefill_step_tokens: int = 2048  # tokens, >= 1: the window after a start, its least, and what it grows by
+    prefill_min_tokens: int = 64  # tokens, >= 0, that a prompt counts at least: each costs a pass
+    prefill_decrease: float = 0.7  # share of the window that late first tokens leave
 
     # Decode window
-    decode_look_s: float = 1.0
-    """Seconds, over 0, for which TPOT is measured in front of each change."""
-    decode_widen_below: float = 0.95
-    """Share of the target below which the window widens."""
-    decode_first_choices: float = 8.0
-    """Choices, at least 1: the window after a start."""
-    decode_decrease: float = 0.7
-    """Share that a look leaves of it at least: a long prompt makes one slow second."""
-    decode_overrun: float = 1.5
-    """Windows, at least 1: with more running it does not narrow, as they were let in when it was wider."""
-    decode_filled: float = 0.75
-    """Share from which the window is full; then TPOT tells how far it may widen."""
-    decode_unproven: float = 3.0
-    """Times, at least 1, what has run within the target: requests of many choices are let in together."""
-    decode_smoothing: float = 0.3
-    """Weight of one look in the least TPOT: a burst after a stall is no fast step."""
+    decode_look_s: float = 1.0  # seconds, > 0, over which the time per output token is measured
+    decode_widen_below: float = 0.95  # share of the target below which the window widens
+    decode_first_choices: float = 8.0  # choices, >= 1, of the window after a start
+    decode_decrease: float = 0.7  # share that a look leaves at least: a long prompt makes one slow second
+    decode_overrun: float = 1.5  # windows, >= 1: with more running it was narrowed for them already
+    decode_filled: float = (
+        0.75  # share of the window from which its time per token tells how far it may widen
+    )
+    decode_unproven: float = (
+        3.0  # times, >= 1, what has run in time: requests of many choices come in together
+    )
+    decode_smoothing: float = (
+        0.3  # weight of a look in the least time per token: a burst after a stall is none
+    )
 
     # Estimates
-    answers_remembered: float = 200.0
-    """Answers, at least 1, after which the earlier half counts half."""
+    answers_remembered: float = 200.0  # answers, >= 1, after which the older ones count half
+    # Answers, >= 0, that the model's past is worth beside the key's. With the model's alone, unlike keys get
+    # 16% fewer good answers; with the key's alone a herd gets 26% fewer tokens in the minute after a restart.
     model_answers: float = 4.0
-    """Answers, 0 and more, that the model's past is worth beside the key's. Without the key's own past, keys
-    of unlike answers get 16% fewer good answers; without the model's, a herd after a restart gets 22% fewer
-    tokens."""
-    prior_tokens: tuple[float, ...] = (64.0, 256.0, 1024.0)
-    """Tokens still to come where nothing is known."""
-    prior_weight: float = 0.5
-    """Answers that each of them is worth, over 0."""
-    new_weight: float = 0.05
-    """Weight of one prompt in the share of a prompt that is new to the pool: beginnings are shared."""
-    throughput_memory_s: float = 15.0
-    """Seconds, over 0: time constant of the throughput. A stored value counts as much, as none ends at first.
-    """
-    throughput_measured_s: float = 10.0
-    """Seconds of waiting after which the throughput is one to remember; less than the time constant."""
-    guess_pool_s: float = 8.0
-    """Seconds, over 0, that a pool full of requests is taken to run, where nothing is known."""
-    guess_tokens_per_s: float = 4096.0
-    """Tokens per second, the most that is guessed: a large pool is no fast engine."""
-    profile_write_s: float = 60.0
-    """Seconds between two writes of the profile."""
+    prior_tokens: tuple[float, ...] = (64.0, 256.0, 1024.0)  # tokens still to come where nothing is known
+    prior_weight: float = 0.5  # answers, > 0, that each of these is worth
+    new_weight: float = 0.05  # weight of a prompt in the share of prompts that is new: beginnings are shared
+    throughput_memory_s: float = 15.0  # seconds, > 0: time constant, and what a stored throughput is worth
+    throughput_measured_s: float = 10.0  # seconds of waiting, below the above, after which it is stored
+    guess_pool_s: float = 8.0  # seconds, > 0, that a full pool is taken to run where nothing is known
+    guess_tokens_per_s: float = 4096.0  # tokens/s guessed at most: a large pool is no fast engine
+    profile_write_s: float = 60.0  # seconds, >= 0, between two writes of the profile
 
     # Turns
-    poll_s: float = 0.25
-    """Seconds, over 0, between two looks at the clock: deadlines, slots, the engine's count."""
-    at_once_s: float = 0.1
-    """Seconds in the socket from which a request is prechecked though nothing waits: the process is busy."""
-    ageing_s: tuple[float, ...] = (0.0, 5.0, 30.0)
-    """Seconds by tier, after which the tiers above no longer pass without limit."""
-    aged_share: float = 0.25
-    """Tokens that an aged tier gets for each that the tiers above it get."""
-    scanned: int = 48
-    """Requests, at least 1, looked at for one that fits."""
-    scanned_of_key: int = 16
-    """The same of one key."""
-    bypass: float = 1.0
-    """Times the tokens of a request that does not fit: what its key, or lower tiers, may take past it."""
-    hard_bypass: float = 16.0
-    """The same for all others; from then on everything waits until it fits."""
-    few_waiting: int = 2
-    """Waiting requests up to which a key is not taken to have a backlog."""
-    above_share: float = 1.25
-    """Shares of what runs, at least 1, from which on a key has more than its own: keys take turns one by one.
-    """
+    poll_s: float = 0.25  # seconds, > 0, between looks at deadlines, slots and the engine's count
+    at_once_s: float = 0.1  # seconds in the socket from which a request is prechecked though nothing waits
+    ageing_s: tuple[float, ...] = (0.0, 5.0, 30.0)  # seconds by tier, after which higher ones are limited
+    aged_share: float = 0.25  # tokens of an aged tier for each token of the tiers above it
+    scanned: int = 48  # requests, >= 1, looked at for one that fits
+    scanned_of_key: int = 16  # the same of one key
+    bypass: float = 1.0  # times the tokens of a request that does not fit, which its key may take past it
+    hard_bypass: float = 16.0  # the same for all others; then everything waits until it fits
+    few_waiting: int = 2  # waiting requests up to which a key has no backlog
+    above_share: float = 1.25  # shares of what runs, >= 1, up to which a key has no more than its own
+    # Pools of tokens, >= 0, that a refused key makes up for: with 0 two keys are served 20% apart, else 2%.
     credit_pools: float = 1.0
-    """Pools of tokens, 0 and more, that a refused key may be served less and make up for. With 0 two
-    backlogged keys are served 20% apart."""
-    wanted_s: float = 5.0
-    """Seconds after a refusal without a slot for which a key is taken to want more."""
-    recent_s: float = 60.0
-    """Seconds after a request for which its key is in use: who reads an answer comes again."""
-    forgotten_s: float = 600.0
-    """Seconds without a request after which a key's counters are dropped; more than `max_retry_s`."""
+    wanted_s: float = 5.0  # seconds after a refusal without a slot in which its key is taken to want more
+    recent_s: float = 60.0  # seconds after a request in which its key is in use: its reader comes again
+    forgotten_s: float = 600.0  # seconds, over `max_retry_s`, after which an idle key's counters are dropped
 
     # Refusals
-    queue_pools: float = 4.0
-    """Pools of tokens that may wait where the setting does not say."""
-    usable_deadline: float = 0.25
-    """Share of a tier's deadline that waiting may take by expectation."""
-    wait_of_ttft: float = 0.4
-    """Share of the TTFT target that waiting may take by expectation, in the tiers above batch."""
-    young_ages: float = 3.0
-    """Times their mean age that requests are taken to run at least; in a steady flow it is 2."""
+    queue_pools: float = 4.0  # pools of tokens, > 0, that may wait where the setting does not say
+    usable_deadline: float = 0.25  # share of a tier's deadline that waiting may take by expectation
+    wait_of_ttft: float = 0.4  # share of the TTFT target that it may take, in the tiers above batch
+    young_ages: float = 3.0  # mean ages, >= 2, that requests run at least; 2 in a steady flow
+    # Times as long as others, >= 1, that requests may wait which come at their slot. If all clients obey, 0.92
+    # of them are let in with 2.5, and 0.95 with 3.0.
     late: float = 3.0
-    """Times as long as others, at least 1, that requests may wait which come back at their slot."""
-    promised: float = 0.75
-    """Share of the throughput that slots take; what comes unannounced fills up the rest."""
-    return_at: float = 0.2
-    """Share of what may wait at which a key's line is to be when those come back who have a slot."""
-    jitter: float = 0.1
-    """Share of the time to a slot that chance takes off, so that clients do not return together."""
-    grace_s: int = 10
-    """Seconds, 0 and more, that a request may be late for its slot."""
-    max_retry_s: int = 120
-    """Seconds, at least 1, to the farthest slot."""
+    promised: float = 0.75  # share of the throughput that slots take; other requests fill up the rest
+    return_at: float = 0.2  # share of what may wait at which those come back who have a slot
+    jitter: float = 0.1  # share of the time to a slot that chance takes off: clients do not return together
+    grace_s: int = 10  # seconds, >= 0, that a request may be late for its slot
+    max_retry_s: int = 120  # seconds, >= 1, to the farthest slot

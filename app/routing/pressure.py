@@ -27,7 +27,7 @@ def pressure_of(admission: Admission, now_s: float) -> Pressure:
     share = _share(admission)
     tenants = [
         tenant
-        for tenant in admission.tenants
+        for tenant in admission.queue.tenants
         if tenant.rank < _BATCH and (tenant.active or now_s - tenant.used_at_s < LATELY_S)
     ]
     if not tenants:

@@ -46,11 +46,14 @@ def test_everyone_has_a_turn(requests: list[tuple[str, int, int]], tiers: dict[s
     node = everything(requests, tiers, seed)
     assert all(seen.ended_s is not None for seen in node.seen)
     admission = node.admission
-    assert (admission.kv_budget.committed_tokens, admission.kv_budget.num_reservations) == (0, 0)
+    assert (
+        admission.scheduler.kv_budget.committed_tokens,
+        admission.scheduler.kv_budget.num_reservations,
+    ) == (0, 0)
     assert admission.scheduler.prefill_window.waiting_tokens == 0
     assert not admission.queue
     assert admission.queue.tokens == 0
-    assert all(not tenant.active and not tenant.in_flight_tokens for tenant in admission.tenants)
+    assert all(not tenant.active and not tenant.in_flight_tokens for tenant in admission.queue.tenants)
     assert abs(admission.queue.active_weight) < 1e-9
 
 

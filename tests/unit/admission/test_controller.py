@@ -74,7 +74,7 @@ def test_an_empty_node_admits_without_a_task_switch() -> None:
     with pytest.raises(StopIteration) as ended:
         coroutine.send(None)
     ended.value.value.release()
-    assert world.admission.kv_budget.committed_tokens == 0
+    assert world.admission.scheduler.kv_budget.committed_tokens == 0
 
 
 async def test_a_request_waits_until_there_is_room() -> None:
@@ -147,7 +147,7 @@ async def test_a_cancelled_task_leaves_nothing(let_in: bool) -> None:
     with pytest.raises(asyncio.CancelledError):
         await second
     first.release()
-    assert world.admission.kv_budget.num_reservations == 0
+    assert world.admission.scheduler.kv_budget.num_reservations == 0
     assert not world.admission.queue
 
 
@@ -209,7 +209,7 @@ async def test_who_comes_back_when_told_has_its_place() -> None:
     back = asyncio.get_running_loop().create_task(world.admission.admit(request, prompt, key_of("a")))
     await settled(back)
     assert len(world.admission.queue) == 3
-    assert world.admission.counts.retry_slots == {"kept": 1, "missed": 0}
+    assert world.admission.load_shedder.retry_slots == {"kept": 1, "missed": 0}
     world.admission.refuse_waiting(lambda: Draining("The server is stopping."))
     await asyncio.gather(*tasks, back, return_exceptions=True)
     first.release()
@@ -234,7 +234,10 @@ async def test_an_appointment_is_kept_where_nobody_waits_any_more(comes_back: bo
         (await world.admission.admit(request, prompt, key_of("a"))).release()
     world.now_s += 60.0
     world.admission.poll()
-    assert world.admission.counts.retry_slots == {"kept": int(comes_back), "missed": int(not comes_back)}
+    assert world.admission.load_shedder.retry_slots == {
+        "kept": int(comes_back),
+        "missed": int(not comes_back),
+    }
 
 
 async def test_who_comes_back_for_a_shorter_answer_is_known_again() -> None:
@@ -271,7 +274,7 @@ async def test_what_would_be_refused_is_refused_at_the_first_knock() -> None:
     assert refused.value.retry_after_s is not None
     world.now_s = float(refused.value.retry_after_s)
     world.admission.precheck(request, key_of("a"))
-    assert world.admission.counts.retry_slots == {"kept": 0, "missed": 0}
+    assert world.admission.load_shedder.retry_slots == {"kept": 0, "missed": 0}
     world.admission.refuse_waiting(lambda: Draining("The server is stopping."))
     await asyncio.gather(waiting, return_exceptions=True)
     first.release()
@@ -337,7 +340,7 @@ async def test_a_shared_prompt_is_reserved_once() -> None:
     shared = [ask(f"s{i}", "") for i in range(4)]
     await settled(*shared)
     assert all(task.done() for task in shared)
-    assert world.admission.kv_budget.committed_tokens == 500
+    assert world.admission.scheduler.kv_budget.committed_tokens == 500
     with_images = [ask(f"i{i}", None) for i in range(2)]
     await settled(*with_images)
     assert [task.done() for task in with_images] == [True, False]

@@ -31,11 +31,8 @@ class StubScheduler:
     queue: FairQueue = field(default_factory=lambda: FairQueue(TUNING))
     kv_budget: Any = field(default_factory=lambda: SimpleNamespace(capacity_tokens=10_000))
 
-    def free_tokens(self, _tenant: Tenant, age_s: float) -> int:
-        return (self.free if age_s < 1 else 0) - self.queue.tokens
-
-    def has_room(self, _tenant: Tenant, _tokens: int, _age_s: float, _now_s: float) -> bool:
-        return False
+    def has_room(self, _tenant: Tenant, tokens: int, age_s: float, _now_s: float) -> bool:
+        return tokens <= (self.free if age_s < 1 else 0) - self.queue.tokens
 
     def ends_after_s(self, _now_s: float, _tokens_per_s: float) -> float:
         return self.ends_s
