@@ -109,7 +109,7 @@ def _common(left: Sequence[int], right: Sequence[int], start: int, stop: int) ->
 class KVReservation:
     """KV tokens of one request. Without a `space` its prompt is shared with no other."""
 
-    __slots__ = ("generated", "ids", "leaf", "max_growth", "mean", "n", "space", "variance")
+    __slots__ = ("_leaf", "generated", "ids", "max_growth", "mean", "n", "space", "variance")
 
     def __init__(
         self, ids: Sequence[int], space: str | None, n: int, max_tokens: int, growth: LengthEstimate
@@ -118,15 +118,24 @@ class KVReservation:
         self.space: Hashable = self if space is None else space
         self.n = n
         self.max_growth = n * max_tokens
-        self.generated = 0
-        self.leaf: PromptNode | None = None
-        self.mean = self.variance = 0
+        self._leaf: PromptNode | None = None
         self.expect(growth)
 
-    def expect(self, growth: LengthEstimate) -> None:
+    def expect(self, growth: LengthEstimate, generated: int = 0) -> None:
         """Take on a new estimate of a choice's length. Choices are alike: their deviations add up."""
+        self.generated = generated
         self.mean = min(self.n * growth.mean, self.max_growth)
         self.variance = self.n * self.n * growth.variance
+
+    def hold(self, tree: PrefixTree) -> None:
+        """Put the prompt into the tree."""
+        self._leaf = tree.hold(self.ids, self.space)
+
+    def let_go(self, tree: PrefixTree) -> None:
+        """Take the prompt out of the tree, once."""
+        assert self._leaf is not None
+        leaf, self._leaf = self._leaf, None
+        tree.let_go(leaf)
 
 
 class KVBudget:
@@ -189,23 +198,20 @@ class KVBudget:
     def take(self, reservation: KVReservation) -> None:
         """Reserve."""
         self.num_reservations += 1
-        reservation.leaf = self._tree.hold(reservation.ids, reservation.space)
+        reservation.hold(self._tree)
         self._count(reservation, 1)
 
     def correct(self, reservation: KVReservation, growth: LengthEstimate, generated: int) -> None:
         """Take on a new estimate of a request in flight, and the tokens that it has generated."""
         self._count(reservation, -1)
-        reservation.generated = generated
-        reservation.expect(growth)
+        reservation.expect(growth, generated)
         self._count(reservation, 1)
 
     def give_back(self, reservation: KVReservation) -> None:
         """End a reservation, once."""
-        assert reservation.leaf is not None
         self.num_reservations -= 1
         self._count(reservation, -1)
-        self._tree.let_go(reservation.leaf)
-        reservation.leaf = None
+        reservation.let_go(self._tree)
 
     def observe(self, used_tokens: int) -> None:
         """Compare with the engine's own count, which is some steps old: the least of the last ones counts."""

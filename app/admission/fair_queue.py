@@ -60,7 +60,14 @@ class Tenant:
     """One key's requests: waiting, in flight, and what it has been served."""
 
     def __init__(
-        self, name: str, tier: Tier, weight: float, tuning: AdmissionTuning, *, keyed: bool = True
+        self,
+        name: str,
+        tier: Tier,
+        weight: float,
+        tuning: AdmissionTuning,
+        *,
+        keyed: bool = True,
+        lengths: LengthHistogram | None = None,
     ) -> None:
         self.name, self.tier, self.weight = name, tier, weight
         self.rank = TIERS.index(tier)
@@ -73,7 +80,7 @@ class Tenant:
         self.num_in_flight = self.choices_in_flight = self.in_flight_tokens = 0
         self.used_at_s = 0.0
         self.refused_at_s = self.wanted_until_s = -math.inf
-        self.lengths = LengthHistogram(tuning)
+        self.lengths = lengths or LengthHistogram(tuning)
 
     @property
     def mean_tokens(self) -> float:
@@ -122,9 +129,8 @@ class Tenant:
         self.weight = weight
         if tier == self.tier:
             return self
-        tenant = Tenant(self.name, tier, weight, tuning, keyed=self.keyed)
-        tenant.lengths = self.lengths
-        tenant.refused_at_s, tenant.wanted_until_s = self.refused_at_s, self.wanted_until_s
+        tenant = Tenant(self.name, tier, weight, tuning, keyed=self.keyed, lengths=self.lengths)
+        tenant.refuse(self.refused_at_s, self.wanted_until_s)
         return tenant
 
 

@@ -27,17 +27,17 @@ def test_a_shared_prefix_is_counted_once(prompts: list[tuple[str, list[int]]], d
     tree = PrefixTree()
     held: list[tuple[PromptNode, tuple[str, list[int]]]] = []
     for space, ids in prompts:
-        before = tree.tokens
+        earlier = tree.tokens
         shared = tree.shared_tokens(ids, space)
         held.append((tree.hold(ids, space), (space, ids)))
-        assert tree.tokens - before == len(ids) - shared
+        assert tree.tokens - earlier == len(ids) - shared
         assert tree.tokens == distinct([prompt for _, prompt in held])
         if held and data.draw(st.booleans()):
             gone, _ = held.pop(data.draw(st.integers(0, len(held) - 1)))
             tree.let_go(gone)
             assert tree.tokens == distinct([prompt for _, prompt in held])
-    for one, _ in held:
-        tree.let_go(one)
+    for leaf, _ in held:
+        tree.let_go(leaf)
     assert tree.tokens == 0
     assert not tree.root.children
 
@@ -74,23 +74,23 @@ def test_reservations_never_exceed_the_pool(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 40))):
         if world.flying and data.draw(st.booleans()):
             at = data.draw(st.integers(0, len(world.flying) - 1))
-            reservation, made, most = world.flying.pop(at)
-            if data.draw(st.booleans()) and made < most:
-                made = data.draw(st.integers(made, most))
-                world.kv_budget.correct(reservation, LengthEstimate(most, 0), made)
-                world.flying.append((reservation, made, most))
+            reservation, made, limit = world.flying.pop(at)
+            if data.draw(st.booleans()) and made < limit:
+                made = data.draw(st.integers(made, limit))
+                world.kv_budget.correct(reservation, LengthEstimate(limit, 0), made)
+                world.flying.append((reservation, made, limit))
             else:
                 world.kv_budget.give_back(reservation)
         else:
             ids = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=60))
-            most = data.draw(st.integers(1, 80))
+            limit = data.draw(st.integers(1, 80))
             reservation = KVReservation(
-                ids, data.draw(st.sampled_from(["", "ann", None])), 1, most, LengthEstimate(most, 0)
+                ids, data.draw(st.sampled_from(["", "ann", None])), 1, limit, LengthEstimate(limit, 0)
             )
             if world.kv_budget.fits(reservation):
                 alone = not world.flying
                 world.kv_budget.take(reservation)
-                world.flying.append((reservation, 0, most))
+                world.flying.append((reservation, 0, limit))
                 assert alone or world.kv_budget.committed_tokens <= world.kv_budget.limit_tokens
         assert world.used <= world.kv_budget.committed_tokens
         assert world.used <= capacity or len(world.flying) == 1
@@ -108,7 +108,7 @@ def test_reservations_never_exceed_the_pool(data: st.DataObject) -> None:
 )
 @settings(max_examples=150, deadline=None)
 def test_an_estimate_is_between_what_is_there_and_what_may_be(
-    own: list[int], others: list[int], so_far: int, most: int
+    own: list[int], others: list[int], so_far: int, limit: int
 ) -> None:
     """No less than there is already, no more than the limit; the deviation no more than the limit either."""
     key, model = LengthHistogram(TUNING), LengthHistogram(TUNING)
@@ -116,10 +116,10 @@ def test_an_estimate_is_between_what_is_there_and_what_may_be(
         key.add(tokens)
     for tokens in others:
         model.add(tokens)
-    so_far = min(so_far, most)
-    growth = expected(key, model, so_far, most, TUNING)
-    assert so_far <= growth.mean <= most
-    assert growth.variance <= most * most + 1
+    so_far = min(so_far, limit)
+    growth = expected(key, model, so_far, limit, TUNING)
+    assert so_far <= growth.mean <= limit
+    assert growth.variance <= limit * limit + 1
 
 
 def test_a_key_with_a_past_is_expected_to_do_as_before() -> None:

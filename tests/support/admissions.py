@@ -159,8 +159,8 @@ class ServiceEngine:
         self.overflows += used > service.capacity_tokens
 
     def _give(self, run: _Run, tokens: int) -> None:
-        before, run.made = run.made, min(run.made + tokens, run.tokens)
-        self.generated += run.made - before
+        earlier, run.made = run.made, min(run.made + tokens, run.tokens)
+        self.generated += run.made - earlier
         over = run.aborted or run.made >= run.tokens
         reason = ("abort" if run.aborted else "stop") if over else None
         counts = Counts(len(run.prompt.token_ids), run.made, run.cached)
@@ -294,6 +294,6 @@ def tenant_of(admission: Admission, name: str) -> Tenant:
     return next(tenant for tenant in admission.queue.tenants if tenant.name == name)
 
 
-def percentile(values: Sequence[float], part: float) -> float:
+def percentile(values: Sequence[float], share: float) -> float:
     """The nearest-rank percentile."""
-    return sorted(values)[min(int(part * len(values)), len(values) - 1)]
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]

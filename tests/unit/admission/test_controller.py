@@ -367,10 +367,10 @@ async def test_a_key_s_new_weight_holds_at_once() -> None:
     first = await world.admit(600)
     second = world.later(500)
     await settled(second)
-    before = tenant_of(world.admission, "a").served
+    served_first = tenant_of(world.admission, "a").served
     third = await world.admit(50, key=key_of("a", weight=4.0))
     tenant = tenant_of(world.admission, "a")
-    assert tenant.served == before + 59 / 4
+    assert tenant.served == served_first + 59 / 4
     assert world.admission.queue.active_weight == tenant.weight == 4
     for ticket in (first, third):
         ticket.release()

@@ -55,12 +55,12 @@ def test_it_is_written_once_a_minute(tmp_path: Path) -> None:
     file = tmp_path / "pace.json"
     profile = ThroughputProfile(file, TUNING)
     profile.observe("m", measured(1000), LENGTHS, 120.0)
-    before = file.read_text()
+    earlier = file.read_text()
     profile.observe("m", measured(2000), LENGTHS, 170.0)
-    assert file.read_text() == before
+    assert file.read_text() == earlier
     assert profile.throughput("m", 8, 0.0).tokens_per_s > 1500
     profile.observe("m", measured(2000), LENGTHS, 181.0)
-    assert file.read_text() != before
+    assert file.read_text() != earlier
 
 
 def test_how_long_answers_are_is_known_again_too(tmp_path: Path) -> None:
@@ -70,19 +70,24 @@ def test_how_long_answers_are_is_known_again_too(tmp_path: Path) -> None:
         lengths.add(tokens)
     ThroughputProfile(tmp_path / "pace.json", TUNING).observe("m", measured(1000), lengths, 120.0)
     again = ThroughputProfile(tmp_path / "pace.json", TUNING).lengths("m")
-    before, after, unknown = (
-        expected(LengthHistogram(TUNING), one, 0, 4096, TUNING)
-        for one in (lengths, again, LengthHistogram(TUNING))
+    earlier, after, unknown = (
+        expected(LengthHistogram(TUNING), entry, 0, 4096, TUNING)
+        for entry in (lengths, again, LengthHistogram(TUNING))
     )
-    assert before == after
+    assert earlier == after
     assert after.mean < unknown.mean
 
 
 def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
     """Text, another shape, a number that is none: the guess; a folder that is not there: nothing is kept."""
     file = tmp_path / "pace.json"
-    known = ('{"tokens_per_s": "fast"}', '{"tokens_per_s": NaN, "answers": 3}', '{"answers": [[1, 9]]}', "3")
-    for text in ("{", "[1]", "\xff", *(f'{{"m": {one}}}' for one in known)):
+    contents = (
+        '{"tokens_per_s": "fast"}',
+        '{"tokens_per_s": NaN, "answers": 3}',
+        '{"answers": [[1, 9]]}',
+        "3",
+    )
+    for text in ("{", "[1]", "\xff", *(f'{{"m": {entry}}}' for entry in contents)):
         file.write_text(text, "latin-1")
         assert ThroughputProfile(file, TUNING).throughput("m", 8000, 0.0).tokens_per_s == 1000.0
         assert not ThroughputProfile(file, TUNING).lengths("m").total

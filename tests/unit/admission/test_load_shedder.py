@@ -80,17 +80,17 @@ class World:
 def test_a_line_is_as_long_as_is_served_soon() -> None:
     """100 tokens a second and one second: ten requests of ten before it, and it may wait itself."""
     world = World()
-    told = [world.come("a") for _ in range(12)]
-    assert told[:11] == [0] * 11
-    assert told[11]
+    retries_s = [world.come("a") for _ in range(12)]
+    assert retries_s[:11] == [0] * 11
+    assert retries_s[11]
 
 
 def test_a_few_of_many_keys_wait_for_the_first_token_in_time_too() -> None:
     """Each has none waiting but the one: the eleventh key finds eleven tokens' worth of others before it."""
     world = World()
-    told = [world.come(f"key {number}") for number in range(30)]
-    assert told[:11] == [0] * 11
-    assert all(told[11:])
+    retries_s = [world.come(f"key {number}") for number in range(30)]
+    assert retries_s[:11] == [0] * 11
+    assert all(retries_s[11:])
 
 
 def test_a_key_with_little_passes_a_long_line_of_another() -> None:
@@ -113,18 +113,18 @@ def test_who_comes_too_early_is_told_the_same_time_and_expected_once() -> None:
     world = World()
     while not world.come("a"):
         pass
-    told = world.come("a", 11)
+    retries_s = world.come("a", 11)
     expected = world.load_shedder.slots_of(world.tenants["a"]).tokens
     world.now_s += 1.0
-    assert [world.come("a", 11) for _ in range(5)] == [told - 1] * 5
+    assert [world.come("a", 11) for _ in range(5)] == [retries_s - 1] * 5
     assert world.load_shedder.slots_of(world.tenants["a"]).tokens == expected
 
 
 def test_seconds_are_given_away_once() -> None:
     """Three quarters of the throughput to those who are told to come: 8 requests of ten tokens at most."""
     world = World()
-    told = [world.come("a") for _ in range(400)]
-    seconds = Counter(at for at in told if at)
+    retries_s = [world.come("a") for _ in range(400)]
+    seconds = Counter(at for at in retries_s if at)
     assert max(seconds.values()) <= 8
     assert sum(seconds.values()) > 300
     assert max(seconds) == pytest.approx(sum(seconds.values()) / 7.5, abs=3)
@@ -141,9 +141,9 @@ def test_nobody_is_told_to_come_while_the_first_ones_run() -> None:
 def test_who_has_room_waits_for_the_prefill_alone() -> None:
     """A burst that the free memory holds is let wait, however slowly requests end."""
     world = World(scheduler=StubScheduler(free=500))
-    told = [world.come("a") for _ in range(60)]
-    assert told[:50] == [0] * 50
-    assert any(told[50:])
+    retries_s = [world.come("a") for _ in range(60)]
+    assert retries_s[:50] == [0] * 50
+    assert any(retries_s[50:])
 
 
 def test_what_was_not_read_for_long_is_not_let_wait() -> None:
@@ -158,16 +158,16 @@ def test_what_was_not_read_for_long_is_not_let_wait() -> None:
 def test_the_time_before_it_was_read_counts_as_waiting() -> None:
     """100 tokens a second and one second, half of it gone: five requests of ten before it."""
     world = World()
-    told = [world.come("a", age_s=0.5) for _ in range(8)]
-    assert told[:6] == [0] * 6
-    assert all(told[6:])
+    retries_s = [world.come("a", age_s=0.5) for _ in range(8)]
+    assert retries_s[:6] == [0] * 6
+    assert all(retries_s[6:])
 
 
 def test_many_keys_that_come_at_once_are_not_promised_more_than_there_is() -> None:
     """A key's share of a second may be less than a request: then it is one of several seconds."""
     world = World()
-    told = [world.come(f"key {number % 20}", 60) for number in range(600)]
-    seconds = Counter(at for at in told if 0 < at < 999)
+    retries_s = [world.come(f"key {number % 20}", 60) for number in range(600)]
+    seconds = Counter(at for at in retries_s if 0 < at < 999)
     late = [60 * sum(seconds[at] for at in range(start, start + 20)) for start in range(20, 100, 20)]
     assert max(late) <= 1.1 * 20 * RATE
     assert sum(seconds.values()) * 60 > 0.6 * 115 * RATE
@@ -176,16 +176,16 @@ def test_many_keys_that_come_at_once_are_not_promised_more_than_there_is() -> No
 def test_nobody_waits_for_room_while_all_that_run_are_young() -> None:
     """After a burst none ends for a while: who came then would have its first token late."""
     world = World(scheduler=StubScheduler(ends_s=3.0))
-    told = [world.come("a") for _ in range(12)]
-    assert told[0] == 0  # the first in line may always wait
-    assert min(told[1:]) >= 3
+    retries_s = [world.come("a") for _ in range(12)]
+    assert retries_s[0] == 0  # the first in line may always wait
+    assert min(retries_s[1:]) >= 3
 
 
 def test_what_is_too_far_away_is_not_promised() -> None:
     """Beyond two minutes there is no appointment."""
     world = World()
-    told = [world.come("a", 100) for _ in range(200)]
-    assert told[-1] == 999
+    retries_s = [world.come("a", 100) for _ in range(200)]
+    assert retries_s[-1] == 999
     assert world.load_shedder.slots_of(world.tenants["a"]).tokens <= 120 * RATE
 
 
@@ -194,8 +194,8 @@ def test_a_key_that_comes_late_has_its_share_of_every_second() -> None:
     world = World()
     while world.come("first", 20) != 999:
         pass
-    told = [world.come(f"other {number % 10}", 20) for number in range(60)]
-    assert 0 < max(told) < 30
+    retries_s = [world.come(f"other {number % 10}", 20) for number in range(60)]
+    assert 0 < max(retries_s) < 30
 
 
 def test_the_bounds_come_from_the_settings() -> None:
