@@ -26,16 +26,6 @@ from app.core import TIERS, ChatRequest, Key, Tier
 class Queued:
     """A request that may wait. `tokens` is what it is expected to take of the KV memory."""
 
-    __slots__ = (
-        "age_s",
-        "bypassed_tokens",
-        "entered_s",
-        "fingerprint",
-        "tenant",
-        "tokens",
-        "uncached_tokens",
-    )
-
     def __init__(
         self, tenant: Tenant, tokens: int, entered_s: float, age_s: float = 0.0, fingerprint: int = 0
     ) -> None:

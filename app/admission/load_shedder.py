@@ -174,7 +174,7 @@ class LoadShedder:
         for queued in self._queue.overdue(self._deadline_s, now_s):
             waited_s = now_s - queued.entered_s
             why = f"The request waited {waited_s:.0f} s for room on this server, as long as its tier may."
-            yield queued, self._refusal(queued, now_s, why, "queue_timeout")
+            yield queued, self._refusal(queued, now_s, why, code="queue_timeout")
 
     def expire(self, now_s: float) -> None:
         """Give up on those who have not come back."""
@@ -246,7 +246,7 @@ class LoadShedder:
         share = self._tuning.aged_share if self._queue.waits_above(tenant) else 1.0
         return self._throughput.tokens_per_s * share
 
-    def _refusal(self, queued: Queued, now_s: float, why: str = "", code: str = "") -> ServingError:
+    def _refusal(self, queued: Queued, now_s: float, why: str = "", *, code: str = "") -> ServingError:
         tenant = queued.tenant
         kind: type[Overloaded | KeyOverloaded] = Overloaded
         if not why and self._over_share(tenant):

@@ -28,12 +28,6 @@ def fingerprint_of(request: ChatRequest) -> int:
 class Ticket(Queued):
     """A place in the queue, and then room in the engine until `release()`."""
 
-    __slots__ = (
-        "_due", "_future", "_on_progress", "_on_release", "_step_tokens", "_timed_s", "_timed_tokens",
-        "admitted_s", "charged_tokens", "exact", "lengths", "max_tokens", "over", "queued_behind",
-        "reclaimed", "reservation", "rid", "started",
-    )  # fmt: skip
-
     def __init__(
         self,
         tenant: Tenant,
