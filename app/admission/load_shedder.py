@@ -261,7 +261,7 @@ class LoadShedder:
         when = f"Try again in {retry_s} s." if sure else "It is not sure to find room within two minutes."
         error = kind(
             f"{why} {when}",
-            code=code or kind.default_code,
+            code=code,
             retry_after_s=retry_s,
             should_retry=None if sure else False,
         )
