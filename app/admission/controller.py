@@ -66,8 +66,8 @@ class Admission:
         self._throughput = profile.throughput("", 0, clock_s())
         self.load_shedder = LoadShedder(bounds, self.queue, self.scheduler, self._throughput, chance, tuning)
         self._model_lengths = profile.lengths("")
-        self._new_share = 1.0
-        """Share of a prompt's tokens that no other request in flight has, lately."""
+        self._new_ratio = 1.0
+        """Tokens of a prompt that no other request in flight has, for each estimated one, lately."""
         self.admitted: dict[Tier, int] = dict.fromkeys(TIERS, 0)
         """Requests let in since the process began."""
         self.num_unread_aborted = 0
@@ -144,7 +144,7 @@ class Admission:
             return
         tenant = self.queue.come(request, key, now_s, self.scheduler.kv_budget.capacity_tokens)
         growth = self._expect(tenant, request, request.max_tokens or self._engine.model.context_length)
-        tokens = int(self._new_share * self._count_prompt(request)) + request.n * growth.mean
+        tokens = int(self._new_ratio * self._count_prompt(request)) + request.n * growth.mean
         queued = Queued(tenant, tokens, now_s, socket_wait_s, fingerprint_of(request))
         self.load_shedder.precheck(queued, now_s)
 
@@ -166,9 +166,9 @@ class Admission:
             on_release=self._released,
         )
         self._size(ticket)
-        if prompt.token_ids:
-            new_share = ticket.uncached_tokens / len(prompt.token_ids)
-            self._new_share += self._tuning.new_weight * (new_share - self._new_share)
+        if self.busy and (estimate := self._count_prompt(request)):
+            ratio = min(ticket.uncached_tokens / estimate, self._tuning.max_new_ratio)
+            self._new_ratio += self._tuning.new_weight * (ratio - self._new_ratio)
         if (
             not self.busy
             and self.scheduler.fits(ticket, now_s)

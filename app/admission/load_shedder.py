@@ -98,6 +98,8 @@ class RetrySlots:
 
     def due_tokens(self, until_s: float) -> int:
         """Expected tokens of the slots up to a time."""
+        if math.isinf(until_s):
+            return self.tokens if until_s > 0 else 0
         return sum(tokens for at_s, tokens in self._due.items() if at_s <= until_s)
 
     def _drop(self, fingerprint: int, num: int) -> None:
@@ -128,8 +130,7 @@ class LoadShedder:
         tuning: AdmissionTuning,
     ) -> None:
         self.refused: dict[Tier, Counter[str]] = {tier: Counter(dict.fromkeys(CODES, 0)) for tier in TIERS}
-        """Refusals since the process began by code; a request for another reason, as a client that left, is
-        not here."""
+        """Requests refused for want of room since the process began, by tier and code."""
         self.retry_slots = Counter({"kept": 0, "missed": 0})
         """What became of the slots whose time is over."""
         self.bounds, self._queue, self._scheduler, self._throughput = bounds, queue, scheduler, throughput

@@ -53,7 +53,12 @@ class AdmissionTuning:
     model_answers: float = 4.0
     prior_tokens: tuple[float, ...] = (64.0, 256.0, 1024.0)  # tokens still to come where nothing is known
     prior_weight: float = 0.5  # answers, > 0, that each of these is worth
-    new_weight: float = 0.05  # weight of a prompt in the share of prompts that is new: beginnings are shared
+    new_weight: float = (
+        0.05  # weight of a prompt in the ratio of new to estimated tokens: beginnings are shared
+    )
+    max_new_ratio: float = (
+        4.0  # tokens, >= 1, that a prompt is believed for each estimated one: unread history
+    )
     throughput_memory_s: float = 15.0  # seconds, > 0: time constant, and what a stored throughput is worth
     throughput_measured_s: float = 10.0  # seconds of waiting, below the above, after which it is stored
     guess_pool_s: float = 8.0  # seconds, > 0, that a full pool is taken to run where nothing is known
