@@ -41,7 +41,7 @@ class Usage(NamedTuple):
     """Generated, and not released to anyone."""
 
     @property
-    def told_tokens(self) -> int:
+    def reported_tokens(self) -> int:
         """Tokens of the prompt, and of the answer as far as it was released."""
         return self.prompt_tokens + self.completion_tokens - self.withheld_tokens
 

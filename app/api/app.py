@@ -7,7 +7,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from app.api.http.auth import Gatekeeper
-from app.api.http.bodies import BodyMemory
+from app.api.http.bodies import BodyMemory, BodyReader
 from app.api.http.body_budget import BodyBudget
 from app.api.http.errors import ErrorMiddleware, ErrorResponses
 from app.api.http.rate_limit_headers import LimitHeaders
@@ -17,29 +17,36 @@ from app.api.routes.admin import AdminKeyRoutes
 from app.api.routes.chat import ChatRoutes
 from app.api.routes.conversations import ConversationRoutes
 from app.api.routes.metrics import MetricsRoutes
+from app.api.routes.model_selection import ModelSelector
 from app.api.routes.moderations import ModerationRoutes
 from app.api.routes.prefixes import PrefixRoutes
 from app.api.routes.safety import SafetyRoutes
 from app.api.routes.service import ServiceRoutes
 from app.api.routes.usage import UsageRoutes
 from app.api.schema.openapi import openapi
-from app.runtime import Runtime
+from app.runtime import ONE_PIECE, Runtime
 
 
 def build_app(runtime: Runtime) -> ASGIApp:
     """The application over an open runtime."""
     gatekeeper = Gatekeeper(runtime.keys, runtime.settings.api_key, runtime.settings.host)
-    abuse = AbuseRoutes(runtime, gatekeeper)
-    admin = AdminKeyRoutes(runtime, gatekeeper)
-    chat = ChatRoutes(runtime, gatekeeper)
-    conversations = ConversationRoutes(runtime, gatekeeper)
+    bodies = BodyReader(
+        runtime.backends,
+        max_bytes=runtime.settings.max_body_bytes,
+        timeout_s=runtime.settings.body_timeout_s,
+    )
+    database, reads = runtime.database, runtime.reads
+    abuse = AbuseRoutes(runtime.abuse, gatekeeper)
+    admin = AdminKeyRoutes(database, runtime.keys, bodies, gatekeeper)
+    chat = _chat(runtime, bodies, gatekeeper)
+    conversations = ConversationRoutes(database, runtime.streams, reads, bodies, gatekeeper=gatekeeper)
     metrics = MetricsRoutes(runtime, gatekeeper)
-    moderations = ModerationRoutes(runtime, gatekeeper)
-    prefixes = PrefixRoutes(runtime, gatekeeper)
-    safety = SafetyRoutes(runtime, gatekeeper)
+    moderations = ModerationRoutes(runtime.moderator, runtime.limiter, bodies, gatekeeper)
+    prefixes = PrefixRoutes(runtime.prefixes, gatekeeper)
+    safety = SafetyRoutes(database, runtime.policies, runtime.reload_policy, gatekeeper)
     service = ServiceRoutes(runtime, gatekeeper)
-    usage = UsageRoutes(runtime, gatekeeper)
-    bounds = ReadBounds(runtime.reads, gatekeeper)
+    usage = UsageRoutes(database, runtime.keys, gatekeeper)
+    bounds = ReadBounds(reads, gatekeeper)
     conversation = "/api/conversations/{id}"
     keys = "/api/admin/keys"
     routes = [
@@ -73,8 +80,31 @@ def build_app(runtime: Runtime) -> ASGIApp:
     ]
     app = Starlette(routes=routes, exception_handlers=ErrorResponses(runtime.log).handlers())
     app.router.redirect_slashes = False  # a redirect is built from the Host header, and drops bodies
-    bodies = BodyBudget(runtime.settings.body_memory_bytes)
-    return ErrorMiddleware(BodyMemory(LimitHeaders(app, runtime.limiter), bodies), runtime.log)
+    budget = BodyBudget(runtime.settings.body_memory_bytes)
+    return ErrorMiddleware(BodyMemory(LimitHeaders(app, runtime.limiter), budget), runtime.log)
+
+
+def _chat(runtime: Runtime, bodies: BodyReader, gatekeeper: Gatekeeper) -> ChatRoutes:
+    settings, limiter = runtime.settings, runtime.limiter
+    selector = ModelSelector(
+        runtime.backends, runtime.router, runtime.degrade, runtime.database, count_text=limiter.count_text
+    )
+    return ChatRoutes(
+        settings,
+        gatekeeper,
+        bodies=bodies,
+        selector=selector,
+        pipeline=runtime.pipeline,
+        streams=runtime.streams,
+        archive=runtime.archive,
+        limiter=limiter,
+        reads=runtime.reads,
+        budgets=runtime.budgets,
+        addresses=runtime.abuse.addresses,
+        check_ready=runtime.check_ready,
+        check_model=runtime.check_model,
+        whole_bytes=ONE_PIECE * settings.stream_bytes,
+    )
 
 
 def _chat_routes(chat: ChatRoutes) -> list[Route]:

@@ -58,9 +58,9 @@ class Journal:
         prices: PriceTable,
         balance: LedgerAudit,
         traffic: Traffic,
+        *,
         log: FilteringBoundLogger,
         retention_s: float,
-        *,
         checkpoint_s: float = CHECKPOINT_S,
         patience_s: float = PATIENCE_S,
         on_settled: OnSettled = lambda _owner, _day, _request_id, _cost: None,
@@ -333,7 +333,7 @@ def _settlement(entry: JournalEntry) -> Unit[int]:
     def end(connection: sqlite3.Connection) -> None:
         deleted = stream.cancelled == DELETED
         if news is not None and not deleted:
-            if entry.checkpointed:  # a slice of everything takes the place of the checkpoints
+            if entry.checkpointed:  # a segment of everything takes the place of the checkpoints
                 events.compact(connection, request_seq, *news)
             else:
                 events.append(connection, request_seq, *news)
@@ -344,7 +344,7 @@ def _settlement(entry: JournalEntry) -> Unit[int]:
             heard: Mapping[int, ChoiceMessage] | None = {} if deleted else held_answers
             if heard is None:
                 heard = _stored_answers(connection, request_seq)
-            tokens = settlement.usage.told_tokens
+            tokens = settlement.usage.reported_tokens
             finished = entry.finished(heard, status)
             conversations.finish_answers(connection, finished, settlement.settled_at_us, tokens)
         if deleted:
@@ -363,7 +363,7 @@ def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
         finished_answer(answer_id, heard.get(choice, ChoiceMessage()), "interrupted", Ids())
         for answer_id, choice in conversations.answers_of(connection, left.seq)
     ]
-    tokens = left.usage.told_tokens
+    tokens = left.usage.reported_tokens
     conversations.finish_answers(connection, finished, at_us, tokens)
     if erased:
         events.erase(connection, left.seq)  # what was checkpointed after it was deleted, too
@@ -372,7 +372,7 @@ def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
 def _stored_answers(connection: sqlite3.Connection, request_seq: int) -> dict[int, ChoiceMessage]:
     """What the stored events of a request say, up to the first gap; nothing where they are damaged."""
     try:
-        ring = Ring.restore(events.slices(connection, request_seq), _EVERYTHING, only_prefix=True)
+        ring = Ring.restore(events.segments(connection, request_seq), _EVERYTHING, only_prefix=True)
     except ValueError:
         return {}  # a replay says so (app.stream.replay); it must not keep the server from starting
     return answers(*ring.whole())

@@ -46,7 +46,12 @@ class RuntimeWithoutLedger(Runtime):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.journal = SilentJournal(
-            self.database, self.prices, self.balance, self.traffic, self.log, self.settings.retention_s
+            self.database,
+            self.prices,
+            self.balance,
+            self.traffic,
+            log=self.log,
+            retention_s=self.settings.retention_s,
         )
         self.pipeline = self.build_pipeline(Unscreened if self.safety is None else self.safety.of)
 

@@ -1,10 +1,8 @@
-"""The tables in docs/ that come from the code, between a pair of marker lines in each file.
-
-usage: python -m scripts.support.generated_docs [--check]; --check changes nothing and fails if it would.
-"""
+"""The tables in docs/ that come from the code: in each file, everything after a marker line."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -75,12 +73,19 @@ def generated(path: str, text: str) -> str:
 
 def main(argv: list[str]) -> int:
     """Write the files, or with --check name those that differ; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/docs", description="Write the tables in docs/ that come from the code."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit status 1 if a table is stale"
+    )
+    arguments = parser.parse_args(argv)
     stale = []
     for path in TABLES:
         text = (ROOT / path).read_text("utf-8")
         if generated(path, text) != text:
             stale.append(path)
-    if "--check" in argv:
+    if arguments.check:
         print("\n".join(f"{path} is stale: run scripts/docs" for path in stale), end="")
         return 1 if stale else 0
     for path in stale:

@@ -420,7 +420,7 @@ async def test_our_own_faults(serve: Serve, monkeypatch: pytest.MonkeyPatch):
 
     served = await serve(broken)
     answers = [await served.post(body()), await served.post(chat())]
-    monkeypatch.setattr(served.runtime, "check_model", broken)
+    monkeypatch.setattr(served.runtime.backends, "allowed", broken)
     answers.append(await served.post(body()))
     for answer in answers:
         assert answer.refusal() == (500, "internal_error", None)

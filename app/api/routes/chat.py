@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Collection
 from typing import Any
 
 from starlette.requests import Request
@@ -20,30 +21,64 @@ from app.api.routes.model_selection import ModelSelector, RoutingHeaders
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest, IdempotencyKey, Key
 from app.errors import BadRequest, NotFound, Overloaded, ReplayPositionUnknown, Unavailable
-from app.metering.budget import Allowance
-from app.metering.limiter import UNLIMITED, Lease
+from app.metering.addresses import Addresses
+from app.metering.budget import Allowance, Budgets
+from app.metering.limiter import UNLIMITED, Lease, Limiter
+from app.metering.reads import Reads
+from app.pipeline import Pipeline
 from app.routing.backend import with_priority_and_salt
-from app.runtime import ONE_PIECE, Runtime
+from app.settings import Settings
+from app.stream.archive import Archive
+from app.stream.registry import StreamRegistry
 from app.stream.token_stream import TokenStream
 
 
 class ChatRoutes:
     """Handlers of `/api/chat/completions` and `/v1/chat/completions`."""
 
-    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
-        self._runtime = runtime
-        self._settings = runtime.settings
-        self._streams = runtime.streams
+    def __init__(
+        self,
+        settings: Settings,
+        gatekeeper: Gatekeeper,
+        *,
+        bodies: BodyReader,
+        selector: ModelSelector,
+        pipeline: Pipeline,
+        streams: StreamRegistry,
+        archive: Archive,
+        limiter: Limiter,
+        reads: Reads,
+        budgets: Budgets,
+        addresses: Addresses,
+        check_ready: Callable[[], None],
+        check_model: Callable[[str, Collection[str] | None], None],
+        whole_bytes: int,
+    ) -> None:
+        """`check_ready` raises EngineNotReady while nothing is served, `check_model` UnknownModel.
+
+        An answer in one piece may take `whole_bytes`.
+        """
+        self._settings = settings
         self._gatekeeper = gatekeeper
-        self._selector = ModelSelector(runtime)
-        self._bodies = BodyReader(runtime)
+        self._bodies = bodies
+        self._selector = selector
+        self._pipeline = pipeline
+        self._streams = streams
+        self._archive = archive
+        self._limiter = limiter
+        self._reads = reads
+        self._budgets = budgets
+        self._addresses = addresses
+        self._check_ready = check_ready
+        self._check_model = check_model
+        self._whole_bytes = whole_bytes
 
     async def create(self, request: Request) -> Response | EventStream:
         """POST: start a generation, or attach to the one of the same Idempotency-Key."""
         caller = self._gatekeeper.caller(request)
         if caller.key is not None and request.client is not None:
-            self._runtime.abuse.addresses.saw(caller.key, request.client.host)
-        self._runtime.check_ready()
+            self._addresses.saw(caller.key, request.client.host)
+        self._check_ready()
         lease = await self._let_in(request, caller)
         client = Client(request.receive)
         patient = "idempotency-key" in request.headers
@@ -75,18 +110,18 @@ class ChatRoutes:
 
         Where the limit is reached, a request with a known Idempotency-Key is let in uncharged: it attaches.
         """
-        limiter, key = self._runtime.limiter, request.headers.get("idempotency-key")
+        limiter, key = self._limiter, request.headers.get("idempotency-key")
         if key is not None and not limiter.has_room(caller.key) and await self._is_known(caller, key):
             return UNLIMITED
         return limiter.begin(caller.key)
 
     async def _is_known(self, caller: Caller, key: str) -> bool:
         """Whether a stream was made with this Idempotency-Key. Raises RateLimited."""
-        self._runtime.reads.pace(caller.owner, caller.key)
+        self._reads.pace(caller.owner, caller.key)
         if self._streams.has_key(caller.owner, key):
             return True
-        async with self._runtime.reads.turn(caller.owner):
-            return await self._runtime.archive.has_key(caller.owner, key)
+        async with self._reads.turn(caller.owner):
+            return await self._archive.has_key(caller.owner, key)
 
     async def _stream_of(
         self, request: Request, client: Client, caller: Caller, lease: Lease
@@ -109,13 +144,13 @@ class ChatRoutes:
         chat = parse_chat_request(
             body, new_request_id(), owner, store=store, idempotency=key, socket_wait_s=socket_wait_s
         )
-        self._runtime.check_model(chat.model, caller.models)
+        self._check_model(chat.model, caller.models)
         caller.check_grammars(body)
         chat = with_priority_and_salt(chat, caller.key, isolated=self._settings.isolation == "owner")
         streaming = bool(body.get("stream"))
         if made is not None:
             if lease is not UNLIMITED:  # else it was paced before its body was read
-                self._runtime.reads.pace(owner, caller.key)
+                self._reads.pace(owner, caller.key)
             lease.withdraw()
             return made, streaming
         _check_fresh(after)
@@ -128,12 +163,12 @@ class ChatRoutes:
         stream = self._streams.find_by_key(owner, key)
         if stream is not None:
             return stream
-        archive = self._runtime.archive
+        archive = self._archive
         stored_id = await archive.made_with(owner, key)
         # Another request with this key may have begun meanwhile.
         stream = self._streams.find_by_key(owner, key)
         if stream is None and stored_id is not None:
-            async with self._runtime.reads.turn(owner):
+            async with self._reads.turn(owner):
                 stream = await archive.find(owner, stored_id, ChunkWire, after)
         return stream
 
@@ -142,7 +177,7 @@ class ChatRoutes:
     ) -> TokenStream:
         """A new generation within the limits of the caller's key. Raises RateLimited."""
         key = caller.key
-        allowance = await self._runtime.budgets.check(key, chat.request_id)
+        allowance = await self._budgets.check(key, chat.request_id)
         if chat.idempotency is not None:
             # Another request with this key may have begun meanwhile.
             stream = self._streams.find_by_key(caller.owner, chat.idempotency)
@@ -150,7 +185,7 @@ class ChatRoutes:
                 lease.withdraw()
                 return stream
         if lease is UNLIMITED:  # let in to attach to what has been forgotten since, or it has no limits
-            lease = self._runtime.limiter.begin(key)
+            lease = self._limiter.begin(key)
         try:
             lease.reserve(chat)
             return self._start(chat, lease, allowance, key, streaming=streaming)
@@ -171,9 +206,9 @@ class ChatRoutes:
         streaming: bool,
     ) -> TokenStream:
         # An answer in one piece needs its beginning too, and has nobody who reads along.
-        limit_bytes = None if streaming else ONE_PIECE * self._settings.stream_bytes
+        limit_bytes = None if streaming else self._whole_bytes
         stream = self._streams.create(chat, ChunkWire(chat), limit_bytes=limit_bytes)
-        serving = self._runtime.pipeline.serve(chat, stream, key=key, lease=lease, allowance=allowance)
+        serving = self._pipeline.serve(chat, stream, key=key, lease=lease, allowance=allowance)
         self._streams.run(stream, serving)
         return stream
 
@@ -193,19 +228,21 @@ class ChatRoutes:
         except BaseException:
             client.stop()
             raise
-        return EventStream(reader, self._streams, client, _headers(stream))
+        return EventStream(
+            reader, client, _headers(stream), on_end=lambda: self._streams.leave(stream, reader)
+        )
 
     async def _answer(self, client: Client, stream: TokenStream, *, patient: bool) -> Response:
         """The whole answer in one piece; a client that leaves stops it, unless it can return."""
         await_reader = stream.attach()
         grace_s = None if patient else 0.0
-        client.on_gone(lambda: self._streams.leave(await_reader, grace_s=grace_s))
+        client.on_gone(lambda: self._streams.leave(stream, await_reader, grace_s=grace_s))
         try:
             await stream.opened()
             await stream.ended()
         finally:
             client.stop()
-            self._streams.leave(await_reader, grace_s=grace_s)
+            self._streams.leave(stream, await_reader, grace_s=grace_s)
         return JSONResponse(completion(stream), headers=_headers(stream))
 
     async def attach(self, request: Request) -> Response | EventStream:
@@ -221,7 +258,7 @@ class ChatRoutes:
         if "text/event-stream" in request.headers.get("accept", ""):
             return await self.attach(request)
         caller = self._gatekeeper.caller(request)
-        self._runtime.reads.pace(caller.owner, caller.key)  # the whole answer is built each time
+        self._reads.pace(caller.owner, caller.key)  # the whole answer is built each time
         stream = await self._find(request)
         if request.method == "HEAD":
             return Response(media_type="application/json", headers=_headers(stream))
@@ -238,7 +275,7 @@ class ChatRoutes:
         """DELETE /v1/…/{id}: stop and forget, in OpenAI's shape."""
         stream = await self._find(request)
         self._streams.delete(stream)
-        await self._runtime.archive.erase(stream.request.owner, stream.request_id)
+        await self._archive.erase(stream.request.owner, stream.request_id)
         return JSONResponse({"id": stream.request_id, "object": "chat.completion.deleted", "deleted": True})
 
     async def _find(self, request: Request, after: int = 0) -> TokenStream:
@@ -247,9 +284,9 @@ class ChatRoutes:
         owner = caller.owner
         stream = self._streams.find(request_id, owner)
         if stream is None:
-            self._runtime.reads.pace(owner, caller.key)
-            async with self._runtime.reads.turn(owner):
-                stream = await self._runtime.archive.find(owner, request_id, ChunkWire, after)
+            self._reads.pace(owner, caller.key)
+            async with self._reads.turn(owner):
+                stream = await self._archive.find(owner, request_id, ChunkWire, after)
         if stream is None:
             raise NotFound(
                 f"No stream {request_id!r}: it does not exist, is not yours, or was not stored and ended"

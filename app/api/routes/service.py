@@ -19,7 +19,10 @@ from app.runtime import Runtime
 
 
 class ServiceRoutes:
-    """Handlers of `/healthz`, `/readyz` and the model lists."""
+    """Handlers of `/healthz`, `/readyz` and the model lists.
+
+    They report on the whole process, so they take the runtime, as `/metrics` does.
+    """
 
     def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
         self._runtime = runtime

@@ -48,7 +48,7 @@ def times(number: int) -> UsageSums:
 )
 def test_a_period_has_both_its_days(c, from_day: int, to_day: int, owner: str | None, number: int):
     """Ungrouped usage is one group: the settled requests of the days, the last included, of an owner."""
-    [group] = usage(c, from_day, to_day, (), owner)
+    [group] = usage(c, from_day, to_day, (), owner=owner)
     assert group.by == {}
     assert group.sums == times(number)
 
