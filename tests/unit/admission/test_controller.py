@@ -394,3 +394,29 @@ async def test_a_key_goes_to_another_tier_while_it_waits() -> None:
         (await task).release()
     assert not queue
     assert world.admission.queue.active_weight == 0
+
+
+async def test_the_estimate_of_a_prompt_learns_how_much_of_prompts_is_new() -> None:
+    """Prompts that take a fraction of what their letters say make room for more of their kind."""
+    world = World(max_queued_tokens=2000, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+    first = await world.admit(900)
+    tasks = [world.later(400)]
+    await settled(*tasks)
+    body = {"messages": [{"content": "x" * 8000}], "ignore_eos": True}
+
+    def request(rid: str) -> ChatRequest:
+        return ChatRequest(rid, "b", "m", body, 0, max_tokens=10)
+
+    with pytest.raises(Overloaded):
+        world.admission.precheck(request("long"), key_of("c"))
+    for number in range(20):
+        prompt = Prompt([number + 100, *range(-8, 0)], 10, None)
+        admit = world.admission.admit(request(f"b{number}"), prompt, key_of("b"))
+        tasks.append(asyncio.get_running_loop().create_task(admit))
+    await settled(*tasks)
+    world.admission.precheck(request("long"), key_of("c"))
+    world.admission.refuse_waiting(lambda: Draining("The server is stopping."))
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Ticket):
+            result.release()
+    first.release()
