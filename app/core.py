@@ -142,6 +142,10 @@ class ChatRequest:
     parent_id: str | None = None
     new_conversation: bool = False
     past: Sequence[Sequence[int]] = ()
+    strict: bool = False
+    """Whether a parameter that would have no effect is refused."""
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    """The caller's names of parameters in `body` that it has sent under another server's."""
     placement: Placement = Placement()
 
     def placed(self, **changes: Any) -> ChatRequest:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from app import errors
 from app.api.metrics import tables as metric_tables
-from app.api.schema import parameters
+from app.api.schema import parameter_docs
 from app.cli import settings_table
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "docs/admission.md": lambda: settings_of(OF_ADMISSION),
     "docs/errors.md": error_codes,
     "docs/metrics.md": metric_tables.markdown,
-    "docs/parameters.md": parameters.markdown,
+    "docs/parameters.md": parameter_docs.markdown,
     "docs/routing.md": lambda: settings_of(OF_TWO_MODELS),
     "docs/settings.md": settings_table.markdown,
 }

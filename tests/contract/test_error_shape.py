@@ -91,7 +91,6 @@ BODIES = [
 ]
 
 PARAMS = [
-    invalid("no model", "model", "missing_parameter", model=None),
     Bad("unknown model", 404, "model_not_found", "model", body(model="gpt-4o")),
     invalid("model is a number", "model", "invalid_type", model=5),
     invalid("no messages", "messages", "missing_parameter", messages=None),

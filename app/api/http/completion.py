@@ -34,15 +34,13 @@ def completion(stream: TokenStream) -> dict[str, Any]:
 
 
 def _choice(index: int, answer: ChoiceMessage, parts: Mapping[TextTrack, TextRun]) -> dict[str, Any]:
-    choice = {
+    return {
         "index": index,
-        "message": answer.message,
+        "message": {"reasoning_content": None, **answer.message},
         "logprobs": _logprobs(index, parts),
         "finish_reason": answer.finish_reason,
+        "matched_stop": answer.matched_stop,
     }
-    if answer.matched_stop is not None:
-        choice["matched_stop"] = answer.matched_stop
-    return choice
 
 
 def _logprobs(index: int, parts: Mapping[TextTrack, TextRun]) -> dict[str, Any] | None:

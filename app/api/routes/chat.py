@@ -18,9 +18,18 @@ from app.api.http.json_body import fingerprint
 from app.api.http.rate_limit_headers import STREAM_ID
 from app.api.http.sse import CONNECTION, ChunkWire, EventStream
 from app.api.routes.model_selection import ModelSelector, RoutingHeaders
+from app.api.schema.aliases import respell
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest, IdempotencyKey, Key
-from app.errors import BadRequest, NotFound, Overloaded, ReplayPositionUnknown, Unavailable
+from app.errors import (
+    BadRequest,
+    Forbidden,
+    NotFound,
+    Overloaded,
+    ReplayPositionUnknown,
+    ServingError,
+    Unavailable,
+)
 from app.metering.addresses import Addresses
 from app.metering.budget import Allowance, Budgets
 from app.metering.limiter import UNLIMITED, Lease, Limiter
@@ -104,6 +113,9 @@ class ChatRoutes:
                 **self._selector.refused(stream.request.model),
             }
             raise
+        except ServingError as error:
+            respell(error, stream.request.spelled)
+            raise
 
     async def _let_in(self, request: Request, caller: Caller) -> Lease:
         """Charge the request, of which only the head was read. Raises RateLimited.
@@ -137,15 +149,21 @@ class ChatRoutes:
         key, after = await _idempotency_key(request, raw), _last_event_id(request)
         # Before the body is parsed: who was let in uncharged for a known key may send no other one under it.
         made = None if key is None else await self._made_before(owner, key, after)
-        body = await self._bodies.parse(request, raw)
+        body = self._selector.with_model(await self._bodies.parse(request, raw))
         del raw
         # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
         store = request.url.path.startswith("/api/")
         chat = parse_chat_request(
-            body, new_request_id(), owner, store=store, idempotency=key, socket_wait_s=socket_wait_s
+            body,
+            new_request_id(),
+            owner,
+            store=store,
+            strict=self._settings.strict_parameters,
+            idempotency=key,
+            socket_wait_s=socket_wait_s,
         )
         self._check_model(chat.model, caller.models)
-        caller.check_grammars(body)
+        self._check_grammars(caller, chat)
         chat = with_priority_and_salt(chat, caller.key, isolated=self._settings.isolation == "owner")
         streaming = bool(body.get("stream"))
         if made is not None:
@@ -157,6 +175,14 @@ class ChatRoutes:
         chat = await self._selector.select(chat, caller, wishes)
         request.scope[RESPONSE_HEADERS] = chat.placement.response_headers
         return await self._begin(caller, chat, lease, streaming=streaming), streaming
+
+    def _check_grammars(self, caller: Caller, chat: ChatRequest) -> None:
+        """Raise Forbidden, naming the caller's own parameter, for a grammar that the key may not send."""
+        try:
+            caller.check_grammars(chat.body)
+        except Forbidden as error:
+            respell(error, chat.spelled)
+            raise
 
     async def _made_before(self, owner: str, key: IdempotencyKey, after: int) -> TokenStream | None:
         """The stream that this key made, in memory or in the store."""

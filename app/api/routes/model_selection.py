@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -22,6 +22,8 @@ from app.routing.router import AUTO, NOTHING_BEFORE, Router, Size
 from app.store.conversations import SoFar, so_far
 from app.store.database import Database
 
+_UNNAMED = (None, "", "default")
+"""The names in requests of clients that leave the choice of a model to the server."""
 _YES, _NO = ("1", "true"), ("0", "false")
 
 
@@ -70,6 +72,12 @@ class ModelSelector:
         self._degrade = degrade
         self._database = database
         self._count_text = count_text
+
+    def with_model(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The body with the model's name, where the caller leaves it out and only one model is served."""
+        if body.get("model") in _UNNAMED and self._backends.small is None:
+            return {**body, "model": self._backends.large.id}
+        return body
 
     async def select(self, chat: ChatRequest, caller: Caller, wishes: RoutingHeaders) -> ChatRequest:
         """The request as it is to be served, and what is told of that. Raises StorageUnavailable."""

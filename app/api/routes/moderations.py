@@ -13,7 +13,8 @@ from starlette.responses import JSONResponse, Response
 from app.api.http.auth import Caller, Gatekeeper
 from app.api.http.bodies import ROOM_BYTES, BodyReader
 from app.api.http.client import Client
-from app.api.schema.parameters import check_kind, check_moderation_model, quoted
+from app.api.schema.parameters import check_kind, quoted
+from app.api.schema.values import check_moderation_model
 from app.errors import BadRequest, SafetyUnavailable, Unavailable, UnsupportedParameter
 from app.messages import content_text
 from app.metering.estimate import texts_estimate
