@@ -136,9 +136,8 @@ class Journal:
             stream,
             counts,
             reserved=self._database.submit(unit, linger_s=min(self._lead_s / 2, LINGER_S)),
-            need=partial(self._needed, time.monotonic()),
-            price=reservation.price,
             terms=reservation.terms,
+            need=partial(self._needed, time.monotonic()),
         )
         if self._database.failing:
             try:
@@ -241,12 +240,11 @@ class Journal:
         for number, entry in enumerate(list(self._live), start=1):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)  # thousands of streams: their tokens do not wait for all of them
-            if entry.request_seq is None or entry.stream.last_id == entry.saved_id:
+            if entry.request_seq is None or (dumped := entry.stream.dump(entry.saved_id)) is None:
                 continue
-            if (dumped := entry.stream.dump(entry.saved_id)) is not None:
-                entry.begin_checkpoint()
-                news.append(Checkpoint(entry.request_seq, entry.usage(), *dumped))
-                saved[entry] = entry.stream.last_id
+            entry.begin_checkpoint()
+            news.append(Checkpoint(entry.request_seq, entry.usage(), *dumped))
+            saved[entry] = entry.stream.last_id
         if not news:
             return
         await self._database.write(lambda connection: checkpoints.write(connection, news))
@@ -274,8 +272,7 @@ class Journal:
         model, usage = entry.stream.request.model, entry.usage()
         cost = cost_micro_usd(usage, entry.price)
         self._traffic.settled(model, usage, cost)
-        if entry.terms is not None:
-            self._on_settled(entry.terms.owner, entry.terms.day, entry.stream.request_id, cost)
+        self._on_settled(entry.terms.owner, entry.terms.day, entry.stream.request_id, cost)
         self._balance.settled(
             model,
             entry.stream.request_id,

@@ -13,7 +13,7 @@ import orjson
 from app.core import ChatRequest, Counts, Delta, Prompt, Usage
 from app.generation.history import LoadedTurn
 from app.store.conversations import FinishedAnswer, Status
-from app.store.ledger import Price, Terms
+from app.store.ledger import Terms
 from app.stream.token_stream import SHUTDOWN, STORAGE, TokenStream, first_of
 from app.stream.transcript import ChoiceMessage
 
@@ -55,15 +55,14 @@ class JournalEntry:
         counts: Mapping[int, Counts],
         *,
         reserved: asyncio.Future[int],
+        terms: Terms,
         need: Callable[[], None] = lambda: None,
-        price: Price = Price(),  # noqa: B008  # a tuple
-        terms: Terms | None = None,
     ) -> None:
         self.stream = stream
         self.turn = turn.stored_turn
         self.reserved = reserved
-        self.price = price
         self.terms = terms
+        self.price = terms.price
         self.finish = "abort"
         """What the ledger calls the end: finish reasons, or an error's code."""
         self.outcome = Outcome.FAILED

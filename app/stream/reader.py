@@ -92,7 +92,8 @@ class Reader:
                 continue  # the client may have left meanwhile
             if self.cursor == self._ring.last_id:
                 await self._wait()
-            self._send(heartbeat)
+            if not self.closed:
+                self._send(heartbeat)
 
     async def caught_up(self, outlet: FrameSink) -> None:
         """Wait until a lagging client has caught up. The registry disconnects a client that reads nothing."""

@@ -31,7 +31,8 @@ class SilentJournal(Journal):
         """An entry whose reservation counts as written."""
         reserved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         reserved.set_result(0)
-        return JournalEntry(turn, prompt, stream, counts, reserved=reserved)
+        terms = self._reservation(turn.request, prompt).terms
+        return JournalEntry(turn, prompt, stream, counts, reserved=reserved, terms=terms)
 
     async def settle(self, entry: JournalEntry, finish: str) -> None:
         """Nothing."""

@@ -121,3 +121,10 @@ def test_rebuilding_puts_a_day_right(c: sqlite3.Connection):
     assert rebuild(c, 20200101) == 1
     assert rebuild(c, 20261120) == 0
     assert c.execute("SELECT * FROM usage_daily").fetchall() == before
+
+
+def test_sums_without_rows_are_dropped(c: sqlite3.Connection):
+    """A rebuilt day has what its rows have, and nothing else."""
+    c.execute("INSERT INTO usage_daily VALUES (20200101, 'gone', 'ann', 3, 1, 1, 0, 0, 0, 1)")
+    assert rebuild(c, 20200101) == 1
+    assert differences(c) == []
