@@ -176,11 +176,11 @@ class PromptScreen:
         scores: Scores = {}
         doubted: Scores = {}
         for text, weight, _ in turns.newest:
-            for piece in _ends(text):
+            for piece in ends(text):
                 scores = highest(scores, _faded(self._quickly(piece, looked), weight))
         new = 0
         for text, weight, watch in turns.earlier[:LOOKED_AT]:
-            for piece in _ends(text):
+            for piece in ends(text):
                 remembered = self._quick.get(self._quick.key(piece))
                 if remembered is None and new < QUICK_EARLIER:
                     new += 1
@@ -299,7 +299,8 @@ class _Later:
         return self._score(text)
 
 
-def _ends(text: str) -> Iterator[str]:
+def ends(text: str) -> Iterator[str]:
+    """What `ngram_verdict` reads of a text: all of it, or its first and its last slice."""
     if len(text) <= QUICK_CHARS:
         yield text
     else:
