@@ -169,7 +169,7 @@ def fold(
     return scored(unseen, model, ngrams, weights)
 
 
-def joined(parts: Sequence[Predictions]) -> Predictions:
+def joined(folds: Sequence[Predictions]) -> Predictions:
     """All predictions as one."""
-    columns = [asdict(part) for part in parts]
+    columns = [asdict(predictions) for predictions in folds]
     return Predictions(**{name: np.concatenate([column[name] for column in columns]) for name in columns[0]})
