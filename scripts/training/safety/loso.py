@@ -34,11 +34,11 @@ CHATS = frozenset({"asked", "benign_arena_v01", "benign_flowgpt_chat", "benign_l
 """Sources whose prompts are also read as a chat's newest turns, which the prompt screen joins."""
 NUM_CHATS = 600
 """Chats of each."""
-NGRAMS = 0.25
+NGRAMS = 0.6
 """How much a logit of the n-grams counts for one of the encoder.
 
-Left to a fit they count as much as the encoder, which is best over all thresholds (AUC). Where few false
-alarms are allowed it refuses more look-alikes: 4% of them at a weight of 0.2, 8% at 0.6.
+At a rate of 0.2% of all ordinary prompts, sources left out, weights of 0.1, 0.25 and 0.6 find 27%, 29% and 31%
+of harmful prompts (the mean of sources) and refuse 16%, 15% and 11% of look-alikes.
 """
 OWN_AGAIN = 0.4
 """How often a fold's encoder sees the project's rows once it goes on from one that saw nothing else."""
