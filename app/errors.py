@@ -43,9 +43,7 @@ CODES: Mapping[str, Code] = {
     "unknown_parameter": Code(400, "There is no such parameter; remove it."),
     "unsupported_parameter": Code(400, "This server, or the model, cannot honour the parameter."),
     "unsupported_content": Code(400, "The model cannot read a content part, for example an image."),
-    "images_refused": Code(
-        400, "The safety policy refuses images, which no screen reads; a message of the request has one."
-    ),
+    "images_refused": Code(400, "The safety policy refuses images, which no screen reads."),
     "grammar_too_slow": Code(
         400,
         "The grammar costs more time than one request may take; the message says how much.",

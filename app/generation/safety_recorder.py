@@ -112,7 +112,8 @@ class SafetyRecorder:
         try:
             future = self._database.submit(unit)
         except Exception as exc:  # noqa: BLE001  # no request's end may depend on it
-            self._log.error("safety_records_lost", error=where(exc))
+            if then is None:  # a deletion is tried again on the next day
+                self._log.error("safety_records_lost", error=where(exc))
             return
         future.add_done_callback(written)
         if then is not None:

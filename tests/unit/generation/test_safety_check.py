@@ -289,7 +289,7 @@ async def test_strict_key_has_the_strict_policy(world: World, running):
         await made.serve(asked(f"a {BLOCKED} thing"), key=key)
         (event,) = await recorded(made)
     current = world.service.policies.current
-    assert event["policy_hash"] == current.tightened("strict").hash != current.hash
+    assert event["policy_hash"] == current.at_level("strict").hash != current.hash
 
 
 async def test_prompt_that_the_ngrams_doubt_gets_the_strict_text(world: World, running):
