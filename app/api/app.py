@@ -10,6 +10,7 @@ from app.api.http.auth import Gatekeeper
 from app.api.http.bodies import BodyMemory
 from app.api.http.body_budget import BodyBudget
 from app.api.http.errors import ErrorMiddleware, ErrorResponses
+from app.api.http.paths import TrailingSlash
 from app.api.http.rate_limit_headers import LimitHeaders
 from app.api.http.reading import Handler, ReadBounds
 from app.api.routes.abuse import AbuseRoutes
@@ -46,6 +47,10 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route("/openapi.json", openapi, "GET"),
         route("/healthz", service.healthz, "GET"),
         route("/readyz", service.readyz, "GET"),
+        route("/health", service.readyz, "GET"),
+        route("/health_generate", service.readyz, "GET"),
+        route("/ping", service.readyz, "GET"),
+        route("/version", service.version, "GET"),
         route("/metrics", metrics.metrics, "GET"),
         route("/api/models", bounds.paced(service.models), "GET"),
         route("/api/usage", bounds.in_turn(usage.usage), "GET"),
@@ -72,9 +77,10 @@ def build_app(runtime: Runtime) -> ASGIApp:
         *_chat_routes(chat),
     ]
     app = Starlette(routes=routes, exception_handlers=ErrorResponses(runtime.log).handlers())
-    app.router.redirect_slashes = False  # a redirect is built from the Host header, and drops bodies
+    app.router.redirect_slashes = False
     bodies = BodyBudget(runtime.settings.body_memory_bytes)
-    return ErrorMiddleware(BodyMemory(LimitHeaders(app, runtime.limiter), bodies), runtime.log)
+    layers = BodyMemory(LimitHeaders(TrailingSlash(app), runtime.limiter), bodies)
+    return ErrorMiddleware(layers, runtime.log)
 
 
 def _chat_routes(chat: ChatRoutes) -> list[Route]:

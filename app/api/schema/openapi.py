@@ -88,6 +88,9 @@ BODIES: Mapping[str, Schema] = {
     "Rotation": schemas.rotation(),
 }
 
+HEALTH_PATHS = ("/readyz", "/health", "/health_generate", "/ping")
+"""Paths of one route: the names that clients of Kubernetes, vLLM, SGLang and SageMaker know it by."""
+_READY = Operation("Whether requests can be served", "public", errors=(503,))
 _CREATE = Operation(
     "Start a generation; attach to it by its Idempotency-Key",
     body="ChatRequest",
@@ -111,7 +114,8 @@ _SAFETY_FILTERS = ("subject", "stage", "action", "category", "owner", "key", "re
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/openapi.json"): Operation("This document", "public"),
     ("GET", "/healthz"): Operation("Whether the process lives", "public"),
-    ("GET", "/readyz"): Operation("Whether requests can be served", "public", errors=(503,)),
+    **{("GET", path): _READY for path in HEALTH_PATHS},
+    ("GET", "/version"): Operation("The version of this program", "public"),
     ("GET", "/metrics"): Operation("Numbers for Prometheus", "admin", media=("text/plain",)),
     ("GET", "/api/models"): Operation("The models, with limits and prices"),
     ("GET", "/api/usage"): Operation(
@@ -235,7 +239,7 @@ def _responses(path: str, operation: Operation) -> Schema:
     responses: Schema = {str(operation.status): {"description": "Done", "content": content}}
     if EVENTS in operation.media:
         responses["204"] = {"description": "The stream has no further event"}
-    if path == "/readyz":
+    if path in HEALTH_PATHS:
         content = {JSON: {"schema": {"type": "object"}}}
         responses["503"] = {"description": "Not ready, and why", "content": content}
     for status in sorted(_error_statuses(path, operation)):
