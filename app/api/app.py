@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 from app.api.http.auth import Gatekeeper
 from app.api.http.bodies import BodyMemory
 from app.api.http.body_budget import BodyBudget
+from app.api.http.cors import with_cors
 from app.api.http.errors import ErrorMiddleware, ErrorResponses
 from app.api.http.paths import TrailingSlash
 from app.api.http.rate_limit_headers import LimitHeaders
@@ -28,7 +29,7 @@ from app.runtime import Runtime
 
 
 def build_app(runtime: Runtime) -> ASGIApp:
-    """The application over an open runtime."""
+    """The application over an open runtime. Raises SettingsError."""
     gatekeeper = Gatekeeper(runtime.keys, runtime.settings.api_key, runtime.settings.host)
     abuse = AbuseRoutes(runtime, gatekeeper)
     admin = AdminKeyRoutes(runtime, gatekeeper)
@@ -80,7 +81,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
     app.router.redirect_slashes = False
     bodies = BodyBudget(runtime.settings.body_memory_bytes)
     layers = BodyMemory(LimitHeaders(TrailingSlash(app), runtime.limiter), bodies)
-    return ErrorMiddleware(layers, runtime.log)
+    return with_cors(ErrorMiddleware(layers, runtime.log), runtime.settings.cors_origins)
 
 
 def _chat_routes(chat: ChatRoutes) -> list[Route]:
