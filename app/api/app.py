@@ -18,13 +18,15 @@ from app.api.routes.abuse import AbuseRoutes
 from app.api.routes.admin import AdminKeyRoutes
 from app.api.routes.chat import ChatRoutes
 from app.api.routes.conversations import ConversationRoutes
+from app.api.routes.info import InfoRoutes
 from app.api.routes.metrics import MetricsRoutes
 from app.api.routes.moderations import ModerationRoutes
 from app.api.routes.prefixes import PrefixRoutes
 from app.api.routes.safety import SafetyRoutes
 from app.api.routes.service import ServiceRoutes
+from app.api.routes.tokens import TokenRoutes
 from app.api.routes.usage import UsageRoutes
-from app.api.schema.openapi import openapi
+from app.api.schema.openapi import MODEL_INFO_PATHS, SERVER_INFO_PATHS, openapi
 from app.runtime import Runtime
 
 
@@ -73,6 +75,8 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route("/api/admin/abuse", bounds.in_turn(abuse.list), "GET"),
         route("/api/moderations", moderations.create, "POST"),
         route("/v1/moderations", moderations.create, "POST"),
+        *_token_routes(TokenRoutes(runtime, gatekeeper), bounds),
+        *_info_routes(InfoRoutes(runtime, gatekeeper), bounds),
         route("/v1/models", bounds.paced(service.models_openai), "GET"),
         route("/v1/models/{id:path}", bounds.paced(service.model_openai), "GET"),
         *_chat_routes(chat),
@@ -82,6 +86,24 @@ def build_app(runtime: Runtime) -> ASGIApp:
     bodies = BodyBudget(runtime.settings.body_memory_bytes)
     layers = BodyMemory(LimitHeaders(TrailingSlash(app), runtime.limiter), bodies)
     return with_cors(ErrorMiddleware(layers, runtime.log), runtime.settings.cors_origins)
+
+
+def _token_routes(tokens: TokenRoutes, bounds: ReadBounds) -> list[Route]:
+    """Under both paths that SGLang has; vLLM has the first."""
+    return [
+        route(prefix + path, bounds.paced(handler), "POST")
+        for prefix in ("", "/v1")
+        for path, handler in (("/tokenize", tokens.tokenize), ("/detokenize", tokens.detokenize))
+    ]
+
+
+def _info_routes(info: InfoRoutes, bounds: ReadBounds) -> list[Route]:
+    """Under SGLang's names, the older ones too."""
+    return [
+        route(path, bounds.paced(handler), "GET")
+        for paths, handler in ((MODEL_INFO_PATHS, info.model_info), (SERVER_INFO_PATHS, info.server_info))
+        for path in paths
+    ]
 
 
 def _chat_routes(chat: ChatRoutes) -> list[Route]:

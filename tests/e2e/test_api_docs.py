@@ -48,6 +48,7 @@ CURL: Mapping[str, Mapping[str, int]] = {
         '"type":"moderation_results"': 2,
         '"object":"usage"': 2,
         '"status":"': 2,
+        '"max_model_len":': 3,
         "# TYPE tokenring_": 20,
     },
     "admin-api": {

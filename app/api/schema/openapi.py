@@ -82,6 +82,8 @@ HEADERS: Mapping[str, Schema] = {
 BODIES: Mapping[str, Schema] = {
     "ChatRequest": schemas.chat_request(),
     "ModerationRequest": schemas.moderation_request(),
+    "TokenizeRequest": schemas.tokenize_request(),
+    "DetokenizeRequest": schemas.detokenize_request(),
     "NewTitle": schemas.new_title(),
     "NewKey": schemas.new_key(),
     "ChangedKey": schemas.changed_key(),
@@ -90,6 +92,12 @@ BODIES: Mapping[str, Schema] = {
 
 HEALTH_PATHS = ("/readyz", "/health", "/health_generate", "/ping")
 """Paths of one route: the names that clients of Kubernetes, vLLM, SGLang and SageMaker know it by."""
+MODEL_INFO_PATHS = ("/model_info", "/get_model_info")
+SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
+_MODEL_INFO = Operation("The model, as SGLang's clients read it", errors=(404,))
+_SERVER_INFO = Operation("Sizes of the server; to admins also its settings and load", errors=(404,))
+_TOKENIZE = Operation("The token ids of texts or of a conversation", body="TokenizeRequest", errors=(404,))
+_DETOKENIZE = Operation("The text of token ids", body="DetokenizeRequest", errors=(404,))
 _READY = Operation("Whether requests can be served", "public", errors=(503,))
 _CREATE = Operation(
     "Start a generation; attach to it by its Idempotency-Key",
@@ -151,6 +159,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/api/admin/abuse"): Operation("Keys to look at", "admin", query=("owner",)),
     ("POST", "/api/moderations"): _MODERATE,
     ("POST", "/v1/moderations"): _MODERATE,
+    **{("POST", prefix + "/tokenize"): _TOKENIZE for prefix in ("", "/v1")},
+    **{("POST", prefix + "/detokenize"): _DETOKENIZE for prefix in ("", "/v1")},
+    **{("GET", path): _MODEL_INFO for path in MODEL_INFO_PATHS},
+    **{("GET", path): _SERVER_INFO for path in SERVER_INFO_PATHS},
     ("GET", "/v1/models"): Operation("The models in OpenAI's shape"),
     ("GET", "/v1/models/{id}"): Operation("One model in OpenAI's shape"),
     ("POST", "/api/chat/completions"): _CREATE,

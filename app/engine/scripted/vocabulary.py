@@ -44,7 +44,7 @@ class Vocabulary:
 
 def _check(token_ids: Sequence[int]) -> None:
     if any(not 0 <= token_id < VOCABULARY for token_id in token_ids):
-        raise BadRequest(f"Token ids are below {VOCABULARY:,}.", param="messages")
+        raise BadRequest(f"A token id is not in the model's vocabulary, which has {VOCABULARY:,} tokens.")
 
 
 def prompt_ids(messages: Iterable[Mapping[str, Any]]) -> Iterator[int]:

@@ -42,6 +42,5 @@ class TokenizerText:
         """Raise BadRequest for an id that is not in the vocabulary: it has no embedding."""
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocabulary):
             raise BadRequest(
-                f"The prompt has a token id that is not below {self.vocabulary:,}, the model's vocabulary.",
-                param="messages",
+                f"A token id is not in the model's vocabulary, which has {self.vocabulary:,} tokens."
             )
