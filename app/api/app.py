@@ -17,6 +17,7 @@ from app.api.http.reading import Handler, ReadBounds
 from app.api.routes.abuse import AbuseRoutes
 from app.api.routes.admin import AdminKeyRoutes
 from app.api.routes.chat import ChatRoutes
+from app.api.routes.completions import CompletionRoutes
 from app.api.routes.conversations import ConversationRoutes
 from app.api.routes.info import InfoRoutes
 from app.api.routes.metrics import MetricsRoutes
@@ -80,6 +81,7 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route("/v1/models", bounds.paced(service.models_openai), "GET"),
         route("/v1/models/{id:path}", bounds.paced(service.model_openai), "GET"),
         *_chat_routes(chat),
+        *_completion_routes(CompletionRoutes(runtime, gatekeeper)),
     ]
     app = Starlette(routes=routes, exception_handlers=ErrorResponses(runtime.log).handlers())
     app.router.redirect_slashes = False
@@ -119,6 +121,16 @@ def _chat_routes(chat: ChatRoutes) -> list[Route]:
         route("/v1" + by_id, chat.retrieve, "GET"),
         route("/v1" + by_id, chat.delete, "DELETE"),
         route("/v1" + by_id + "/cancel", chat.cancel, "POST"),
+    ]
+
+
+def _completion_routes(completions: CompletionRoutes) -> list[Route]:
+    by_id = "/v1/completions/{id}"
+    return [
+        route("/v1/completions", completions.create, "POST"),
+        route(by_id, completions.retrieve, "GET"),
+        route(by_id, completions.delete, "DELETE"),
+        route(by_id + "/cancel", completions.cancel, "POST"),
     ]
 
 

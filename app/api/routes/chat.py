@@ -1,9 +1,10 @@
-"""The chat completion routes: create, attach, stop."""
+"""The chat completion routes: create, attach, stop. What `/v1/completions` does otherwise is beside it."""
 
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -14,6 +15,7 @@ from app.api.http.client import Client
 from app.api.http.completion import completion
 from app.api.http.errors import RESPONSE_HEADERS
 from app.api.http.json_body import fingerprint
+from app.api.http.plain_events import wants_plain
 from app.api.http.rate_limit_headers import STREAM_ID
 from app.api.http.sse import CONNECTION, ChunkWire, EventStream
 from app.api.routes.model_selection import ModelSelector, RoutingHeaders
@@ -24,11 +26,27 @@ from app.metering.budget import Allowance
 from app.metering.limiter import UNLIMITED, Lease
 from app.routing.backend import with_priority_and_salt
 from app.runtime import ONE_PIECE, Runtime
-from app.stream.token_stream import TokenStream
+from app.stream.token_stream import TokenStream, Wire
+
+
+class AnswerFormat(NamedTuple):
+    """The form of a route's answers."""
+
+    id_prefix: str
+    """The beginning of their ids; no format's begins with another's."""
+    object: str
+    make_wire: Callable[[ChatRequest], Wire]
+    whole: Callable[[Sequence[TokenStream]], dict[str, Any]]
+    """The answer in one piece, from the finished streams of all prompts. Raises ServingError."""
+
+
+CHAT_FORMAT = AnswerFormat("chatcmpl-", "chat.completion", ChunkWire, lambda streams: completion(streams[0]))
 
 
 class ChatRoutes:
     """Handlers of `/api/chat/completions` and `/v1/chat/completions`."""
+
+    format = CHAT_FORMAT
 
     def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
         self._runtime = runtime
@@ -48,7 +66,7 @@ class ChatRoutes:
         client = Client(request.receive)
         patient = "idempotency-key" in request.headers
         try:
-            stream, streaming = await self._stream_of(request, client, caller, lease)
+            stream, streaming, others = await self._stream_of(request, client, caller, lease)
         except Unavailable:
             lease.withdraw()
             raise
@@ -61,8 +79,9 @@ class ChatRoutes:
         )
         try:
             if streaming:
-                return await self._follow(_last_event_id(request), client, stream, patient=patient)
-            return await self._answer(client, stream, patient=patient)
+                return await self._follow(request, client, stream, patient=patient)
+            streams = await self._begin_others(caller, stream, others)
+            return await self._answer(client, streams, patient=patient)
         except Overloaded:
             request.scope[RESPONSE_HEADERS] = {
                 **stream.request.placement.response_headers,
@@ -90,8 +109,8 @@ class ChatRoutes:
 
     async def _stream_of(
         self, request: Request, client: Client, caller: Caller, lease: Lease
-    ) -> tuple[TokenStream, bool]:
-        """The stream that answers the request, and whether it is to be sent as one.
+    ) -> tuple[TokenStream, bool, Sequence[ChatRequest]]:
+        """The stream that answers the request, whether it is to be sent as one, and its other prompts.
 
         The lease is withdrawn where the stream was there already, and is the generation's where it was not.
         """
@@ -99,29 +118,48 @@ class ChatRoutes:
         raw = await self._bodies.read(request, client, owner, self._bodies.limit_bytes)
         socket_wait_s = request.scope["extensions"][CONNECTION].unread_s()
         wishes = RoutingHeaders.of(request)
+        wants_plain(request)  # a wrong value is refused now, before anything is begun
         key, after = await _idempotency_key(request, raw), _last_event_id(request)
         # Before the body is parsed: who was let in uncharged for a known key may send no other one under it.
         made = None if key is None else await self._made_before(owner, key, after)
         body = await self._bodies.parse(request, raw)
         del raw
-        # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
-        store = request.url.path.startswith("/api/")
-        chat = parse_chat_request(
-            body, new_request_id(), owner, store=store, idempotency=key, socket_wait_s=socket_wait_s
-        )
-        self._runtime.check_model(chat.model, caller.models)
+        chats = await self._parsed(request, body, caller, key, socket_wait_s)
         caller.check_grammars(body)
-        chat = with_priority_and_salt(chat, caller.key, isolated=self._settings.isolation == "owner")
+        isolated = self._settings.isolation == "owner"
+        chats = [with_priority_and_salt(chat, caller.key, isolated=isolated) for chat in chats]
         streaming = bool(body.get("stream"))
         if made is not None:
             if lease is not UNLIMITED:  # else it was paced before its body was read
                 self._runtime.reads.pace(owner, caller.key)
             lease.withdraw()
-            return made, streaming
+            return made, streaming, ()
         _check_fresh(after)
-        chat = await self._selector.select(chat, caller, wishes)
+        chat, *others = [await self._selector.select(chat, caller, wishes) for chat in chats]
         request.scope[RESPONSE_HEADERS] = chat.placement.response_headers
-        return await self._begin(caller, chat, lease, streaming=streaming), streaming
+        return await self._begin(caller, chat, lease, streaming=streaming), streaming, others
+
+    async def _parsed(
+        self,
+        request: Request,
+        body: dict[str, Any],
+        caller: Caller,
+        key: IdempotencyKey | None,
+        socket_wait_s: float,
+    ) -> Sequence[ChatRequest]:
+        """The checked request, once for each prompt. Raises BadRequest, UnknownModel."""
+        # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
+        store = request.url.path.startswith("/api/")
+        rid = self._new_id()
+        chat = parse_chat_request(
+            body, rid, caller.owner, store=store, idempotency=key, socket_wait_s=socket_wait_s
+        )
+        self._runtime.check_model(chat.model, caller.models)
+        return [chat]
+
+    def _new_id(self) -> str:
+        """A fresh id: of fixed length, and not to be guessed."""
+        return self.format.id_prefix + secrets.token_hex(14)
 
     async def _made_before(self, owner: str, key: IdempotencyKey, after: int) -> TokenStream | None:
         """The stream that this key made, in memory or in the store."""
@@ -134,7 +172,7 @@ class ChatRoutes:
         stream = self._streams.find_by_key(owner, key)
         if stream is None and stored_id is not None:
             async with self._runtime.reads.turn(owner):
-                stream = await archive.find(owner, stored_id, ChunkWire, after)
+                stream = await archive.find(owner, stored_id, self.format.make_wire, after)
         return stream
 
     async def _begin(
@@ -172,15 +210,31 @@ class ChatRoutes:
     ) -> TokenStream:
         # An answer in one piece needs its beginning too, and has nobody who reads along.
         limit_bytes = None if streaming else ONE_PIECE * self._settings.stream_bytes
-        stream = self._streams.create(chat, ChunkWire(chat), limit_bytes=limit_bytes)
+        stream = self._streams.create(chat, self.format.make_wire(chat), limit_bytes=limit_bytes)
         serving = self._runtime.pipeline.serve(chat, stream, key=key, lease=lease, allowance=allowance)
         self._streams.run(stream, serving)
         return stream
 
+    async def _begin_others(
+        self, caller: Caller, stream: TokenStream, others: Sequence[ChatRequest]
+    ) -> list[TokenStream]:
+        """The streams of all prompts, each a request of its own in the key's limits. Raises RateLimited."""
+        streams = [stream]
+        try:
+            for chat in others:
+                begun = await self._begin(caller, chat, UNLIMITED, streaming=False)
+                streams.append(begun)
+        except BaseException:
+            for begun in streams:
+                begun.cancel("disconnect")
+            raise
+        return streams
+
     async def _follow(
-        self, after: int, client: Client, stream: TokenStream, *, patient: bool
+        self, request: Request, client: Client, stream: TokenStream, *, patient: bool
     ) -> Response | EventStream:
-        """The event stream after event `after`, once the request is admitted."""
+        """The event stream after the last event that the client has, once the request is admitted."""
+        after, plain = _last_event_id(request), wants_plain(request)
         if not patient:
             client.on_gone(lambda: stream.cancel("disconnect"))
         try:
@@ -193,20 +247,27 @@ class ChatRoutes:
         except BaseException:
             client.stop()
             raise
-        return EventStream(reader, self._streams, client, _headers(stream))
+        return EventStream(reader, self._streams, client, _headers(stream), plain=plain)
 
-    async def _answer(self, client: Client, stream: TokenStream, *, patient: bool) -> Response:
+    async def _answer(self, client: Client, streams: Sequence[TokenStream], *, patient: bool) -> Response:
         """The whole answer in one piece; a client that leaves stops it, unless it can return."""
-        await_reader = stream.attach()
+        readers = [stream.attach() for stream in streams]
         grace_s = None if patient else 0.0
-        client.on_gone(lambda: self._streams.leave(await_reader, grace_s=grace_s))
+
+        def leave() -> None:
+            for reader in readers:
+                self._streams.leave(reader, grace_s=grace_s)
+
+        client.on_gone(leave)
         try:
-            await stream.opened()
-            await stream.ended()
+            for stream in streams:
+                await stream.opened()
+            for stream in streams:
+                await stream.ended()
         finally:
             client.stop()
-            self._streams.leave(await_reader, grace_s=grace_s)
-        return JSONResponse(completion(stream), headers=_headers(stream))
+            leave()
+        return JSONResponse(self.format.whole(streams), headers=_headers(streams[0]))
 
     async def attach(self, request: Request) -> Response | EventStream:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
@@ -214,7 +275,7 @@ class ChatRoutes:
         stream = await self._find(request, after)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=_headers(stream))
-        return await self._follow(after, Client(request.receive), stream, patient=True)
+        return await self._follow(request, Client(request.receive), stream, patient=True)
 
     async def retrieve(self, request: Request) -> Response | EventStream:
         """GET /v1/…/{id}: the finished answer as JSON, or the stream to those who accept one."""
@@ -225,31 +286,33 @@ class ChatRoutes:
         stream = await self._find(request)
         if request.method == "HEAD":
             return Response(media_type="application/json", headers=_headers(stream))
-        return await self._answer(Client(request.receive), stream, patient=True)
+        return await self._answer(Client(request.receive), [stream], patient=True)
 
     async def cancel(self, request: Request) -> Response:
         """DELETE {id} and POST {id}/cancel: stop; what was generated stays attachable."""
         stream = await self._find(request)
         stream.cancel("cancelled")
         cancelled = stream.cancelled is not None
-        return JSONResponse({"id": stream.request_id, "object": "chat.completion", "cancelled": cancelled})
+        return JSONResponse({"id": stream.request_id, "object": self.format.object, "cancelled": cancelled})
 
     async def delete(self, request: Request) -> Response:
         """DELETE /v1/…/{id}: stop and forget, in OpenAI's shape."""
         stream = await self._find(request)
         self._streams.delete(stream)
         await self._runtime.archive.erase(stream.request.owner, stream.request_id)
-        return JSONResponse({"id": stream.request_id, "object": "chat.completion.deleted", "deleted": True})
+        deleted = f"{self.format.object}.deleted"
+        return JSONResponse({"id": stream.request_id, "object": deleted, "deleted": True})
 
     async def _find(self, request: Request, after: int = 0) -> TokenStream:
         """The stream in memory, or as it was stored. Raises NotFound."""
         caller, request_id = self._gatekeeper.caller(request), request.path_params["id"]
         owner = caller.owner
-        stream = self._streams.find(request_id, owner)
-        if stream is None:
+        mine = request_id.startswith(self.format.id_prefix)
+        stream = self._streams.find(request_id, owner) if mine else None
+        if stream is None and mine:
             self._runtime.reads.pace(owner, caller.key)
             async with self._runtime.reads.turn(owner):
-                stream = await self._runtime.archive.find(owner, request_id, ChunkWire, after)
+                stream = await self._runtime.archive.find(owner, request_id, self.format.make_wire, after)
         if stream is None:
             raise NotFound(
                 f"No stream {request_id!r}: it does not exist, is not yours, or was not stored and ended"
@@ -257,11 +320,6 @@ class ChatRoutes:
                 code="stream_not_found",
             )
         return stream
-
-
-def new_request_id() -> str:
-    """A fresh id: of fixed length, and not to be guessed."""
-    return f"chatcmpl-{secrets.token_hex(14)}"
 
 
 def _headers(stream: TokenStream) -> dict[str, str]:

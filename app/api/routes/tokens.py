@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from starlette.responses import Response
 from app.api.http.auth import Caller, Gatekeeper
 from app.api.http.bodies import BodyReader
 from app.api.http.client import Client
-from app.api.routes.chat import new_request_id
 from app.api.schema.tokens import DetokenizeRequest, TokenizeRequest, parse_detokenize, parse_tokenize
 from app.api.schema.wire import parse_chat_request
 from app.core import Engine
@@ -77,7 +77,7 @@ class TokenRoutes:
     async def _ids(self, engine: Engine, owner: str, sent: TokenizeRequest) -> list[Sequence[int]]:
         if sent.messages is not None:
             body = {"model": engine.model.id, "messages": sent.messages, **sent.template}
-            chat = parse_chat_request(body, new_request_id(), owner)
+            chat = parse_chat_request(body, f"tok-{secrets.token_hex(14)}", owner)
             check_text_only(chat)
             return [(await engine.render(chat)).token_ids]
         texts = [sent.prompt] if isinstance(sent.prompt, str) else sent.prompt

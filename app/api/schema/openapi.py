@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.http.listing import DEFAULT_LIMIT, MAX_LIMIT
+from app.api.http.plain_events import HEADER, VALUES
 from app.api.routes.conversations import MAX_QUERY
 from app.api.schema import openapi_schemas as schemas
 from app.errors import CODES
@@ -78,9 +79,11 @@ HEADERS: Mapping[str, Schema] = {
     "Last-Event-ID": _EVENT_ID,
     "x-route": {"enum": list(get_args(Size))},
     "x-no-degrade": {"enum": ["0", "1"]},
+    HEADER: {"enum": list(VALUES), "default": "0"},
 }
 BODIES: Mapping[str, Schema] = {
     "ChatRequest": schemas.chat_request(),
+    "CompletionRequest": schemas.completion_request(),
     "ModerationRequest": schemas.moderation_request(),
     "TokenizeRequest": schemas.tokenize_request(),
     "DetokenizeRequest": schemas.detokenize_request(),
@@ -102,16 +105,19 @@ _READY = Operation("Whether requests can be served", "public", errors=(503,))
 _CREATE = Operation(
     "Start a generation; attach to it by its Idempotency-Key",
     body="ChatRequest",
-    headers=("Idempotency-Key", "Last-Event-ID", "x-route", "x-no-degrade"),
+    headers=("Idempotency-Key", "Last-Event-ID", "x-route", "x-no-degrade", HEADER),
     media=(JSON, EVENTS),
     errors=(404, 409, 410, 429, 503),
 )
 _ATTACH = Operation(
     "Attach to a stream after an event",
     query=("last_event_id",),
-    headers=("Last-Event-ID",),
+    headers=("Last-Event-ID", HEADER),
     media=(EVENTS,),
     errors=(410,),
+)
+_RETRIEVE = _ATTACH._replace(
+    summary="The stored answer, or its stream", media=(JSON, EVENTS), errors=(409, 410)
 )
 _CANCEL = Operation("Stop a generation")
 _MODERATE = Operation("Classify texts", body="ModerationRequest", errors=(404, 429, 503))
@@ -170,11 +176,15 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("DELETE", "/api/chat/completions/{id}"): _CANCEL,
     ("POST", "/api/chat/completions/{id}/cancel"): _CANCEL,
     ("POST", "/v1/chat/completions"): _CREATE,
-    ("GET", "/v1/chat/completions/{id}"): _ATTACH._replace(
-        summary="The stored answer, or its stream", media=(JSON, EVENTS), errors=(409, 410)
-    ),
+    ("GET", "/v1/chat/completions/{id}"): _RETRIEVE,
     ("DELETE", "/v1/chat/completions/{id}"): Operation("Stop and delete"),
     ("POST", "/v1/chat/completions/{id}/cancel"): _CANCEL,
+    ("POST", "/v1/completions"): _CREATE._replace(
+        summary="Go on from prompts without a template", body="CompletionRequest"
+    ),
+    ("GET", "/v1/completions/{id}"): _RETRIEVE,
+    ("DELETE", "/v1/completions/{id}"): Operation("Stop and delete"),
+    ("POST", "/v1/completions/{id}/cancel"): _CANCEL,
 }
 _STATUS_TEXTS = {
     400: "The request is wrong",

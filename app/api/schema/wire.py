@@ -34,7 +34,7 @@ def parse_chat_request(
     for_engine = {name: value for name, value in values.items() if check(name, value).to_engine}
     place = _conversation(values, store=store)
     for_engine["messages"] = normalized(values["messages"], may_be_empty="conversation_id" in values)
-    include_usage, continuous_usage = _stream_options(values)
+    include_usage, continuous_usage = stream_options(values)
     check_values(values)
     check_template_switches(values)
     if "moderation" in values:
@@ -87,7 +87,8 @@ def _max_tokens(values: Mapping[str, Any]) -> int | None:
     return limit
 
 
-def _stream_options(values: Mapping[str, Any]) -> tuple[bool, bool]:
+def stream_options(values: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether usage is asked for at the end of the stream, and with every chunk. Raises BadRequest."""
     options = values.get("stream_options")
     if options is None:
         return False, False
