@@ -85,7 +85,7 @@ async def test_openais_sdk_streams_a_completion(sdk: openai.AsyncOpenAI):
     for index in range(2):
         parts = [c for chunk in chunks for c in chunk.choices if c.index == index]
         assert "".join(part.text for part in parts) == "".join(scripted_text(0, index, 12))
-        assert [part.finish_reason for part in parts if part.finish_reason] == ["stop"]
+        assert parts[-1].finish_reason == "stop"
     assert {chunk.object for chunk in chunks} == {"text_completion"}
     assert chunks[-1].usage is not None
     assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (5, 24)
