@@ -13,8 +13,8 @@ import pytest
 from app.core import ChatRequest
 from app.engine.scripted.engine import Script, scripted_text
 from tests.support.screens import BLOCKED, HARM, Piece, SpeakingEngine, speaking, word_models, words
-from tests.support.servers import Serve, Served, ServerProcess
-from tests.support.sse_client import Response, Stream, fetch, until
+from tests.support.servers import Serve, Served, ServerProcess, Spawn
+from tests.support.sse_client import Response, Stream, fetch, open_stream, until
 
 PATH = "/v1/completions"
 PROMPT = "a ring holds each token"
@@ -133,6 +133,21 @@ async def test_a_stream_resumes_after_its_last_event(serve: Serve):
         await again.to_end()
     assert seen.content() == "".join(scripted_text(0, 0, 30))
     assert (seen.finish_reasons, seen.done) == ({0: "stop"}, True)
+
+
+async def test_a_stream_survives_its_server(spawn: Spawn):
+    """After `kill -9` the next process replays what was checkpointed, in the same form, and tells the end."""
+    process = await spawn("rate=100,tokens=4000", "--data-dir", "data")
+    asked = body(stream=True, max_tokens=4000)
+    async with await open_stream(await process.ready(), asked, path=PATH) as stream:
+        await stream.read_events(250)
+        process.process.kill()
+    again = await (await spawn("", "--data-dir", "data")).ready()
+    async with await open_stream(again, stream_id=stream.id, path=PATH, headers=EVENTS) as replay:
+        transcript = await replay.to_end()
+    assert transcript.content()
+    assert "".join(scripted_text(0, 0, 4000)).startswith(transcript.content())
+    assert [error["code"] for error in transcript.errors] == ["interrupted"]
 
 
 async def test_a_finished_stream_is_an_answer_and_a_replay(serve: Serve):
