@@ -41,7 +41,7 @@ class Usage(NamedTuple):
     """Generated, and not released to anyone."""
 
     @property
-    def told_tokens(self) -> int:
+    def reported_tokens(self) -> int:
         """Tokens of the prompt, and of the answer as far as it was released."""
         return self.prompt_tokens + self.completion_tokens - self.withheld_tokens
 
@@ -159,6 +159,10 @@ class ChatRequest:
     new_conversation: bool = False
     past: Sequence[Sequence[int]] = ()
     raw: RawPrompt | None = None
+    strict: bool = False
+    """Whether a parameter that would have no effect is refused."""
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    """The caller's names of parameters in `body` that it has sent under another server's."""
     placement: Placement = Placement()
 
     def placed(self, **changes: Any) -> ChatRequest:

@@ -87,7 +87,8 @@ CODES: Mapping[str, Code] = {
     "interrupted": Code(500, "The server was killed while it answered; the rest of the answer is lost."),
     "conversation_not_found": Code(404, "The conversation is unknown, not yours, deleted or purged."),
     "conversation_too_long": Code(
-        400, "A turn cannot continue so many messages; begin anew, or continue from an earlier one."
+        400,
+        "A turn cannot continue so many messages; start a new conversation, or continue from an earlier one.",
     ),
     "message_not_found": Code(404, "The conversation has no such message."),
     "conversation_busy": Code(409, "Another turn of this conversation is being answered; wait for its end."),

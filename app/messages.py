@@ -34,6 +34,17 @@ def content_texts(content: object) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
+def content_text(content: object) -> str:
+    """The texts of a message's content, a line each. Never raises."""
+    return content if isinstance(content, str) else "\n".join(content_texts(content))
+
+
+def count_media(content: object) -> int:
+    """The number of a content's parts that are no text: images, audio, video, files. Never raises."""
+    items = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
+    return sum(isinstance(item, Mapping) and item.get("type") not in (None, "text") for item in items)
+
+
 def as_kept(role: str, text: str, body: bytes | None) -> dict[str, Any]:
     """The message of a stored row, whose `body` is its JSON where it is more than a role and a text."""
     if body is None:

@@ -63,10 +63,10 @@ class Pipeline:
         lease: Lease = UNLIMITED,
         allowance: Allowance | None = None,
     ) -> None:
-        """Take a checked request to its answer. Every way out ends `stream` and settles `lease`."""
+        """Take a checked request to its answer. However it ends, `stream` is ended and `lease` settled."""
         backend, trace = self._backends.of(request.model), Trace(request)
         check = self._safety_of(request, key)
-        ending = RequestEnd(self._journal, self._traffic, self._log, trace, lease)
+        ending = RequestEnd(self._journal, self._traffic, self._log, trace, lease=lease)
         with ending.of(stream, check, backend.engine), self._history.claim(request):
             backend.precheck(request, key)
             turn = await self._history.load(request)
@@ -74,14 +74,14 @@ class Pipeline:
             prompt = await _render(check, backend, turn.request)
             trace.rendered(prompt)
             lease.correct(prompt)
-            with await self._admit(backend, turn.request, prompt, stream, key) as ticket:
+            with await self._admit(backend, turn.request, prompt, stream, key=key) as ticket:
                 trace.admitted()
                 stream.check_wanted()
                 entry = ending.settles(await self._journal.reserve(turn, prompt, stream, trace.counts))
                 context = GenerationContext(turn.request, key, stream, trace, ticket, entry, check)
                 limits = SpendingLimits(lease, allowance)
                 screen: AnswerScreen | None = None
-                async with EngineRun(backend.engine, prompt, context, limits, self._prefixes) as run:
+                async with EngineRun(backend.engine, prompt, context, limits, prefixes=self._prefixes) as run:
                     async for generated in run.deltas:
                         delta = run.counted(generated)
                         if screen is None:  # nothing goes out before the verdict and the reservation
@@ -104,7 +104,7 @@ class Pipeline:
                 stream.close()
 
     async def _admit(
-        self, backend: Backend, request: ChatRequest, prompt: Prompt, stream: TokenStream, key: Key | None
+        self, backend: Backend, request: ChatRequest, prompt: Prompt, stream: TokenStream, *, key: Key | None
     ) -> Ticket:
         """Wait for room in the engine, and for its turn, as long as the request is wanted."""
         admission = backend.admission

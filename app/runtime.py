@@ -114,8 +114,8 @@ class Runtime:
             self.prices,
             self.balance,
             self.traffic,
-            log,
-            settings.retention_s,
+            log=log,
+            retention_s=settings.retention_s,
             on_settled=self.budgets.settled,
         )
         self.purge = Purge(self.database, log, settings.purge_after_days)
@@ -182,8 +182,8 @@ class Runtime:
             StreamScreen(models.answers, held_s=counters.hold_back.observe),
             Policies(path, models.directory, settings.safety_country),
             counters,
-            self.database,
-            self.log,
+            database=self.database,
+            log=self.log,
             guard=lambda: self.guard,
             fail_open=settings.safety_fail_open,
         )
@@ -280,7 +280,7 @@ class Runtime:
             try:
                 self._look_at_strain()
             except Exception as exc:  # noqa: BLE001  # the next look may be better
-                self.log.error("strain_broke", error=where(exc))
+                self.log.error("pressure_watch_failed", error=where(exc))
             if small is not None and small.num_failures != failures:
                 failures = small.num_failures
                 self.prefixes.restarted(small.name)  # long before another one answers

@@ -89,15 +89,11 @@ class Settings:
     )
     remote_url: str = _setting("", "URLs of the SGLang servers, with commas between; all serve one model")
     remote_api_key: str = _setting("", "API key that those servers require", secret=True)
-    remote_tokenizer: str = _setting(
-        "", "their model's tokenizer: path or hub id; empty is the path they report"
-    )
+    remote_tokenizer: str = _setting("", "path or hub id of their tokenizer; empty is the path they report")
     remote_timeout_s: float = _setting(
         300.0, "seconds for which a remote server may be silent within an answer", minimum=1
     )
-    small_model: str = _setting(
-        "", "second, smaller model, in a child server: path or hub id; docs/routing.md"
-    )
+    small_model: str = _setting("", "path or hub id of a second, smaller model; see docs/routing.md")
     small_served_model_name: str = _setting("", "its name in requests; empty is the end of its path or id")
     degrade: str = _setting(
         "on",
@@ -131,6 +127,9 @@ class Settings:
         60.0, "seconds after which a client that reads nothing is disconnected", minimum=0.1
     )
     body_timeout_s: float = _setting(30.0, "seconds that a request body may take to arrive", minimum=0.1)
+    strict_parameters: bool = _setting(
+        default=False, help="whether parameters without effect are refused; see docs/parameters.md"
+    )
     max_images: int = _setting(64, "images in a request with its conversation", minimum=0)
     max_image_pixels: int = _setting(
         32 * 1024**2,

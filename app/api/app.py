@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from app.api.http.auth import Gatekeeper
-from app.api.http.bodies import BodyMemory
+from app.api.http.bodies import BodyMemory, BodyReader
 from app.api.http.body_budget import BodyBudget
 from app.api.http.cors import with_cors
 from app.api.http.errors import ErrorMiddleware, ErrorResponses
@@ -21,39 +23,52 @@ from app.api.routes.completions import CompletionRoutes
 from app.api.routes.conversations import ConversationRoutes
 from app.api.routes.info import InfoRoutes
 from app.api.routes.metrics import MetricsRoutes
+from app.api.routes.model_selection import ModelSelector
 from app.api.routes.moderations import ModerationRoutes
 from app.api.routes.prefixes import PrefixRoutes
 from app.api.routes.safety import SafetyRoutes
 from app.api.routes.service import ServiceRoutes
 from app.api.routes.tokens import TokenRoutes
 from app.api.routes.usage import UsageRoutes
-from app.api.schema.openapi import MODEL_INFO_PATHS, SERVER_INFO_PATHS, openapi
-from app.runtime import Runtime
+from app.api.schema.openapi import HEALTH_PATHS, MODEL_INFO_PATHS, SERVER_INFO_PATHS, openapi
+from app.runtime import ONE_PIECE, Runtime
 
 
 def build_app(runtime: Runtime) -> ASGIApp:
     """The application over an open runtime. Raises SettingsError."""
     gatekeeper = Gatekeeper(runtime.keys, runtime.settings.api_key, runtime.settings.host)
-    abuse = AbuseRoutes(runtime, gatekeeper)
-    admin = AdminKeyRoutes(runtime, gatekeeper)
-    chat = ChatRoutes(runtime, gatekeeper)
-    conversations = ConversationRoutes(runtime, gatekeeper)
+    bodies = BodyReader(
+        runtime.backends,
+        max_bytes=runtime.settings.max_body_bytes,
+        timeout_s=runtime.settings.body_timeout_s,
+    )
+    database, reads = runtime.database, runtime.reads
+    abuse = AbuseRoutes(runtime.abuse, gatekeeper)
+    admin = AdminKeyRoutes(database, runtime.keys, bodies, gatekeeper)
+    chat, completions = _generations(runtime, bodies, gatekeeper)
+    info = InfoRoutes(runtime.settings, runtime.backends, gatekeeper, check_ready=runtime.check_ready)
+    tokens = TokenRoutes(
+        runtime.backends,
+        runtime.limiter,
+        bodies,
+        gatekeeper,
+        check_ready=runtime.check_ready,
+        check_model=runtime.check_model,
+    )
+    conversations = ConversationRoutes(database, runtime.streams, reads, bodies, gatekeeper=gatekeeper)
     metrics = MetricsRoutes(runtime, gatekeeper)
-    moderations = ModerationRoutes(runtime, gatekeeper)
-    prefixes = PrefixRoutes(runtime, gatekeeper)
-    safety = SafetyRoutes(runtime, gatekeeper)
+    moderations = ModerationRoutes(runtime.moderator, runtime.limiter, bodies, gatekeeper)
+    prefixes = PrefixRoutes(runtime.prefixes, gatekeeper)
+    safety = SafetyRoutes(database, runtime.policies, runtime.reload_policy, gatekeeper)
     service = ServiceRoutes(runtime, gatekeeper)
-    usage = UsageRoutes(runtime, gatekeeper)
-    bounds = ReadBounds(runtime.reads, gatekeeper)
+    usage = UsageRoutes(database, runtime.keys, gatekeeper)
+    bounds = ReadBounds(reads, gatekeeper)
     conversation = "/api/conversations/{id}"
     keys = "/api/admin/keys"
     routes = [
         route("/openapi.json", openapi, "GET"),
         route("/healthz", service.healthz, "GET"),
-        route("/readyz", service.readyz, "GET"),
-        route("/health", service.readyz, "GET"),
-        route("/health_generate", service.readyz, "GET"),
-        route("/ping", service.readyz, "GET"),
+        *(route(path, service.readyz, "GET") for path in HEALTH_PATHS),
         route("/version", service.version, "GET"),
         route("/metrics", metrics.metrics, "GET"),
         route("/api/models", bounds.paced(service.models), "GET"),
@@ -76,18 +91,43 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route("/api/admin/abuse", bounds.in_turn(abuse.list), "GET"),
         route("/api/moderations", moderations.create, "POST"),
         route("/v1/moderations", moderations.create, "POST"),
-        *_token_routes(TokenRoutes(runtime, gatekeeper), bounds),
-        *_info_routes(InfoRoutes(runtime, gatekeeper), bounds),
+        *_token_routes(tokens, bounds),
+        *_info_routes(info, bounds),
         route("/v1/models", bounds.paced(service.models_openai), "GET"),
         route("/v1/models/{id:path}", bounds.paced(service.model_openai), "GET"),
         *_chat_routes(chat),
-        *_completion_routes(CompletionRoutes(runtime, gatekeeper)),
+        *_completion_routes(completions),
     ]
     app = Starlette(routes=routes, exception_handlers=ErrorResponses(runtime.log).handlers())
     app.router.redirect_slashes = False
-    bodies = BodyBudget(runtime.settings.body_memory_bytes)
-    layers = BodyMemory(LimitHeaders(TrailingSlash(app), runtime.limiter), bodies)
+    budget = BodyBudget(runtime.settings.body_memory_bytes)
+    layers = BodyMemory(LimitHeaders(TrailingSlash(app), runtime.limiter), budget)
     return with_cors(ErrorMiddleware(layers, runtime.log), runtime.settings.cors_origins)
+
+
+def _generations(
+    runtime: Runtime, bodies: BodyReader, gatekeeper: Gatekeeper
+) -> tuple[ChatRoutes, CompletionRoutes]:
+    settings, limiter = runtime.settings, runtime.limiter
+    selector = ModelSelector(
+        runtime.backends, runtime.router, runtime.degrade, runtime.database, count_text=limiter.count_text
+    )
+    shared: dict[str, Any] = {
+        "bodies": bodies,
+        "selector": selector,
+        "pipeline": runtime.pipeline,
+        "streams": runtime.streams,
+        "archive": runtime.archive,
+        "limiter": limiter,
+        "reads": runtime.reads,
+        "budgets": runtime.budgets,
+        "addresses": runtime.abuse.addresses,
+        "check_ready": runtime.check_ready,
+        "check_model": runtime.check_model,
+        "whole_bytes": ONE_PIECE * settings.stream_bytes,
+    }
+    completions = CompletionRoutes(settings, gatekeeper, backends=runtime.backends, **shared)
+    return ChatRoutes(settings, gatekeeper, **shared), completions
 
 
 def _token_routes(tokens: TokenRoutes, bounds: ReadBounds) -> list[Route]:

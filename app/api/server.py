@@ -42,7 +42,7 @@ There is no API key yet, and {host} is not only this machine: here is an admin k
 More with `tokenring keys create`; another one in its place with `tokenring keys rotate`.
 """
 GC_THRESHOLDS = (10_000, 10, 500)
-"""Containers made, less those freed, before the young are looked at; how often those are before the older."""
+"""Thresholds of the garbage collector: new containers per young collection, young ones per older."""
 
 
 class Server(uvicorn.Server):
@@ -135,7 +135,7 @@ async def serve(settings: Settings, sock: socket.socket) -> int:
 
 
 async def _start(runtime: Runtime) -> None:
-    """Say who is let in, then start. Raises as `Runtime.start` does."""
+    """Log whether requests need a key, then start the runtime. Raises what `Runtime.start` does."""
     await runtime.open_store()
     settings, keys = runtime.settings, runtime.keys
     if keys.empty and not settings.api_key:
@@ -148,7 +148,7 @@ async def _start(runtime: Runtime) -> None:
 
 
 async def _make_first_key(runtime: Runtime) -> None:
-    """Make an admin key for a server that others can reach, and show it; it is kept nowhere in clear."""
+    """Make the first admin key of a server on a network, and print it. Only its hash is stored."""
     terms = KeyTerms("first admin key", scope="admin")
     issued = await runtime.database.write(lambda c: create_first(c, terms, now_us(), LOCAL_OWNER))
     await runtime.keys.load()
@@ -159,14 +159,14 @@ async def _make_first_key(runtime: Runtime) -> None:
 
 
 def _asked_to_stop(stop: asyncio.Event, runtime: Runtime) -> None:
-    """The first signal lets live streams finish, a second one does not wait for them."""
+    """The first signal lets live streams finish; a second signal ends them at once."""
     if stop.is_set():
         runtime.streams.stop_waiting()
     stop.set()
 
 
 def _hung_up(stop: asyncio.Event, runtime: Runtime, on_terminal: bool) -> None:  # noqa: FBT001  # add_signal_handler passes by position
-    """Read the policy again; where the terminal was closed, stop as its programs do."""
+    """SIGHUP: read the policy file again. If the terminal was closed, stop."""
     if on_terminal and not sys.stderr.isatty():
         _asked_to_stop(stop, runtime)
         return
@@ -177,21 +177,25 @@ def _hung_up(stop: asyncio.Event, runtime: Runtime, on_terminal: bool) -> None: 
 
 
 def _collect_seldom() -> None:
-    """Let the garbage collector look at everything seldom.
+    """Make full garbage collections rare.
 
-    What a request leaves is freed by its references alone (tests/fault/test_nothing_leaks.py), and
-    with 10,000 streams each full collection would stop them all for over a second.
+    The objects of a request are freed by reference counts alone (tests/fault/test_nothing_leaks.py). With
+    10,000 streams a full collection would stop all of them for more than a second.
     """
     gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _raise_file_limit(settings: Settings, log: FilteringBoundLogger) -> None:
-    """A connection is a file: allow as many as the system lets us."""
+    """Raise the limit of open files as far as the system allows, because a connection is a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard < settings.max_live_streams:
-        log.warning("few_files", limit=hard, hint="fewer connections than max_live_streams; raise ulimit -n")
+        log.warning(
+            "open_files_limit_low",
+            limit=hard,
+            hint="fewer connections than max_live_streams; raise ulimit -n",
+        )
 
 
 async def _until_over(runtime: Runtime, starting: asyncio.Task[None], stop: asyncio.Event) -> int:

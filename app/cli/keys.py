@@ -1,4 +1,4 @@
-"""`tokenring keys`: make, list, change, rotate, end; beside the server, or before its first start."""
+"""`tokenring keys`: make, list, change and end API keys, beside the server or before its first start."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from app.store.offline import make_missing, opened
 EXIT_OK = 0
 NEVER = "never"
 NONE = "none"
-"""Given to a flag, takes the limit away."""
+"""The value of a flag that removes the limit."""
 _FIRST = (
     "This was the first key: from now on every request needs one, from this machine too."
-    f" What was kept without a key is of the owner {LOCAL_OWNER!r}."
+    f" Conversations stored until now belong to the owner {LOCAL_OWNER!r}."
 )
 
 
@@ -41,7 +41,7 @@ def add_commands(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
 ) -> None:
     """Add `keys` and its verbs to the parser of the command line."""
-    top = commands.add_parser("keys", help="make, list, change, rotate, expire or revoke API keys")
+    top = commands.add_parser("keys", help="create, list, change or end API keys")
     verbs = top.add_subparsers(dest="verb", required=True)
 
     def verb(name: str, help_: str, *, takes_id: bool = True) -> argparse.ArgumentParser:
@@ -53,61 +53,89 @@ def add_commands(
             argument_default=argparse.SUPPRESS,  # terms that no flag gives are not there
         )
         if takes_id:
-            parser.add_argument("id", metavar="ID", help="the key's id, the part before its second hyphen")
+            parser.add_argument("id", metavar="ID", help="id of the key: the part before its second hyphen")
         return parser
 
-    _add_create(verb("create", "make a key, and print it this once", takes_id=False))
-    verb("list", "list every key, revoked ones too", takes_id=False).set_defaults(run=_list)
-    update = verb("update", f"change what a key may do; {NONE!r} takes a limit away")
-    update.add_argument("--name", help="what the key is for, as people call it")
+    _add_create(verb("create", "create a key and print it; it is never shown again", takes_id=False))
+    verb("list", "list all keys, including revoked keys", takes_id=False).set_defaults(run=_list)
+    update = verb("update", f"change a key; the value {NONE!r} removes a limit")
+    update.add_argument("--name", help="name of the key, for people")
     _add_terms(update)
     update.set_defaults(run=_update)
-    rotate = verb("rotate", "give a key a new secret, and print it this once")
+    rotate = verb("rotate", "give a key a new secret and print it; it is never shown again")
     rotate.add_argument(
         "--overlap-s",
         type=int,
         default=DEFAULT_OVERLAP_S,
         metavar="SECONDS",
-        help="how long the old secret stays valid (default: a day); 0 ends it now",
+        help=f"seconds for which the old secret stays valid; 0: none (default: {DEFAULT_OVERLAP_S})",
     )
     rotate.set_defaults(run=_rotate)
-    expire = verb("expire", "say when a key ends; it can be put off again")
+    expire = verb("expire", "set the time at which a key ends; it can be changed later")
     expire.add_argument(
-        "--at", metavar="DATE", default=None, help=f"a UTC day or time, or {NEVER!r} (default: now)"
+        "--at",
+        metavar="DATE",
+        default=None,
+        help=f"UTC day or time, as 2026-12-31, or {NEVER!r} (default: now)",
     )
     expire.set_defaults(run=_expire)
-    verb("revoke", "end a key for good").set_defaults(run=_revoke)
+    verb("revoke", "end a key; this cannot be undone").set_defaults(run=_revoke)
 
 
 def _add_create(create: argparse.ArgumentParser) -> None:
-    create.add_argument("--name", required=True, help="what the key is for, as people call it")
+    create.add_argument("--name", required=True, help="name of the key, for people")
     create.add_argument(
-        "--owner", help="keys of one owner share their conversations and usage (default: its own)"
+        "--owner",
+        help="keys of one owner share conversations and usage (default: the key itself)",
     )
     _add_terms(create)
     create.add_argument(
-        "--expires", dest="expires_at", metavar="DATE", help="a UTC day or time from which on it is not valid"
+        "--expires",
+        dest="expires_at",
+        metavar="DATE",
+        help="UTC day or time, as 2026-12-31, at which the key ends (default: never)",
     )
     create.set_defaults(run=_create)
 
 
 def _add_terms(verb: argparse.ArgumentParser) -> None:
-    """What a key may do, but for when it ends."""
-    verb.add_argument("--scope", choices=SCOPES, help="a new key's: chat")
+    """The flags of a key's terms, except its end."""
     verb.add_argument(
-        "--tier", choices=TIERS, help="who goes first when the server is full (a new key's: standard)"
+        "--scope",
+        choices=SCOPES,
+        help="chat: use the models; admin: also manage keys and read metrics (default of a new key: chat)",
+    )
+    verb.add_argument(
+        "--tier", choices=TIERS, help="priority while the server is full (default of a new key: standard)"
     )
     verb.add_argument(
         "--weight",
         type=float,
         metavar="X",
-        help="its part of what its tier is served, 0.1 to 100 (a new key's: 1)",
+        help="tokens relative to other keys of its tier, 0.1 to 100 (default of a new key: 1)",
     )
-    verb.add_argument("--rpm", type=_count, metavar="N", help="requests a minute")
-    verb.add_argument("--tpm", type=_count, metavar="N", help="tokens a minute")
-    verb.add_argument("--max-streams", type=_count, metavar="N", help="generations at once")
-    verb.add_argument("--budget-usd", metavar="X", help="what it may cost in a UTC month")
-    verb.add_argument("--models", metavar="A,B", help="the only models it may use (a new key's: all)")
+    verb.add_argument(
+        "--rpm", type=_count, metavar="N", help="limit of requests per minute (default of a new key: none)"
+    )
+    verb.add_argument(
+        "--tpm", type=_count, metavar="N", help="limit of tokens per minute (default of a new key: none)"
+    )
+    verb.add_argument(
+        "--max-streams",
+        type=_count,
+        metavar="N",
+        help="limit of generations at the same time (default of a new key: none)",
+    )
+    verb.add_argument(
+        "--budget-usd",
+        metavar="X",
+        help="limit of the owner's costs in US dollars per UTC month (default of a new key: none)",
+    )
+    verb.add_argument(
+        "--models",
+        metavar="A,B",
+        help="models that the key may use, with commas between (default of a new key: all)",
+    )
     verb.add_argument(
         "--safety",
         choices=SAFETY_LEVELS,
@@ -116,35 +144,35 @@ def _add_terms(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--degrade",
         choices=DEGRADING,
-        help="off: its answers are never shortened, nor the small model's, when the server is full",
+        help="off: no shorter answers and no small model in degraded mode (default of a new key: on)",
     )
     verb.add_argument(
         "--grammars",
         choices=GRAMMARS,
-        help="schemas: JSON schemas and tools only, no regex, ebnf or structural tag (a new key's: all)",
+        help="schemas: JSON schemas and tools; no regex, EBNF, structural tag (default of a new key: all)",
     )
 
 
 def _count(text: str) -> int | str:
-    """A whole number, or `NONE`."""
+    """A whole number, or `NONE`. Raises ArgumentTypeError."""
     try:
         return text if text == NONE else int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a whole number, or {NONE!r}; got {text!r}") from None
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
+def _key_fields(args: argparse.Namespace) -> dict[str, Any]:
     """What flags say of a key, as JSON has it."""
-    given = {name: value for name, value in vars(args).items() if name in (*TERMS, "owner")}
-    given |= {name: None for name in NULLABLE if given.get(name) == NONE}
-    if given.get("models") is not None:
-        given["models"] = [name.strip() for name in given["models"].split(",")]
-    return given
+    fields = {name: value for name, value in vars(args).items() if name in (*TERMS, "owner")}
+    fields |= {name: None for name in NULLABLE if fields.get(name) == NONE}
+    if fields.get("models") is not None:
+        fields["models"] = [name.strip() for name in fields["models"].split(",")]
+    return fields
 
 
 def _create(args: argparse.Namespace, data_dir: Path) -> int:
     at_us = now_us()
-    terms, owner = read_new(_given(args), at_us)
+    terms, owner = read_new(_key_fields(args), at_us)
     make_missing(data_dir)
     with opened(data_dir, write=True) as connection:
         is_first = keys.create_first(connection, terms, at_us, owner)
@@ -154,7 +182,7 @@ def _create(args: argparse.Namespace, data_dir: Path) -> int:
 
 def _update(args: argparse.Namespace, data_dir: Path) -> int:
     at_us = now_us()
-    terms = read_terms(_given(args), at_us)
+    terms = read_terms(_key_fields(args), at_us)
     if not terms:
         raise BadRequest("Nothing to change: give at least one flag, as --weight 2.")
     with opened(data_dir, write=True) as connection:
@@ -166,12 +194,12 @@ def _rotate(args: argparse.Namespace, data_dir: Path) -> int:
     at_us, overlap_us = now_us(), read_overlap_us({"overlap_s": args.overlap_s})
     with opened(data_dir, write=True) as connection:
         issued = keys.rotate(connection, args.id, at_us, overlap_us)
-    ends = "is no longer valid" if not args.overlap_s else f"is valid for {args.overlap_s:,} s more"
+    ends = "is no longer valid" if not args.overlap_s else f"stays valid for {args.overlap_s:,} s more"
     return _tell(args, issued, at_us, [f"The old secret {ends}."])
 
 
 def _tell(args: argparse.Namespace, issued: keys.Issued, at_us: int, notes: Sequence[str]) -> int:
-    """The key alone on standard output, for scripts; what is to be said about it beside it."""
+    """Print the key on standard output, for scripts, and remarks about it on standard error."""
     if args.json:
         print(json.dumps(issued_as_json(issued, at_us)))
         return EXIT_OK
@@ -184,11 +212,11 @@ def _tell(args: argparse.Namespace, issued: keys.Issued, at_us: int, notes: Sequ
 def _list(args: argparse.Namespace, data_dir: Path) -> int:
     at_us = now_us()
     with opened(data_dir) as connection:
-        found = [as_json(key, at_us) for key in keys.all_keys(connection)]
+        rows = [as_json(key, at_us) for key in keys.all_keys(connection)]
     if args.json:
-        print(json.dumps({"object": "list", "data": found}))
+        print(json.dumps({"object": "list", "data": rows}))
     else:
-        print(_table(found))
+        print(_table(rows))
     return EXIT_OK
 
 
@@ -217,7 +245,7 @@ def _say(args: argparse.Namespace, key: Key, at_us: int, line: str) -> int:
 
 
 def _table(listed: Sequence[Mapping[str, Any]]) -> str:
-    """A line a key, under heads."""
+    """A table with one line for each key."""
     heads = ("id", "name", "owner", "scope", "status", "tier", "limits", "models", "expires")
     return tables.text(heads, [_row(key) for key in listed])
 

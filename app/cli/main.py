@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="serve the model over HTTP", allow_abbrev=False)
     serve.add_argument(
-        "--config", type=Path, default=None, help="settings file (tokenring.toml, if there is one)"
+        "--config", type=Path, default=None, help="settings file (default: tokenring.toml, if it exists)"
     )
     for setting in settings_module.table():
         default = "" if setting.default in ("", None) else f" (default {setting.default})"
@@ -36,9 +36,11 @@ def parser() -> argparse.ArgumentParser:
             metavar=None if setting.choices else setting.kind.__name__.upper(),
             help=(setting.help + default).replace("%", "%%"),
         )
-    show = commands.add_parser("settings", help="list every setting")
+    show = commands.add_parser("settings", help="list all settings with their defaults")
     show.add_argument(
-        "--markdown", action="store_true", help="as the table of docs/settings.md, on a terminal too"
+        "--markdown",
+        action="store_true",
+        help="print the Markdown table of docs/settings.md, also on a terminal",
     )
     common = store.common_flags()
     keys.add_commands(commands, common)
@@ -67,12 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _warn_of_secrets(flags: Collection[str]) -> None:
-    """Say which flags should have been variables: a command line is for every user of the machine to see."""
+    """Warn of secrets in flags: every user of the machine can read a command line."""
     for setting in settings_module.table():
         if setting.secret and setting.name in flags:
             print(
                 f"tokenring: every user of this machine can read {setting.flag} (ps); set {setting.env}"
-                " instead, or have it in a file",
+                " instead, or put it into a file",
                 file=sys.stderr,
             )
 

@@ -21,9 +21,11 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     top = commands.add_parser("safety", help="judge a text, or measure the screens over labelled ones")
     verbs = top.add_subparsers(dest="verb", required=True)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--config", type=Path, help="settings file (tokenring.toml, if there is one)")
-    common.add_argument("--policy", type=Path, help="policy file (as the settings say)")
-    common.add_argument("--level", choices=SAFETY_LEVELS, default="standard", help="as a key of that level")
+    common.add_argument("--config", type=Path, help="settings file (default: tokenring.toml, if it exists)")
+    common.add_argument("--policy", type=Path, help="policy file (default: by the settings)")
+    common.add_argument(
+        "--level", choices=SAFETY_LEVELS, default="standard", help="safety level of a key (default: standard)"
+    )
     common.add_argument("--json", action="store_true", help="print one JSON object")
     check = verbs.add_parser("check", parents=[common], allow_abbrev=False, help="judge one text as a prompt")
     check.add_argument("text", metavar="TEXT", help="the text; - reads standard input")
@@ -31,19 +33,33 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "eval",
         parents=[common],
         allow_abbrev=False,
-        help="recall, false positives, AUC and latency over files",
+        help="measure recall, false positives, AUC and latency on labelled files",
     )
     measure.add_argument(
         "files",
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="JSON lines with text, label, category, source; .gz too",
+        help="file of JSON lines with the fields text, label, category, source; may be gzipped (.gz)",
     )
-    measure.add_argument("--kind", choices=("prompt", "output"), default="prompt", help="which rows")
-    measure.add_argument("--watched", action="store_true", help="judge outputs as of watched prompts")
-    measure.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw them too, by matplotlib")
-    measure.add_argument("--limit", type=int, metavar="N", help="only N of the rows, evenly spread")
+    measure.add_argument(
+        "--kind",
+        choices=("prompt", "output"),
+        default="prompt",
+        help="rows to measure: prompts or answers (default: prompt)",
+    )
+    measure.add_argument(
+        "--watched", action="store_true", help="with --kind output: judge answers as those to watched prompts"
+    )
+    measure.add_argument(
+        "--plot", type=Path, metavar="FILE.svg", help="also draw the results as SVG; needs matplotlib"
+    )
+    measure.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="measure N rows only, evenly spread over the files (default: all)",
+    )
 
 
 def run(args: argparse.Namespace, load: Callable[[], Models] | None = None) -> int:

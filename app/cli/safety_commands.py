@@ -1,4 +1,4 @@
-"""Behind `tokenring safety`: one text judged, or rows measured. Imports the classifiers' libraries."""
+"""The work of `tokenring safety check` and `eval`. Imports numpy and the classifiers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from app.safety.verdict import Verdict, harm, stricter
 EXIT_OK = 0
 _TIMEOUT_S = 600.0
 _FIRST = "Good morning."
-"""Judged ahead of what is timed: the first run of the encoder sets it up."""
+"""A text that is judged before the timed ones, because the encoder's first run sets it up."""
 _LISTED = 20
-"""Categories in the table of `eval`, the most frequent ones: files may have their own names for them."""
+"""Categories in the table of `eval`: the most frequent ones, because files may name any number."""
 _SHOWN = 3
-"""Categories that `check` names beside the one that decided."""
+"""Categories with the highest scores that `check` prints."""
 
 
 def _screen(models: Models) -> closing[PromptScreen]:
@@ -48,7 +48,7 @@ def check(args: argparse.Namespace, policy: Policy, models: Models) -> int:
         asyncio.run(_judge(screen, policy, _FIRST))
         first, second, fast_ms, full_ms = asyncio.run(_judge(screen, policy, text))
     verdict = stricter(first, second)
-    found = {
+    result = {
         "action": verdict.action,
         "category": verdict.category,
         "category_name": verdict.category and name_of(verdict.category),
@@ -61,12 +61,12 @@ def check(args: argparse.Namespace, policy: Policy, models: Models) -> int:
         "scores": {c: round(p, 4) for c, p in second.scores.items()},
         "message": policy.notice(verdict.category) if verdict.blocked else None,
     }
-    print(json.dumps(found, ensure_ascii=False) if args.json else _said(found))
+    print(json.dumps(result, ensure_ascii=False) if args.json else _as_text(result))
     return EXIT_OK
 
 
 async def _judge(screen: PromptScreen, policy: Policy, text: str) -> tuple[Verdict, Verdict, float, float]:
-    """Both verdicts on a text, and their milliseconds."""
+    """The verdicts of the n-grams and of both classifiers, and the milliseconds of each."""
     messages = [{"role": "user", "content": text}]
     began_s = time.perf_counter()
     first = screen.ngram_verdict(messages, policy)
@@ -76,19 +76,19 @@ async def _judge(screen: PromptScreen, policy: Policy, text: str) -> tuple[Verdi
     return first, second, 1000 * (between_s - began_s), 1000 * (ended_s - between_s)
 
 
-def _said(found: dict[str, Any]) -> str:
-    top = sorted(found["scores"].items(), key=lambda item: -item[1])[:_SHOWN]
-    by = f"{found['category']} {found['category_name']}" if found["category"] else "no category"
-    sign = ">=" if found["action"] else "<"
-    score = f"{found['score']:.3f} {sign} {found['threshold']:.3f}"
-    times = f"n-grams {found['fast_ms']:.1f} ms, with the encoder {found['full_ms']:.1f} ms"
+def _as_text(result: dict[str, Any]) -> str:
+    top = sorted(result["scores"].items(), key=lambda item: -item[1])[:_SHOWN]
+    by = f"{result['category']} {result['category_name']}" if result["category"] else "no category"
+    sign = ">=" if result["action"] else "<"
+    score = f"{result['score']:.3f} {sign} {result['threshold']:.3f}"
+    times = f"n-grams {result['fast_ms']:.1f} ms, with the encoder {result['full_ms']:.1f} ms"
     lines = [
-        f"{found['action'] or 'pass'}: {by}, {score} ({found['stage']})",
+        f"{result['action'] or 'pass'}: {by}, {score} ({result['stage']})",
         "highest: " + ", ".join(f"{c} {name_of(c)} {p:.3f}" for c, p in top),
-        f"{times}, policy {found['policy_hash']}",
+        f"{times}, policy {result['policy_hash']}",
     ]
-    if found["message"]:
-        lines.append(f"told: {found['message']}")
+    if result["message"]:
+        lines.append(f"told: {result['message']}")
     return "\n".join(lines)
 
 
@@ -153,7 +153,7 @@ def _spread(rows: Sequence[Row], limit: int) -> list[Row]:
 
 
 def _table(report: dict[str, Any]) -> list[str]:
-    """A line for all rows, each source and each category, under heads."""
+    """The table of figures: one line for all rows, for each source and for each category."""
     heads = ("", "harmful", "benign", "blocked", "fpr", "watched", "fpr", "auc", "ap", "@1%", "@5%")
     rows = [_figures("all", report["pooled"])]
     rows += [_figures(name, report["sources"][name]) for name in report["sources"]]

@@ -7,7 +7,7 @@ from app.settings import table
 
 
 def text(*, markdown_only: bool) -> str:
-    """The table for people where standard output is a terminal, else Markdown."""
+    """The table of settings: formatted if standard output is a terminal, else Markdown."""
     if markdown_only or not sys.stdout.isatty():
         return markdown().rstrip("\n")
     rows = [

@@ -1,4 +1,4 @@
-"""The commands over the store. Each opens the file itself, beside the server that may be running."""
+"""The commands over the store. Each opens the database itself; the server may run meanwhile."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ _COLUMNS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
 def common_flags() -> argparse.ArgumentParser:
     """The flags that every command over the store has."""
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--data-dir", type=Path, help="the server's data directory (as the settings say)")
-    common.add_argument("--config", type=Path, help="settings file (tokenring.toml, if there is one)")
-    common.add_argument("--json", action="store_true", help="print one JSON object")
+    common.add_argument(
+        "--data-dir", type=Path, help="data directory of the server (default: by the settings)"
+    )
+    common.add_argument("--config", type=Path, help="settings file (default: tokenring.toml, if it exists)")
+    common.add_argument("--json", action="store_true", help="print the result as one JSON object")
     return common
 
 
@@ -61,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         status: int = args.run(args, data_dir)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read has enough, as `head`; the interpreter flushes once more at exit
+    except (
+        BrokenPipeError
+    ):  # the reader of the pipe has left, as `head` does; the interpreter flushes again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
     return status
@@ -71,15 +75,25 @@ def _add_usage(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
 ) -> None:
     usage = commands.add_parser(
-        "usage", parents=[common], allow_abbrev=False, help="show what was used and what it cost"
+        "usage", parents=[common], allow_abbrev=False, help="show requests, tokens and costs of all keys"
     )
-    usage.add_argument("--period", help="a UTC month or day, as 2026-11 or 2026-11-20 (default: this month)")
-    usage.add_argument("--from", dest="first", metavar="DAY", help="instead of a period, the first day")
-    usage.add_argument("--to", dest="last", metavar="DAY", help="and the last one (default: today)")
-    usage.add_argument("--group-by", default="", metavar="NAMES", help="any of day,model,key")
+    usage.add_argument("--period", help="UTC month or day, as 2026-11 or 2026-11-20 (default: this month)")
+    usage.add_argument(
+        "--from", dest="first", metavar="DAY", help="first UTC day, as 2026-11-20; in place of --period"
+    )
+    usage.add_argument("--to", dest="last", metavar="DAY", help="last UTC day, with --from (default: today)")
+    usage.add_argument(
+        "--group-by", default="", metavar="NAMES", help="any of day,model,key, with commas between"
+    )
     check = usage.add_mutually_exclusive_group()
-    check.add_argument("--verify", action="store_true", help="compare all daily sums with their rows")
-    check.add_argument("--rebuild", action="store_true", help="the same, and put right those that differ")
+    check.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare the daily sums with the rows of the ledger; exit status 1 if they differ",
+    )
+    check.add_argument(
+        "--rebuild", action="store_true", help="compare as --verify does, and correct the sums that differ"
+    )
     usage.set_defaults(run=_usage)
 
 
@@ -87,9 +101,12 @@ def _add_backup(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
 ) -> None:
     copy = commands.add_parser(
-        "backup", parents=[common], allow_abbrev=False, help="copy the store to a new file, while serving"
+        "backup",
+        parents=[common],
+        allow_abbrev=False,
+        help="copy the store to a new file; the server may run meanwhile",
     )
-    copy.add_argument("file", type=Path, metavar="FILE")
+    copy.add_argument("file", type=Path, metavar="FILE", help="path of the copy; it must not exist yet")
     copy.set_defaults(run=_backup)
 
 
@@ -99,21 +116,31 @@ def _add_conversations(
     top = commands.add_parser("conversations", help="export or purge conversations")
     verbs = top.add_subparsers(dest="verb", required=True)
     export_ = verbs.add_parser(
-        "export", parents=[common], allow_abbrev=False, help="write them as JSON or Markdown"
+        "export", parents=[common], allow_abbrev=False, help="write conversations as JSON or Markdown"
     )
-    export_.add_argument("--id", default=ALL, help=f"which one (default: {ALL})")
-    export_.add_argument("--format", choices=tuple(FORMATS), default="json")
+    export_.add_argument("--id", default=ALL, help=f"id of one conversation (default: {ALL})")
     export_.add_argument(
-        "--out", type=Path, help=f"a new file, or for {ALL} a directory of files (default: standard output)"
+        "--format", choices=tuple(FORMATS), default="json", help="format of the export (default: json)"
+    )
+    export_.add_argument(
+        "--out",
+        type=Path,
+        help=f"new file, or with {ALL} a directory for one file each (default: standard output)",
     )
     export_.set_defaults(run=_export)
     purge = verbs.add_parser(
-        "purge", parents=[common], allow_abbrev=False, help="delete for good, text and all; counts stay"
+        "purge",
+        parents=[common],
+        allow_abbrev=False,
+        help="delete conversations for good; their token counts stay in the ledger",
     )
     which = purge.add_mutually_exclusive_group(required=True)
-    which.add_argument("--id", help="this one, deleted or not")
+    which.add_argument("--id", help="id of one conversation, whether it was deleted before or not")
     which.add_argument(
-        "--deleted-before", type=_days, metavar="DAYS", help="those deleted more than so many days ago"
+        "--deleted-before",
+        type=_days,
+        metavar="DAYS",
+        help="all conversations that were deleted more than this number of days ago",
     )
     purge.set_defaults(run=_purge)
 
@@ -137,26 +164,26 @@ def _usage(args: argparse.Namespace, data_dir: Path) -> int:
 
 def _verify(args: argparse.Namespace, data_dir: Path) -> int:
     with opened(data_dir) as connection:
-        found = differences(connection)
+        mismatches = differences(connection)
     if args.rebuild:
-        for day in sorted({difference.day for difference in found}):
+        for day in sorted({difference.day for difference in mismatches}):
             with opened(data_dir, write=True) as connection:  # a day at a time: a server waits meanwhile
                 rebuild(connection, day)
     report = {
         "object": "usage.verification",
-        "balanced": not found,
-        "rebuilt": bool(args.rebuild and found),
-        "differences": [_difference_as_json(difference) for difference in found],
+        "balanced": not mismatches,
+        "rebuilt": bool(args.rebuild and mismatches),
+        "differences": [_difference_as_json(difference) for difference in mismatches],
     }
-    lines = [_difference_as_text(difference) for difference in found]
-    if not found:
+    lines = [_difference_as_text(difference) for difference in mismatches]
+    if not mismatches:
         lines.append("Every daily sum is the sum of its rows.")
     elif args.rebuild:
-        lines.append(f"{len(found)} daily sums were put right.")
+        lines.append(f"{len(mismatches)} daily sums were put right.")
     else:
-        lines.append(f"{len(found)} daily sums are not those of their rows; --rebuild puts them right.")
+        lines.append(f"{len(mismatches)} daily sums are not those of their rows; --rebuild puts them right.")
     _print(args, report, lines)
-    return EXIT_DIFFERENT if found and not args.rebuild else EXIT_OK
+    return EXIT_DIFFERENT if mismatches and not args.rebuild else EXIT_OK
 
 
 def _backup(args: argparse.Namespace, data_dir: Path) -> int:
@@ -185,7 +212,7 @@ def _export(args: argparse.Namespace, data_dir: Path) -> int:
 
 
 def _write_out(documents: Iterable[tuple[str, Iterable[bytes]]], *, as_list: bool) -> None:
-    """Documents as they come: the object of one, those of all in a list, or Markdown below Markdown."""
+    """Write documents to standard output: one JSON object, a list of objects, or Markdown texts."""
     out = sys.stdout.buffer
     out.write(b'{"object": "list", "data": [' if as_list else b"")
     for number, (_, pieces) in enumerate(documents):
@@ -196,7 +223,7 @@ def _write_out(documents: Iterable[tuple[str, Iterable[bytes]]], *, as_list: boo
 
 
 def _write_files(documents: Iterable[tuple[str, Iterable[bytes]]], args: argparse.Namespace) -> list[Path]:
-    """One new file, or a directory with one a conversation; only their owner can read them."""
+    """Write one new file, or a directory with one file for each conversation, of mode 0600."""
     files = []
     for id_, pieces in documents:
         path = args.out / f"{id_}{FORMATS[args.format].suffix}" if args.id == ALL else args.out
@@ -220,7 +247,7 @@ def _purge(args: argparse.Namespace, data_dir: Path) -> int:
         complete = purge_now(connection, ids) if ids else True
     lines = [f"{len(ids)} conversations purged."]
     if not complete:
-        lines = ["Another process reads the store, and the text may still be in its log: purge again."]
+        lines = ["Another process reads the store, so the text may still be in its log: purge again."]
     _print(args, {"object": "purge", "conversations": len(ids), "complete": complete}, lines)
     return EXIT_OK if complete else EXIT_INCOMPLETE
 
@@ -230,7 +257,7 @@ def _print(args: argparse.Namespace, report: Mapping[str, Any], lines: Sequence[
 
 
 def _usage_table(report: Mapping[str, Any], group_by: Sequence[str]) -> list[str]:
-    """The groups of a report, and its total, as lines."""
+    """The lines of a usage report: heading, then the table of groups with its total."""
     heads = [*group_by, *(name.removesuffix("_tokens") for name in _COLUMNS), "USD"]
     rows = [[*(str(group[name]) for name in group_by), *_numbers(group)] for group in report["groups"]]
     total = [""] * len(group_by) + _numbers(report)

@@ -1,7 +1,7 @@
-"""Tables and progress of the command line, by rich: for a terminal's width and colours, else plain lines.
+"""Tables and progress bars of the command line, by rich: coloured on a terminal, else plain lines.
 
-Where the output goes into a pipe or a file, a row is one line, its columns aligned by spaces. rich knows
-NO_COLOR. It is imported where something is shown.
+If the output goes into a pipe or a file, a row is one line with columns aligned by spaces. rich respects
+NO_COLOR. It is imported late, because most commands print no table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 
 _UNBROKEN = 1_000_000
-"""The width, in characters, of what is no terminal: no line is wrapped."""
+"""Characters in a line if the output is no terminal: no line is wrapped."""
 
 
 def text(
@@ -27,7 +27,7 @@ def text(
     total: Sequence[str] = (),
     left: int | None = None,
 ) -> str:
-    """A table as lines. The first `left` columns hold words, the others numbers; None for words only.
+    """A table as lines. The first `left` columns hold words, the others numbers; None: all hold words.
 
     `total` is a last row, set apart.
     """
@@ -52,7 +52,7 @@ def text(
 
 
 def progress(rows: Sequence[Row]) -> Iterable[Row]:
-    """The rows, with a bar on standard error of how many were taken, where that is a terminal."""
+    """The rows; if standard error is a terminal, with a progress bar there."""
     if not sys.stderr.isatty():
         return rows
     from rich.console import Console

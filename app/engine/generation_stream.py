@@ -29,7 +29,7 @@ class GenerationStream(AsyncIterator[Delta]):
         self._begin: Callable[[], Awaitable[None]] | None = begin
         self._on_end = on_end
         self.aborted = False
-        """Set by an abort: choices that were not sent yet are not."""
+        """Whether `abort` was called."""
 
     @property
     def failed(self) -> bool:
@@ -40,6 +40,10 @@ class GenerationStream(AsyncIterator[Delta]):
     def begun(self) -> bool:
         """Whether the engine has been asked; it is when the first delta is."""
         return self._begin is None
+
+    def abort(self) -> None:
+        """Note that the request is aborted: its choices that were not sent yet are not."""
+        self.aborted = True
 
     def put(self, delta: Delta) -> None:
         """Give the consumer a delta that is not a choice's last."""

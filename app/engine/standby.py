@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from app.core import ChatRequest, Delta, Engine, EngineLoad, Health, ModelCard, Prompt
+from app.engine.restart import Backoff, restart_with_backoff
 from app.errors import EngineNotReady, ServingError
 
 FIRST_PAUSE_S = 1.0
@@ -113,13 +114,14 @@ class SupervisedEngine:
 
     async def _run(self) -> None:
         """Have one running, for ever: the old one is there, dead, until the next has started."""
-        pause_s = self._first_pause_s
-        while True:
-            if await self._started():
-                pause_s = self._first_pause_s
-                await self._lost()
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        await restart_with_backoff(self._run_once, Backoff(self._first_pause_s, LONGEST_PAUSE_S))
+
+    async def _run_once(self) -> bool:
+        """Start another one and wait for its end; False where it did not start."""
+        if not await self._started():
+            return False
+        await self._lost()
+        return True
 
     async def _started(self) -> bool:
         """Start another one; whether that succeeded."""

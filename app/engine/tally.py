@@ -9,12 +9,16 @@ REMEMBERED = 4096
 
 
 class TokenTally:
-    """One request's token ids so far, all choices together. Whoever hands over adds to it."""
+    """The number of one request's token ids so far, all choices together; whoever hands ids over adds it."""
 
     __slots__ = ("token_ids",)
 
     def __init__(self) -> None:
         self.token_ids = 0
+
+    def add(self, token_ids: int) -> None:
+        """Count token ids that were handed over."""
+        self.token_ids += token_ids
 
 
 class Tallies:

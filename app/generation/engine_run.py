@@ -1,4 +1,4 @@
-"""One prompt in the engine: asked, cleared for release, stopped early where it has to be.
+"""One prompt in the engine: sent, cleared for release, stopped early if a screen or a limit says so.
 
     enter ──▶ deltas, each `counted` ──▶ `cleared` before the first release ──▶ `end` ──▶ exit
 
@@ -36,6 +36,7 @@ class EngineRun:
         prompt: Prompt,
         context: GenerationContext,
         limits: SpendingLimits,
+        *,
         prefixes: PrefixReport,
     ) -> None:
         self._engine = engine

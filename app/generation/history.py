@@ -1,7 +1,7 @@
-"""The conversation a request continues: claimed for the length of its turn, loaded, extended.
+"""History: the conversation that a request continues is claimed for its turn, and loaded.
 
-One turn of a conversation is answered at a time; a second is refused rather than queued, for
-its client has not seen what it would continue.
+One turn of a conversation is answered at a time. A second turn is refused, not queued, because its client has
+not seen the answer that it would continue.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import orjson
 
 from app.core import ChatRequest
 from app.errors import BadRequest, Conflict
-from app.messages import content_texts, kept
+from app.messages import content_text, kept
 from app.store.conversations import Branch, NewMessage, NewTurn, branch
 from app.store.database import Database
 
@@ -126,7 +126,7 @@ def _turn(request: ChatRequest, past: Branch | None) -> NewTurn:
 
 
 def _message(message: Mapping[str, Any]) -> NewMessage:
-    role, text = message["role"], "\n".join(content_texts(message.get("content")))
+    role, text = message["role"], content_text(message.get("content"))
     stored = kept(message, role, text)
     stored.pop("reasoning_content", None)  # the engine reads it with this request, and nobody again
     plain = isinstance(stored["content"], str) and stored.keys() <= {"role", "content"}
@@ -135,7 +135,7 @@ def _message(message: Mapping[str, Any]) -> NewMessage:
 
 def _title(messages: Sequence[Mapping[str, Any]]) -> str:
     """The beginning of what the user said first."""
-    user_texts = ("\n".join(content_texts(m.get("content"))) for m in messages if m["role"] == "user")
+    user_texts = (content_text(m.get("content")) for m in messages if m["role"] == "user")
     words = " ".join(next(user_texts, "").split())
     if len(words) > TITLE_CHARACTERS:
         words = words[: TITLE_CHARACTERS - 1].rstrip() + "…"

@@ -58,9 +58,9 @@ class Journal:
         prices: PriceTable,
         balance: LedgerAudit,
         traffic: Traffic,
+        *,
         log: FilteringBoundLogger,
         retention_s: float,
-        *,
         checkpoint_s: float = CHECKPOINT_S,
         patience_s: float = PATIENCE_S,
         on_settled: OnSettled = lambda _owner, _day, _request_id, _cost: None,
@@ -136,9 +136,8 @@ class Journal:
             stream,
             counts,
             reserved=self._database.submit(unit, linger_s=min(self._lead_s / 2, LINGER_S)),
-            need=partial(self._needed, time.monotonic()),
-            price=reservation.price,
             terms=reservation.terms,
+            need=partial(self._needed, time.monotonic()),
         )
         if self._database.failing:
             try:
@@ -241,12 +240,11 @@ class Journal:
         for number, entry in enumerate(list(self._live), start=1):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)  # thousands of streams: their tokens do not wait for all of them
-            if entry.request_seq is None or entry.stream.last_id == entry.saved_id:
+            if entry.request_seq is None or (dumped := entry.stream.dump(entry.saved_id)) is None:
                 continue
-            if (dumped := entry.stream.dump(entry.saved_id)) is not None:
-                entry.begin_checkpoint()
-                news.append(Checkpoint(entry.request_seq, entry.usage(), *dumped))
-                saved[entry] = entry.stream.last_id
+            entry.begin_checkpoint()
+            news.append(Checkpoint(entry.request_seq, entry.usage(), *dumped))
+            saved[entry] = entry.stream.last_id
         if not news:
             return
         await self._database.write(lambda connection: checkpoints.write(connection, news))
@@ -274,8 +272,7 @@ class Journal:
         model, usage = entry.stream.request.model, entry.usage()
         cost = cost_micro_usd(usage, entry.price)
         self._traffic.settled(model, usage, cost)
-        if entry.terms is not None:
-            self._on_settled(entry.terms.owner, entry.terms.day, entry.stream.request_id, cost)
+        self._on_settled(entry.terms.owner, entry.terms.day, entry.stream.request_id, cost)
         self._balance.settled(
             model,
             entry.stream.request_id,
@@ -333,7 +330,7 @@ def _settlement(entry: JournalEntry) -> Unit[int]:
     def end(connection: sqlite3.Connection) -> None:
         deleted = stream.cancelled == DELETED
         if news is not None and not deleted:
-            if entry.checkpointed:  # a slice of everything takes the place of the checkpoints
+            if entry.checkpointed:  # a segment of everything takes the place of the checkpoints
                 events.compact(connection, request_seq, *news)
             else:
                 events.append(connection, request_seq, *news)
@@ -344,7 +341,7 @@ def _settlement(entry: JournalEntry) -> Unit[int]:
             heard: Mapping[int, ChoiceMessage] | None = {} if deleted else held_answers
             if heard is None:
                 heard = _stored_answers(connection, request_seq)
-            tokens = settlement.usage.told_tokens
+            tokens = settlement.usage.reported_tokens
             finished = entry.finished(heard, status)
             conversations.finish_answers(connection, finished, settlement.settled_at_us, tokens)
         if deleted:
@@ -363,7 +360,7 @@ def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
         finished_answer(answer_id, heard.get(choice, ChoiceMessage()), "interrupted", Ids())
         for answer_id, choice in conversations.answers_of(connection, left.seq)
     ]
-    tokens = left.usage.told_tokens
+    tokens = left.usage.reported_tokens
     conversations.finish_answers(connection, finished, at_us, tokens)
     if erased:
         events.erase(connection, left.seq)  # what was checkpointed after it was deleted, too
@@ -372,7 +369,7 @@ def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
 def _stored_answers(connection: sqlite3.Connection, request_seq: int) -> dict[int, ChoiceMessage]:
     """What the stored events of a request say, up to the first gap; nothing where they are damaged."""
     try:
-        ring = Ring.restore(events.slices(connection, request_seq), _EVERYTHING, only_prefix=True)
+        ring = Ring.restore(events.segments(connection, request_seq), _EVERYTHING, only_prefix=True)
     except ValueError:
         return {}  # a replay says so (app.stream.replay); it must not keep the server from starting
     return answers(*ring.whole())

@@ -1,4 +1,4 @@
-"""One request's line in the journal: what is known of it while it runs, and how it is stored."""
+"""One request's entry in the journal: its state while it runs, and the rows that are stored of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import orjson
 from app.core import ChatRequest, Counts, Delta, Prompt, Usage
 from app.generation.history import LoadedTurn
 from app.store.conversations import FinishedAnswer, Status
-from app.store.ledger import Price, Terms
+from app.store.ledger import Terms
 from app.stream.token_stream import SHUTDOWN, STORAGE, TokenStream, first_of
 from app.stream.transcript import ChoiceMessage
 
@@ -42,9 +42,9 @@ class Outcome(enum.Enum):
 
 
 class JournalEntry:
-    """One request's line in the journal. `reserved` is done once the reservation's row is committed.
+    """One request's entry in the journal. `reserved` is done once the reservation's row is committed.
 
-    `need` has a reservation that still waits to be committed with others committed now.
+    `need` commits a reservation now that still waits to be committed with others.
     """
 
     def __init__(
@@ -55,15 +55,14 @@ class JournalEntry:
         counts: Mapping[int, Counts],
         *,
         reserved: asyncio.Future[int],
+        terms: Terms,
         need: Callable[[], None] = lambda: None,
-        price: Price = Price(),  # noqa: B008  # a tuple
-        terms: Terms | None = None,
     ) -> None:
         self.stream = stream
         self.turn = turn.stored_turn
         self.reserved = reserved
-        self.price = price
         self.terms = terms
+        self.price = terms.price
         self.finish = "abort"
         """What the ledger calls the end: finish reasons, or an error's code."""
         self.outcome = Outcome.FAILED
@@ -99,48 +98,48 @@ class JournalEntry:
             self.request_seq = await asyncio.shield(self.reserved)
 
     def take_reserved(self) -> bool:
-        """Take the row of a reservation that nobody waited for; whether there is one."""
+        """Take over the row of a reservation that nobody waited for. Returns whether there is one."""
         if self.reserved.cancelled() or self.reserved.exception() is not None:
             return False
         self.request_seq = self.reserved.result()
         return True
 
     def begin_checkpoint(self) -> None:
-        """From now on the store may have events of it."""
+        """Note that the store may have events of this request from now on."""
         self.checkpointed = True
 
     def end_checkpoint(self, last_id: int) -> None:
-        """The store has its events up to that id."""
+        """Note that the store has the events up to `last_id`."""
         self.saved_id = last_id
 
     def finish_as(self, finish: str) -> None:
-        """Take the end as the ledger is to have it; nothing once it is settled."""
+        """Set the outcome for the ledger. Does nothing after the settlement."""
         if not self.settled:
             self.finish = finish
 
     def settle(self) -> bool:
-        """Its settlement is committed; whether that was not known yet."""
+        """Note that the settlement is committed. Returns False if that was noted before."""
         was_open, self.settled = not self.settled, True
         return was_open
 
     # What the generation does
 
     def released(self, delta: Delta) -> None:
-        """Take note of what goes out, and keep the ids of an answer that is stored."""
+        """Note a released delta, and keep its token ids if the answer is stored."""
         self._released[delta.choice] = delta.counts
         if self._answer_ids:
             self._answer_ids[delta.choice].extend(delta.token_ids)
 
     def read_to_end(self) -> None:
-        """The engine's last delta has come."""
+        """Note that the engine's last delta has been read."""
         self.read_whole = True
 
     def add_emitted(self, tokens: int) -> None:
-        """So many token ids were handed over by the engine."""
+        """Add the number of token ids that the engine handed over."""
         self.emitted_tokens += tokens
 
     def end(self, outcome: Outcome) -> None:
-        """The generation has ended so."""
+        """Note how the generation ended."""
         self.outcome = outcome
 
     # What is stored
@@ -153,7 +152,7 @@ class JournalEntry:
         return first_of(self._counts)._replace(completion_tokens=0, reasoning_tokens=0)
 
     def status(self) -> Status:
-        """What the turn's answers have come to; one that ended by itself is whole, whoever left meanwhile."""
+        """The status of the turn's answers. An answer that ended by itself is complete, whoever left."""
         if self.outcome is Outcome.HALTED:
             return "blocked"
         if self.outcome in (Outcome.DONE, Outcome.BUDGET):
@@ -218,7 +217,7 @@ def finished_answer(
 
 
 def stream_facts(request: ChatRequest) -> bytes:
-    """What it takes to write the stream's frames again."""
+    """The JSON object from which a replay writes the stream's frames again."""
     return orjson.dumps(
         {
             "n": request.n,

@@ -1,4 +1,4 @@
-"""What every way out of a request has in common: its stream ends truthfully, and all is settled.
+"""The end of a request, the same for success, refusal and failure: its stream ends, and all is settled.
 
 refused or failed ──▶ the error is the stream's end: a status before it was opened, an event after
 cancelled task ──▶ the same, and the cancellation goes on
@@ -29,7 +29,7 @@ class RequestEnd:
     """The end of one request, whichever it is."""
 
     def __init__(
-        self, journal: Journal, traffic: Traffic, log: FilteringBoundLogger, trace: Trace, lease: Lease
+        self, journal: Journal, traffic: Traffic, log: FilteringBoundLogger, trace: Trace, *, lease: Lease
     ) -> None:
         self._journal = journal
         self._traffic = traffic

@@ -1,4 +1,4 @@
-"""Safety along one request's way, as the pipeline sees it; and that of a server with safety off.
+"""Safety along a request, as the pipeline sees it, and its counterpart for a server with safety off.
 
 prescreen ──▶ the verdict of the n-grams, at once
 render ──▶ the prompt, with the operator's words in front where the policy has some
@@ -39,7 +39,7 @@ class AnswerScreen(Protocol):
 
 
 class RequestSafety(Protocol):
-    """What safety does along one request's way, in this order."""
+    """The safety steps of one request, in the order in which they are called."""
 
     @property
     def rid(self) -> str:
@@ -87,7 +87,7 @@ SafetyOf = Callable[[ChatRequest, Key | None], RequestSafety]
 
 
 class PassThrough:
-    """The screen of an answer that nobody screens."""
+    """The screen of an unscreened answer: every delta passes."""
 
     halted: Verdict | None = None
 
@@ -101,7 +101,7 @@ class PassThrough:
 
 
 class Unscreened:
-    """A request to a server with safety off: nothing is asked, and nothing is held back."""
+    """A request to a server with safety off: nothing is screened, and nothing is held back."""
 
     undecided = False
 

@@ -49,9 +49,9 @@ class SafetyService:
         streams: StreamScreen,
         policies: Policies,
         counters: SafetyCounters,
+        *,
         database: Database,
         log: FilteringBoundLogger,
-        *,
         guard: Callable[[], GuardTier | None] = lambda: None,
         fail_open: bool = False,
     ) -> None:
@@ -244,7 +244,7 @@ class ScreenedRequest:
                 verdict.watched,
                 verdict.harm,
                 self._policy,
-                self._steering,
+                steering=self._steering,
                 on_broken=broke,
                 fail_open=service.fail_open,
             )

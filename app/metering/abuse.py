@@ -94,7 +94,7 @@ class AbuseWatch:
         self._wall_us = wall_us
         self._fresh_s = fresh_s
         self._read_s: float | None = None
-        self._glancing: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -114,11 +114,11 @@ class AbuseWatch:
             self._read_s = now_s
         return self.flags
 
-    async def glance(self, wait_s: float = 1.0) -> None:
+    async def refresh(self, wait_s: float = 1.0) -> None:
         """Read the flags for a scrape, which waits no longer than this; a fault leaves them as they were."""
-        if self._glancing is None or self._glancing.done():
-            self._glancing = asyncio.create_task(self._read_if_possible(), name="abuse")
-        await asyncio.wait({self._glancing}, timeout=wait_s)
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._read_if_possible(), name="abuse")
+        await asyncio.wait({self._refreshing}, timeout=wait_s)
 
     async def _read_if_possible(self) -> None:
         with contextlib.suppress(StorageUnavailable):

@@ -28,6 +28,18 @@ class SettledSums:
     differing_requests: int = 0
     drift_tokens: int = 0
 
+    def add(self, completion_tokens: int, emitted_tokens: int, *, read_whole: bool) -> bool:
+        """Add a settled request; returns whether its tokens differ from those handed over."""
+        self.ledger_tokens += completion_tokens
+        self.handed_over_tokens += emitted_tokens
+        drift = completion_tokens - emitted_tokens
+        if drift < 0 and not read_whole:
+            self.unread_tokens -= drift
+            return False
+        self.differing_requests += drift != 0
+        self.drift_tokens += abs(drift)
+        return drift != 0
+
 
 class LedgerAudit:
     """The tokens settled and the tokens handed over, for each model."""
@@ -61,15 +73,7 @@ class LedgerAudit:
         A generation that was not read to its end (the engine failed, the server stopped) may have
         been handed more than was read and billed, and never less.
         """
-        sums = self.of(model)
-        sums.ledger_tokens += completion_tokens
-        sums.handed_over_tokens += emitted_tokens
-        drift = completion_tokens - emitted_tokens
-        if drift < 0 and not read_whole:
-            sums.unread_tokens -= drift
-        elif drift:
-            sums.differing_requests += 1
-            sums.drift_tokens += abs(drift)
+        if self.of(model).add(completion_tokens, emitted_tokens, read_whole=read_whole):
             self.last_request_id = request_id
             self._log.warning(
                 "ledger_differs",

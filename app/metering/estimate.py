@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from app.core import ChatRequest
+from app.messages import content_texts, count_media
 
 if TYPE_CHECKING:
     import tiktoken
@@ -141,10 +142,10 @@ def _count(encoding: tiktoken.Encoding, text: str) -> int:
 def prompt_estimate(request: ChatRequest, count: CountText) -> int:
     """Tokens of a request's prompt, without the history that it continues."""
     messages = request.body["messages"]
-    parts = list(_texts(request.body))
+    media = sum(count_media(message.get("content")) for message in messages)
     # In one, so that many texts are sampled as one long one is.
-    texts = "\n".join(text for text in parts if text is not None)
-    return MESSAGE_TOKENS * (len(messages) + 1) + IMAGE_TOKENS * parts.count(None) + count(texts)
+    text = "\n".join(_texts(request.body))
+    return MESSAGE_TOKENS * (len(messages) + 1) + IMAGE_TOKENS * media + count(text)
 
 
 def texts_estimate(texts: Sequence[str], count: CountText) -> int:
@@ -152,13 +153,10 @@ def texts_estimate(texts: Sequence[str], count: CountText) -> int:
     return MESSAGE_TOKENS * len(texts) + count("\n".join(texts))
 
 
-def _texts(body: Mapping[str, Any]) -> Iterator[str | None]:
-    """Every text of the prompt; None for what is no text."""
+def _texts(body: Mapping[str, Any]) -> Iterator[str]:
+    """Every text of the prompt."""
     for message in body["messages"]:
-        content = message.get("content")
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
-        for content_part in parts:
-            yield content_part.get("text", "") if content_part.get("type") == "text" else None
+        yield from content_texts(message.get("content"))
         if message.get("tool_calls"):
             yield _json(message["tool_calls"])
     for name in ("tools", "response_format"):

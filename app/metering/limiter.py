@@ -45,7 +45,19 @@ class _Usage:
         self.tokens = Window()
         self.streams = 0
         self.completion_tokens = FIRST_COMPLETION_TOKENS
+        """Moving average of the tokens of a choice."""
         self.duration_s = _FIRST_DURATION_S
+        """Moving average of a request's seconds."""
+
+    def change_streams(self, change: int) -> None:
+        """Change the number of generations that the key has running."""
+        self.streams += change
+
+    def learn(self, duration_s: float, completion_tokens: float) -> None:
+        """Take a request's seconds into the average, and the mean tokens of its choices if they had any."""
+        self.duration_s += _WEIGHT * (duration_s - self.duration_s)
+        if completion_tokens:
+            self.completion_tokens += _WEIGHT * (completion_tokens - self.completion_tokens)
 
 
 class Lease:
@@ -145,7 +157,7 @@ class KeyLease(Lease):
             self._limiter.refuse_streams(self._key, usage, others, wanted)
 
     def _take_streams(self, num: int) -> None:
-        self._usage.streams += num - self._streams
+        self._usage.change_streams(num - self._streams)
         self._streams = num
 
     def _charge_prompt(self, prompt_tokens: int, reason: Reason) -> None:
@@ -163,7 +175,7 @@ class KeyLease(Lease):
             self._give_back(-more)
             return
         if wanted > self._limit or more > window.room(self._limit):
-            self._limiter.refuse_tokens(self._key, self._usage, wanted, more, reason)
+            self._limiter.refuse_tokens(self._key, self._usage, wanted, more, reason=reason)
         self._add_charge(more)
 
     def _add_charge(self, tokens: int) -> None:
@@ -207,7 +219,7 @@ class KeyLease(Lease):
         if fits:
             self._add_charge(fits)
         if beyond > fits:
-            window.debt += beyond - fits
+            window.owe(beyond - fits)
             self._owed_tokens += beyond - fits
 
     def as_notice(self) -> dict[str, str]:
@@ -228,9 +240,7 @@ class KeyLease(Lease):
         self._take_streams(0)
         completion_tokens = sum(choice.completion_tokens for choice in counts.values())
         if self._n:
-            usage.duration_s += _WEIGHT * (self._limiter.clock_s() - self._began_s - usage.duration_s)
-            if completion_tokens:
-                usage.completion_tokens += _WEIGHT * (completion_tokens / self._n - usage.completion_tokens)
+            usage.learn(self._limiter.clock_s() - self._began_s, completion_tokens / self._n)
         if self._limit is None:
             return
         used = max(completion_tokens, self._made_tokens) + max(
@@ -238,7 +248,7 @@ class KeyLease(Lease):
         )
         beyond = used - self.tokens - self._owed_tokens
         if beyond > 0:
-            usage.tokens.debt += beyond
+            usage.tokens.owe(beyond)
         else:
             self._give_back(-beyond)
 
@@ -340,7 +350,7 @@ class Limiter:
             retry_after_s=retry_s,
         )
 
-    def refuse_tokens(self, key: Key, usage: _Usage, wanted: int, more: int, reason: Reason) -> NoReturn:
+    def refuse_tokens(self, key: Key, usage: _Usage, wanted: int, more: int, *, reason: Reason) -> NoReturn:
         """Refuse for the tokens of the last minute, or for those of the request alone."""
         limit, window = key.terms.tpm, usage.tokens
         assert limit is not None

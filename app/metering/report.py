@@ -15,8 +15,8 @@ def usage_report(
 ) -> dict[str, Any]:
     """The answer of `GET /api/usage`, from one snapshot; `owner` None means everyone's."""
     days = number_of(period.first), number_of(period.last)
-    [whole] = usage(c, *days, (), owner)
-    groups = usage(c, *days, group_by, owner) if group_by else []
+    [whole] = usage(c, *days, (), owner=owner)
+    groups = usage(c, *days, group_by, owner=owner) if group_by else []
     return {
         "object": "usage",
         "period": period.name,

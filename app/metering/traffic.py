@@ -69,6 +69,11 @@ class ModelTraffic:
         self.tpot = Histogram(TPOT_S)
         self.total = Histogram(TOTAL_S)
 
+    def settled(self, usage: Usage, cost_micro_usd: int) -> None:
+        """Add the bill of a request whose settlement is committed."""
+        self.usage = Usage(*map(sum, zip(self.usage, usage, strict=True)))
+        self.cost_micro_usd += cost_micro_usd
+
 
 class Traffic:
     """All models' requests."""
@@ -91,6 +96,4 @@ class Traffic:
 
     def settled(self, model: str, usage: Usage, cost_micro_usd: int) -> None:
         """Count a request whose settlement is committed."""
-        traffic = self.of(model)
-        traffic.usage = Usage(*map(sum, zip(traffic.usage, usage, strict=True)))
-        traffic.cost_micro_usd += cost_micro_usd
+        self.of(model).settled(usage, cost_micro_usd)

@@ -24,6 +24,14 @@ class Charge:
         self.amount = amount
         self.live = True
 
+    def expire(self) -> None:
+        """Note that the window has moved past the charge."""
+        self.live = False
+
+    def reduce(self, amount: int) -> None:
+        """Take a part of the amount away."""
+        self.amount -= amount
+
 
 class Window:
     """One limit's window. `advance` before anything is read or charged."""
@@ -39,7 +47,7 @@ class Window:
         """Forget what is older than the window, and pay debt, each part at the moment it had room."""
         while self._charges and self._charges[0].at_s + WINDOW_S <= now_s:
             charge = self._charges.popleft()
-            charge.live = False
+            charge.expire()
             self.used -= charge.amount
             self._pay(charge.at_s + WINDOW_S, limit)
         self._pay(now_s, limit)
@@ -61,9 +69,13 @@ class Window:
         self.used += amount
         return charge
 
+    def owe(self, amount: int) -> None:
+        """Add an amount for which there is no room to the debt."""
+        self.debt += amount
+
     def give_back(self, charge: Charge, amount: int) -> None:
         """Take a part of a charge back; one that is older than the window changes nothing."""
-        charge.amount -= amount
+        charge.reduce(amount)
         if charge.live:
             self.used -= amount
 

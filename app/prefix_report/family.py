@@ -65,6 +65,25 @@ class PromptSeries:
     fallen: bool = False
     seen_us: int = 0
 
+    def asked(self) -> None:
+        """Count a request."""
+        self.requests += 1
+
+    def saw(self, wall_us: int) -> None:
+        """Note the UTC time in microseconds at which the prompt was last seen."""
+        self.seen_us = wall_us
+
+    def vary(self, difference: TextDifference) -> None:
+        """Note how the newest edition's text differs from the one before it."""
+        self.varies = difference
+
+    def count(self, expected_tokens: int, cached_tokens: int) -> bool:
+        """Add up a judged request; True where the hit rate has just fallen to half of what was usual."""
+        obtained = min(cached_tokens, expected_tokens)
+        self.expected_tokens += expected_tokens
+        self.cached_tokens += obtained
+        return self.rated(obtained / expected_tokens)
+
     @property
     def newest(self) -> PromptEdition:
         """The edition that was seen last."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from app.core import ChatRequest, Prompt
+from app.messages import content_text, count_media
 from app.prefix_report.diff import common_prefix
 
 HEAD_TOKENS = 32_768
@@ -41,9 +42,9 @@ def stable_of(body: Mapping[str, Any]) -> Stable:
     if not messages or messages[0]["role"] not in _SYSTEM:
         return Stable("", packed)
     if len(messages) == 1 or messages[1]["role"] not in _SYSTEM:
-        return Stable(_text(messages[0].get("content")), packed)
+        return Stable(content_text(messages[0].get("content")), packed)
     end = next((i for i, m in enumerate(messages) if m["role"] not in _SYSTEM), len(messages))
-    return Stable("\n".join(_text(m.get("content")) for m in messages[:end]), packed)
+    return Stable("\n".join(content_text(m.get("content")) for m in messages[:end]), packed)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +80,25 @@ class PromptEdition:
     def expected(self) -> int:
         """Tokens that a request with this text and these tools should find, the operator's included."""
         return self.estimate if self.boundary is None else self.boundary
+
+    def saw(self, now_s: float) -> None:
+        """Note the monotonic time at which a request had this edition."""
+        self.seen_s = now_s
+
+    def cached_under(self, salt: str, epoch: int) -> None:
+        """Note the cache salt and the engine's restart count under which the prefix is cached now."""
+        self.salt, self.epoch = salt, epoch
+
+    def recount(self) -> int:
+        """Count the bytes in memory anew; returns by how many they have grown since the last count."""
+        growth = self.size_bytes - self.counted_bytes
+        self.counted_bytes += growth
+        return growth
+
+    def render_anew(self, request: ChatRequest, prompt: Prompt, now_s: float) -> None:
+        """Take a prompt that is rendered differently as what is in the cache from now on."""
+        self.render(request, prompt)
+        self.since_s = now_s
 
     def render(self, request: ChatRequest, prompt: Prompt) -> None:
         """Take a prompt as what the line's prompts begin like."""
@@ -125,19 +145,13 @@ def estimate_of(request: ChatRequest, prompt: Prompt, stable: Stable) -> int:
     messages: Sequence[Mapping[str, Any]] = request.body["messages"]
     for message in messages:
         content = message.get("content")
-        if isinstance(content, list) and any(content_part.get("type") != "text" for content_part in content):
+        if count_media(content):
             return 0
         if message["role"] not in _SYSTEM:
-            others += len(_text(content).encode("utf-8", "surrogatepass"))
+            others += len(content_text(content).encode("utf-8", "surrogatepass"))
     if not stable_bytes:
         return 0
     return prompt.unbilled_tokens + prompt.billed_tokens * stable_bytes // (stable_bytes + others)
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(content_part.get("text") or "" for content_part in content or ())
 
 
 def _opening(request: ChatRequest) -> str:
@@ -147,7 +161,7 @@ def _opening(request: ChatRequest) -> str:
     return (
         ""
         if first is None
-        else _text(first.get("content"))[: 4 * OPENING_CHARACTERS].strip()[:OPENING_CHARACTERS]
+        else content_text(first.get("content"))[: 4 * OPENING_CHARACTERS].strip()[:OPENING_CHARACTERS]
     )
 
 

@@ -92,7 +92,14 @@ class PrefixReport:
         if request.raw is not None:
             return
         try:
-            self._saw(request, prompt, counts, SeriesKey(request.owner, key_id, request.model), salt, asked_s)
+            self._saw(
+                request,
+                prompt,
+                counts,
+                SeriesKey(request.owner, key_id, request.model),
+                salt=salt,
+                asked_s=asked_s,
+            )
         except Exception as exc:  # noqa: BLE001  # a report is no reason to fail a request
             self._log.error("prefix_report_broke", request_id=request.request_id, error=where(exc))
 
@@ -102,6 +109,7 @@ class PrefixReport:
         prompt: Prompt,
         counts: Counts,
         place: SeriesKey,
+        *,
         salt: str,
         asked_s: float | None,
     ) -> None:
@@ -116,15 +124,15 @@ class PrefixReport:
             return
         line, family = entry
         self._lines.move_to_end((place, stable))
-        line.seen_s = now_s
-        family.requests += 1
+        line.saw(now_s)
+        family.asked()
         if line.boundary is None:
             self._learn(seen, line, family, now_s)
         elif seen.asked_s >= line.since_s:
             expected = line.boundary - prompt.unbilled_tokens
             missing = expected - seen.cached
             if missing <= 0 or (not line.slack and missing < self._page):
-                line.salt, line.epoch = salt, epoch
+                line.cached_under(salt, epoch)
                 self._count(family, expected, seen.cached)
             else:
                 self._explain(seen, line, family, now_s)
@@ -136,11 +144,11 @@ class PrefixReport:
             family = self._new_family(place, stable)
         else:
             passing = self._edited(seen, family, stable)
-        family.requests += 1
+        family.asked()
         estimate = estimate_of(seen.request, seen.prompt, stable)
         line = PromptEdition(stable, seen.salt, seen.epoch, now_s, estimate, seen.prompt.unbilled_tokens)
         line.render(seen.request, seen.prompt)
-        line.seen_s = now_s
+        line.saw(now_s)
         if passing is not None:
             self._drop_line(family, passing)
         self._add(line, family)
@@ -181,7 +189,8 @@ class PrefixReport:
         if same_text:
             difference = tools_difference(old.stable.tools, stable.tools)
         else:
-            family.varies = difference = text_difference(old.stable.text, stable.text)
+            difference = text_difference(old.stable.text, stable.text)
+            family.vary(difference)
         passing = old if difference.kind in _PASSING else None
         if seen.asked_s < old.since_s:
             return passing
@@ -190,7 +199,7 @@ class PrefixReport:
         if seen.cached + self._page > expected:
             self._count(family, expected, seen.cached)
         else:
-            self._broke(seen, family, expected, self._known_cause(seen, old) or cause, difference)
+            self._broke(seen, family, expected, self._known_cause(seen, old) or cause, difference=difference)
         return passing
 
     def _known_cause(self, seen: _Seen, line: PromptEdition) -> Cause | None:
@@ -203,7 +212,7 @@ class PrefixReport:
         """A line's second request tells how far its prompts stay the same."""
         at = line.compare(seen.request, seen.prompt)
         if at is not None:
-            self._rendered_anew(seen, line, family, at, now_s)
+            self._rendered_anew(seen, line, family, at, now_s=now_s)
             return
         self._resize(line)
         if line.boundary is not None and seen.asked_s >= line.since_s:
@@ -215,7 +224,7 @@ class PrefixReport:
         if at is None:
             self._judge(seen, line, family)
         else:
-            self._rendered_anew(seen, line, family, at, now_s)
+            self._rendered_anew(seen, line, family, at, now_s=now_s)
 
     def _judge(self, seen: _Seen, line: PromptEdition, family: PromptSeries) -> None:
         """Text, tools and rendering are the same."""
@@ -224,21 +233,23 @@ class PrefixReport:
             self._count(family, expected, seen.cached)
         else:
             self._broke(seen, family, expected, self._known_cause(seen, line) or "evicted")
-        line.salt, line.epoch = seen.salt, seen.epoch
+        line.cached_under(seen.salt, seen.epoch)
 
     def _rendered_anew(
-        self, seen: _Seen, line: PromptEdition, family: PromptSeries, at: int, now_s: float
+        self, seen: _Seen, line: PromptEdition, family: PromptSeries, at: int, *, now_s: float
     ) -> None:
         """The same text and tools are other tokens from `at` on; from here on these are expected."""
         expected = line.expected - seen.prompt.unbilled_tokens
         if seen.asked_s >= line.since_s and seen.cached + self._page <= expected:
             cause = self._known_cause(seen, line) or "template"
             what = line.changed_option(seen.request, seen.prompt)
-            self._broke(seen, family, expected, cause, TextDifference("changed", at, 0, at), what)
+            self._broke(
+                seen, family, expected, cause, difference=TextDifference("changed", at, 0, at), what=what
+            )
         else:
             self._count(family, expected, seen.cached)
-        line.render(seen.request, seen.prompt)
-        line.salt, line.epoch, line.since_s = seen.salt, seen.epoch, now_s
+        line.render_anew(seen.request, seen.prompt, now_s)
+        line.cached_under(seen.salt, seen.epoch)
         self._resize(line)
 
     def _broke(
@@ -247,6 +258,7 @@ class PrefixReport:
         family: PromptSeries,
         expected: int,
         cause: Cause,
+        *,
         difference: TextDifference | None = None,
         what: str = "",
     ) -> None:
@@ -276,13 +288,10 @@ class PrefixReport:
 
     def _count(self, family: PromptSeries, expected: int, cached: int) -> None:
         """Add up what was expected and obtained, and tell when the rate falls by half."""
-        family.seen_us = self._wall_us()
+        family.saw(self._wall_us())
         if expected < self._page:
             return
-        obtained = min(cached, expected)
-        family.expected_tokens += expected
-        family.cached_tokens += obtained
-        if family.rated(obtained / expected):
+        if family.count(expected, cached):
             last = family.last[-1] if family.last else None
             self._log.warning(
                 "prefix_hit_rate_fell",
@@ -303,15 +312,13 @@ class PrefixReport:
         if len(family.lines) >= MAX_EDITIONS:
             self._drop_line(family, min(family.lines, key=lambda entry: entry.seen_s))
         family.lines.append(line)
-        family.seen_us = self._wall_us()
+        family.saw(self._wall_us())
         self._lines[family.place, line.stable] = (line, family)
-        line.counted_bytes = line.size_bytes
-        self.size_bytes += line.counted_bytes
+        self._resize(line)
         self._shrink(line.seen_s)
 
     def _resize(self, line: PromptEdition) -> None:
-        self.size_bytes += line.size_bytes - line.counted_bytes
-        line.counted_bytes = line.size_bytes
+        self.size_bytes += line.recount()
 
     def _shrink(self, now_s: float) -> None:
         """Forget what was not seen for long, and the oldest while there is too much."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.core import ChatRequest, ModelCard
-from app.messages import content_texts
+from app.messages import content_text, count_media
 from app.routing.backend import Backend
 from app.routing.keywords import (
     CODE_SIGNS,
@@ -105,7 +105,7 @@ class Router:
         `asked` is the caller's own choice (`x-route`), `allowed` the models of the key. Where neither model
         can serve it, the large one refuses.
         """
-        route = self._decide(request, prompt_tokens + so_far.tokens, asked, allowed, so_far)
+        route = self._decide(request, prompt_tokens + so_far.tokens, asked, allowed, so_far=so_far)
         self.routed[route.model][route.reason] += 1
         return route
 
@@ -115,6 +115,7 @@ class Router:
         prompt_tokens: int,
         asked: Size | None,
         allowed: Collection[str] | None,
+        *,
         so_far: SoFar,
     ) -> Route:
         usable = [s for s, place in self._places.items() if allowed is None or place.id in allowed]
@@ -204,21 +205,14 @@ def _is_code(text: str) -> bool:
 
 def _read(messages: Sequence[Mapping[str, Any]]) -> str:
     """The text of messages, the middle of a long one left out."""
-    text = "\n".join(
-        content_part for message in messages for content_part in content_texts(message.get("content"))
-    )
+    text = "\n".join(content_text(message.get("content")) for message in messages)
     if len(text) <= READ_CHARACTERS:
         return text
     return f"{text[: READ_CHARACTERS // 2]}\n{text[-READ_CHARACTERS // 2 :]}"
 
 
 def _has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
-    return any(
-        content_part.get("type") not in (None, "text")
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for content_part in message["content"]
-    )
+    return any(count_media(message.get("content")) for message in messages)
 
 
 def _has_tools(body: Mapping[str, Any]) -> bool:

@@ -40,7 +40,7 @@ class Raised:
 
 
 def probe(connection: sqlite3.Connection) -> None:
-    """A unit that needs room and leaves nothing: whether the store takes something again."""
+    """A unit that writes 64 KiB and removes them: it succeeds when the store can be written again."""
     connection.execute("INSERT INTO migrations (name, applied_at) VALUES ('probe', zeroblob(65536))")
     connection.execute("DELETE FROM migrations WHERE name = 'probe'")
 

@@ -2,7 +2,7 @@
 
 Each SQL statement hands the interpreter to another thread and has to get it back from one that is
 busy with tokens; thousands of small ones would take their time mostly by waiting. So the rows go
-in as one JSON array, and the slices as one blob that the rows point into.
+in as one JSON array, and the segments as one blob that the rows point into.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from app.core import Usage
 
 
 class Checkpoint(NamedTuple):
-    """A live request's counts so far, and its events since the last checkpoint as one slice."""
+    """A live request's counts so far, and its events since the last checkpoint as one segment."""
 
     request_seq: int
     usage: Usage
@@ -43,7 +43,7 @@ ON CONFLICT (request_seq, first_id) DO UPDATE SET slice = excluded.slice
 
 
 def write(connection: sqlite3.Connection, checkpoints: Sequence[Checkpoint]) -> None:
-    """Note the counts and keep the slices of requests that are still open; settled rows stay as they are."""
+    """Store counts and segments of the requests that are still open. Settled rows stay as they are."""
     pieces = bytearray()
     rows: list[tuple[int, ...]] = []
     for request_seq, usage, first_id, piece in checkpoints:

@@ -39,7 +39,7 @@ class ConversationPage:
 
 
 def page(
-    connection: sqlite3.Connection, owner: str, limit: int, cursor: str | None, words: str = ""
+    connection: sqlite3.Connection, owner: str, limit: int, cursor: str | None, *, words: str = ""
 ) -> ConversationPage:
     """A page of at most `limit` conversations after the cursor; with `words`, of those that match.
 
@@ -134,7 +134,7 @@ def listed(connection: sqlite3.Connection, owner: str, conversation_id: str) -> 
 
 
 def rename(
-    connection: sqlite3.Connection, owner: str, conversation_id: str, title: str, at_us: int
+    connection: sqlite3.Connection, owner: str, conversation_id: str, title: str, *, at_us: int
 ) -> dict[str, Any]:
     """Give a conversation another title; returns it as listed. Raises NotFound."""
     connection.execute(

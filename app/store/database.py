@@ -100,10 +100,10 @@ class Database:
     def submit(self, unit: Unit[T], *, linger_s: float = 0.0) -> asyncio.Future[T]:
         """Queue a unit now; the future is done when it is committed.
 
-        One that nobody waits for yet may linger, to be committed with what comes in that time (`hurry`
-        ends it): a commit costs as much as several units.
-        Whoever holds the future may go: the unit is written all the same. The future raises
-        StorageUnavailable when the commit failed, or what the unit itself raised.
+        With `linger_s` the unit may wait so many seconds, to be committed together with later units, because
+        a commit costs as much as several units. `flush` ends the wait. If the caller leaves, the unit is
+        written all the same. The future raises StorageUnavailable if the commit failed, or what the unit
+        raised.
         """
         if self._writing is None or self._closed:
             raise StorageUnavailable("The store is not open.")

@@ -1,7 +1,7 @@
-"""Released events of streams as slices, and what it takes to replay them.
+"""Released events of streams as segments, and what it takes to replay them.
 
-A live stream's news are appended as they are checkpointed; settled, one slice takes their
-place. What is in a slice is the ring's affair (app.stream.ring, `dump` and `restore`). A request
+A live stream's news are appended as they are checkpointed; settled, one segment takes their
+place. What is in a segment is the ring's affair (app.stream.ring, `dump` and `restore`). A request
 whose `stream` is empty has been forgotten: nothing can be replayed, only its counts are left.
 Every function is a unit of the store, or a part of one.
 """
@@ -39,11 +39,11 @@ class StoredStream:
     """Settled at its checkpoint, because the process that generated it died."""
     stream: bytes
     """JSON: what it takes to write the stream's frames again."""
-    slices: list[bytes]
+    segments: list[bytes]
 
 
 def append(c: sqlite3.Connection, request_seq: int, first_id: int, piece: bytes) -> None:
-    """Keep a slice; the one that began at the same event, which it contains, gives way to it."""
+    """Keep a segment; the one that began at the same event, which it contains, gives way to it."""
     c.execute(
         "INSERT INTO events (request_seq, first_id, slice) VALUES (?, ?, ?)"
         " ON CONFLICT DO UPDATE SET slice = excluded.slice",
@@ -52,13 +52,13 @@ def append(c: sqlite3.Connection, request_seq: int, first_id: int, piece: bytes)
 
 
 def compact(c: sqlite3.Connection, request_seq: int, first_id: int, piece: bytes) -> None:
-    """Put one slice, which reaches to the stream's end, in the place of all from `first_id` on."""
+    """Put one segment, which reaches to the stream's end, in the place of all from `first_id` on."""
     c.execute("DELETE FROM events WHERE request_seq = ? AND first_id >= ?", (request_seq, first_id))
     append(c, request_seq, first_id, piece)
 
 
-def slices(c: sqlite3.Connection, request_seq: int) -> list[bytes]:
-    """A request's slices, oldest first."""
+def segments(c: sqlite3.Connection, request_seq: int) -> list[bytes]:
+    """A request's segments, oldest first."""
     rows = c.execute("SELECT slice FROM events WHERE request_seq = ? ORDER BY first_id", (request_seq,))
     return [piece for (piece,) in rows]
 
@@ -85,7 +85,7 @@ def load(c: sqlite3.Connection, request_id: str, owner: str) -> StoredStream | N
         usage=Usage(*usage),
         reconciled=bool(reconciled),
         stream=stream,
-        slices=slices(c, seq),
+        segments=segments(c, seq),
     )
 
 
@@ -121,7 +121,7 @@ def free_key(c: sqlite3.Connection, request_seq: int) -> None:
 
 
 def forget(c: sqlite3.Connection, request_seq: int) -> None:
-    """Delete a request's slices; the row stays."""
+    """Delete a request's segments; the row stays."""
     c.execute("DELETE FROM events WHERE request_seq = ?", (request_seq,))
 
 

@@ -143,7 +143,7 @@ def _check_absent(target: Path) -> None:
 
 
 def _copy(source: sqlite3.Connection, partial: Path) -> None:
-    """The transaction holds the snapshot, so that steps need not begin anew at every commit of a server."""
+    """Copy the database. The open transaction keeps the snapshot, so no commit restarts the copy."""
     assert source.in_transaction
     with closing(sqlite3.connect(partial, isolation_level=None)) as copy:
         source.backup(copy, pages=_PAGES_A_STEP, sleep=0)

@@ -61,9 +61,9 @@ class Purge:
         """Go on until cancelled; what could not be done is done the next time."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._purge(), name="purge-due")
-            tasks.create_task(self._fold(), name="purge-fold")
+            tasks.create_task(self._checkpoint_wal(), name="purge-wal-checkpoint")
 
-    async def _fold(self) -> None:
+    async def _checkpoint_wal(self) -> None:
         forgotten = self._database.text_deleted
         while True:
             await forgotten.wait()
@@ -73,7 +73,7 @@ class Purge:
             except StorageUnavailable:
                 folded = False
             except Exception as exc:  # noqa: BLE001  # as for the purge
-                self._log.error("fold_broke", error=where(exc))
+                self._log.error("wal_checkpoint_failed", error=where(exc))
                 folded = False
             if not folded:
                 forgotten.set()

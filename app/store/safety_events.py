@@ -88,6 +88,7 @@ def page(
     limit: int,
     cursor: str | None = None,
     only: Mapping[str, str] | None = None,
+    *,
     from_us: int | None = None,
     until_us: int | None = None,
 ) -> EventPage:

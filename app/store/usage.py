@@ -66,7 +66,12 @@ class UsageDifference(NamedTuple):
 
 
 def usage(
-    c: sqlite3.Connection, from_day: int, to_day: int, group_by: Sequence[GroupBy], owner: str | None = None
+    c: sqlite3.Connection,
+    from_day: int,
+    to_day: int,
+    group_by: Sequence[GroupBy],
+    *,
+    owner: str | None = None,
 ) -> list[Group]:
     """The sums of two days (as 20261121) and those between, by group in the order asked for.
 
@@ -87,7 +92,7 @@ def cost_in_batch(c: sqlite3.Connection, from_day: int, to_day: int, owner: str)
     """The cost of an owner's requests of these days, those settled earlier in the same batch included."""
     if isinstance(c, BatchConnection):
         c.run_hooks()
-    [group] = usage(c, from_day, to_day, (), owner)
+    [group] = usage(c, from_day, to_day, (), owner=owner)
     return group.sums.cost_micro_usd
 
 

@@ -20,7 +20,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": released_tokens,
-        "total_tokens": usage.told_tokens,
+        "total_tokens": usage.reported_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": details,
     }

@@ -1,4 +1,4 @@
-"""Streams that are no longer in memory, as the store has them."""
+"""The archive: streams that are no longer in memory, read from the store."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MakeWire = Callable[[ChatRequest], Wire]
 
 
 class Archive:
-    """Finds stored streams; each is read anew, as a finished one."""
+    """Finds stored streams. Each call reads the store and returns a finished stream."""
 
     def __init__(self, database: Database, limit_bytes: int) -> None:
         self._database = database
         self._limit_bytes = limit_bytes
 
     async def find(self, owner: str, request_id: str, make_wire: MakeWire, after: int) -> TokenStream | None:
-        """The caller's stream of that id, for a reader that has seen event `after`.
+        """The owner's stream with this id, for a reader that has received event `after`; else None.
 
         Raises StorageUnavailable, NotFound, InternalError.
         """
@@ -33,9 +33,9 @@ class Archive:
         return revive(stored, make_wire, self._limit_bytes, after)
 
     async def erase(self, owner: str, request_id: str) -> None:
-        """Delete what the caller's stream said; its counts stay. Raises StorageUnavailable.
+        """Delete the text of the owner's stream; its counts stay. Raises StorageUnavailable.
 
-        One that is not settled yet is marked, so that it is erased then, whoever settles it.
+        A stream that is not settled yet is marked, and erased at its settlement.
         """
 
         def unit(connection: sqlite3.Connection) -> None:
@@ -47,11 +47,11 @@ class Archive:
         self._database.text_deleted.set()
 
     async def has_key(self, owner: str, key: str) -> bool:
-        """Whether a stored stream was made with this Idempotency-Key, whatever its body was."""
+        """Whether a stored stream was made with this Idempotency-Key, with any body."""
         return await self._database.read(lambda c: events.find_by_key(c, owner, key)) is not None
 
     async def made_with(self, owner: str, key: IdempotencyKey) -> str | None:
-        """The id of the finished stream that a key made. Raises Conflict when it had another body."""
+        """The id of the finished stream made with this key. Raises Conflict if its body was another."""
         row = await self._database.read(lambda c: events.find_by_key(c, owner, key.key))
         if row is None:
             return None

@@ -1,42 +1,15 @@
-"""Reader: one client's way through a stream, at its own pace."""
+"""Reader: one client's position in a stream; clients read at different speeds."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from app.errors import ReplayExpired
+from app.stream.ring import Ring
 
 MAX_WRITE_BYTES = 64 * 1024
-
-
-class Followed(Protocol):
-    """The stream that a reader follows (app.stream.token_stream.TokenStream)."""
-
-    readers: set[Reader]
-
-    @property
-    def request_id(self) -> str:
-        """The request's that it answers."""
-        ...
-
-    @property
-    def last_id(self) -> int:
-        """The newest event's."""
-        ...
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing follows it."""
-        ...
-
-    def cancel(self, reason: str) -> None:
-        """Stop the generation."""
-        ...
-
-    def frame_after(self, cursor: int) -> tuple[int, bytes]:
-        """The frame that follows event `cursor`, and the id of its last event. Raises ReplayExpired."""
-        ...
 
 
 class FrameSink(Protocol):
@@ -47,7 +20,7 @@ class FrameSink(Protocol):
         ...
 
     def write(self, *frames: bytes) -> None:
-        """Send now, in one go; nothing happens once the client is gone."""
+        """Send frames in one call. Does nothing after the client has left."""
         ...
 
     async def drained(self) -> None:
@@ -62,15 +35,43 @@ class FrameSink(Protocol):
 class Reader:
     """One client's position in a stream.
 
-    A reader that has everything parks in `wait()`. The next event then goes from the
-    generation's own task straight into the outlet, without a task switch; only a lagging
-    client, a heartbeat and the end wake the reader's task.
+    A reader that has sent everything waits in `_wait`. The generation's own task then writes the next event
+    into the outlet, without a task switch. A lagging client, a heartbeat and the end wake the reader's task.
     """
 
-    __slots__ = ("_moved", "_moved_at_s", "_waiter", "closed", "cursor", "outlet", "stalling", "stream")
+    __slots__ = (
+        "_ended",
+        "_frame_after",
+        "_moved",
+        "_moved_at_s",
+        "_on_close",
+        "_ring",
+        "_waiter",
+        "closed",
+        "cursor",
+        "outlet",
+        "stalling",
+    )
 
-    def __init__(self, stream: Followed, cursor: int, now_s: float) -> None:
-        self.stream = stream
+    def __init__(
+        self,
+        ring: Ring,
+        cursor: int,
+        now_s: float,
+        *,
+        frame_after: Callable[[int], tuple[int, bytes]],
+        ended: Callable[[], bool],
+        on_close: Callable[[Reader], None],
+    ) -> None:
+        """Read the stream whose events `ring` holds, from the event after `cursor` on.
+
+        `frame_after` makes of an event's id the frame that follows it and the id of that frame's last
+        event, or raises ReplayExpired. `ended` is whether no event follows the last.
+        """
+        self._ring = ring
+        self._frame_after = frame_after
+        self._ended = ended
+        self._on_close = on_close
         self.cursor = cursor
         self.closed = False
         self.outlet: FrameSink | None = None
@@ -80,21 +81,22 @@ class Reader:
         self._waiter: asyncio.Future[None] | None = None
 
     async def follow(self, outlet: FrameSink, heartbeat: bytes) -> None:
-        """Send everything from the cursor on, until the stream ends or the reader is closed.
+        """Send all events after the cursor, until the stream ends or the reader is closed.
 
-        Raises ReplayExpired when the client lags so far that events have left the ring.
+        Raises ReplayExpired if the client lags so far that its next event has left the ring.
         """
         self.outlet = outlet
         while not self.at_end():
             if not outlet.ready():
                 await self.caught_up(outlet)
                 continue  # the client may have left meanwhile
-            if self.cursor == self.stream.last_id:
+            if self.cursor == self._ring.last_id:
                 await self._wait()
-            self._send(heartbeat)
+            if not self.closed:
+                self._send(heartbeat)
 
     async def caught_up(self, outlet: FrameSink) -> None:
-        """Wait for a client that lags; one that reads nothing meanwhile is cut by the registry."""
+        """Wait until a lagging client has caught up. The registry disconnects a client that reads nothing."""
         self.outlet = outlet
         self.stalling = True
         try:
@@ -103,11 +105,11 @@ class Reader:
             self.stalling = False
 
     def _send(self, idle: bytes = b"") -> None:
-        """Send what has come, or `idle` when nothing has and the stream goes on."""
+        """Send the events after the cursor. If there are none and the stream goes on, send `idle`."""
         assert self.outlet is not None
-        last_id = self.stream.last_id
+        last_id = self._ring.last_id
         if self.cursor != last_id:
-            self.cursor, frame = self.stream.frame_after(self.cursor)
+            self.cursor, frame = self._frame_after(self.cursor)
             if self.cursor == last_id:
                 self.outlet.write(frame)
             else:
@@ -120,7 +122,7 @@ class Reader:
         assert self.outlet is not None
         frames, size = [frame], len(frame)
         while self.cursor != last_id and size < MAX_WRITE_BYTES:
-            self.cursor, frame = self.stream.frame_after(self.cursor)
+            self.cursor, frame = self._frame_after(self.cursor)
             frames.append(frame)
             size += len(frame)
         self.outlet.write(*frames)
@@ -130,7 +132,7 @@ class Reader:
         await self._waiter
 
     def silent_s(self, now_s: float) -> float:
-        """Seconds without a frame sent, to within the time since the last call."""
+        """Seconds since the last frame was sent, exact to the time since the last call."""
         if self._moved:
             self._moved = False
             self._moved_at_s = now_s
@@ -138,13 +140,13 @@ class Reader:
 
     def at_end(self) -> bool:
         """Whether the stream is over and read, or the reader closed."""
-        return self.closed or (self.stream.done and self.cursor == self.stream.last_id)
+        return self.closed or (self._ended() and self.cursor == self._ring.last_id)
 
     def on_event(self) -> None:
-        """Take note of an event: send it if the reader is parked and its client keeps up."""
+        """Called for each new event: sends it if the reader waits and its client keeps up."""
         if self._waiter is None or self.outlet is None:
             return
-        last_id = self.stream.last_id
+        last_id = self._ring.last_id
         try:
             while self.cursor != last_id and self.outlet.ready():
                 self._send()
@@ -155,13 +157,13 @@ class Reader:
             self.wake()
 
     def wake(self) -> None:
-        """Wake the reader's task: for a heartbeat, or because there is nothing to wait for."""
+        """Wake the reader's task: for a heartbeat, a lagging client or the end."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def close(self) -> None:
-        """Leave the stream; the reader's task is told so if it waits."""
+        """Leave the stream, and wake the reader's task if it waits."""
         self.closed = True
-        self.stream.readers.discard(self)
+        self._on_close(self)
         self.wake()

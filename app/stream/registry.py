@@ -1,8 +1,7 @@
-"""Streams: every live and every recently finished stream of the process.
+"""StreamRegistry: every live and every recently finished stream of the process.
 
-It owns the generation tasks, so that a client that leaves stops nothing by itself, and
-keeps the promises about time: grace after the last client left, heartbeats, stalled
-clients, retention.
+The registry owns the generation tasks, so a client that leaves does not stop its generation. It keeps all
+limits of time: the grace period after the last client left, heartbeats, stalled clients, retention.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from app.core import ChatRequest, IdempotencyKey
 from app.errors import Conflict, Draining, InternalError, Unavailable
 from app.log import where
 from app.settings import Settings
-from app.stream.reader import Followed, Reader
+from app.stream.reader import Reader
 from app.stream.ring import Ring
 from app.stream.token_stream import DELETED, SHUTDOWN, TokenStream, Wire
 
 AT_ONCE = 128
-"""Streams that are looked after without giving way to others' tokens."""
+"""Streams that the ticker checks before it yields to the event loop."""
 
 
 def check_same_body(key: IdempotencyKey, fingerprint: bytes) -> None:
@@ -69,12 +68,12 @@ class StreamRegistry:
 
     @property
     def num_retained(self) -> int:
-        """Streams that have ended and are still in memory."""
+        """Ended streams that are still in memory."""
         return len(self._finished)
 
     @property
     def live_bytes(self) -> int:
-        """Bytes that live streams hold, as of the last tick."""
+        """Bytes of all live streams, at the last tick."""
         return self._live_bytes
 
     @property
@@ -83,7 +82,7 @@ class StreamRegistry:
         return self._finished_bytes
 
     def start(self) -> None:
-        """Begin to keep time; needs a running loop."""
+        """Start the ticker. Needs a running event loop."""
         self._ticker = asyncio.create_task(self._tick(), name="streams-ticker")
 
     # The life of a stream
@@ -162,7 +161,7 @@ class StreamRegistry:
     def delete_conversation(self, conversation_id: str) -> None:
         """Stop what is being answered in a conversation, and drop its streams from memory.
 
-        What was said is stored: it comes back when the conversation is restored.
+        Their text is stored, and readable again after the conversation is restored.
         """
         for stream in list(self._streams.values()):
             if stream.request.conversation_id == conversation_id:
@@ -179,7 +178,7 @@ class StreamRegistry:
         return stream
 
     def find_by_key(self, owner: str, key: IdempotencyKey) -> TokenStream | None:
-        """The stream already made with this key, if any.
+        """The stream in memory that was made with this key; None if there is none.
 
         Raises Conflict when the key came with another body.
         """
@@ -196,10 +195,9 @@ class StreamRegistry:
 
     # Readers that leave
 
-    def leave(self, reader: Reader, *, grace_s: float | None = None) -> None:
-        """Detach a reader. When it was the last, the generation ends after the grace period."""
+    def leave(self, stream: TokenStream, reader: Reader, *, grace_s: float | None = None) -> None:
+        """Detach a stream's reader. When it was the last, the generation ends after the grace period."""
         reader.close()
-        stream = reader.stream
         if stream.done or stream.readers:
             return
         grace_s = self._settings.resume_grace_s if grace_s is None else grace_s
@@ -211,7 +209,7 @@ class StreamRegistry:
         self._grace[stream.request_id] = loop.call_later(grace_s, self._grace_over, stream)
 
     def abort_unread(self, model: str) -> str | None:
-        """Stop the model's stream that nobody has read for longest, and tell its id, if there is one."""
+        """Stop the model's stream that has been unread longest. Returns its id; None if there is none."""
         for request_id in self._grace:
             stream = self._streams.get(request_id)
             if stream is None or stream.readers or stream.done or stream.cancelled is not None:
@@ -222,12 +220,12 @@ class StreamRegistry:
                 return request_id
         return None
 
-    def _grace_over(self, stream: Followed) -> None:
+    def _grace_over(self, stream: TokenStream) -> None:
         self._grace.pop(stream.request_id, None)
         if not stream.readers:
             stream.cancel("disconnect")
 
-    def _cancel_grace(self, stream: Followed) -> None:
+    def _cancel_grace(self, stream: TokenStream) -> None:
         timer = self._grace.pop(stream.request_id, None)
         if timer is not None:
             timer.cancel()
@@ -247,9 +245,9 @@ class StreamRegistry:
                 self._log.error("ticker_broke", error=where(exc))
 
     async def _look_after_readers(self, now_s: float) -> None:
-        """Wake silent readers for a heartbeat, cut stalled ones.
+        """Wake silent readers for a heartbeat, and disconnect stalled readers.
 
-        Finished streams, of which there may be very many, have their turn once a second.
+        Finished streams, of which there may be very many, are checked once a second.
         """
         streams = list(self._live.values())
         live_bytes = 0
@@ -290,7 +288,7 @@ class StreamRegistry:
     # Stopping
 
     async def drain(self, timeout_s: float) -> None:
-        """Take nothing new, let live streams finish within `timeout_s`, end the rest."""
+        """Refuse new streams, let live streams finish within `timeout_s`, then end the others."""
         self._draining = True
         await self._tasks_done(timeout_s)
         for stream in list(self._live.values()):
@@ -312,11 +310,11 @@ class StreamRegistry:
             wait.cancel()
 
     def stop_waiting(self) -> None:
-        """End `drain` at once: live streams are waited for no longer."""
+        """Make `drain` end the live streams at once."""
         self._waiting_ended.set()
 
     async def aclose(self) -> None:
-        """Stop keeping time. A second call does nothing."""
+        """Stop the ticker. A second call does nothing."""
         if self._ticker is not None:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):

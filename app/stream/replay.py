@@ -1,10 +1,11 @@
-"""A stored stream made whole again, for readers that attach to it as to a live one.
+"""Replay: a stored stream as a `TokenStream`, to which readers attach as to a live stream.
 
-One that ended replays as it was. One whose process died replays what was checkpointed and then
-says so: an error event with the counts and the last event known, and [DONE]. Such a stream
-may have sent more than was checkpointed; a client that has seen it gets the end alone. That end
-is numbered apart (`END_ID`): an id that the lost events may have had would not tell whether who
-names it has heard one of those, or the end.
+A stream that had ended is replayed as it was. If its process died, the replay has the checkpointed events,
+then an error event with the counts and the id of the last stored event, then [DONE].
+
+A client of such a stream may have received events that were not checkpointed. It gets the error event and
+[DONE] alone. These two have ids that no live event has (`END_ID`). With the next free ids, a returning client
+that names such an id could have received either a lost event or the end.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from app.stream.ring import ControlEvent, Done, Failed, Ring, TextRun, TextTrack
 from app.stream.token_stream import TokenStream, Wire
 
 END_ID = 900_000_000_000_000
-"""The error event of an interrupted stream; its [DONE] is the next. No live stream comes as far."""
+"""Id of the error event of an interrupted stream; its [DONE] has the next id. No live stream gets so far."""
 
 
 def revive(
     stored: StoredStream, wire_factory: Callable[[ChatRequest], Wire], limit_bytes: int, after: int
 ) -> TokenStream:
-    """The finished stream, for a reader that has seen event `after`.
+    """The finished stream, for a reader that has received event `after`.
 
-    Raises NotFound for a request that was refused, StorageUnavailable for one that is not settled yet,
-    InternalError when its events are damaged.
+    Raises NotFound if the request was refused, StorageUnavailable if it is not settled yet, and
+    InternalError if its events are damaged.
     """
     ring = _ring(stored, limit_bytes)
     request = _request(stored)
@@ -50,7 +51,7 @@ def revive(
 
 
 class _EndApart:
-    """Writes an interrupted stream, its end under ids of its own."""
+    """The wire of an interrupted stream, which gives its end the ids from `END_ID` on."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -70,14 +71,12 @@ class _EndApart:
 
 
 def _ring(stored: StoredStream, limit_bytes: int) -> Ring:
-    if stored.state != "settled":  # and not in memory: this process has only begun, and is about to settle it
-        raise StorageUnavailable(
-            "The answer is being put in order after a restart; try again.", retry_after_s=1
-        )
-    if not stored.slices and not stored.reconciled:
+    if stored.state != "settled":  # nor in memory: this process has just started and will settle it soon
+        raise StorageUnavailable("The answer is being settled after a restart; try again.", retry_after_s=1)
+    if not stored.segments and not stored.reconciled:
         raise NotFound(f"No stream {stored.request_id!r}: it never began.", code="stream_not_found")
     try:
-        return Ring.restore(stored.slices, limit_bytes)
+        return Ring.restore(stored.segments, limit_bytes)
     except ValueError as exc:
         raise InternalError("The stored events of this answer are damaged.") from exc
 
@@ -108,7 +107,7 @@ def _interrupted(last_event_id: int, usage: Mapping[str, Any]) -> Interrupted:
 
 
 def _error(ring: Ring) -> ServingError | None:
-    """The error a stream ended in, as its last event but [DONE] has it."""
+    """The error in the event before [DONE]; None if the stream ended without one."""
     if ring.last_id == ring.first_id:
         return None
     _, event = ring.after(ring.last_id - 2)
@@ -120,7 +119,7 @@ def _error(ring: Ring) -> ServingError | None:
 
 
 def _kind(code: str) -> type[ServingError]:
-    """The class whose own code it is, or one of the code's status."""
+    """The error class with this default code, else a class with the status of the code."""
     kinds = list(_tree(ServingError))
     status = CODES[code].status
     return next((k for k in kinds if k.default_code == code), None) or next(

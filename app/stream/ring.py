@@ -6,10 +6,10 @@
     text    "Hello world"                                   JSON-escaped UTF-8, shared by all readers
     special {0: Opened(…)}           {3: Finished(…)} …
 
-Text is kept JSON-escaped, so that a frame over any run of events is a slice of it, and a
-token costs its bytes plus six. An event's id is its index plus `first_id`. When the limit
-is passed the oldest half goes; ids never change. Knows events, not how they are written.
-`dump` and `restore` carry events over the end of the process, as slices (app.stream.segment).
+Text is kept JSON-escaped, so that a frame over several events needs no copying. A token costs
+its bytes plus six. An event's id is its index plus `first_id`. If the ring exceeds its limit, its older half
+is dropped; ids never change. The ring knows events, not frames. `dump` and `restore` carry events over the
+end of the process, as segments (app.stream.segment).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from typing import Any, NamedTuple
 import orjson
 
 from app.core import Channel, Counts, Delta, FinishReason, ToolCall, total_counts
-from app.stream import segment as slices
+from app.stream import segment
 
 _SPECIAL = 0
 _RANK: Mapping[Channel, int] = {"reasoning": 0, "text": 1, "tool": 2}
 _MAX_FRAME_BYTES = 256 * 1024
 _EMPTY_BYTES = 3000
-"""Bytes of a stream without events, its wire and bookkeeping included; measured likewise."""
+"""Bytes of a stream without events, with its wire and bookkeeping; measured with tracemalloc."""
 _SPECIAL_BYTES = 400
 """Bytes that a control event is counted as; measured with tracemalloc."""
 
 
 class TextTrack(NamedTuple):
-    """The place of a piece of text: its choice, its channel, and for tools the call."""
+    """The kind of a piece of text: its choice, its channel, and for tool calls the index of the call."""
 
     choice: int
     channel: Channel
@@ -46,8 +46,8 @@ class TextTrack(NamedTuple):
 class TextRun(NamedTuple):
     """Text of one lane: JSON-escaped, without quotes; logprobs entries joined by commas.
 
-    `counts` are those of all choices at the last event of the frame, whichever part it is of, so
-    that what a reader is told at an event does not depend on how events came to share a frame.
+    `counts` are those of all choices at the last event of the frame, whatever its lane. So the counts at
+    an event do not depend on how events were joined into frames.
     """
 
     lane: TextTrack
@@ -82,7 +82,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A chunk without choices: usage, moderation, or another field of its own."""
+    """A chunk without choices, which has one other field: usage, moderation or budget."""
 
     field: str
     value: Mapping[str, Any]
@@ -109,12 +109,12 @@ _KINDS: Mapping[str, type[ControlEvent]] = {
     "failed": Failed,
     "done": Done,
 }
-"""The names of control events in segments; they are stored, so they never change."""
+"""The names of control events in stored segments. They never change."""
 _KIND_OF = {event: kind for kind, event in _KINDS.items()}
 
 
 class Ring:
-    """Append events, read them from any id. Not thread-safe: one loop owns it."""
+    """Events of one stream: appended at the end, read from any id. Used by one event loop only."""
 
     __slots__ = (
         "_counts",
@@ -150,17 +150,17 @@ class Ring:
 
     @property
     def last_id(self) -> int:
-        """Id of the newest event; one less than `first_id` when there was none."""
+        """Id of the newest event; `first_id - 1` if there is none."""
         return self.first_id + len(self._lanes) - 1
 
     @property
     def last(self) -> ControlEvent | None:
-        """The newest event, if it is not text; None when there was none, too."""
+        """The newest event if it is a control event; None if it is text or the ring is empty."""
         return self._specials.get(self.last_id)
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes, to within a few hundred."""
+        """Memory of the ring in bytes, exact to a few hundred."""
         size = _EMPTY_BYTES + len(self._text) + 6 * len(self._lanes) + _SPECIAL_BYTES * len(self._specials)
         if self._logprobs is not None:
             size += len(self._logprobs) + 4 * len(self._lanes)
@@ -170,11 +170,11 @@ class Ring:
 
     @property
     def plain(self) -> bool:
-        """Whether events are text and nothing beside it."""
+        """Whether events have text only, without log probabilities and counts."""
         return self._logprobs is None and self._counts is None
 
     def append(self, delta: Delta) -> tuple[int, TextTrack, bytes]:
-        """Add a delta's text; its finish reason is an event of its own.
+        """Add a delta's text. The caller adds the finish reason as a control event.
 
         Returns the event's id, lane and escaped text.
         """
@@ -199,7 +199,7 @@ class Ring:
         return lane
 
     def append_special(self, event: ControlEvent) -> None:
-        """Add an event that is not text."""
+        """Add a control event."""
         self._specials[self.last_id + 1] = event
         self._push(_SPECIAL)
 
@@ -234,9 +234,9 @@ class Ring:
     def after(self, cursor: int) -> tuple[int, ControlEvent | Sequence[TextRun]]:
         """The next step after event `cursor`: `(id of its last event, content)`.
 
-        A special event is a step of its own. Consecutive text is one step of one part per
-        lane; within a choice parts keep the order reasoning, text, tool. The caller sees to
-        it that `first_id - 1 <= cursor < last_id`.
+        A control event is a step of its own. Consecutive text events are one step, with one run per lane;
+        within a choice the runs have the order reasoning, text, tool. The caller makes sure that
+        `first_id - 1 <= cursor < last_id`.
         """
         start = cursor - self.first_id + 1
         lanes = self._lanes
@@ -268,7 +268,7 @@ class Ring:
         return self.first_id + stop - 1, joined
 
     def _runs(self, start: int) -> Iterator[tuple[int, int, int]]:
-        """Runs of one lane from index `start`, at most a frame's worth of bytes each."""
+        """Runs of one lane from index `start`: lane, first index, end. At most a frame's bytes each."""
         lanes, ends = self._lanes, self._ends
         index, count = start, len(lanes)
         while index < count:
@@ -290,7 +290,7 @@ class Ring:
         return TextRun(self._names[lane - 1], text, logprobs, counts)
 
     def whole(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """All text by lane and all special events, in order of first appearance."""
+        """All text by lane, and all control events, in the order in which they began."""
         merged: dict[int, list[TextRun]] = {}
         for lane, start, stop in self._runs(0):
             if lane != _SPECIAL:
@@ -299,9 +299,9 @@ class Ring:
         return parts, [self._specials[i] for i in sorted(self._specials)]
 
     def dump(self, after: int, *, done: bool = False) -> tuple[int, bytes] | None:
-        """The events held after event `after` as one slice, and the first one's id; None if none.
+        """The events after event `after` as one segment, and the first one's id; None without events.
 
-        With `done`, the slice ends in the `Done` that is still to come.
+        With `done`, the segment ends in the `Done` that is still to come.
         """
         start = max(0, after + 1 - self.first_id)
         if start >= len(self._lanes) and not done:
@@ -315,22 +315,22 @@ class Ring:
         specials = [(i - first_id, _KIND_OF[type(e)], e) for i, e in self._specials.items() if i >= first_id]
         lanes = self._lanes[start:]
         counts = None if self._counts is None else list(chain.from_iterable(self._counts[start:]))
-        piece = slices.Segment(
+        piece = segment.Segment(
             first_id, self._names, specials, lanes, lengths, text, logprobs, logprob_lengths, counts
         )
-        return first_id, slices.pack(piece.with_last(_KIND_OF[Done], Done()) if done else piece)
+        return first_id, segment.pack(piece.with_last(_KIND_OF[Done], Done()) if done else piece)
 
     @classmethod
     def restore(cls, dumped: Iterable[bytes], limit_bytes: int, *, only_prefix: bool = False) -> Ring:
-        """A ring of the events of slices, oldest first, with their ids.
+        """A ring of the events of `dumped` segments, oldest first, with their ids.
 
-        What two slices both have counts once; what lies before a gap between them has left
-        the ring, as has what goes beyond the limit. With `only_prefix`, it is what follows the
-        first gap that is left out. Raises ValueError for damaged slices.
+        An event that two segments have is restored once. If ids are missing between two segments, the ring
+        begins after the gap; with `only_prefix` it ends before it. Events beyond the limit are dropped.
+        Raises ValueError for damaged segments.
         """
         ring: Ring | None = None
         for raw in dumped:
-            piece = slices.unpack(raw)
+            piece = segment.unpack(raw)
             if only_prefix and piece.first_id > (ring.last_id if ring else 0) + 1:
                 break
             if ring is None or piece.first_id > ring.last_id + 1:
@@ -343,11 +343,11 @@ class Ring:
             ring._extend(piece)
         return ring or cls(limit_bytes)
 
-    def _extend(self, piece: slices.Segment) -> None:
+    def _extend(self, piece: segment.Segment) -> None:
         if piece.first_id <= self.last_id:
             piece = piece.without_first(self.last_id + 1 - piece.first_id)
         if (self._logprobs is None, self._counts is None) != (piece.logprobs is None, piece.counts is None):
-            raise ValueError("slices of different streams")
+            raise ValueError("segments of different streams")
         lane_of = [_SPECIAL, *(self._lane_of.get(key) or self._new_lane(key) for key in piece.names)]
         for index, kind, fields in piece.specials:
             self._specials[piece.first_id + index] = _special(kind, fields)

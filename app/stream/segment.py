@@ -1,13 +1,13 @@
-"""A run of a stream's events as bytes: what is kept of a ring (app.stream.ring) when the ring is gone.
+"""Segments: runs of a stream's events as bytes, in which the store keeps a ring (app.stream.ring).
 
     version, 1 byte  crc32 of what follows, 4 bytes  header as JSON, one line  columns
 
     header   {"first_id", "names": lanes, "specials": [[index, kind, fields]…],
               "columns": [[name, type, bytes]…]}
-    columns  lanes, lengths, text; where the ring has them logprobs, logprob_lengths, counts
+    columns  lanes, lengths, text; logprobs, logprob_lengths, counts if the ring has them
 
-A slice stands alone, whatever came before it. Numbers are little-endian and take one byte each
-where all of a column fit, so that an event costs its text and two bytes.
+A segment can be read without the segments before it. Numbers are little-endian. A column whose numbers all
+fit into one byte takes one byte a number, so that an event costs its text and two bytes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Segment:
     """Four numbers an event, in the order of app.core.Counts."""
 
     def with_last(self, kind: str, event: Any) -> Segment:
-        """The segment and after it a control event."""
+        """The segment with a control event added at its end."""
         return Segment(
             self.first_id,
             self.names,
@@ -60,7 +60,7 @@ class Segment:
         )
 
     def without_first(self, num_events: int) -> Segment:
-        """The segment less its first `num_events` events."""
+        """The segment without its first `num_events` events."""
         logprobs, logprob_lengths = self.logprobs, self.logprob_lengths
         if logprobs is not None and logprob_lengths is not None:
             logprobs = logprobs[sum(logprob_lengths[:num_events]) :]
@@ -79,7 +79,7 @@ class Segment:
 
 
 def pack(piece: Segment) -> bytes:
-    """`piece` as bytes."""
+    """The bytes of a segment."""
     columns = list(_columns(piece))
     header = orjson.dumps(
         {
@@ -94,7 +94,7 @@ def pack(piece: Segment) -> bytes:
 
 
 def unpack(raw: bytes) -> Segment:
-    """The segment that `pack` made bytes of. Raises ValueError when they are damaged."""
+    """The segment in bytes made by `pack`. Raises ValueError if they are damaged."""
     if raw[:1] != _VERSION:
         raise ValueError("a segment of an unknown version")
     content = raw[_HEAD_BYTES:]

@@ -1,11 +1,11 @@
 """TokenStream: what one generation has released, and the readers that follow it.
 
-The generation writes, any number of readers read, each at its own pace; a reader that lags
-gets several events in one frame, never a gap, and slows nobody. `Streams` owns every live
+The generation writes events, and any number of readers send them to clients. A reader that lags gets
+several events in one frame, without a gap, and does not slow other readers. `StreamRegistry` owns every live
 and every recently finished stream of the process (app.stream.registry).
 
     PENDING ──open()──▶ OPEN ──close()/fail()──▶ DONE
-       └──────refuse()───────────────────────────▶ DONE (no event was ever sent)
+       └──────fail()─────────────────────────────▶ DONE (refused: no event was ever sent)
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from app.stream.ring import (
 )
 
 SHUTDOWN = "shutdown"
-"""Reason to cancel: the server stops, and says so at the stream's end."""
+"""Reason to cancel: the server stops. The stream ends in an error event that says so."""
 DELETED = "deleted"
-"""Reason to cancel: nothing of it is to be kept."""
+"""Reason to cancel: the answer was deleted, and its text must not be stored."""
 STORAGE = "storage"
-"""Reason to cancel: nothing can be written any more."""
+"""Reason to cancel: the store cannot be written any more."""
 
 
 class Wire(Protocol):
     """Writes events as the bytes of frames."""
 
     def text(self, event_id: int, lane: TextTrack, text: bytes) -> bytes:
-        """One frame holding one event's escaped text, nothing beside it."""
+        """One frame with the escaped text of one event, without log probabilities and counts."""
         ...
 
     def delta(self, last_id: int, parts: Sequence[TextRun]) -> bytes:
-        """One frame holding `parts`, whose id is `last_id`."""
+        """One frame with `parts`; its id is `last_id`."""
         ...
 
     def special(self, event_id: int, event: ControlEvent) -> bytes:
-        """One frame holding an event that is not text."""
+        """One frame with a control event."""
         ...
 
 
@@ -96,11 +96,14 @@ class TokenStream:
     ) -> TokenStream:
         """A stream that was opened and has ended, with all its events in `ring`."""
         stream = cls(request, wire, ring)
-        stream.usage = usage
-        stream.error = error
-        stream._opened.set_result(None)
-        stream._finish()
+        stream._restore(usage, error)
         return stream
+
+    def _restore(self, usage: Mapping[str, Any], error: ServingError | None) -> None:
+        self.usage = usage
+        self.error = error
+        self._opened.set_result(None)
+        self._finish()
 
     @property
     def request_id(self) -> str:
@@ -109,27 +112,27 @@ class TokenStream:
     # Writing: the generation's side.
 
     def open(self, n: int) -> None:
-        """Admit the request: its status line may be sent. Raises Cancelled, Draining."""
+        """Let the status line out. Raises Cancelled, Draining, StorageUnavailable."""
         self.check_wanted()
         self._special(Opened(n))
         if not self._opened.done():
             self._opened.set_result(None)
 
     def check_wanted(self) -> None:
-        """Raise Cancelled, Draining or StorageUnavailable when the stream was cancelled."""
+        """Raise Cancelled, Draining or StorageUnavailable if the stream was cancelled."""
         self.check_not_cut()
         if self.cancelled is not None:
             raise Cancelled("The request was cancelled while it waited.")
 
     def check_not_cut(self) -> None:
-        """Raise Draining or StorageUnavailable when that is why the stream was cancelled."""
+        """Raise Draining or StorageUnavailable if the stream was cancelled for that reason."""
         if self.cancelled == SHUTDOWN:
             raise Draining("The server is stopping; send the request again.", retry_after_s=5)
         if self.cancelled == STORAGE:
             raise StorageUnavailable("The answer can no longer be stored, so it was stopped.")
 
     def on_cancel(self, abort: Callable[[], None]) -> None:
-        """Call `abort` when the stream is cancelled, and now if it was already."""
+        """Call `abort` when the stream is cancelled; at once if it is cancelled already."""
         self._abort = abort
         if self.cancelled is not None:
             abort()
@@ -159,7 +162,7 @@ class TokenStream:
         self._call_soon(self._wake)
 
     def conclude(self, usage: Usage, moderation: Mapping[str, Any] | None) -> None:
-        """Release what follows the last token: what the screens say, and the bill."""
+        """Release the chunks after the last token: moderation and usage."""
         if moderation is not None:
             self.notice("moderation", moderation)
         self.usage = usage_body(usage)
@@ -167,11 +170,11 @@ class TokenStream:
             self.notice("usage", self.usage)
 
     def close(self) -> None:
-        """End the stream: nothing follows."""
+        """End the stream with [DONE]."""
         self._end(Done())
 
     def fail(self, error: ServingError) -> None:
-        """End the stream in an error: as a refusal before it was opened, as an event after."""
+        """End the stream in an error: before `open` as a refusal, after it as an error event."""
         self.error = error
         if not self._opened.done():
             self._opened.set_exception(error)
@@ -229,7 +232,7 @@ class TokenStream:
         return self._ring.dump(after, done=done)
 
     def held(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """Text and control events that the ring still holds."""
+        """Text by lane and control events, as far as they are still in the ring."""
         return self._ring.whole()
 
     async def opened(self) -> None:
@@ -241,9 +244,9 @@ class TokenStream:
         await asyncio.shield(self._done)
 
     def cancel(self, reason: str) -> None:
-        """Stop the generation; what it made so far is kept. Later calls do nothing, but DELETED counts.
+        """Stop the generation; its text so far is kept. A later call does nothing, except with `DELETED`.
 
-        Its settlement may be yet to come, also when it has been stopped or has ended.
+        DELETED also counts after the end, because the settlement may still be to come.
         """
         if self.done or self.cancelled is not None:
             if reason == DELETED:
@@ -266,7 +269,14 @@ class TokenStream:
                 param="Last-Event-ID",
             )
         self._check_held(after)
-        reader = Reader(self, after, self._now_s())
+        reader = Reader(
+            self._ring,
+            after,
+            self._now_s(),
+            frame_after=self.frame_after,
+            ended=self._done.done,
+            on_close=self.readers.discard,
+        )
         self.readers.add(reader)
         return reader
 
@@ -279,9 +289,9 @@ class TokenStream:
             )
 
     def frame_after(self, cursor: int) -> tuple[int, bytes]:
-        """The frame that follows event `cursor`, and the id of its last event.
+        """The frame after event `cursor`, and the id of its last event. Raises ReplayExpired.
 
-        The newest frame is built once for all readers that are as far. Raises ReplayExpired.
+        The newest frame is built once, for all readers at this position.
         """
         start, last_id, frame = self._frame
         if start == cursor:
@@ -296,16 +306,13 @@ class TokenStream:
         return last_id, frame
 
     def whole(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """Text and control events released so far, for an answer in one piece. Raises ReplayExpired."""
+        """All text by lane and control events so far, for an answer in one piece. Raises ReplayExpired."""
         self._check_held(0)
         return self._ring.whole()
 
 
 def usage_of(counts: Mapping[int, Counts]) -> dict[str, Any]:
-    """OpenAI's usage object over what all choices have had so far, by choice.
-
-    The prompt counts once, however many choices share it.
-    """
+    """OpenAI's usage object for the counts so far, by choice. The prompt counts once."""
     together = total_counts(counts)
     return usage_body(
         Usage(
@@ -318,5 +325,5 @@ def usage_of(counts: Mapping[int, Counts]) -> dict[str, Any]:
 
 
 def first_of(counts: Mapping[int, Counts]) -> Counts:
-    """The counts of the lowest choice that has begun: those of the prompt are any choice's."""
+    """The counts of the lowest choice that has begun. All choices have the same counts of the prompt."""
     return counts[min(counts)] if counts else Counts()

@@ -11,7 +11,7 @@ import orjson
 from app.stream.ring import ControlEvent, Finished, TextRun, TextTrack, ToolStarted
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ChoiceMessage:
     """One choice: its message, and how it ended if it has."""
 
@@ -22,23 +22,23 @@ class ChoiceMessage:
 
 def answers(parts: Mapping[TextTrack, TextRun], specials: Sequence[ControlEvent]) -> dict[int, ChoiceMessage]:
     """The answers in everything that a ring holds, by choice."""
-    messages: dict[int, ChoiceMessage] = {}
     calls: dict[int, list[dict[str, Any]]] = {}
-    for lane in parts:
-        messages.setdefault(lane.choice, ChoiceMessage())
+    ends: dict[int, tuple[str, str | int | None]] = {}
+    choices = dict.fromkeys(lane.choice for lane in parts)
     for event in specials:
         match event:
             case ToolStarted(choice, tool):
                 arguments = _text(parts, TextTrack(choice, "tool", tool.index)) or ""
                 function = {"name": tool.name, "arguments": arguments}
                 calls.setdefault(choice, []).append({"id": tool.id, "type": "function", "function": function})
-                messages.setdefault(choice, ChoiceMessage())
+                choices.setdefault(choice)
             case Finished(choice, finish_reason, matched_stop):
-                answer = messages.setdefault(choice, ChoiceMessage())
-                answer.finish_reason, answer.matched_stop = finish_reason, matched_stop
-    for choice, answer in messages.items():
-        answer.message = _message(choice, parts, calls.get(choice))
-    return messages
+                ends[choice] = finish_reason, matched_stop
+                choices.setdefault(choice)
+    return {
+        choice: ChoiceMessage(_message(choice, parts, calls.get(choice)), *ends.get(choice, (None, None)))
+        for choice in choices
+    }
 
 
 def _message(

@@ -278,8 +278,8 @@ async def histories(target: Target) -> None:
 async def images(target: Target) -> None:
     """Images that are small until they are decoded."""
     url = "data:image/png;base64," + base64.b64encode(_png(15_000)).decode()
-    part = {"type": "image_url", "image_url": {"url": url}}
-    body = {"model": target.model, "messages": [{"role": "user", "content": [part] * 50}]}
+    image = {"type": "image_url", "image_url": {"url": url}}
+    body = {"model": target.model, "messages": [{"role": "user", "content": [image] * 50}]}
     await flood(target, [target.request("POST", CHAT, json.dumps(body).encode())], 4)
 
 

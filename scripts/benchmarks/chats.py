@@ -21,7 +21,7 @@ class Shape:
     tokens: tuple[int, int] = (16, 256)
     exact: float = 0.5
     """Part of them that have exactly so many tokens (`ignore_eos`); the others end where the model ends."""
-    most: int = 512
+    max_tokens: int = 512
     """`max_tokens` of the others."""
 
 
@@ -46,7 +46,7 @@ class Chats:
                 {"role": "system", "content": _SYSTEM.format(key=key)},
                 {"role": "user", "content": f"{self._number}: {words}"},
             ],
-            "max_tokens": _between(rng, shape.tokens) if exact else shape.most,
+            "max_tokens": _between(rng, shape.tokens) if exact else shape.max_tokens,
             "temperature": 0,
             "ignore_eos": exact,
             "stream": True,

@@ -96,9 +96,9 @@ def _watch(server: ServerProcess, plan: StreamsPlan) -> dict[str, Any]:
         say, hear = dialogue(load)
         say(json.dumps(asdict(plan)))
         hear("open")
-        before, busy_before_s = server.cpu(), machine_busy_s()
+        cpu_before, busy_before_s = server.cpu(), machine_busy_s()
         hear("watched")
-        used, busy_s = server.cpu() - before, machine_busy_s() - busy_before_s
+        used, busy_s = server.cpu() - cpu_before, machine_busy_s() - busy_before_s
         open_bytes = server.rss_bytes()
         report: dict[str, Any] = json.loads(hear())
     span_s = plan.watch_s + 2 * plan.period_s

@@ -1,7 +1,7 @@
-"""Clients of a node: those who wait for an answer before they ask again, and those who just come.
+"""Clients of a node, in a closed loop (the next request after the answer) or an open one (at random times).
 
-Who *obeys* comes back exactly when `Retry-After` says, with the same request, unless it is told not to;
-who *gives up* goes away at the first refusal.
+A client that *obeys* sends a refused request again after exactly `Retry-After` seconds, unless
+`x-should-retry` is false. A client that *gives up* leaves at the first refusal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scripts.benchmarks.asking import Asked, Asker
 
 MOST_ATTEMPTS = 6
 UNTOLD_S = 1.0
-"""How long a client in a closed loop lets pass after a refusal that names no time."""
+"""Seconds that a closed-loop client waits after a refusal without `Retry-After`."""
 NextChat = Callable[[int], bytes]
 
 
@@ -31,7 +31,7 @@ class Wish:
 
 
 class Crowd:
-    """Everyone who asks one server, and all that they saw."""
+    """All clients of one server, and all their requests."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class Crowd:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def all_served(self) -> None:
-        """Wait until every client has what it wanted, or was refused."""
+        """Wait until every client has its answer, or was refused."""
         await asyncio.gather(*self._tasks)
 
     async def in_turn(self, key: int, at_most_s: float = math.inf) -> None:
-        """A client that asks, reads, asks again, for ever; after a refusal when it is told to, or sooner."""
+        """A closed-loop client, without end. After a refusal it waits `Retry-After`, `at_most_s` at most."""
         while True:
             wish = await self.once(key, obeys=False)
             last = wish.attempts[-1]
@@ -73,11 +73,11 @@ class Crowd:
                 await asyncio.sleep(min(last.retry_after_s or UNTOLD_S, at_most_s))
 
     async def want(self, key: int, *, obeys: bool) -> None:
-        """A client that wants one answer."""
+        """A client that sends one request."""
         await self.once(key, obeys=obeys)
 
     async def once(self, key: int, *, obeys: bool) -> Wish:
-        """The same, for who wants to know what became of it."""
+        """Send one request, with its retries, and return it."""
         wish = Wish(obeys)
         self.wishes.append(wish)
         body = self._next_chat(key)
@@ -85,13 +85,13 @@ class Crowd:
             asked = await self._asker.ask(key, body)
             wish.attempts.append(asked)
             self._on_ended(asked)
-            told = obeys and asked.status in (429, 503) and asked.should_retry
-            if not told or asked.retry_after_s is None or len(wish.attempts) == MOST_ATTEMPTS:
+            comes_back = obeys and asked.status in (429, 503) and asked.should_retry
+            if not comes_back or asked.retry_after_s is None or len(wish.attempts) == MOST_ATTEMPTS:
                 return wish
             await asyncio.sleep(asked.retry_after_s)
 
     async def come(self, rate_per_s: float, seconds: float, obeying: float) -> None:
-        """New clients at random, so many a second whatever they meet; a part of them obeys."""
+        """New clients at random times, `rate_per_s` a second. The share `obeying` of them obeys (0 to 1)."""
         rng = self._rng
         due_s = time.monotonic()
         end_s = due_s + seconds

@@ -103,10 +103,10 @@ def record_load(server: ServerProcess, plan: LoadPlan, *, load_cpus: set[int] | 
         try:
             say(json.dumps(asdict(plan)))
             hear("ready")
-            busy_before_s, before = machine_busy_s(), server.cpu()
+            busy_before_s, cpu_before = machine_busy_s(), server.cpu()
             say("go")
             hear("done")
-            used, busy_s = server.cpu() - before, machine_busy_s() - busy_before_s
+            used, busy_s = server.cpu() - cpu_before, machine_busy_s() - busy_before_s
             report = json.loads(hear())
         except BaseException:
             generator.kill()

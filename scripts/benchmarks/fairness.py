@@ -29,8 +29,8 @@ from scripts.benchmarks.stats import bootstrap_ratio, percentile
 LIGHT, HEAVY, SHORT, LONG = range(4)
 LIGHT_CHATS = Shape(words=(60, 120), tokens=(16, 16), exact=1.0)
 FLOODS = {
-    "answers": Shape(words=(40, 120), tokens=(500, 1500), exact=0.8, most=2000),
-    "prompts": Shape(words=(300, 600), tokens=(200, 600), exact=0.8, most=1000),
+    "answers": Shape(words=(40, 120), tokens=(500, 1500), exact=0.8, max_tokens=2000),
+    "prompts": Shape(words=(300, 600), tokens=(200, 600), exact=0.8, max_tokens=1000),
 }
 SHORT_CHATS = Shape(words=(20, 60), tokens=(20, 60), exact=1.0)
 LONG_CHATS = Shape(words=(200, 600), tokens=(100, 400), exact=1.0)
@@ -84,15 +84,15 @@ class Fairness:
 
     async def run(self) -> list[Finding]:
         """Both parts, those that have any time."""
-        found: list[Finding] = []
+        results: list[Finding] = []
         try:
             if self._arguments.light:
-                found += await self._light_key()
+                results += await self._light_key()
             if self._arguments.seconds:
-                found += await self._backlogged()
+                results += await self._backlogged()
         finally:
             self._asker.close()
-        return found
+        return results
 
     async def _light_key(self) -> list[Finding]:
         alone: list[Asked] = []
@@ -152,18 +152,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _light_findings(alone: list[Asked], beside: list[Asked], flooding: list[Asked]) -> list[Finding]:
-    first, second = ([one.ttft_s for one in seen if one.whole] for seen in (alone, beside))
+    first, second = ([request.ttft_s for request in seen if request.whole] for seen in (alone, beside))
     p99 = bootstrap_ratio(second, first, partial(np.percentile, q=99))
     p50 = bootstrap_ratio(second, first, np.median)
-    statuses = Counter(one.status for one in flooding)
+    statuses = Counter(request.status for request in flooding)
     return [
-        findings.said("light key: requests alone, beside the flood", f"{len(alone)}, {len(beside)}"),
-        findings.none_of("of them not answered", sum(not one.whole for one in (*alone, *beside))),
-        findings.said("TTFT p50 alone, beside, ms", f"{_ms(first, 50):.0f}, {_ms(second, 50):.0f}"),
-        findings.said("TTFT p99 alone, beside, ms", f"{_ms(first, 99):.0f}, {_ms(second, 99):.0f}"),
-        findings.said("TTFT p50, beside/alone", findings.shown(p50)),
+        findings.unjudged("light key: requests alone, beside the flood", f"{len(alone)}, {len(beside)}"),
+        findings.none_of("of them not answered", sum(not request.whole for request in (*alone, *beside))),
+        findings.unjudged("TTFT p50 alone, beside, ms", f"{_ms(first, 50):.0f}, {_ms(second, 50):.0f}"),
+        findings.unjudged("TTFT p99 alone, beside, ms", f"{_ms(first, 99):.0f}, {_ms(second, 99):.0f}"),
+        findings.unjudged("TTFT p50, beside/alone", findings.shown(p50)),
         findings.judged("TTFT p99, beside/alone", p99, "lower", MOST_SLOWER),
-        findings.said("the flood: answers by status", dict(sorted(statuses.items()))),
+        findings.unjudged("the flood: answers by status", dict(sorted(statuses.items()))),
     ]
 
 
@@ -173,19 +173,24 @@ def _backlog_findings(marks: Sequence[Counter[int]], seen: list[Asked]) -> list[
     steps = [
         [(later[key] - earlier[key]) / STEP_S for key in (SHORT, LONG)] for earlier, later in pairwise(marks)
     ]
-    ended = {key: [one for one in seen if one.key == key and one.whole] for key in (SHORT, LONG)}
-    statuses = {
-        key: dict(sorted(Counter(one.status for one in seen if one.key == key).items())) for key in ended
+    ended = {
+        key: [request for request in seen if request.key == key and request.whole] for key in (SHORT, LONG)
     }
-    sizes = {key: sum(one.served_tokens for one in ended[key]) / max(len(ended[key]), 1) for key in ended}
+    statuses = {
+        key: dict(sorted(Counter(request.status for request in seen if request.key == key).items()))
+        for key in ended
+    }
+    sizes = {
+        key: sum(request.served_tokens for request in ended[key]) / max(len(ended[key]), 1) for key in ended
+    }
     return [
-        findings.said("backlogged: tokens of an answer with its prompt, short, long", _pair(sizes)),
-        findings.said("answers by status, short", statuses[SHORT]),
-        findings.said("answers by status, long", statuses[LONG]),
-        findings.said(
+        findings.unjudged("backlogged: tokens of an answer with its prompt, short, long", _pair(sizes)),
+        findings.unjudged("answers by status, short", statuses[SHORT]),
+        findings.unjudged("answers by status, long", statuses[LONG]),
+        findings.unjudged(
             "served tokens/s, short, long", _pair({k: v / (STEP_S * len(steps)) for k, v in total.items()})
         ),
-        findings.said(
+        findings.unjudged(
             f"the same in {STEP_S:.0f} s, least and most",
             ", ".join(f"{min(s[i] for s in steps):.0f} to {max(s[i] for s in steps):.0f}" for i in (0, 1)),
         ),
@@ -202,4 +207,4 @@ def _ms(values_s: Sequence[float], percent: float) -> float:
 
 
 def _p99_ms(seen: Sequence[Asked]) -> float:
-    return _ms([one.ttft_s for one in seen if one.whole], 99)
+    return _ms([request.ttft_s for request in seen if request.whole], 99)

@@ -29,22 +29,22 @@ class Finding:
     verdict: str = ""
 
 
-def judged(label: str, found: Ratio, better: Better, bound: float) -> Finding:
+def judged(label: str, ratio: Ratio, better: Better, bound: float) -> Finding:
     """A figure with its interval: `open` unless all of it is on one side of the bound."""
-    value = shown(found)
+    value = shown(ratio)
     must = f"{'≤' if better == 'lower' else '≥'} {bound:g}"
-    if math.isnan(found.value):
+    if math.isnan(ratio.value):
         return Finding(label, "no value", must, "open")
     if better == "lower":
-        verdict = "met" if found.high <= bound else "missed" if found.low > bound else "open"
+        verdict = "met" if ratio.high <= bound else "missed" if ratio.low > bound else "open"
     else:
-        verdict = "met" if found.low >= bound else "missed" if found.high < bound else "open"
+        verdict = "met" if ratio.low >= bound else "missed" if ratio.high < bound else "open"
     return Finding(label, value, must, verdict)
 
 
-def shown(found: Ratio) -> str:
+def shown(ratio: Ratio) -> str:
     """A figure with its interval."""
-    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 def none_of(label: str, count: float) -> Finding:
@@ -63,7 +63,7 @@ def at_least(label: str, value: float, bound: float, form: str = "{:.3g}") -> Fi
     return Finding(label, form.format(value), f"≥ {bound:g}", "met" if value >= bound else "missed")
 
 
-def said(label: str, value: object, form: str = "{}") -> Finding:
+def unjudged(label: str, value: object, form: str = "{}") -> Finding:
     """A figure of which nothing is asked."""
     return Finding(label, form.format(value))
 
@@ -71,7 +71,7 @@ def said(label: str, value: object, form: str = "{}") -> Finding:
 def markdown(findings: Sequence[Finding]) -> str:
     """The findings as a Markdown table, aligned to be read as text too."""
     rows = [["figure", "found", "must", "verdict"]]
-    rows += [[one.label, one.value, one.must, one.verdict] for one in findings]
+    rows += [[finding.label, finding.value, finding.must, finding.verdict] for finding in findings]
     return aligned(rows)
 
 
@@ -90,13 +90,13 @@ def tell(text: str) -> None:
 
 def missed(findings: Sequence[Finding]) -> bool:
     """Whether any bound was missed."""
-    return any(one.verdict == "missed" for one in findings)
+    return any(finding.verdict == "missed" for finding in findings)
 
 
 def write(path: Path, settings: Mapping[str, Any], findings: Sequence[Finding]) -> None:
     """Settings, machine and findings as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = {**settings, "findings": [asdict(one) for one in findings]}
+    record = {**settings, "findings": [asdict(finding) for finding in findings]}
     path.write_text(json.dumps(record, indent=1, default=str) + "\n")
 
 
@@ -104,7 +104,7 @@ def statuses(seen: Sequence[Asked]) -> list[Finding]:
     """What attempts ended in, and whether every refusal was one that clients can go by."""
     counts = Counter((asked.status, asked.code) for asked in seen)
     rows = [
-        said(f"answers {status or 'none'} {code}".rstrip(), count)
+        unjudged(f"answers {status or 'none'} {code}".rstrip(), count)
         for (status, code), count in sorted(counts.items())
     ]
     broken = sum(
@@ -117,7 +117,7 @@ def statuses(seen: Sequence[Asked]) -> list[Finding]:
         *rows,
         none_of("attempts that ended in anything but 200, 429, 503", broken),
         none_of(f"refusals without Retry-After, or with more than {MAX_RETRY_S} s", len(refused) - honest),
-        said("Retry-After p50, p99, s", f"{percentile(waits, 50):.0f}, {percentile(waits, 99):.0f}"),
+        unjudged("Retry-After p50, p99, s", f"{percentile(waits, 50):.0f}, {percentile(waits, 99):.0f}"),
     ]
 
 

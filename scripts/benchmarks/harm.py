@@ -60,9 +60,9 @@ class Outcome:
 
     def record(self) -> dict[str, Any]:
         """As it goes into the result file: without texts."""
-        told = asdict(self.fate)
-        del told["text"]
-        return {"arm": self.case.arm, "source": self.case.source, **told}
+        fields = asdict(self.fate)
+        del fields["text"]
+        return {"arm": self.case.arm, "source": self.case.source, **fields}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,11 +93,11 @@ def run(arguments: argparse.Namespace) -> int:
         cases = _replies(arguments.data, harmful, ordinary, arguments.prompts, rng)
         outcomes += _replayed(cases, arguments, Path(folder), rng)
     print(_table(outcomes, lambda outcome: outcome.case.arm))
-    said = [
+    answered = [
         each for each in outcomes if each.case.reply and each.case.reply.harmful and each.fate.name != BLOCKED
     ]
     print("\nharmful replies to prompts that were not refused:\n")
-    print(_table(said, lambda outcome: "watched" if outcome.fate.watched else "not watched"))
+    print(_table(answered, lambda outcome: "watched" if outcome.fate.watched else "not watched"))
     for arm in dict.fromkeys(outcome.case.arm for outcome in outcomes):
         print(f"\n{arm}, by source:\n")
         print(_table([each for each in outcomes if each.case.arm == arm], lambda each: each.case.source))
@@ -141,8 +141,8 @@ def _replies(
     plan = ((AFTER_HARMFUL, harmful, bad), (AFTER_ORDINARY, ordinary, bad), (BENIGN, ordinary, good))
     return [
         Case(arm, prompt, reply)
-        for arm, prompts, said in plan
-        for prompt, reply in zip(_evenly(prompts, third), rng.sample(said, third), strict=True)
+        for arm, prompts, pool in plan
+        for prompt, reply in zip(_evenly(prompts, third), rng.sample(pool, third), strict=True)
     ]
 
 
@@ -182,16 +182,16 @@ def _asked(
         server.wait_ready()
         model = served_model(server.port)
 
-        def one(place: tuple[int, Case]) -> Outcome:
+        def measure(place: tuple[int, Case]) -> Outcome:
             number, case = place
-            told = {} if case.reply is None else {"seed": number}
-            fate = ask(server.port, {"model": model, **told, **options}, case.prompt.text)
+            steering = {} if case.reply is None else {"seed": number}
+            fate = ask(server.port, {"model": model, **steering, **options}, case.prompt.text)
             if case.reply is not None:
                 fate = fate.against(case.reply.text)
             return Outcome(case, fate)
 
         with ThreadPoolExecutor(at_once) as threads:
-            return list(threads.map(one, order))
+            return list(threads.map(measure, order))
     finally:
         server.stop()
 
@@ -224,11 +224,11 @@ def _cells(outcomes: Sequence[Outcome]) -> list[str]:
     return [str(number), *shares, leak]
 
 
-def _share(part: int, whole: int) -> str:
-    found = evaluation.rate(part, whole)
-    if found is None:
+def _share(count: int, whole: int) -> str:
+    share = evaluation.rate(count, whole)
+    if share is None:
         return ""
-    return f"{part}: {found['rate']:.1%} [{found['low']:.1%}, {found['high']:.1%}]"
+    return f"{count}: {share['rate']:.1%} [{share['low']:.1%}, {share['high']:.1%}]"
 
 
 def _write_json(path: Path, machine: dict[str, object], outcomes: Sequence[Outcome]) -> None:

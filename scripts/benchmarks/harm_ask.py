@@ -70,8 +70,8 @@ def _told(chunks: list[dict[str, Any]]) -> Fate:
             ended = choice.get("finish_reason") or ended
         if usage := chunk.get("usage"):
             fate = replace(fate, tokens=usage["completion_tokens"])
-        if told := chunk.get("moderation"):
-            fate = replace(fate, watched=told["input"]["results"][0]["watched"])
+        if moderation := chunk.get("moderation"):
+            fate = replace(fate, watched=moderation["input"]["results"][0]["watched"])
     if not ended:
         raise RunFailed("the stream did not end")
     fate = replace(fate, text="".join(text))

@@ -78,16 +78,16 @@ class Herd:
         back_s = next((at for at, rate in series if rate >= BACK * steady), float("inf"))
         ended = [rate for at, rate in series if at > BACK_WITHIN_S]
         return [
-            findings.said(
+            findings.unjudged(
                 "stop; port answers after start; ready after that, s",
                 f"{down_s:.1f}; {answered_s:.1f}; {ready_s:.1f}",
             ),
             *statuses(attempts(wishes)),
             retractions(end.get(RETRACTIONS)),
             *_first_tokens(wishes, arguments.ttft),
-            findings.said("tokens/s of a full node", f"{steady:.0f}"),
+            findings.unjudged("tokens/s of a full node", f"{steady:.0f}"),
             findings.within(f"seconds until {BACK:.0%} of it", back_s, BACK_WITHIN_S),
-            findings.said("tokens/s after that, mean", f"{sum(ended) / max(len(ended), 1):.0f}"),
+            findings.unjudged("tokens/s after that, mean", f"{sum(ended) / max(len(ended), 1):.0f}"),
         ]
 
     async def _full(self) -> float:
@@ -96,9 +96,9 @@ class Herd:
         for number in range(self._arguments.clients):
             crowd.spawn(crowd.in_turn(number % self._asker.num_keys))
         await asyncio.sleep(2 * WINDOW_S)
-        before = self._frames
+        frames_before = self._frames
         await asyncio.sleep(self._arguments.steady)
-        frames, seconds = self._frames - before, float(self._arguments.steady)
+        frames, seconds = self._frames - frames_before, float(self._arguments.steady)
         await crowd.leave()
         return frames / seconds
 
@@ -150,15 +150,15 @@ def _rates(marks: Sequence[tuple[float, int]]) -> list[tuple[float, float]]:
 
 
 def _first_tokens(wishes: Sequence[Wish], target_s: float) -> list[Finding]:
-    let_in: list[Asked] = [one for one in attempts(wishes) if one.first_at_s is not None]
-    ttfts = [one.ttft_s for one in let_in]
+    let_in: list[Asked] = [request for request in attempts(wishes) if request.first_at_s is not None]
+    ttfts = [request.ttft_s for request in let_in]
     late = sum(ttft_s > target_s for ttft_s in ttfts)
     return [
-        findings.said(
+        findings.unjudged(
             "let in; of them at once",
             f"{len(let_in)}; {sum(w.attempts[:1] != [] and w.attempts[0].status == 200 for w in wishes)}",
         ),
-        findings.said(
+        findings.unjudged(
             "TTFT p50, p99, most, s",
             f"{percentile(ttfts, 50):.2f}, {percentile(ttfts, 99):.2f}, {max(ttfts, default=0):.2f}",
         ),

@@ -72,10 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
             ],
         }
         runs = [
-            {"prefill_ms": prefill_ms, **report.run_record(number, one)}
+            {"prefill_ms": prefill_ms, **report.run_record(number, run)}
             for prefill_ms, pairs in measured.items()
             for number, pair in enumerate(pairs)
-            for one in pair
+            for run in pair
         ]
         report.write_json(arguments.json, settings, runs)
     return 0

@@ -31,7 +31,8 @@ class SilentJournal(Journal):
         """An entry whose reservation counts as written."""
         reserved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         reserved.set_result(0)
-        return JournalEntry(turn, prompt, stream, counts, reserved=reserved)
+        terms = self._reservation(turn.request, prompt).terms
+        return JournalEntry(turn, prompt, stream, counts, reserved=reserved, terms=terms)
 
     async def settle(self, entry: JournalEntry, finish: str) -> None:
         """Nothing."""
@@ -46,7 +47,12 @@ class RuntimeWithoutLedger(Runtime):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.journal = SilentJournal(
-            self.database, self.prices, self.balance, self.traffic, self.log, self.settings.retention_s
+            self.database,
+            self.prices,
+            self.balance,
+            self.traffic,
+            log=self.log,
+            retention_s=self.settings.retention_s,
         )
         self.pipeline = self.build_pipeline(Unscreened if self.safety is None else self.safety.of)
 

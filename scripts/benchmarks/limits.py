@@ -22,7 +22,7 @@ from scripts.benchmarks.stats import share
 WINDOW_S = 60.0
 SKEW_S = 1.0
 """How much later than it was sent the server may have charged for a request: 500 come at once."""
-CHATS = Shape(words=(20, 60), tokens=(60, 90), exact=0.5, most=90)
+CHATS = Shape(words=(20, 60), tokens=(60, 90), exact=0.5, max_tokens=90)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _measure(arguments: argparse.Namespace, node: Node) -> list[Finding]:
-    before = Reading.of(node)
+    at_start = Reading.of(node)
     seen = await _crowd(arguments, node)
-    return _findings(seen, Used(before, Reading.of(node)), arguments)
+    return _findings(seen, Used(at_start, Reading.of(node)), arguments)
 
 
 async def _crowd(arguments: argparse.Namespace, node: Node) -> Sequence[Asked]:
@@ -63,29 +63,35 @@ async def _crowd(arguments: argparse.Namespace, node: Node) -> Sequence[Asked]:
 
 
 def _findings(seen: Sequence[Asked], used: Used, arguments: argparse.Namespace) -> list[Finding]:
-    served = sorted((one for one in seen if one.whole), key=lambda one: one.sent_at_s)
-    most = most_within([(one.sent_at_s, one.prompt_tokens + one.completion_tokens) for one in served])
-    begun_s = min(one.sent_at_s for one in seen)
-    again = [one for one in seen if one.sent_at_s > begun_s + WINDOW_S / 2]
+    served = sorted((request for request in seen if request.whole), key=lambda request: request.sent_at_s)
+    busiest_tokens = most_within(
+        [(request.sent_at_s, request.prompt_tokens + request.completion_tokens) for request in served]
+    )
+    begun_s = min(request.sent_at_s for request in seen)
+    again = [request for request in seen if request.sent_at_s > begun_s + WINDOW_S / 2]
     return [
         *statuses(seen),
-        findings.within("most tokens of requests that came within a minute", most, arguments.tpm, "{:.0f}"),
-        findings.said("tokens served", sum(one.prompt_tokens + one.completion_tokens for one in served)),
-        findings.said(
-            "of those who came back when told: let in",
-            findings.shown(share(sum(one.status == 200 for one in again), len(again))),
+        findings.within(
+            "most tokens of requests that came within a minute", busiest_tokens, arguments.tpm, "{:.0f}"
         ),
-        findings.said("server, engine, whole machine busy, CPUs", used.cpus()),
+        findings.unjudged(
+            "tokens served", sum(request.prompt_tokens + request.completion_tokens for request in served)
+        ),
+        findings.unjudged(
+            "of those who came back when told: let in",
+            findings.shown(share(sum(request.status == 200 for request in again), len(again))),
+        ),
+        findings.unjudged("server, engine, whole machine busy, CPUs", used.cpus()),
     ]
 
 
 def most_within(charges: Sequence[tuple[float, int]]) -> int:
     """The most tokens in any window, of charges in the order of their times."""
-    most = total = first = 0
+    busiest_tokens = total = first = 0
     for at_s, tokens in charges:
         total += tokens
         while charges[first][0] <= at_s - (WINDOW_S - SKEW_S):
             total -= charges[first][1]
             first += 1
-        most = max(most, total)
-    return most
+        busiest_tokens = max(busiest_tokens, total)
+    return busiest_tokens

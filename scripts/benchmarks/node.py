@@ -71,14 +71,14 @@ def measure_node(
         try:
             node.start()
             node.add_keys(keys, **terms)
-            found = uvloop.run(measure(node))
+            results = uvloop.run(measure(node))
         finally:
             node.server.stop()
-    print(findings.markdown(found))
+    print(findings.markdown(results))
     if arguments.json:
         settings = {"benchmark": arguments.benchmark, "machine": machine, "options": vars(arguments)}
-        findings.write(arguments.json, settings, found)
-    return int(findings.missed(found))
+        findings.write(arguments.json, settings, results)
+    return int(findings.missed(results))
 
 
 class Node:
@@ -111,14 +111,14 @@ class Node:
 
     def metrics(self) -> dict[str, float]:
         """Every sample of `/metrics` by its name, those of a name added up; {} where nobody answers."""
-        found: dict[str, float] = {}
+        samples: dict[str, float] = {}
         with self._call("/metrics") as answer:
             for line in answer.read().decode().splitlines():
                 if line and not line.startswith("#"):
                     name, _, value = line.rpartition(" ")
                     name = name.partition("{")[0]
-                    found[name] = found.get(name, 0.0) + float(value)
-        return found
+                    samples[name] = samples.get(name, 0.0) + float(value)
+        return samples
 
     async def idle(self) -> None:
         """Wait until the engine runs nothing: what clients left goes on for its grace period."""
@@ -179,13 +179,13 @@ class Reading:
 class Used:
     """What happened between two readings."""
 
-    before: Reading
-    after: Reading
+    first: Reading
+    last: Reading
 
     def risen(self, name: str) -> float | None:
         """By how much a counter has risen; None where the server does not have it."""
-        before, after = self.before.metrics, self.after.metrics
-        return after[name] - before[name] if name in after and name in before else None
+        earlier, later = self.first.metrics, self.last.metrics
+        return later[name] - earlier[name] if name in later and name in earlier else None
 
     def mean(self, histogram: str) -> float:
         """The mean of what a histogram was told; 0 of nothing."""
@@ -194,8 +194,8 @@ class Used:
 
     def cpus(self) -> str:
         """CPUs that server, engine and the whole machine were busy with."""
-        span_s = self.after.at_s - self.before.at_s
-        cpu, busy_s = self.after.cpu - self.before.cpu, self.after.machine_busy_s - self.before.machine_busy_s
+        span_s = self.last.at_s - self.first.at_s
+        cpu, busy_s = self.last.cpu - self.first.cpu, self.last.machine_busy_s - self.first.machine_busy_s
         return ", ".join(f"{used_s / span_s:.2f}" for used_s in (cpu.serving_s, cpu.engine_s, busy_s))
 
 

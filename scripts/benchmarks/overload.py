@@ -72,12 +72,12 @@ class Phase:
 
     def bins(self, weight: str = "") -> list[float]:
         """Good answers, or a sum over them, by when they ended."""
-        found = [0.0] * max(int(self.seconds / BIN_S), 1)
+        totals = [0.0] * max(int(self.seconds / BIN_S), 1)
         for asked in self.good:
             at = int(((asked.ended_at_s or 0.0) - self.started_at_s) / BIN_S)
-            if at < len(found):
-                found[at] += getattr(asked, weight) if weight else 1
-        return found
+            if at < len(totals):
+                totals[at] += getattr(asked, weight) if weight else 1
+        return totals
 
 
 class Overload:
@@ -107,8 +107,8 @@ class Overload:
             retractions(used.risen(RETRACTIONS)),
             *_throughput(alone, over, rate, arguments),
             *_retries(over.wishes),
-            findings.said("waited for room, mean, s", f"{used.mean('tokenring_queue_seconds'):.2f}"),
-            findings.said("server, engine, whole machine busy, CPUs", used.cpus()),
+            findings.unjudged("waited for room, mean, s", f"{used.mean('tokenring_queue_seconds'):.2f}"),
+            findings.unjudged("server, engine, whole machine busy, CPUs", used.cpus()),
         ]
 
     async def _most_clients(self) -> int:
@@ -137,9 +137,9 @@ class Overload:
         crowd, ramp_s, seconds = self._crowd(), 2 * BIN_S, self._arguments.seconds
         crowd.spawn(crowd.come(rate, ramp_s + seconds, self._arguments.obeying))
         await asyncio.sleep(ramp_s)
-        before = Reading.of(self._node)
+        at_start = Reading.of(self._node)
         phase = await self._measured(crowd, seconds)
-        return phase, Used(before, Reading.of(self._node))
+        return phase, Used(at_start, Reading.of(self._node))
 
     async def _measured(self, crowd: Crowd, seconds: float) -> Phase:
         started_at_s = time.monotonic()
@@ -172,8 +172,8 @@ def _throughput(
     late = [asked for asked in attempts(over.wishes) if asked.whole and asked.ttft_s > arguments.ttft]
     name = "completion_tokens"
     return [
-        findings.said("clients/s that came", f"{rate:.1f}"),
-        findings.said(
+        findings.unjudged("clients/s that came", f"{rate:.1f}"),
+        findings.unjudged(
             "good answers/s: alone before, overloaded, alone after",
             f"{alone[0].per_s:.2f}, {over.per_s:.2f}, {alone[1].per_s:.2f}",
         ),
@@ -183,12 +183,12 @@ def _throughput(
             "higher",
             GOODPUT,
         ),
-        findings.said(
+        findings.unjudged(
             "their tokens/s, over those without overload",
             findings.shown(bootstrap_ratio(over.bins(name), _bins(alone, name))),
         ),
-        findings.said("answers whose first token came late", len(late)),
-        findings.said("TTFT p50, p99, s", f"{percentile(ttfts, 50):.2f}, {percentile(ttfts, 99):.2f}"),
+        findings.unjudged("answers whose first token came late", len(late)),
+        findings.unjudged("TTFT p50, p99, s", f"{percentile(ttfts, 50):.2f}, {percentile(ttfts, 99):.2f}"),
     ]
 
 
@@ -198,8 +198,8 @@ def _retries(wishes: Sequence[Wish]) -> list[Finding]:
     refused = [wish for wish in wishes if wish.attempts and wish.attempts[0].status in (429, 503)]
     hopeless = sum(not wish.attempts[0].should_retry for wish in refused)
     return [
-        findings.said("refused at first; of them told not to come again", f"{len(refused)}; {hopeless}"),
-        findings.said("came back when told", len(came)),
+        findings.unjudged("refused at first; of them told not to come again", f"{len(refused)}; {hopeless}"),
+        findings.unjudged("came back when told", len(came)),
         findings.judged(
             "of them let in at their first retry", share(let_in, len(came)), "higher", FIRST_RETRY
         ),
@@ -207,4 +207,4 @@ def _retries(wishes: Sequence[Wish]) -> list[Finding]:
 
 
 def _bins(phases: Sequence[Phase], weight: str = "") -> list[float]:
-    return [one for phase in phases for one in phase.bins(weight)]
+    return [total for phase in phases for total in phase.bins(weight)]

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             "rounds": arguments.rounds,
         }
         settings["comparisons"] = [report.comparison_record(item) for item in comparisons]
-        runs = [report.run_record(number, one) for number, pair in enumerate(measured) for one in pair]
+        runs = [report.run_record(number, run) for number, pair in enumerate(measured) for run in pair]
         report.write_json(arguments.json, settings, runs)
     if arguments.plot:
         forest_plot.write_svg(

@@ -28,10 +28,10 @@ from scripts.benchmarks.processes import ServerProcess, free_port
 from scripts.benchmarks.prompts import Work
 from scripts.benchmarks.screen_cpu import (
     CpuFigure,
-    GlanceFigure,
+    PrescreenFigure,
     PromptJudge,
     measure_cpu,
-    measure_glance,
+    measure_prescreen,
 )
 from scripts.benchmarks.screen_switch import SEEDS
 from scripts.benchmarks.screen_work import OFF, ON, OrdinaryChats, questions, sides_in_turn
@@ -132,7 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
     chats = OrdinaryChats(judge, arguments.prompt_words, questions() if arguments.questions else ())
     turns = list(starts.spread(arguments.pairs, arguments.starts))
     measured = [Measured(load, [], [], [], arguments.one_process) for load in _loads(arguments)]
-    alone: list[CpuFigure | GlanceFigure] = []
+    alone: list[CpuFigure | PrescreenFigure] = []
     try:
         for start, numbers in enumerate(turns):
             with (
@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
                     load = replace(measured[-1].load, requests=64)
                     work = _work(chats, model, load, 9_000_000)
                     on.thaw()
-                    alone = [*measure_cpu(judge, on.port, work), measure_glance(judge)]
+                    alone = [*measure_cpu(judge, on.port, work), measure_prescreen(judge)]
     finally:  # cut short, a run still tells what it has
         _tell(arguments, machine, [each for each in measured if each.pairs], alone, judge)
     return 0
@@ -296,7 +296,7 @@ def _tell(
     arguments: argparse.Namespace,
     machine: dict[str, object],
     measured: list[Measured],
-    cpu: Sequence[CpuFigure | GlanceFigure],
+    cpu: Sequence[CpuFigure | PrescreenFigure],
     judge: PromptJudge,
 ) -> None:
     for each in measured:
@@ -349,7 +349,7 @@ def _write_json(
     arguments: argparse.Namespace,
     machine: dict[str, object],
     measured: list[Measured],
-    cpu: Sequence[CpuFigure | GlanceFigure],
+    cpu: Sequence[CpuFigure | PrescreenFigure],
 ) -> None:
     options = (
         "pairs",
@@ -377,9 +377,9 @@ def _write_json(
         "screen_cpu": [asdict(figure) for figure in cpu],
     }
     runs = [
-        {"load": each.load.about, "start": start, **report.run_record(number, one)}
+        {"load": each.load.about, "start": start, **report.run_record(number, run)}
         for each in measured
         for number, (start, pair) in enumerate(zip(each.starts, each.pairs, strict=True))
-        for one in pair
+        for run in pair
     ]
     report.write_json(arguments.json, settings, runs)

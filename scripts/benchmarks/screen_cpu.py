@@ -25,9 +25,9 @@ from scripts.benchmarks.stats import percentile
 ROUNDS = 7
 AT_ONCE = 16
 MAX_CPU_US = 15.0
-GLANCES = 500
-GLANCE_CHARS = 2_000
-MAX_GLANCE_MS = 5.0
+PRESCREENED = 500
+PRESCREEN_CHARS = 2_000
+MAX_PRESCREEN_MS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class PromptJudge:
         self.unsure += verdict.action is None and not sure
         return verdict.action is None
 
-    def glance_s(self, messages: Sequence[dict[str, Any]]) -> float:
-        """How long a glance takes."""
+    def prescreen_s(self, messages: Sequence[dict[str, Any]]) -> float:
+        """Seconds that the n-grams take for a prompt."""
         began_s = time.perf_counter()
         self._screen.prescreen(messages, self.policy, scored=False)
         return time.perf_counter() - began_s
@@ -83,8 +83,8 @@ class PromptJudge:
 
 
 @dataclass(frozen=True, slots=True)
-class GlanceFigure:
-    """How long the loop is kept by what the prompt screen does before the engine gets a prompt."""
+class PrescreenFigure:
+    """Milliseconds for which the prompt screen holds the event loop before the engine gets a prompt."""
 
     prompts: int
     chars: int
@@ -95,19 +95,23 @@ class GlanceFigure:
         """The figure as a line of text."""
         return (
             f"the prompt screen before the engine: {self.prompts} prompts of {self.chars} characters, "
-            f"p50 {self.p50_ms:.2f} ms, p99 {self.p99_ms:.2f} ms (must < {MAX_GLANCE_MS:g})"
+            f"p50 {self.p50_ms:.2f} ms, p99 {self.p99_ms:.2f} ms (must < {MAX_PRESCREEN_MS:g})"
         )
 
 
-def measure_glance(judge: PromptJudge) -> GlanceFigure:
-    """Judge prompts at a glance, none of them twice, after some that are not measured."""
-    work = chat_work("", GLANCES + 10, mean_tokens=1, prompt_words=GLANCE_CHARS // 3, seed=GLANCE_CHARS)
+def measure_prescreen(judge: PromptJudge) -> PrescreenFigure:
+    """Judge different prompts by the n-grams; the first ten are not measured."""
+    work = chat_work(
+        "", PRESCREENED + 10, mean_tokens=1, prompt_words=PRESCREEN_CHARS // 3, seed=PRESCREEN_CHARS
+    )
     taken = []
     for body in work.bodies:
         [message] = json.loads(body)["messages"]
-        message["content"] = message["content"][:GLANCE_CHARS]
-        taken.append(judge.glance_s([message]) * 1e3)
-    return GlanceFigure(GLANCES, GLANCE_CHARS, percentile(taken[10:], 50), percentile(taken[10:], 99))
+        message["content"] = message["content"][:PRESCREEN_CHARS]
+        taken.append(judge.prescreen_s([message]) * 1e3)
+    return PrescreenFigure(
+        PRESCREENED, PRESCREEN_CHARS, percentile(taken[10:], 50), percentile(taken[10:], 99)
+    )
 
 
 def measure_cpu(judge: PromptJudge, port: int, work: Work) -> list[CpuFigure]:
@@ -147,8 +151,8 @@ def _measured(
 
 
 def _deltas(pieces: Sequence[str]) -> list[Delta]:
-    said = [Delta(0, "text", text, (at,), Counts(1, at)) for at, text in enumerate(pieces, start=1)]
-    return [*said, Delta(0, "text", "", (), Counts(1, len(pieces)), "length")]
+    deltas = [Delta(0, "text", text, (at,), Counts(1, at)) for at, text in enumerate(pieces, start=1)]
+    return [*deltas, Delta(0, "text", "", (), Counts(1, len(pieces)), "length")]
 
 
 def _round(

@@ -23,9 +23,9 @@ SEEDS = {"on": 1, "off": 2}
 """Of greedy answers, which they do not change."""
 
 
-def switched_runtime(what: str, *given: Any, **options: Any) -> Runtime:
+def switched_runtime(what: str, *args: Any, **options: Any) -> Runtime:
     """The server's parts, with both ways to screen."""
-    runtime = Runtime(*given, **options)
+    runtime = Runtime(*args, **options)
     assert runtime.safety is not None
     on: SafetyOf = runtime.safety.of
     off: SafetyOf = Unscreened

@@ -56,10 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print(f"| port answers, s | {percentile(port_s, 50):.2f} | | | ≤ {MAX_PORT_S:.0f} |")
     if arguments.json:
-        found = {"ours_s": ours_s, "peer_s": peer_s, "port_s": port_s}
+        figures = {"ours_s": ours_s, "peer_s": peer_s, "port_s": port_s}
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(
-            json.dumps({"benchmark": "start", "machine": describe_machine(), **found}, indent=1)
+            json.dumps({"benchmark": "start", "machine": describe_machine(), **figures}, indent=1)
         )
     return 0 if ratio.value <= MAX_READY_RATIO and max(port_s) <= MAX_PORT_S else 1
 

@@ -75,11 +75,11 @@ def bootstrap_ratio(
     return Ratio(float(statistic(a, axis=0) / statistic(b, axis=0)), float(low), float(high))
 
 
-def share(part: int, whole: int) -> Ratio:
+def share(count: int, whole: int) -> Ratio:
     """A share with its Wilson score 95% interval (1927); NaN of nothing."""
     from scipy.stats import binomtest  # half a second: only the benchmarks that count shares wait for it
 
     if not whole:
         return Ratio(float("nan"), float("nan"), float("nan"))
-    interval = binomtest(part, whole).proportion_ci(method="wilson")
-    return Ratio(part / whole, float(interval.low), float(interval.high))
+    interval = binomtest(count, whole).proportion_ci(method="wilson")
+    return Ratio(count / whole, float(interval.low), float(interval.high))

@@ -86,10 +86,10 @@ async def _measure(
         pairs = []
         for answers in (False, True):
             for in_flight in map(int, arguments.in_flight.split(",")):
-                found = await settlements.measure_pairs(
+                measured = await settlements.measure_pairs(
                     database, data_dir, in_flight, arguments.pairs, arguments.settlements, answers=answers
                 )
-                pairs.append((answers, found))
+                pairs.append((answers, measured))
     finally:
         await database.aclose()
     return timed, pairs
@@ -103,9 +103,9 @@ def _tell(
 ) -> None:
     comparisons = [
         comparison
-        for answers, found in pairs
+        for answers, measured in pairs
         for comparison in report.compare(
-            settlements.WITH_ANSWERS if answers else settlements.FIGURES, *settlements.columns(found)
+            settlements.WITH_ANSWERS if answers else settlements.FIGURES, *settlements.columns(measured)
         )
     ]
     print(table(timed), end="\n\n")
@@ -122,8 +122,8 @@ def _tell(
     }
     runs = [
         {"pair": number, "with_answers": answers, **asdict(run)}
-        for answers, found in pairs
-        for number, pair in enumerate(found)
+        for answers, measured in pairs
+        for number, pair in enumerate(measured)
         for run in pair
     ]
     report.write_json(arguments.json, settings, runs)

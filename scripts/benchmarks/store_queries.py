@@ -55,7 +55,7 @@ class Timed:
 def questions(filled: Filled) -> list[Question]:
     """All of them, from the issue that set the bounds; and some that show what lies behind."""
     month = Period(f"{MONTH:%Y-%m}", MONTH, MONTH + timedelta(DAYS - 1))
-    found = [
+    questions = [
         Question(
             "usage by day and model, of all keys",
             lambda c: usage_report(c, month, BY_DAY_AND_MODEL, None),
@@ -69,17 +69,17 @@ def questions(filled: Filled) -> list[Question]:
         Question("first page of conversations", lambda c: page(c, OWNER, PAGE, None), 20),
         Question("page from the middle", lambda c: page(c, OWNER, PAGE, filled.middle_cursor), 20),
     ]
-    found += [_search(kind, words) for kind, words in filled.probes.items()]
+    questions += [_search(kind, words) for kind, words in filled.probes.items()]
     continued, wanted = filled.long_conversation_id, filled.long_messages
-    found.append(
+    questions.append(
         Question(f"branch of {wanted:,} messages", lambda c: branch(c, OWNER, continued, None), None)
     )
-    found.append(Question("every daily sum against its rows", differences, None, repeat=1))
-    return found
+    questions.append(Question("every daily sum against its rows", differences, None, repeat=1))
+    return questions
 
 
 def _search(kind: str, words: str) -> Question:
-    return Question(f"search: {kind}", lambda c: page(c, OWNER, PAGE, None, words), 50)
+    return Question(f"search: {kind}", lambda c: page(c, OWNER, PAGE, None, words=words), 50)
 
 
 async def ask(database: Database, asked: Sequence[Question], repeat: int) -> list[Timed]:

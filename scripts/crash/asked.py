@@ -83,7 +83,7 @@ class Heard:
                 raise Misheard(f"choice {choice} ended twice")
             self.finish_reasons[choice] = finish_reason
 
-    def said(self, after: int) -> dict[int, str]:
+    def text_until(self, after: int) -> dict[int, str]:
         """The text heard up to event `after`."""
         mark = next((mark for mark in self.marks if mark.id == after), Mark(0, 0.0, 0, {}))
         return {choice: self.text[choice][:length] for choice, length in mark.lengths.items()}
@@ -140,16 +140,16 @@ class Asked:
     @cached_property
     def _full(self) -> dict[int, str]:
         pieces = {c: scripted_text(self.body["seed"], c, self.length) for c in range(self.n)}
-        return {choice: "".join(said) for choice, said in pieces.items()}
+        return {choice: "".join(tokens) for choice, tokens in pieces.items()}
 
     def is_beginning(self, text: dict[int, str]) -> bool:
         """Whether this is how the answer begins: as scripted, or as its client heard it."""
         if self.scripted:
-            return all(self._full[choice].startswith(said) for choice, said in text.items())
+            return all(self._full[choice].startswith(beginning) for choice, beginning in text.items())
         heard = self.heard.text
         return all(
-            said.startswith(heard.get(choice, "")) or heard[choice].startswith(said)
-            for choice, said in text.items()
+            beginning.startswith(heard.get(choice, "")) or heard[choice].startswith(beginning)
+            for choice, beginning in text.items()
         )
 
     def is_whole(self, text: dict[int, str]) -> bool:

@@ -42,7 +42,7 @@ class Bill(NamedTuple):
 
     @property
     def released_tokens(self) -> int:
-        """What of the completion was given out, and so told and paid for."""
+        """Completion tokens that were released, and are therefore reported and billed."""
         return self.completion_tokens - self.withheld_tokens
 
     @property

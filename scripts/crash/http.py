@@ -96,8 +96,10 @@ class Connection:
         lines = {"host": "localhost", "content-length": str(len(payload)), **(headers or {})}
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + payload)
-        status_line, *given = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        named = (line.partition(": ") for line in given if line)
+        status_line, *header_lines = (
+            (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        )
+        named = (line.partition(": ") for line in header_lines if line)
         return Answer(int(status_line.split()[1]), {k.lower(): v for k, _, v in named}, self._reader)
 
 

@@ -27,7 +27,7 @@ class Bounds:
 
 
 @dataclass
-class Found:
+class Replay:
     """What a GET brought."""
 
     status: int
@@ -36,22 +36,22 @@ class Found:
     misheard: str | None = None
 
 
-async def come_back(port: int, asked: Asked, after: int) -> Found:
+async def come_back(port: int, asked: Asked, after: int) -> Replay:
     """Attach to a stream after event `after`. Raises one of `Gone`."""
     path = f"{asked.path}/chat/completions/{asked.request_id}"
     async with await Connection.to(port) as connection:
         back = {"accept": "text/event-stream", "last-event-id": str(after)}
         answer = await connection.ask("GET", path, headers=back)
-        found = Found(answer.status, None, Heard(counted=asked.heard.counted, last_id=after))
+        replay = Replay(answer.status, None, Heard(counted=asked.heard.counted, last_id=after))
         if answer.status == 200:
             try:
                 async for event in answer.events():
-                    found.heard.add(event, time.monotonic())
+                    replay.heard.add(event, time.monotonic())
             except Misheard as error:
-                found.misheard = str(error)
+                replay.misheard = str(error)
         elif (body := await answer.json()) is not None:
-            found.code = body["error"]["code"]
-        return found
+            replay.code = body["error"]["code"]
+        return replay
 
 
 class Reconnect:
@@ -65,7 +65,7 @@ class Reconnect:
 
     def _check(self, holds: object, what: str, **facts: object) -> bool:
         asked, row = self._asked, self._row
-        known = {
+        identity = {
             "id": asked.request_id,
             "number": asked.number,
             "body": asked.body,
@@ -73,7 +73,7 @@ class Reconnect:
             "heard": (asked.heard.last_id, asked.heard.tokens, asked.heard.finish_reasons, asked.heard.done),
             "bill": None if row is None else row.bill._asdict(),
         }
-        return self._findings.check(holds, what, **known, **facts)
+        return self._findings.check(holds, what, **identity, **facts)
 
     async def run(self, port: int, rng: random.Random) -> None:
         """Do all checks. Raises one of `Gone`: then do them again."""
@@ -98,8 +98,8 @@ class Reconnect:
             return
         self._check_whole(row, whole)
         self._check(at_end.status == 204, "after [DONE] there is nothing", status=at_end.status)
-        for after, found in resumed:
-            self._check_resumed(row, whole, after, found)
+        for after, replay in resumed:
+            self._check_resumed(row, whole, after, replay)
         if view is not None:
             self._check_stored(row, whole)
             self._check_view(row, *view)
@@ -110,9 +110,9 @@ class Reconnect:
         released = asked.heard.tokens > 0 or asked.heard.done
         self._check(not released, "no token is released before its reservation is durable")
         if asked.request_id is not None and not asked.refused:
-            found = await come_back(port, asked, asked.heard.last_id)
-            facts = {"status": found.status, "code": found.code}
-            self._check(found.status == 404, "what died before its reservation is not found", **facts)
+            replay = await come_back(port, asked, asked.heard.last_id)
+            facts = {"status": replay.status, "code": replay.code}
+            self._check(replay.status == 404, "what died before its reservation is not found", **facts)
 
     # The bill
 
@@ -164,7 +164,7 @@ class Reconnect:
 
     # The replay
 
-    def _check_whole(self, row: Row, whole: Found) -> None:
+    def _check_whole(self, row: Row, whole: Replay) -> None:
         """From the beginning: what is stored, and its end."""
         facts = {"status": whole.status, "code": whole.code, "misheard": whole.misheard}
         if not self._check(whole.status == 200 and not whole.misheard, "it can be replayed", **facts):
@@ -175,12 +175,12 @@ class Reconnect:
         of_one = heard.tokens <= billed <= heard.tokens + (0 if asked.scripted else _UNTOLD)
         self._check(of_one, "text and bill are of one moment", replayed=heard.tokens)
         if heard.usage is not None and not heard.counted:
-            told = heard.usage["completion_tokens"]
-            self._check(told == billed, "the usage that was told is billed", told=told)
+            reported = heard.usage["completion_tokens"]
+            self._check(reported == billed, "the usage that was told is billed", reported=reported)
         self._check_end(row, whole, 0)
 
-    def _check_end(self, row: Row, found: Found, after: int) -> None:
-        asked, heard = self._asked, found.heard
+    def _check_end(self, row: Row, replay: Replay, after: int) -> None:
+        asked, heard = self._asked, replay.heard
         if not self._check(heard.done, "a replay ends with [DONE]"):
             return
         code = None if heard.error is None else heard.error["code"]
@@ -191,37 +191,39 @@ class Reconnect:
             self._check(counts == billed, "the interruption has the counts", error=heard.error)
             return
         if row.bill.outcome == "draining":
-            told = asked.heard.error_id is not None and asked.heard.error_id <= after
-            self._check(told or code == "draining", "a stream cut off by a stop says so", error=heard.error)
+            was_told = asked.heard.error_id is not None and asked.heard.error_id <= after
+            self._check(
+                was_told or code == "draining", "a stream cut off by a stop says so", error=heard.error
+            )
             return
         outcome = set(str(row.bill.outcome).split(","))
         ended = set(heard.finish_reasons.values()) or outcome
         self._check(code is None and ended == outcome, "the end is as it was", error=heard.error)
         if asked.heard.done:
             same = heard.finish_reasons.items() <= asked.heard.finish_reasons.items()
-            self._check(same, "the end is the one that was heard", found=heard.finish_reasons)
+            self._check(same, "the end is the one that was heard", replayed=heard.finish_reasons)
 
-    def _check_resumed(self, row: Row, whole: Found, after: int, found: Found) -> None:
+    def _check_resumed(self, row: Row, whole: Replay, after: int, replay: Replay) -> None:
         """After an event that its client had seen: nothing lost, nothing twice."""
-        asked, heard = self._asked, found.heard
-        facts = {"after": after, "status": found.status, "code": found.code, "misheard": found.misheard}
+        asked, heard = self._asked, replay.heard
+        facts = {"after": after, "status": replay.status, "code": replay.code, "misheard": replay.misheard}
         if after == whole.heard.last_id:
-            self._check(found.status == 204, "after [DONE] there is nothing", **facts)
+            self._check(replay.status == 204, "after [DONE] there is nothing", **facts)
             return
-        if not self._check(found.status == 200 and not found.misheard, "its client can come back", **facts):
+        if not self._check(replay.status == 200 and not replay.misheard, "its client can come back", **facts):
             return
-        self._check_end(row, found, after)
+        self._check_end(row, replay, after)
         known_id = (heard.error or {}).get("last_event_id")
         if row.interrupted and known_id is not None and after > known_id:
             # It had heard more than was stored.
             self._check(not heard.text, "a client that is ahead gets the end alone", **facts)
             return
-        joined = joined_text(asked.heard.said(after), heard.text)
+        joined = joined_text(asked.heard.text_until(after), heard.text)
         self._check(joined == whole.heard.text, "what was heard and what is replayed join", **facts)
 
     # The conversation
 
-    def _check_stored(self, row: Row, whole: Found) -> None:
+    def _check_stored(self, row: Row, whole: Replay) -> None:
         asked = self._asked
         self._check(row.conversation_id == asked.conversation_id, "the answer is in its conversation")
         self._check(len(row.answers) == asked.n, "each choice has its message", answers=row.answers)
@@ -241,10 +243,14 @@ class Reconnect:
         shown = [m for m in view["messages"] if m.get("request_id") == row.id]
         answers = [(m["choice"], m["content"], m["status"], m["finish_reason"]) for m in shown]
         self._check(answers == row.answers, "the conversation shows what is stored", shown=shown)
-        told = sum(m["usage"]["completion_tokens"] for m in shown if m["usage"] is not None)
-        self._check(told == row.bill.released_tokens, "the conversation shows what is billed", shown=shown)
+        shown_tokens = sum(m["usage"]["completion_tokens"] for m in shown if m["usage"] is not None)
+        self._check(
+            shown_tokens == row.bill.released_tokens, "the conversation shows what is billed", shown=shown
+        )
 
 
-def joined_text(before: dict[int, str], after: dict[int, str]) -> dict[int, str]:
+def joined_text(earlier: dict[int, str], later: dict[int, str]) -> dict[int, str]:
     """The text of two parts of a stream, by choice."""
-    return {choice: before.get(choice, "") + after.get(choice, "") for choice in before.keys() | after.keys()}
+    return {
+        choice: earlier.get(choice, "") + later.get(choice, "") for choice in earlier.keys() | later.keys()
+    }

@@ -162,8 +162,10 @@ class Rounds:
         today = datetime.now(UTC).date()
         days = f"from={today - timedelta(days=1)}&to={today + timedelta(days=1)}"
         _, usage = await get_json(server.port, f"/api/usage?{days}")
-        told = tuple(usage[name] for name in ("requests", "output_tokens", "cost_micro_usd"))
-        self.findings.check(told == self._books.totals, "the usage told is that of the rows", told=told)
+        reported = tuple(usage[name] for name in ("requests", "output_tokens", "cost_micro_usd"))
+        self.findings.check(
+            reported == self._books.totals, "the usage told is that of the rows", reported=reported
+        )
 
     async def _over(self, *tasks: asyncio.Task[None]) -> None:
         """Wait for what dies with the server; what broke is raised."""
@@ -186,18 +188,18 @@ class Rounds:
         """Read the books, and find the row of each request since the last time."""
         rows = self._books.read()
         asked = self._traffic.take()
-        for server in {one.life for one in asked}:
+        for server in {request.life for request in asked}:
             self._check_log(server)
-        known = {one.request_id: one for one in asked if one.request_id is not None}
-        headless = [one for one in asked if one.request_id is None]
+        by_id = {request.request_id: request for request in asked if request.request_id is not None}
+        headless = [request for request in asked if request.request_id is None]
         for row in rows.values():
-            if row.id not in known:
+            if row.id not in by_id:
                 self._adopt(row, headless)
-        for one in asked:
-            if one.request_id is not None:
-                self._to_check.append((one, rows.get(one.request_id)))
-            elif one.repeats is not None and one.refused is None:
-                self._traffic.to_ask_anew.append(one.repeats)
+        for request in asked:
+            if request.request_id is not None:
+                self._to_check.append((request, rows.get(request.request_id)))
+            elif request.repeats is not None and request.refused is None:
+                self._traffic.to_ask_anew.append(request.repeats)
 
     def _adopt(self, row: Row, headless: list[Asked]) -> None:
         """Give a row to the request whose client never learned its id."""
@@ -255,8 +257,8 @@ class Rounds:
         await self._over(asking)
         for asked in self._traffic.asked:
             if asked.status == 200 and not asked.left:
-                told = asked.heard.done and (asked.heard.error or asked.heard.finish_reasons)
-                self.findings.check(told, "a stop tells each client an end", id=asked.request_id)
+                has_end = asked.heard.done and (asked.heard.error or asked.heard.finish_reasons)
+                self.findings.check(has_end, "a stop tells each client an end", id=asked.request_id)
 
     async def _last_look(self) -> None:
         """Once more from the start: nothing was interrupted by the stop; then the file itself."""

@@ -45,10 +45,10 @@ class Server:
     async def start(cls, data_dir: Path, arguments: Sequence[str]) -> Self:
         """Start a process; it is not ready yet."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TOKENRING_")}
-        given = ["--port", "0", "--data-dir", str(data_dir), "--log-format", "json", *arguments]
+        flags = ["--port", "0", "--data-dir", str(data_dir), "--log-format", "json", *arguments]
         return cls(
             await asyncio.create_subprocess_exec(
-                *[sys.executable, "-m", "app", "serve", *given],
+                *[sys.executable, "-m", "app", "serve", *flags],
                 cwd=ROOT,
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -44,7 +44,7 @@ class Engine:
 
 
 class Traffic:
-    """What is asked over all lives of the server, and what the clients have heard."""
+    """The requests of all lives of the server, and what their clients received."""
 
     def __init__(self, engine: Engine, rng: random.Random, findings: Findings) -> None:
         self._engine = engine
@@ -61,7 +61,7 @@ class Traffic:
         self.to_ask_anew: deque[Asked] = deque()
         """Interrupted ones to send again with their key, which must make another answer."""
         self.asked: list[Asked] = []
-        """What was asked since the last time it was taken."""
+        """The requests sent since the last `take`."""
 
     def take(self) -> list[Asked]:
         """The requests since the last call."""
@@ -163,10 +163,10 @@ class Traffic:
         return self._rng.randint(shortest, longest // 6 if self._chance(0.5) else longest)
 
     def _body(self, number: int, length: int) -> dict[str, Any]:
-        said = " ".join([tag(number), *["word"] * (number % 97)])
+        content = " ".join([tag(number), *["word"] * (number % 97)])
         body: dict[str, Any] = {
             "model": self._engine.model,
-            "messages": [{"role": "user", "content": said}],
+            "messages": [{"role": "user", "content": content}],
             "max_tokens": length,
         }
         if not self._engine.scripted:

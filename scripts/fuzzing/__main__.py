@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from scripts.crash.server import ROOT, Server
-from scripts.fuzzing.raw import Found, fuzz_raw, healthz_s
+from scripts.fuzzing.raw import Fault, fuzz_raw, healthz_s
 
 KEY = "fuzz-secret"
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
@@ -60,7 +60,7 @@ async def _fuzz(arguments: argparse.Namespace, seed: int, directory: Path) -> li
         faults += await _schemathesis(arguments.schemathesis, server.port, third_s, seed, [])
         rng = random.Random(seed)  # noqa: S311  # not for secrets: a seed repeats the run
         hurt = await fuzz_raw(server.port, KEY, third_s, rng, SLOW_S)
-        faults += [_saved(found, arguments.save) for found in hurt]
+        faults += [_saved(fault, arguments.save) for fault in hurt]
         await asyncio.sleep(SETTLE_S)
         faults += _left(process, rss, descriptors)
     finally:
@@ -83,7 +83,7 @@ def _left(process: psutil.Process, rss: int, descriptors: int) -> list[str]:
 
 async def _schemathesis(program: str, port: int, seconds: float, seed: int, keys: Sequence[str]) -> list[str]:
     """Requests made from /openapi.json, with the key or without one."""
-    headers = [part for key in keys for part in ("-H", f"Authorization: Bearer {key}")]
+    headers = [argument for key in keys for argument in ("-H", f"Authorization: Bearer {key}")]
     command = [
         program,
         "run",
@@ -102,12 +102,12 @@ async def _schemathesis(program: str, port: int, seconds: float, seed: int, keys
     return [] if process.returncode == 0 else [f"schemathesis: {text[-6000:]}"]
 
 
-def _saved(found: Found, directory: Path) -> str:
+def _saved(fault: Fault, directory: Path) -> str:
     """Write what hurt as a case of the corpus; what it was."""
     path = directory / f"found_{time.time_ns()}.json"
-    step = {"raw": found.sent.decode("latin-1"), "allowed": [200, 400, 401, 403, 404, 405, 413, 429, 431]}
-    path.write_text(json.dumps({"why": found.what, "api_key": True, "steps": [step]}, indent=1) + "\n")
-    return f"{found.what}; saved as {path}"
+    step = {"raw": fault.sent.decode("latin-1"), "allowed": [200, 400, 401, 403, 404, 405, 413, 429, 431]}
+    path.write_text(json.dumps({"why": fault.what, "api_key": True, "steps": [step]}, indent=1) + "\n")
+    return f"{fault.what}; saved as {path}"
 
 
 def _arguments() -> argparse.Namespace:

@@ -38,7 +38,7 @@ _PATHS = (
 )
 
 
-class Found(NamedTuple):
+class Fault(NamedTuple):
     """What was sent, and what it did."""
 
     what: str
@@ -68,9 +68,9 @@ async def exchange(port: int, sent: bytes) -> bytes:
         writer.transport.abort()
 
 
-async def fuzz_raw(port: int, key: str, seconds: float, rng: random.Random, slow_s: float) -> list[Found]:
+async def fuzz_raw(port: int, key: str, seconds: float, rng: random.Random, slow_s: float) -> list[Fault]:
     """Send broken requests for so long; those that hurt."""
-    found: list[Found] = []
+    faults: list[Fault] = []
     sent_number, ends_s = 0, time.monotonic() + seconds
     while time.monotonic() < ends_s:
         sent = broken(rng, key)
@@ -78,18 +78,18 @@ async def fuzz_raw(port: int, key: str, seconds: float, rng: random.Random, slow
         try:
             answer = await exchange(port, sent)
         except TimeoutError:
-            found.append(Found("the connection stays open after the client has ended its side", sent))
+            faults.append(Fault("the connection stays open after the client has ended its side", sent))
             continue
         took_s = time.monotonic() - began_s
         sent_number += 1
         if answer.startswith(b"HTTP/1.1 5") and not _may_retry(answer):
-            found.append(Found(answer[:200].decode("latin-1"), sent))
+            faults.append(Fault(answer[:200].decode("latin-1"), sent))
         if took_s > slow_s:
-            found.append(Found(f"the answer took {took_s:.1f} s", sent))
+            faults.append(Fault(f"the answer took {took_s:.1f} s", sent))
         if sent_number % 50 == 0 and await healthz_s(port) > slow_s:
-            found.append(Found("/healthz is slow", sent))
+            faults.append(Fault("/healthz is slow", sent))
     print(f"{sent_number} raw requests")
-    return found
+    return faults
 
 
 def _may_retry(answer: bytes) -> bool:

@@ -1,17 +1,15 @@
-"""The tables in docs/ that come from the code, between a pair of marker lines in each file.
-
-usage: python -m scripts.support.generated_docs [--check]; --check changes nothing and fails if it would.
-"""
+"""The tables in docs/ that come from the code: in each file, everything after a marker line."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from app import errors
 from app.api.metrics import tables as metric_tables
-from app.api.schema import parameters
+from app.api.schema import parameter_docs
 from app.cli import settings_table
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +57,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "docs/admission.md": lambda: settings_of(OF_ADMISSION),
     "docs/errors.md": error_codes,
     "docs/metrics.md": metric_tables.markdown,
-    "docs/parameters.md": parameters.markdown,
+    "docs/parameters.md": parameter_docs.markdown,
     "docs/routing.md": lambda: settings_of(OF_TWO_MODELS),
     "docs/settings.md": settings_table.markdown,
 }
@@ -75,12 +73,19 @@ def generated(path: str, text: str) -> str:
 
 def main(argv: list[str]) -> int:
     """Write the files, or with --check name those that differ; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/docs", description="Write the tables in docs/ that come from the code."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit status 1 if a table is stale"
+    )
+    arguments = parser.parse_args(argv)
     stale = []
     for path in TABLES:
         text = (ROOT / path).read_text("utf-8")
         if generated(path, text) != text:
             stale.append(path)
-    if "--check" in argv:
+    if arguments.check:
         print("\n".join(f"{path} is stale: run scripts/docs" for path in stale), end="")
         return 1 if stale else 0
     for path in stale:

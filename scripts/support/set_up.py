@@ -128,7 +128,7 @@ def install(profile: str, files: list[Path], lock: Path | None) -> None:
     def say(text: str) -> None:
         print(f"tokenring: {text}  ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
 
-    requirements = [part for path in files for part in ("-r", str(path))]
+    requirements = [argument for path in files for argument in ("-r", str(path))]
     pins = sum("==" in line for path in files for line in path.read_text().splitlines())
     machine = "an NVIDIA GPU" if profile == "gpu" else "the CPU"
     say(f"[1/4] .venv with Python {sys.version.split()[0]}, for {machine}")
@@ -247,15 +247,17 @@ def beat(lines: list[str], done: threading.Event, say: Callable[[str], None]) ->
 
 def progress(lines: list[str]) -> str:
     """Where pip is, by its output so far; "working" for other commands."""
-    found = sum(line.startswith(("Collecting ", "Processing ", "Requirement already")) for line in lines)
-    if found and any(line.startswith("Installing collected") for line in lines):
-        return f"installing {found} packages"
+    num_packages = sum(
+        line.startswith(("Collecting ", "Processing ", "Requirement already")) for line in lines
+    )
+    if num_packages and any(line.startswith("Installing collected") for line in lines):
+        return f"installing {num_packages} packages"
     newest = next((line.strip() for line in reversed(lines) if "Downloading" in line), "")
     size = re.search(r"\([0-9.]+ [kMG]B\)", newest)
     name = re.search(r"Downloading (?:\S*/)?([A-Za-z0-9_.]+-[0-9][^-]*)", newest)
     if name:
-        return f"{found} packages found, fetching {name[1]} {size[0] if size else ''}".rstrip()
-    return f"{found} packages found" if found else "working"
+        return f"{num_packages} packages found, fetching {name[1]} {size[0] if size else ''}".rstrip()
+    return f"{num_packages} packages found" if num_packages else "working"
 
 
 def explain(command: list[str], status: int, lines: list[str]) -> str:

@@ -37,14 +37,14 @@ def run(kept: Half, shown: Half) -> int:
     began_s = time.monotonic()
     running: list[subprocess.Popen[bytes]] = []
     _leave_stopping_to(running)
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         running += [
-            subprocess.Popen(kept.command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
+            subprocess.Popen(kept.command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         ]
         running += [subprocess.Popen(shown.command, stdin=subprocess.DEVNULL)]
         failed = [process.wait() != 0 for process in running[::-1]]
-        said.seek(0)
-        print(f"\n==== the tests {kept.name} ====", said.read(), sep="\n")
+        output.seek(0)
+        print(f"\n==== the tests {kept.name} ====", output.read(), sep="\n")
     print(f"the whole suite took {time.monotonic() - began_s:.0f} s")
     for half, has_failed in zip((shown, kept), failed, strict=True):
         print(f"the tests {half.name}: {'failed' if has_failed else 'passed'}", flush=True)

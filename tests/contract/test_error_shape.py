@@ -91,7 +91,6 @@ BODIES = [
 ]
 
 PARAMS = [
-    invalid("no model", "model", "missing_parameter", model=None),
     Bad("unknown model", 404, "model_not_found", "model", body(model="gpt-4o")),
     invalid("model is a number", "model", "invalid_type", model=5),
     invalid("no messages", "messages", "missing_parameter", messages=None),
@@ -420,7 +419,7 @@ async def test_our_own_faults(serve: Serve, monkeypatch: pytest.MonkeyPatch):
 
     served = await serve(broken)
     answers = [await served.post(body()), await served.post(chat())]
-    monkeypatch.setattr(served.runtime, "check_model", broken)
+    monkeypatch.setattr(served.runtime.backends, "allowed", broken)
     answers.append(await served.post(body()))
     for answer in answers:
         assert answer.refusal() == (500, "internal_error", None)

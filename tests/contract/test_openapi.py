@@ -24,6 +24,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
     "parent_id": {"conversation_id": "conv_1"},
+    "tool_choice": {"tools": [{"type": "function", "function": {"name": "f"}}]},
 }
 """What else a parameter needs."""
 VALID: dict[str, Any] = {
@@ -31,6 +32,11 @@ VALID: dict[str, Any] = {
     "stop": ["a"],
     "moderation": {"model": "omni-moderation-latest"},
     "reasoning_effort": "low",
+    "response_format": {"type": "json_object"},
+    "tool_choice": "required",
+    "guided_json": '{"type": "object"}',
+    "guided_choice": ["yes", "no"],
+    "structured_outputs": {"regex": "[ab]"},
 }
 """A value of those that an empty one of their type is not."""
 

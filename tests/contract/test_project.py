@@ -140,6 +140,13 @@ def test_setup_and_the_package_take_the_same_pythons() -> None:
     assert f"{oldest} <= sys.version_info < {too_new}" in (ROOT / "scripts" / "setup").read_text()
 
 
+def test_the_quick_start_names_the_disk_that_setup_needs() -> None:
+    """The gigabytes of docs/quick-start.md are those below which scripts/setup refuses."""
+    disk_gb = set_up.FREE_DISK_GB
+    text = " ".join((ROOT / "docs" / "quick-start.md").read_text("utf-8").split())
+    assert f"{disk_gb['cpu']} GB of free disk ({disk_gb['gpu']} GB on a machine with an NVIDIA GPU)" in text
+
+
 def other_pythons() -> list[str]:
     """The interpreters of this machine, besides this one, whose versions setup takes: by PATH and pyenv."""
     versions = [(3, minor) for minor in range(set_up.OLDEST_PYTHON[1], set_up.TOO_NEW_PYTHON[1])]

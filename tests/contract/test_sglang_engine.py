@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from app.api.schema.wire import parse_chat_request
 from app.core import Counts, Delta
 from app.errors import BadRequest, ContextOverflow, ServingError, UnsupportedParameter
-from tests.support.engines import Answer, ask, chat, next_turn
+from tests.support.engines import Answer, ask, chat, fresh_rid, next_turn
 
 pytestmark = [
     pytest.mark.sglang,
@@ -277,7 +278,6 @@ async def test_what_sglang_refuses_is_refused_by_name(
         {"return_hidden_states": True},
         {"input_ids": [1, 2]},
         {"no_such_parameter": 1},
-        {"reasoning_effort": "high"},
         {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
     ],
     ids=lambda body: next(iter(body)),
@@ -286,6 +286,20 @@ async def test_server_owned_parameters_are_refused_by_name(sglang_engine: Any, b
     """What only the server sets never comes from a caller's body, even if the API layer let it pass."""
     with pytest.raises(UnsupportedParameter) as refused:
         await sglang_engine.render(chat(**body))
+    assert refused.value.param == next(iter(body))
+
+
+@pytest.mark.parametrize(
+    "body", [{"reasoning_effort": "high"}, {"seed": 5}], ids=lambda body: next(iter(body))
+)
+async def test_what_this_engine_cannot_heed_is_refused_only_by_a_strict_server(
+    sglang_engine: Any, body: dict[str, Any]
+) -> None:
+    """A seed is best effort, as OpenAI has it; a model that does not reason makes no effort."""
+    answer = await ask(sglang_engine, chat(temperature=1, max_tokens=4, **body))
+    assert answer.counts().completion_tokens > 0
+    with pytest.raises(UnsupportedParameter) as refused:
+        await sglang_engine.render(dataclasses.replace(chat(temperature=1, **body), strict=True))
     assert refused.value.param == next(iter(body))
 
 
@@ -338,6 +352,97 @@ async def test_a_forced_tool_call_streams_its_arguments(sglang_engine: Any, choi
         assert json.loads(call["arguments"])["city"] in {"Ulm", "Bonn"}
     assert answer.text() == ""
     assert answer.counts().completion_tokens == len(answer.token_ids())
+
+
+def tool(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """A tool with this schema."""
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def trip(keyword: str, *cities: str, described: int = 10) -> dict[str, Any]:
+    """A schema that refers to a definition below the keyword, as those of nested Pydantic models do."""
+    city = {"enum": [*cities], "description": "d" * described, "title": "City"}
+    return {
+        keyword: {"City": city},
+        "type": "object",
+        "properties": {"to": {"$ref": f"#/{keyword}/City"}, "back": {"$ref": "#/properties/to"}},
+        "required": ["to", "back"],
+        "additionalProperties": False,
+        "description": "d" * described,
+    }
+
+
+def named(name: str) -> dict[str, Any]:
+    """The choice of a tool."""
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize("keyword", ["$defs", "definitions"])
+@pytest.mark.parametrize("choice", ["required", named("go")], ids=["required", "named"])
+async def test_a_forced_call_obeys_definitions_and_references(
+    sglang_engine: Any, choice: Any, keyword: str
+) -> None:
+    """The definitions of a tool's schema hold wherever SGLang puts the schema."""
+    tools = [tool("go", trip(keyword, "Ulm", "Bonn"))]
+    answer = await ask(
+        sglang_engine,
+        chat(tools=tools, tool_choice=choice, max_tokens=200, temperature=0, parallel_tool_calls=False),
+    )
+    [call] = calls(answer).values()
+    arguments = json.loads(call["arguments"])
+    assert call["names"] == ["go"]
+    assert arguments.keys() == {"to", "back"}
+    assert set(arguments.values()) <= {"Ulm", "Bonn"}
+
+
+async def test_two_tools_may_define_different_things_under_a_name(sglang_engine: Any) -> None:
+    """Each call has the cities of its own tool, and the prompt still has both."""
+    tools = [tool("go", trip("$defs", "Ulm")), tool("fly", trip("$defs", "Oslo"))]
+    for name, city in (("go", "Ulm"), ("fly", "Oslo")):
+        request = chat(tools=tools, tool_choice=named(name), max_tokens=100, temperature=0)
+        [call] = calls(await ask(sglang_engine, request)).values()
+        assert (call["names"], json.loads(call["arguments"])["to"]) == ([name], city)
+    either = chat(tools=tools, tool_choice="required", max_tokens=100, temperature=0)
+    [call] = calls(await ask(sglang_engine, either)).values()
+    assert json.loads(call["arguments"])["to"] == {"go": "Ulm", "fly": "Oslo"}[call["names"][0]]
+
+
+async def test_descriptions_of_tools_are_no_part_of_their_grammar(sglang_engine: Any) -> None:
+    """40 tools with 80,000 characters of descriptions are too long for the context, not for a grammar."""
+    tools = [tool(f"go_{n}", trip("$defs", "Ulm", described=1_000)) for n in range(40)]
+    with pytest.raises(ContextOverflow) as refused:
+        await sglang_engine.render(chat(tools=tools, tool_choice="required"))
+    assert refused.value.param == "messages"
+
+
+async def test_a_schema_may_call_its_properties_as_it_likes(sglang_engine: Any) -> None:
+    """A property with the name of an annotation stays; the annotation goes."""
+    schema = {
+        "type": "object",
+        "title": "T",
+        "properties": {name: {"const": name} for name in ("title", "description", "default")},
+        "required": ["title", "description", "default"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    answer = await ask(sglang_engine, chat(response_format=form, max_tokens=64, temperature=0))
+    assert json.loads(answer.text()) == {name: name for name in ("title", "description", "default")}
+
+
+async def test_a_choice_of_texts_is_any_of_them_exactly(sglang_engine: Any) -> None:
+    """The grammar that is made of vLLM's `guided_choice` takes each character as it is."""
+    text = 'a "quoted"\\ [line]\nänd 世界'
+    request = parse_chat_request(
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": "?"}],
+            "guided_choice": [text],
+            "max_tokens": 99,
+        },
+        fresh_rid(),
+        "owner",
+    )
+    assert (await ask(sglang_engine, request)).text() == text
 
 
 async def test_tools_left_to_the_model_may_go_unused(sglang_engine: Any) -> None:

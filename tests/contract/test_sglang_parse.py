@@ -60,7 +60,7 @@ def parse(
     vars(chat).update(parsers)
     request = ChatCompletionRequest(messages=[{"role": "user", "content": "x"}], model="m", **body)
     out = Collected()
-    sink = choice_sink(0, out, 9, chat, request)
+    sink = choice_sink(0, out, 9, chat, request=request)
     for number, piece in enumerate(pieces):
         last = number == len(pieces) - 1
         sink.take(piece, [number], finish if last else None, Counts(9, number + 1), None, 0)
@@ -149,7 +149,7 @@ def test_several_tokens_in_one_step_have_their_own_alternatives(sglang_engine: A
         messages=[{"role": "user", "content": "x"}], model="m", logprobs=True, top_logprobs=2
     )
     out = Collected()
-    choice_sink(0, out, 9, chat, request).take("ring stream", ids, STOP, Counts(9, 2), batch, 0)
+    choice_sink(0, out, 9, chat, request=request).take("ring stream", ids, STOP, Counts(9, 2), batch, 0)
     first, second = out.deltas[0].logprobs or ()
     assert [entry["logprob"] for entry in first["top_logprobs"]] == [-0.1, -3.0]
     assert [entry["logprob"] for entry in second["top_logprobs"]] == [-0.2, -4.0]

@@ -135,10 +135,10 @@ async def test_api_docs_name_every_route(serve: Serve):
 
 def test_a_refusal_passes_only_what_asks_for_nothing():
     """A refused parameter passes with its neutral values, by type too, and with no other."""
-    assert check("service_tier", "auto").refusal is not None
-    for value in ("priority", 0, False):
-        with pytest.raises(UnsupportedParameter, match="service_tier"):
-            check("service_tier", value)
+    assert check("use_beam_search", False).refusal is not None  # a parameter's value
+    for value in ("no", 0, True):
+        with pytest.raises(UnsupportedParameter, match="use_beam_search"):
+            check("use_beam_search", value)
     assert check("modalities", ["text"]).to_engine is False
     with pytest.raises(UnsupportedParameter):
         check("modalities", ["text", "audio"])

@@ -50,6 +50,10 @@ OWN_GRAMMARS = {
     "regex": {"regex": "[a-z]+"},
     "ebnf": {"ebnf": 'root ::= "a"'},
     "response_format": {"response_format": {"type": "structural_tag", "structures": [], "triggers": []}},
+    "guided_regex": {"guided_regex": "[a-z]+"},
+    "guided_choice": {"guided_choice": ["yes", "no"]},
+    "structured_outputs": {"structured_outputs": {"grammar": 'root ::= "a"'}},
+    "grammar": {"grammar": 'root ::= "a"'},
 }
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
 
@@ -426,4 +430,5 @@ async def test_a_key_of_schemas_sends_no_grammar_of_its_own(serve: Serve, param:
     refused = await served.post(chat(**OWN_GRAMMARS[param]), **bearer(bound.text))
     assert refused.refusal() == (403, "grammar_forbidden", param)
     assert (await served.post(chat(response_format=SCHEMA), **bearer(bound.text))).status == 200
+    assert (await served.post(chat(guided_json={}), **bearer(bound.text))).status == 200
     assert (await served.post(chat(**OWN_GRAMMARS[param]), **bearer(free.text))).status == 200

@@ -297,7 +297,6 @@ async def test_logprobs_have_the_older_shape(serve: Serve):
     ("parameters", "param"),
     [
         ({"prompt": None}, "prompt"),
-        ({"model": None}, "model"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ["a", ""]}, "prompt[1]"),

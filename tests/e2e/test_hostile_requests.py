@@ -25,6 +25,7 @@ BROKEN_TAG = {
     "structures": [{"begin": CANARY, "schema": {"type": "nonsense"}, "end": "."}],
     "triggers": [CANARY],
 }
+ODD_TAG = {"type": "structural_tag", "format": {"type": "any_text", "foo": CANARY}}
 
 
 def schema(value: Any) -> dict[str, Any]:
@@ -44,7 +45,7 @@ REFUSED = {
     "a schema of itself": ("response_format", {"response_format": schema({"$ref": "#"})}),
     "a schema that never ends": ("response_format", {"response_format": schema(ENDLESS)}),
     "a schema that is none": ("response_format", {"response_format": schema({"type": CANARY})}),
-    "a schema too large": ("response_format", {"response_format": schema({"description": "a" * 70_000})}),
+    "a schema too large": ("response_format", {"response_format": schema({"enum": ["a" * 300_000]})}),
     "a broken structural tag": ("response_format", {"response_format": BROKEN_TAG}),
     "a broken regex": ("regex", {"regex": f"({CANARY}"}),
     "a grammar without a beginning": ("ebnf", {"ebnf": 'root ::= root "a"'}),
@@ -52,11 +53,12 @@ REFUSED = {
     "a bias beyond the vocabulary": ("logit_bias", {"logit_bias": {"99999999": 1}}),
     "min_tokens over max_tokens": ("min_tokens", {"min_tokens": 100}),
     "an unknown tool": (
-        "tools",
+        "tool_choice",
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}},
     ),
-    "tool_choice without tools": ("tools", {"tool_choice": "required"}),
-    "two grammars": ("tool_choice", {"tools": [TOOL], "tool_choice": "required", "regex": "a"}),
+    "tool_choice without tools": ("tool_choice", {"tool_choice": "required"}),
+    "a field of a structural tag": ("response_format.format.foo", {"response_format": ODD_TAG}),
+    "two grammars": ("regex", {"tools": [TOOL], "tool_choice": "required", "regex": "a"}),
     "a tool that is none": ("tools[0].function", {"tools": [{"type": "function"}]}),
     "messages by the template": (
         "chat_template_kwargs.messages",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,10 @@ import openai
 import pytest
 
 from app.api.routes.moderations import MAX_CHARS, MAX_INPUTS
-from app.metering.traffic import Histogram
 from app.safety.categories import OPENAI_KEYS
-from app.safety.counters import HOLD_BACK_S, SafetyCounters
-from app.safety.policies.policy import Policies
-from app.safety.screens.moderator import Moderator
-from app.safety.screens.prompt_screen import PromptScreen
+from app.safety.classifiers.bundled_models import Models
 from tests.support.policies import WordClassifier, write_models
+from tests.support.screens import WordModel
 from tests.support.servers import Serve, Served
 from tests.support.sse_client import request_bytes, until
 
@@ -28,24 +23,15 @@ SCORES = {"bomb": {"S9": 0.99}, "kill": {"S1": 0.45}, "doxx": {"S7": 0.99}}
 
 
 @pytest.fixture
-async def served(serve: Serve, tmp_path: Path) -> AsyncIterator[Served]:
+async def served(serve: Serve, tmp_path: Path) -> Served:
     """A server whose screen knows some words."""
-    server = await serve()
-    policies = Policies(None, write_models(tmp_path / "models"))
-    with closing(screen_of(WordClassifier(SCORES))) as screen:
-        server.runtime.moderator = Moderator(screen, policies)
-        yield server
+    return await screened(serve, tmp_path, WordClassifier(SCORES))
 
 
-def screen_of(classifier: WordClassifier) -> PromptScreen:
-    """A screen over a classifier."""
-    return PromptScreen(classifier, SafetyCounters(Histogram(HOLD_BACK_S)))
-
-
-def replace_screen(served: Served, screen: PromptScreen) -> None:
-    """Let another screen judge, by the same policy."""
-    assert served.runtime.moderator is not None
-    served.runtime.moderator = Moderator(screen, served.runtime.moderator._policies)
+async def screened(serve: Serve, tmp_path: Path, classifier: WordClassifier) -> Served:
+    """A server whose prompts this classifier judges."""
+    models = Models(classifier, WordModel(), write_models(tmp_path / "models"))
+    return await serve(safety="on", load_models=lambda: models)
 
 
 async def moderated(
@@ -139,26 +125,24 @@ async def test_what_cannot_be_classified_is_refused(served: Served, case: str) -
 
 async def test_with_safety_off_nothing_is_said(serve: Serve) -> None:
     """No result is made up where nothing looks at the text."""
-    server = await serve()
-    server.runtime.moderator = None
+    server = await serve(safety="off")
     answer = await server.call("POST", PATHS[0], {"input": "bomb"})
     assert (answer.status, answer.error()["code"]) == (503, "safety_unavailable")
 
 
-async def test_a_screen_that_breaks_is_an_error_not_a_result(served: Served) -> None:
+async def test_a_screen_that_breaks_is_an_error_not_a_result(serve: Serve, tmp_path: Path) -> None:
     """Fail closed, and without a word of the text."""
 
     def break_it(text: str) -> None:
         raise RuntimeError(text)
 
-    with closing(screen_of(WordClassifier(before=break_it))) as screen:
-        replace_screen(served, screen)
-        answer = await served.call("POST", PATHS[0], {"input": "canary-31"})
+    served = await screened(serve, tmp_path, WordClassifier(before=break_it))
+    answer = await served.call("POST", PATHS[0], {"input": "canary-31"})
     assert (answer.status, answer.error()["code"]) == (503, "safety_unavailable")
     assert "canary-31" not in f"{answer.body!r}{served.log}"
 
 
-async def test_a_batch_does_not_hold_up_the_loop(served: Served) -> None:
+async def test_a_batch_does_not_hold_up_the_loop(serve: Serve, tmp_path: Path) -> None:
     """While texts are read in the thread, other requests are answered."""
     reading, answered = threading.Event(), threading.Event()
 
@@ -166,16 +150,15 @@ async def test_a_batch_does_not_hold_up_the_loop(served: Served) -> None:
         reading.set()
         answered.wait()
 
-    with closing(screen_of(WordClassifier(before=wait))) as screen:
-        replace_screen(served, screen)
-        batch = asyncio.create_task(moderated(served, [f"text {number}" for number in range(32)]))
-        await asyncio.to_thread(reading.wait)
-        assert (await served.call("GET", "/healthz")).status == 200
-        answered.set()
-        assert len(await batch) == 32
+    served = await screened(serve, tmp_path, WordClassifier(before=wait))
+    batch = asyncio.create_task(moderated(served, [f"text {number}" for number in range(32)]))
+    await asyncio.to_thread(reading.wait)
+    assert (await served.call("GET", "/healthz")).status == 200
+    answered.set()
+    assert len(await batch) == 32
 
 
-async def test_a_client_that_leaves_takes_its_batch_along(served: Served) -> None:
+async def test_a_client_that_leaves_takes_its_batch_along(serve: Serve, tmp_path: Path) -> None:
     """What nobody waits for any more is not read."""
     reading, left = threading.Event(), threading.Event()
 
@@ -184,16 +167,15 @@ async def test_a_client_that_leaves_takes_its_batch_along(served: Served) -> Non
         left.wait()
 
     classifier = WordClassifier(before=wait)
-    with closing(screen_of(classifier)) as screen:
-        replace_screen(served, screen)
-        _reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        texts = [f"text {number}" for number in range(32)]
-        writer.write(request_bytes("POST", PATHS[0], {"input": texts}))
-        await asyncio.to_thread(reading.wait)
-        writer.close()
-        await until(lambda: not served.connections)
-        left.set()
-        assert len(await moderated(served, ["another"])) == 1
+    served = await screened(serve, tmp_path, classifier)
+    _reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    texts = [f"text {number}" for number in range(32)]
+    writer.write(request_bytes("POST", PATHS[0], {"input": texts}))
+    await asyncio.to_thread(reading.wait)
+    writer.close()
+    await until(lambda: not served.connections)
+    left.set()
+    assert len(await moderated(served, ["another"])) == 1
     assert len(classifier.read_full) == 2
 
 

@@ -6,9 +6,11 @@ The model is small and knows no tools: what is asserted is what SGLang's grammar
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from openai import pydantic_function_tool
+from pydantic import BaseModel
 
 from tests.support.sdks import WEATHER, Case, Sdk, Seen, refused
 from tests.support.servers import ServerProcess
@@ -32,6 +34,22 @@ SCHEMA = {
         },
     },
 }
+
+
+class Place(BaseModel):
+    """A nested model: its schema is a definition that the others refer to."""
+
+    city: Literal["Ulm", "Bonn"]
+
+
+class Booking(BaseModel):
+    """A model with two of those."""
+
+    home: Place
+    away: Place
+
+
+BOOKING = pydantic_function_tool(Booking)
 
 
 def is_weather(value: Any) -> bool:
@@ -62,6 +80,13 @@ def called(name: str) -> Any:
         )
 
     return check
+
+
+def booked(seen: Seen) -> bool:
+    """One call of the tool that the SDK made of a nested model, with arguments of that model."""
+    [[name, arguments]] = seen["tools"][0]
+    Booking.model_validate_json(arguments)
+    return bool(name == "Booking")
 
 
 def answered(seen: Seen) -> bool:
@@ -99,6 +124,24 @@ CASES = [
         {**TOOLS, "tools": [WEATHER], "tool_choice": "required"},
     ),
     Case("tool_choice named", "create", called("get_time"), {**TOOLS, "tool_choice": NAMED}),
+    Case(
+        "a tool of a nested Pydantic model, named",
+        "create",
+        booked,
+        {**TOOLS, "tools": [BOOKING], "tool_choice": {"type": "function", "function": {"name": "Booking"}}},
+    ),
+    Case(
+        "a tool of a nested Pydantic model, required",
+        "stream",
+        booked,
+        {**TOOLS, "tools": [BOOKING], "tool_choice": "required"},
+    ),
+    Case(
+        "a call is required, and its answer has a format",
+        "create",
+        called("get_weather"),
+        {**TOOLS, "tools": [WEATHER], "tool_choice": "required", "response_format": SCHEMA},
+    ),
     Case("tool_choice named, in a stream", "stream", called("get_time"), {**TOOLS, "tool_choice": NAMED}),
     Case(
         "tool_choice named, accumulated", "stream_helper", called("get_time"), {**TOOLS, "tool_choice": NAMED}

@@ -51,10 +51,10 @@ requests = st.builds(
 
 
 class Checkpoints:
-    """The slices of a live stream, taken now and then."""
+    """The segments of a live stream, taken now and then."""
 
     def __init__(self, stream: TokenStream) -> None:
-        self.slices: list[bytes] = []
+        self.segments: list[bytes] = []
         self.last_id = 0
         self._stream = stream
 
@@ -62,7 +62,7 @@ class Checkpoints:
         """Keep what is new."""
         news = self._stream.dump(self.last_id)
         if news is not None:
-            self.slices.append(news[1])
+            self.segments.append(news[1])
             self.last_id = self._stream.last_id
 
 
@@ -91,7 +91,7 @@ def generate(stream: TokenStream, said: list[Delta], checkpoints: Checkpoints, d
 
 @in_a_loop
 async def test_ended_stream_is_the_same_from_every_cursor(request, said, data):
-    """Frame for frame, from every cursor, whatever the slices were."""
+    """Frame for frame, from every cursor, whatever the segments were."""
     live = opened(request)
     checkpoints = Checkpoints(live)
     generate(live, said, checkpoints, data)
@@ -101,7 +101,7 @@ async def test_ended_stream_is_the_same_from_every_cursor(request, said, data):
         live.notice("usage", OPENAI_USAGE)
     live.close()
     checkpoints.take()
-    row = stored(request, checkpoints.slices)
+    row = stored(request, checkpoints.segments)
     for after in range(live.last_id + 1):
         assert frames(revive(row, ChunkWire, BIG, after), after) == frames(live, after)
 
@@ -115,7 +115,7 @@ async def test_any_client_of_a_dead_process_reads_a_consistent_end(request, said
     sent = frames(live)
     at = data.draw(st.integers(0, len(sent)))
     client = understood(sent[:at])
-    row = stored(request, checkpoints.slices, outcome="interrupted", reconciled=True)
+    row = stored(request, checkpoints.segments, outcome="interrupted", reconciled=True)
     after = client.last_id
     known = understood(frames(live)[:at]).text if after > checkpoints.last_id else None
     understood(frames(revive(row, ChunkWire, BIG, after), after), client)

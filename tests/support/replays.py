@@ -37,8 +37,8 @@ def opened(request: ChatRequest) -> TokenStream:
     return stream
 
 
-def stored(request: ChatRequest, slices: Sequence[bytes], **fields: Any) -> StoredStream:
-    """The request's settled row with these slices."""
+def stored(request: ChatRequest, segments: Sequence[bytes], **fields: Any) -> StoredStream:
+    """The request's settled row with these segments."""
     row: dict[str, Any] = {
         "request_seq": 1,
         "request_id": request.request_id,
@@ -50,7 +50,7 @@ def stored(request: ChatRequest, slices: Sequence[bytes], **fields: Any) -> Stor
         "usage": USAGE,
         "reconciled": False,
         "stream": stream_facts(request),
-        "slices": list(slices),
+        "segments": list(segments),
     }
     return StoredStream(**row | fields)
 

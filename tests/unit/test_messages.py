@@ -12,7 +12,9 @@ from app.messages import (
     MAX_TOOL_CALLS,
     arguments_text,
     as_kept,
+    content_text,
     content_texts,
+    count_media,
     kept,
 )
 
@@ -107,3 +109,20 @@ def test_arguments_are_json_text(arguments: Any, text: str) -> None:
 def test_the_texts_of_a_content_are_its_string_or_its_parts(content: Any, texts: list[str]):
     """In order; what is no text is left out, whatever it is."""
     assert content_texts(content) == texts
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "media"),
+    [
+        ("hi", "hi", 0),
+        (None, "", 0),
+        ([{"type": "text", "text": "a"}, IMAGE, {"type": "text", "text": "b"}], "a\nb", 1),
+        ([IMAGE, IMAGE], "", 2),
+        ([{"text": "a"}, 5, "b"], "a", 0),
+    ],
+)
+def test_a_contents_text_is_its_texts_a_line_each_and_the_rest_is_media(
+    content: Any, text: str, media: int
+) -> None:
+    """Whatever a row of an older version holds, nothing is raised."""
+    assert (content_text(content), count_media(content)) == (text, media)

@@ -21,7 +21,7 @@ from app.store.keys import digest_of
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request. `key` is None in open mode, and for the setting `api_key`."""
+    """The sender of a request and its rights. `key` is None in open mode and for the setting `api_key`."""
 
     owner: str
     is_admin: bool
@@ -63,10 +63,10 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s@:/?#\[\]]*))(?::\d*)?")
 class Gatekeeper:
     """Names the caller of a request by its API key.
 
-    Open mode: on a loopback address, while there has never been a key, requests need none. What
-    could still reach the server from outside is a web page in the user's own browser, and whoever a
-    proxy on this machine lets in: those requests are refused by their Host and Origin (DNS rebinding,
-    cross-site requests), and by what a proxy leaves in them.
+    Open mode: if the server listens on a loopback address and there has never been a key, requests need
+    none. Two kinds of requests could still come from outside: those of a web page in the user's own
+    browser, and those through a proxy on this machine. They are refused by their Host and Origin (DNS
+    rebinding, cross-site requests), and by the headers of proxies.
     """
 
     def __init__(self, keys: KeyTable, api_key: str, host: str) -> None:
@@ -91,7 +91,7 @@ class Gatekeeper:
         return caller
 
     def may_see_details(self, request: Request) -> bool:
-        """Whether the caller of a route that is for all is an admin."""
+        """Whether the caller of a public route is an admin."""
         try:
             return self.caller(request).is_admin
         except ServingError:
@@ -154,7 +154,7 @@ def _check_local(request: Request) -> None:
 
 
 def _proxy_sign(request: Request) -> str | None:
-    """A sign that a proxy passed the request on; None without one."""
+    """What shows that a proxy passed the request on; None if nothing does."""
     if request.client is not None and not is_loopback(request.client.host):
         return "from another machine"
     if request.scope.get("http_version") == "1.0":  # nginx as it comes sends nothing else that tells

@@ -13,7 +13,7 @@ from app.api.http.client import Client
 from app.api.http.json_body import THREAD_BYTES, parse_body
 from app.core import ModelCard
 from app.errors import EngineNotReady
-from app.runtime import Runtime
+from app.routing.backend import Backends
 
 SMALL_BODY_BYTES = 64 * 1024
 """Largest body of a route that takes names and numbers, no text to answer."""
@@ -44,17 +44,20 @@ def derived_limit_bytes(cards: list[ModelCard]) -> int:
 class BodyReader:
     """Reads bodies within their limits."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, backends: Backends, *, max_bytes: int, timeout_s: float) -> None:
+        """Take `max_bytes` at most, 0 for what the models need, each within `timeout_s`."""
+        self._backends = backends
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
 
     @property
     def limit_bytes(self) -> int:
         """The largest body of a chat request: as set, or as the models need."""
-        return self._runtime.settings.max_body_bytes or derived_limit_bytes(self._cards())
+        return self._max_bytes or derived_limit_bytes(self._cards())
 
     def _cards(self) -> list[ModelCard]:
         cards = []
-        for place in self._runtime.backends:
+        for place in self._backends:
             try:
                 cards.append(place.engine.model)
             except EngineNotReady:
@@ -69,7 +72,7 @@ class BodyReader:
         Its memory counts as theirs until the response begins. Raises as `Client.body`, and Unavailable.
         """
         lease: BodyLease = request.scope[_LEASE]
-        limit_bytes = min(limit_bytes, self._runtime.settings.max_body_bytes or limit_bytes)
+        limit_bytes = min(limit_bytes, self._max_bytes or limit_bytes)
         declared = request.headers.get("content-length")
 
         async def hold(size_bytes: int) -> None:
@@ -79,7 +82,7 @@ class BodyReader:
 
         if declared is not None and int(declared) <= limit_bytes:
             await lease.grow_to(owner, int(declared))
-        return await client.body(limit_bytes, declared, self._runtime.settings.body_timeout_s, hold)
+        return await client.body(limit_bytes, declared, self._timeout_s, hold)
 
     async def parse(self, request: Request, raw: bytes) -> dict[str, Any]:
         """The JSON object in a body that was read; a large one in a thread, when it is its caller's turn.

@@ -1,7 +1,7 @@
-"""The memory that bodies of requests in flight may take together, and what of it is one caller's.
+"""The memory for the bodies of all requests in flight, and each caller's share of it.
 
-A caller may hold as much as is left free when theirs is counted (dynamic thresholds, Choudhury and Hahne
-1998): alone they get half, two callers a third each, and there is always as much left for the next.
+A caller may hold as much as is free after its own bytes are counted (dynamic thresholds, Choudhury and Hahne
+1998). One caller gets half, two get a third each, and as much is always left for the next.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from app.errors import Unavailable
 from app.metering.lines import Lines
 
 WAIT_S = 2.0
-"""Seconds that a body waits for memory: others take milliseconds, unless the server is full."""
+"""Seconds that a body waits for memory. Unless the server is full, memory is free within milliseconds."""
 
 MAX_WAITING = 256
-"""Bodies that wait at once; whoever comes then is refused without waiting."""
+"""Bodies that may wait at the same time; a further body is refused at once."""
 
 MAX_UNPARSED = 256
 """Large bodies of one caller that may wait to be parsed."""
@@ -55,14 +55,14 @@ class BodyBudget:
         return self._by_owner[owner] + size_bytes <= free_bytes
 
     async def take(self, owner: str, size_bytes: int) -> None:
-        """Count `size_bytes` more as held by `owner`, once there is room. Raises Unavailable."""
+        """Wait for `size_bytes` of memory, and count them as the owner's. Raises Unavailable."""
         if not self.fits(owner, size_bytes):
             await self._wait(owner, size_bytes)
         self.held_bytes += size_bytes
         self._by_owner[owner] += size_bytes
 
     def give_back(self, owner: str, size_bytes: int) -> None:
-        """Count them no longer, and let those look again who wait."""
+        """Give the bytes back, and wake the waiting bodies."""
         self.held_bytes -= size_bytes
         self._by_owner[owner] -= size_bytes
         if not self._by_owner[owner]:
@@ -101,7 +101,7 @@ class BodyLease:
         self._size_bytes = 0
 
     async def grow_to(self, owner: str, size_bytes: int) -> None:
-        """Hold `size_bytes` in all. Raises Unavailable."""
+        """Raise the request's memory to `size_bytes` in all. Raises Unavailable."""
         self._owner = owner
         if size_bytes > self._size_bytes:
             await self._budget.take(owner, size_bytes - self._size_bytes)
@@ -112,7 +112,7 @@ class BodyLease:
         return self._budget.turn(self._owner)
 
     def release(self) -> None:
-        """Hold nothing; a second call does nothing."""
+        """Give all memory back. A second call does nothing."""
         if self._size_bytes:
             size_bytes, self._size_bytes = self._size_bytes, 0
             self._budget.give_back(self._owner, size_bytes)

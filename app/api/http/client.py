@@ -1,4 +1,4 @@
-"""The other end of one HTTP request: its body, and whether it is still there."""
+"""The client of one HTTP request: reads its body, and watches for its leaving."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Client:
             ) from None
 
     def on_gone(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the client leaves, now if it has; replaces an earlier one."""
+        """Call `callback` when the client leaves, or now if it has left. Replaces an earlier callback."""
         self._callback = callback
         if self.gone:
             callback()
@@ -78,7 +78,7 @@ class Client:
             self.stop()
 
     def stop(self) -> None:
-        """Watch no longer, and hold on to nothing: a cycle would wait for the garbage collector."""
+        """Stop watching, and drop all references, so that no cycle is left to the garbage collector."""
         if self._watch is not None:
             self._watch.cancel()
         self._watch = self._callback = None

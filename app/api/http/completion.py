@@ -35,15 +35,13 @@ def completion(stream: TokenStream) -> dict[str, Any]:
 
 def _choice(index: int, answer: ChoiceMessage, parts: Mapping[TextTrack, TextRun]) -> dict[str, Any]:
     entries = logprob_entries(index, parts)
-    choice = {
+    return {
         "index": index,
-        "message": answer.message,
+        "message": {"reasoning_content": None, **answer.message},
         "logprobs": {"content": entries} if entries else None,
         "finish_reason": answer.finish_reason,
+        "matched_stop": answer.matched_stop,
     }
-    if answer.matched_stop is not None:
-        choice["matched_stop"] = answer.matched_stop
-    return choice
 
 
 def logprob_entries(index: int, parts: Mapping[TextTrack, TextRun]) -> list[dict[str, Any]]:

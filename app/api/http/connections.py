@@ -1,9 +1,10 @@
-"""The open connections: how many there may be, and which are closed first when they run short.
+"""The open connections: how many there may be, and which are closed first when descriptors run short.
 
-Short are they where the next socket's descriptor is near the process's limit, whoever took the others: the
-store, the engine and the log need some too, and a server without any can neither accept nor say so. Closed
-are connections that wait for a request, the longest idle first, then those that are still sending theirs, and
-then those whose client does not read its answer. One that waits for its answer never is.
+Descriptors run short if the next socket's number is near the process's limit. The store, the engine and the
+log need descriptors too, and a server without a free one can neither accept a connection nor refuse it.
+First the connections that wait for a request are closed, the longest idle first. Then follow those that are
+still sending a request, then those whose client does not read its answer. A connection that waits for its
+answer is never closed.
 """
 
 from __future__ import annotations
@@ -12,24 +13,16 @@ import asyncio
 import itertools
 import resource
 from collections import Counter
-from typing import Protocol as Interface
 
 from structlog.typing import FilteringBoundLogger
 
 SPARE_FILES = (32, 256)
-"""Descriptors that connections leave to everything else, at least and at most; between these an eighth.
+"""Least and greatest number of descriptors that stay free; between these, an eighth of the limit.
 
-As many may be accepted in one pass of the loop, before what was closed for them is."""
+So many connections may be accepted in one pass of the event loop, before others have been closed for them."""
 
 LOG_EVERY_S = 10.0
-"""Seconds between two log lines about a lack of connections, at least."""
-
-
-class Closable(Interface):
-    """A connection, as far as this module needs it."""
-
-    def make_room(self) -> None:
-        """Close it; nobody waits for an answer on it."""
+"""Least seconds between two log lines about a lack of connections."""
 
 
 class Connections:
@@ -40,18 +33,18 @@ class Connections:
         self._log = log
         self._limit = limit
         self._limit_per_address = limit_per_address
-        self._open: dict[Closable, str] = {}
-        self._idle: dict[Closable, None] = {}
-        self._reading: dict[Closable, None] = {}
-        self._stalled: dict[Closable, None] = {}
-        self._closing: set[Closable] = set()
+        self._open: dict[asyncio.Transport, str] = {}
+        self._idle: dict[asyncio.Transport, None] = {}
+        self._reading: dict[asyncio.Transport, None] = {}
+        self._stalled: dict[asyncio.Transport, None] = {}
+        self._closing: set[asyncio.Transport] = set()
         """Told to close, and still with a descriptor."""
         self._by_address: Counter[str] = Counter()
         self._closed = 0
         self._refused = 0
         self._telling: asyncio.Handle | None = None
 
-    def admit(self, connection: Closable, address: str, descriptor: int) -> bool:
+    def admit(self, connection: asyncio.Transport, address: str, descriptor: int) -> bool:
         """Whether a new connection may stay; it does if another can be closed for it."""
         if self._limit_per_address and self._by_address[address] >= self._limit_per_address:
             self._refused += 1
@@ -69,35 +62,35 @@ class Connections:
         self._idle[connection] = None
         return True
 
-    def reading(self, connection: Closable) -> None:
+    def reading(self, connection: asyncio.Transport) -> None:
         """The head of a request is here, and its body comes."""
         self._move(connection, self._reading)
 
-    def answering(self, connection: Closable) -> None:
+    def answering(self, connection: asyncio.Transport) -> None:
         """A request is here."""
         self._move(connection, None)
 
-    def idle(self, connection: Closable) -> None:
+    def idle(self, connection: asyncio.Transport) -> None:
         """Note that a connection's request has been answered."""
         self._move(connection, self._idle)
 
-    def stalled(self, connection: Closable) -> None:
+    def stalled(self, connection: asyncio.Transport) -> None:
         """Note that a connection's client does not read, or is kept waiting for a refusal."""
         if connection not in self._idle:
             self._move(connection, self._stalled)
 
-    def flowing(self, connection: Closable) -> None:
+    def flowing(self, connection: asyncio.Transport) -> None:
         """Note that a connection's client reads again."""
         self._stalled.pop(connection, None)
 
-    def _move(self, connection: Closable, where: dict[Closable, None] | None) -> None:
+    def _move(self, connection: asyncio.Transport, where: dict[asyncio.Transport, None] | None) -> None:
         self._idle.pop(connection, None)
         self._reading.pop(connection, None)
         self._stalled.pop(connection, None)
         if where is not None and connection in self._open and connection not in self._closing:
             where[connection] = None
 
-    def gone(self, connection: Closable) -> None:
+    def gone(self, connection: asyncio.Transport) -> None:
         """Note that a connection is closed; a second call does nothing."""
         self._move(connection, None)
         self._closing.discard(connection)
@@ -108,7 +101,7 @@ class Connections:
                 del self._by_address[address]
 
     def _missing(self, descriptor: int) -> int:
-        """The number of connections to close for the new one, which has this descriptor."""
+        """The number of connections to close for a new connection with this descriptor."""
         missing = len(self._open) + 1 - self._limit if self._limit else 0
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if files != resource.RLIM_INFINITY:
@@ -124,10 +117,10 @@ class Connections:
             self._move(connection, None)
             self._closing.add(connection)
             self._closed += 1
-            connection.make_room()
+            connection.abort()
 
     def _tell(self) -> None:
-        """Say so in the log: at once, and then in sums."""
+        """Log the lack of connections: at once, then as sums every `LOG_EVERY_S`."""
         if self._telling is None:
             self._telling = asyncio.get_running_loop().call_soon(self._write)
 

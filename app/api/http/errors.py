@@ -22,7 +22,7 @@ from app.api.http.sse import CONNECTION
 from app.errors import InternalError, MethodNotAllowed, NotFound, RateLimited, ServingError
 from app.log import where
 
-RESPONSE_HEADERS = "tokenring.told"
+RESPONSE_HEADERS = "tokenring.response_headers"
 """Key of the scope under which a handler leaves headers that say how the request would have been served."""
 
 _ANSWERED = "tokenring.answered"
@@ -30,7 +30,7 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 class ErrorResponses:
-    """Answers errors, and says so in the log without a word of the request."""
+    """Answers errors, and logs them without any text of the request."""
 
     def __init__(self, log: FilteringBoundLogger) -> None:
         self._log = log
@@ -45,7 +45,7 @@ class ErrorResponses:
         return self._answer(request, exc)
 
     async def _routing(self, request: Request, exc: Exception) -> Response:
-        """Starlette's own refusals, all of them about routes."""
+        """Answer Starlette's own errors: unknown routes and methods."""
         assert isinstance(exc, HTTPException)
         if exc.status_code == 405:
             allowed = ", ".join(sorted(_methods(request)))
@@ -57,7 +57,7 @@ class ErrorResponses:
         return self._answer(request, NotFound(message, code="route_not_found"))
 
     async def _unforeseen(self, request: Request, exc: Exception) -> Response:
-        """Starlette raises the error on, to `ErrorMiddleware`, which logs where it happened."""
+        """Answer 500. Starlette then raises the error again, and `ErrorMiddleware` logs where it happened."""
         request.scope[_ANSWERED] = True
         message = "The server failed to answer this request; it may be sent again."
         return self._answer(request, InternalError(message))
@@ -100,7 +100,7 @@ def _methods(request: Request) -> set[str]:
 
 
 class ErrorMiddleware:
-    """The outermost layer: an unexpected error is a clean 500, and its message stays out of logs."""
+    """The outermost layer: answers an unexpected error with 500, and keeps its message out of the logs."""
 
     def __init__(self, app: ASGIApp, log: FilteringBoundLogger) -> None:
         self._app = app

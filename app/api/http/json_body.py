@@ -1,8 +1,8 @@
-"""A request's body as JSON, at a bounded price: what it would make is counted before it is made.
+"""A request's body as JSON, at a bounded cost: its values are counted before it is parsed.
 
-A parser makes an object of each value, a hundred bytes and a hundred nanoseconds of every two bytes sent,
-and holds the interpreter's lock while it does. So the values are counted on the raw bytes first, and a
-body large enough to be felt is counted and parsed in a thread.
+A parser makes an object of each value: up to 100 bytes and 100 ns for every two bytes of the body. It holds
+the interpreter's lock meanwhile. So the values are counted on the raw bytes first, and a large body is
+counted and parsed in a thread.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from app.api.http.unique_names import check_unique_names
 from app.errors import BadRequest
 
 MAX_DEPTH = 64
-"""Levels of arrays and objects a body may have; schemas people write stay below 20."""
+"""Greatest nesting of arrays and objects in a body; schemas that people write stay below 20."""
 
 MAX_VALUES = 100_000
-"""Values (strings, numbers, arrays, objects …) in one body, text not counted however long it is.
+"""Values (strings, numbers, arrays, objects …) in one body, whatever their length.
 
 2,048 messages with tool calls and 128 tools with large schemas stay below a third of it; parsing as many
 takes 15 ms, and freeing them 4 ms."""
 
 THREAD_BYTES = 128 * 1024
-"""A body over this is parsed and hashed in a thread: 0.1 to 20 ms are nothing the others should wait for."""
+"""A larger body is parsed and hashed in a thread, because that takes 0.1 to 20 ms."""
 
 _CHUNK_BYTES = 512 * 1024
-"""Counted in one go, a millisecond: between two the loop has its turn."""
+"""Bytes that are counted at once, in about 1 ms; between two chunks other tasks run."""
 
 
 async def fingerprint(raw: bytes) -> bytes:

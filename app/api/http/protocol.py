@@ -1,7 +1,7 @@
 """HTTP/1.1 on one connection: uvicorn's protocol, with bounds and our error body where it has none.
 
-uvicorn answers what is not HTTP in plain text, takes headers of any size, and waits without end for the rest
-of a body that nobody reads. Here a connection is answering a request, or it has a time when it is closed:
+uvicorn answers broken HTTP in plain text, takes headers of any size, and waits without end for the rest of
+a body that nobody reads. Here a connection either answers a request, or is closed after a time:
 
     waits for            | closed after       | the time begins
     its first head       | HEAD_TIMEOUT_S     | when it is open
@@ -19,7 +19,6 @@ import math
 import re
 import socket
 import sys
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,10 +33,10 @@ from app.api.http.sse import CONNECTION
 from app.errors import HeadersTooLarge, InvalidHTTP, ServingError, Unavailable
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers together; nginx and Node allow less by default."""
+"""Bytes of request line and headers together; nginx and Node allow less by default."""
 
 MAX_HEADERS = 256
-"""Header fields of a request, each of which is looked at a dozen times; browsers send some thirty."""
+"""Greatest number of header fields; browsers send about 30."""
 
 HEAD_TIMEOUT_S = 30.0
 """Seconds that a request's head may take to arrive, and a fresh connection to begin one."""
@@ -63,15 +62,18 @@ class Connection:
     The response is started and ended the usual way; in between, each frame is one HTTP chunk.
     """
 
-    __slots__ = ("_flow", "_transport", "chunked", "give_way")
+    __slots__ = ("_chunked", "_flow", "_transport", "give_way")
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, give_way: Callable[[], None]) -> None:
         self._transport = transport
         self.give_way = give_way
         """Lets the connection be closed where others need it, though its client waits for an answer."""
         self._flow = flow
-        self.chunked = True
-        """Whether frames are HTTP chunks, which HTTP/1.0 does not have."""
+        self._chunked = True
+
+    def send_unchunked(self) -> None:
+        """Send frames as they are from now on: HTTP/1.0 has no chunks."""
+        self._chunked = False
 
     def ready(self) -> bool:
         """See app.stream.reader.FrameSink."""
@@ -81,7 +83,7 @@ class Connection:
         """See app.stream.reader.FrameSink. One HTTP chunk, one system call."""
         if not self._transport.is_closing():
             data = frames[0] if len(frames) == 1 else b"".join(frames)
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     async def drained(self) -> None:
         """See app.stream.reader.FrameSink."""
@@ -119,7 +121,7 @@ class Unchunked:
         async def send_unchunked(message: Message) -> None:
             if message["type"] == "http.response.start" and not _has_length(message):
                 self._cycle.chunked_encoding = False
-                scope["extensions"][CONNECTION].chunked = False
+                scope["extensions"][CONNECTION].send_unchunked()
             await send(message)
 
         await self._app(scope, receive, send_unchunked)
@@ -129,10 +131,10 @@ class Protocol(HttpToolsProtocol):
     """uvicorn's protocol, which hands the application its connection and bounds what a client may send."""
 
     _head_bytes: int | None = 0
-    """Bytes of an unfinished head, not counting the read it began in; None outside of one."""
+    """Bytes of an unfinished head, without the read in which it began; None between heads."""
     _refused = False
     _timer: asyncio.TimerHandle | None = None
-    """Closes the connection: for want of a head or the rest of a body, or after a refusal."""
+    """Timer that closes the connection: a head or the rest of a body is late, or a refusal was sent."""
     _framing_bytes = 0
     """Bytes beside a body's own that may still come: chunk sizes, their extensions, trailers."""
 
@@ -149,23 +151,19 @@ class Protocol(HttpToolsProtocol):
         self._stall_timeout_s = 2 * stall_timeout_s
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Give the client time for its first request's head; later ones have uvicorn's keep-alive."""
+        """Start the timer for the first request's head. Later heads have uvicorn's keep-alive timer."""
         super().connection_made(transport)
         address = "" if self.client is None else self.client[0]
-        if not self._connections.admit(self, address, transport.get_extra_info("socket").fileno()):
+        if not self._connections.admit(transport, address, transport.get_extra_info("socket").fileno()):
             self._refused = True
             transport.write(_response(_no_room()))
             transport.close()
             return
         self._close_in(HEAD_TIMEOUT_S)
 
-    def make_room(self) -> None:
-        """See app.api.http.connections.Closable."""
-        self.transport.abort()
-
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clocks: a timer holds the connection, and with it all of its last request."""
-        self._connections.gone(self)
+        self._connections.gone(self.transport)
         self._leave_pipelined()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn 0.54 leaves it running where the client has reset
@@ -179,16 +177,16 @@ class Protocol(HttpToolsProtocol):
             self._running.message_event.set()
 
     def pause_writing(self) -> None:
-        """The client does not read: end it in time, and sooner where others need the connection."""
+        """The client does not read: close the connection in time, or at once if others need it."""
         super().pause_writing()
-        self._connections.stalled(self)
+        self._connections.stalled(self.transport)
         if self._stall_timer is None and self._stall_timeout_s < math.inf:
             self._stall_timer = self.loop.call_later(self._stall_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         """The client reads again, or has gone."""
         super().resume_writing()
-        self._connections.flowing(self)
+        self._connections.flowing(self.transport)
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
@@ -224,8 +222,8 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self._head_bytes = 0
         self._close_in(HEAD_TIMEOUT_S)
-        # Weak: a cycle would keep the connection, and all of its last request, for the garbage collector.
-        give_way = partial(_give_way, self._connections, weakref.ref(self))
+        # Without this protocol: a cycle would keep all of its last request for the garbage collector.
+        give_way = partial(self._connections.stalled, self.transport)
         extensions: dict[str, Any] = {CONNECTION: Connection(self.transport, self.flow, give_way)}
         self.scope["extensions"] = extensions
 
@@ -244,14 +242,14 @@ class Protocol(HttpToolsProtocol):
             return
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:  # otherwise a request before it is being answered
-            self._connections.reading(self)
+            self._connections.reading(self.transport)
         super().on_headers_complete()
         self._head_bytes = None
         self._framing_bytes = 2 * MAX_HEAD_BYTES
         self._stop_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a head's fields; trailers, which are told like them, are read past."""
+        """Keep a field of the head; trailers, which the parser reports the same way, are dropped."""
         if self._head_bytes is not None:
             super().on_header(name, value)
 
@@ -262,21 +260,21 @@ class Protocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The body is here; where it was answered unread, the connection is for the next request."""
+        """The body has arrived. If its request was answered before, the connection takes the next request."""
         if self._refused:
             return
         super().on_message_complete()
         if self.cycle.response_complete:
             self._stop_timer()
         else:
-            self._connections.answering(self)
+            self._connections.answering(self.transport)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, and not for ever for the rest of this one's body."""
+        """Wait for the next request; give the rest of this request's body `DRAIN_S` seconds."""
         super().on_response_complete()
         cycle = self.cycle
         if cycle.response_complete and not self.transport.is_closing():
-            self._connections.idle(self)
+            self._connections.idle(self.transport)
             if cycle.more_body:
                 self._close_in(DRAIN_S)
 
@@ -297,11 +295,11 @@ class Protocol(HttpToolsProtocol):
             self._timer = None
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP in our own words."""
+        """Answer broken HTTP with our error body."""
         self._refuse(InvalidHTTP("This is not an HTTP/1.1 request."))
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing: who asks for an upgrade gets HTTP/1.1 (RFC 9110, section 7.8)."""
+        """Do nothing: a request for an upgrade is answered as HTTP/1.1 (RFC 9110, section 7.8)."""
 
     def _refuse(self, error: ServingError) -> None:
         """Answer with `error` and close; in the midst of another answer, only close."""
@@ -343,13 +341,6 @@ def _has_length(message: Message) -> bool:
 
 def _no_room() -> Unavailable:
     return Unavailable("The server has as many connections as it can have; try again.", retry_after_s=2)
-
-
-def _give_way(connections: Connections, connection: weakref.ref[Protocol]) -> None:
-    """Let a connection be closed where others need it, if it is still there."""
-    protocol = connection()
-    if protocol is not None:
-        connections.stalled(protocol)
 
 
 def _headers_too_large() -> HeadersTooLarge:

@@ -1,8 +1,8 @@
-"""The `x-ratelimit-…` headers of every answer, and a pause where refusals come in floods.
+"""The `x-ratelimit-…` headers of every answer, and a delay of refusals that come in floods.
 
-A refusal costs the loop what a small answer does. A caller who sends the next request as soon as the last one
-is refused would keep the loop from everybody's tokens. A refusal that is held for a second costs a timer, and
-such a caller gets one a second on each connection.
+A refusal costs the event loop as much as a small answer. A caller that repeats a refused request at once
+would delay everybody's tokens. A refusal that is held for a second costs only a timer, and such a caller
+gets one refusal a second on each connection.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ NAMED = "tokenring.named"
 """Key of the scope under which the gatekeeper leaves the caller's owner."""
 
 REFUSALS_PER_S = 100.0
-"""Refusals that one owner, or all who have no key, are answered at once, in a second, before there is a
-generation."""
+"""Refusals without delay per second, for one owner, or for all callers without a key. Refusals of a
+generation are never delayed."""
 HELD_S = 1.0
-"""Seconds that refusals beyond are held: less than clients wait for an answer, and before they try again."""
+"""Seconds by which further refusals are delayed: less than the time-outs of clients."""
 
 
 class LimitHeaders:
-    """Adds them where the response starts: as things stand once the request is admitted or refused.
+    """Adds the headers when the response starts, with the limits as they are then.
 
-    Refusals that come too fast are held first; those of a generation, which are appointments, never.
+    Refusals that come too fast are delayed first. A refusal of a generation has a `Retry-After`, and is never
+    delayed.
     """
 
     def __init__(self, app: ASGIApp, limiter: Limiter) -> None:

@@ -1,4 +1,4 @@
-"""Bounds on requests that no limit of a key counts: how often they come, how many read the store at once."""
+"""Bounds on requests that no limit of a key counts: their rate, and how many read the store at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReadBounds:
         self._gatekeeper = gatekeeper
 
     def paced(self, handler: Handler) -> Handler:
-        """The handler, for so many requests a second."""
+        """The handler, bounded to `max_reads_per_s`."""
 
         async def handle(request: Request) -> ASGIApp:
             caller = self._gatekeeper.caller(request)
@@ -31,7 +31,7 @@ class ReadBounds:
         return handle
 
     def in_turn(self, handler: Handler) -> Handler:
-        """The same, and one request of a caller at a time: for what reads the store and nothing of a body."""
+        """The same, and one request of an owner at a time: for routes that read the store and no body."""
 
         async def handle(request: Request) -> ASGIApp:
             caller = self._gatekeeper.caller(request)

@@ -1,4 +1,4 @@
-"""Log lines about requests of nobody known: some a second, and the others in sums."""
+"""Log lines about requests without a valid key: a few in each window, the others as sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WINDOW_S = 1.0
 
 
 class ThrottledLog:
-    """Writes the first lines of each window, and then how many there were more, by error."""
+    """Writes the first lines of each window, then the number of further requests by error."""
 
     def __init__(self, log: FilteringBoundLogger) -> None:
         self._log = log

@@ -10,7 +10,7 @@ first data event. HTML living standard, section 9.2, "Server-sent events".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -21,7 +21,6 @@ from app.api.http.plain_events import PlainSink
 from app.core import ChatRequest
 from app.errors import ReplayExpired
 from app.stream.reader import FrameSink, Reader
-from app.stream.registry import StreamRegistry
 from app.stream.ring import (
     ControlEvent,
     Done,
@@ -43,7 +42,7 @@ _FIELD = {"text": b'"content"', "reasoning": b'"reasoning_content"'}
 
 
 class ChunkWire:
-    """Writes one stream's events as `chat.completion.chunk` frames."""
+    """Writes the events of one stream as `chat.completion.chunk` frames."""
 
     OBJECT = "chat.completion.chunk"
 
@@ -60,8 +59,8 @@ class ChunkWire:
         # Said once, in the first chunk.
         self._opening_tail = self._tail
         if request.conversation_id is not None:
-            place = {"conversation_id": request.conversation_id, "message_id": request.message_id}
-            self._opening_tail = b"]," + orjson.dumps(place)[1:-1] + self._tail[1:]
+            conversation = {"conversation_id": request.conversation_id, "message_id": request.message_id}
+            self._opening_tail = b"]," + orjson.dumps(conversation)[1:-1] + self._tail[1:]
         self._closing = b'"},"finish_reason":null}' + self._tail
         self._tool_closing = b'"}}]},"finish_reason":null}' + self._tail
         self._openings: dict[TextTrack, bytes] = {}
@@ -121,7 +120,7 @@ class ChunkWire:
                 }
                 return self._chunk(event_id, choice, {"tool_calls": [call]}, None)
             case Finished(choice, finish_reason, matched_stop):
-                return self._chunk(event_id, choice, {}, finish_reason, matched_stop)
+                return self._chunk(event_id, choice, {}, finish_reason, matched_stop=matched_stop)
             case Notice(field, value):
                 body = self._head + b'],"%b":%b}\n\n' % (field.encode(), orjson.dumps(value))
                 return b"id: %d\ndata: %b" % (event_id, body)
@@ -142,6 +141,7 @@ class ChunkWire:
         choice: int,
         delta: Mapping[str, Any],
         finish_reason: str | None,
+        *,
         matched_stop: str | int | None = None,
     ) -> bytes:
         entry: dict[str, Any] = {"index": choice, "delta": delta, "finish_reason": finish_reason}
@@ -158,20 +158,21 @@ def _field(lane: TextTrack) -> bytes:
 
 
 class EventStream:
-    """An ASGI response that follows a reader to the end of its stream; a `plain` one has no ids."""
+    """An ASGI response that follows a reader to the end of its stream."""
 
     def __init__(
         self,
         reader: Reader,
-        streams: StreamRegistry,
         client: Client,
         headers: Mapping[str, str],
         *,
+        on_end: Callable[[], None],
         plain: bool = False,
     ) -> None:
+        """`on_end` is called once, when the response is over. A `plain` response has no event ids."""
         self._reader = reader
         self._plain = plain
-        self._streams = streams
+        self._on_end = on_end
         self._client = client
         self._headers = {
             "content-type": "text/event-stream; charset=utf-8",
@@ -196,7 +197,7 @@ class EventStream:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._client.stop()
-            self._streams.leave(reader)
+            self._on_end()
 
     async def _follow(self, outlet: FrameSink) -> None:
         try:

@@ -47,6 +47,7 @@ class CompletionWire(ChunkWire):
         choice: int,
         delta: Mapping[str, Any],
         finish_reason: str | None,
+        *,
         matched_stop: str | int | None = None,
     ) -> bytes:
         del delta  # of a tool call, which no prompt without a template has

@@ -12,7 +12,7 @@ from typing import Any
 from app.errors import BadRequest
 
 _NAMED_UP_TO_BYTES = 1 << 20
-"""A body that is parsed once more, to say which name it is."""
+"""Greatest body in bytes that is parsed again to name the repeated member in the error."""
 
 
 def check_unique_names(raw: bytes, body: dict[str, Any]) -> None:

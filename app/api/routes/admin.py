@@ -16,9 +16,9 @@ from app.api.http.bodies import BodyReader
 from app.api.http.client import Client
 from app.api.schema.key_terms import as_json, issued_as_json, read_new, read_overlap_us, read_terms
 from app.errors import StorageUnavailable
-from app.runtime import Runtime
 from app.store import keys
-from app.store.key_table import now_us
+from app.store.database import Database
+from app.store.key_table import KeyTable, now_us
 
 T = TypeVar("T")
 _NOT_KEPT = {"cache-control": "no-store"}
@@ -27,16 +27,19 @@ _NOT_KEPT = {"cache-control": "no-store"}
 class AdminKeyRoutes:
     """Handlers of `/api/admin/keys`. What they change is in force when they answer."""
 
-    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
-        self._runtime = runtime
+    def __init__(
+        self, database: Database, table: KeyTable, bodies: BodyReader, gatekeeper: Gatekeeper
+    ) -> None:
+        self._database = database
+        self._table = table
+        self._bodies = bodies
         self._gatekeeper = gatekeeper
-        self._bodies = BodyReader(runtime)
 
     async def list(self, request: Request) -> Response:
         """GET: every key, revoked ones too, oldest first."""
         self._gatekeeper.admin(request)
         at_us = now_us()
-        stored = await self._runtime.database.read(keys.all_keys)
+        stored = await self._database.read(keys.all_keys)
         return _answer({"object": "list", "data": [as_json(key, at_us) for key in stored]})
 
     async def create(self, request: Request) -> Response:
@@ -70,10 +73,10 @@ class AdminKeyRoutes:
 
     async def _write(self, unit: Callable[[Connection], T]) -> T:
         """Do it, and see it: the next request is judged by it."""
-        outcome = await self._runtime.database.write(unit)
+        outcome = await self._database.write(unit)
         # It is done, and a new key is told only once: then it is seen when the store can be read.
         with contextlib.suppress(StorageUnavailable):
-            await self._runtime.keys.load()
+            await self._table.load()
         return outcome
 
     async def _body(self, request: Request, owner: str, *, may_be_empty: bool = False) -> dict[str, Any]:

@@ -1,46 +1,44 @@
-"""The chat completion routes: create, attach, stop. What `/v1/completions` does otherwise is beside it."""
+"""The chat completion routes: create, attach, stop."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from app.api.http.answer_format import CHAT_FORMAT
 from app.api.http.auth import Caller, Gatekeeper
 from app.api.http.bodies import BodyReader
 from app.api.http.client import Client
-from app.api.http.completion import completion
 from app.api.http.errors import RESPONSE_HEADERS
-from app.api.http.json_body import fingerprint
 from app.api.http.plain_events import wants_plain
 from app.api.http.rate_limit_headers import STREAM_ID
-from app.api.http.sse import CONNECTION, ChunkWire, EventStream
+from app.api.http.sse import CONNECTION, EventStream
+from app.api.http.stream_headers import check_fresh, idempotency_key, last_event_id, stream_headers
 from app.api.routes.model_selection import ModelSelector, RoutingHeaders
+from app.api.schema.aliases import respell
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest, IdempotencyKey, Key
-from app.errors import BadRequest, NotFound, Overloaded, ReplayPositionUnknown, Unavailable
-from app.metering.budget import Allowance
-from app.metering.limiter import UNLIMITED, Lease
+from app.errors import (
+    Forbidden,
+    NotFound,
+    Overloaded,
+    ServingError,
+    Unavailable,
+)
+from app.metering.addresses import Addresses
+from app.metering.budget import Allowance, Budgets
+from app.metering.limiter import UNLIMITED, Lease, Limiter
+from app.metering.reads import Reads
+from app.pipeline import Pipeline
 from app.routing.backend import with_priority_and_salt
-from app.runtime import ONE_PIECE, Runtime
-from app.stream.token_stream import TokenStream, Wire
-
-
-class AnswerFormat(NamedTuple):
-    """The form of a route's answers."""
-
-    id_prefix: str
-    """The beginning of their ids; no format's begins with another's."""
-    object: str
-    make_wire: Callable[[ChatRequest], Wire]
-    whole: Callable[[Sequence[TokenStream]], dict[str, Any]]
-    """The answer in one piece, from the finished streams of all prompts. Raises ServingError."""
-
-
-CHAT_FORMAT = AnswerFormat("chatcmpl-", "chat.completion", ChunkWire, lambda streams: completion(streams[0]))
+from app.settings import Settings
+from app.stream.archive import Archive
+from app.stream.registry import StreamRegistry
+from app.stream.token_stream import TokenStream
 
 
 class ChatRoutes:
@@ -48,20 +46,49 @@ class ChatRoutes:
 
     format = CHAT_FORMAT
 
-    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
-        self._runtime = runtime
-        self._settings = runtime.settings
-        self._streams = runtime.streams
+    def __init__(
+        self,
+        settings: Settings,
+        gatekeeper: Gatekeeper,
+        *,
+        bodies: BodyReader,
+        selector: ModelSelector,
+        pipeline: Pipeline,
+        streams: StreamRegistry,
+        archive: Archive,
+        limiter: Limiter,
+        reads: Reads,
+        budgets: Budgets,
+        addresses: Addresses,
+        check_ready: Callable[[], None],
+        check_model: Callable[[str, Collection[str] | None], None],
+        whole_bytes: int,
+    ) -> None:
+        """`check_ready` raises EngineNotReady while nothing is served, `check_model` UnknownModel.
+
+        An answer in one piece may take `whole_bytes`.
+        """
+        self._settings = settings
         self._gatekeeper = gatekeeper
-        self._selector = ModelSelector(runtime)
-        self._bodies = BodyReader(runtime)
+        self._bodies = bodies
+        self._selector = selector
+        self._pipeline = pipeline
+        self._streams = streams
+        self._archive = archive
+        self._limiter = limiter
+        self._reads = reads
+        self._budgets = budgets
+        self._addresses = addresses
+        self._check_ready = check_ready
+        self._check_model = check_model
+        self._whole_bytes = whole_bytes
 
     async def create(self, request: Request) -> Response | EventStream:
         """POST: start a generation, or attach to the one of the same Idempotency-Key."""
         caller = self._gatekeeper.caller(request)
         if caller.key is not None and request.client is not None:
-            self._runtime.abuse.addresses.saw(caller.key, request.client.host)
-        self._runtime.check_ready()
+            self._addresses.saw(caller.key, request.client.host)
+        self._check_ready()
         lease = await self._let_in(request, caller)
         client = Client(request.receive)
         patient = "idempotency-key" in request.headers
@@ -88,24 +115,27 @@ class ChatRoutes:
                 **self._selector.refused(stream.request.model),
             }
             raise
+        except ServingError as error:
+            respell(error, stream.request.spelled)
+            raise
 
     async def _let_in(self, request: Request, caller: Caller) -> Lease:
         """Charge the request, of which only the head was read. Raises RateLimited.
 
         Where the limit is reached, a request with a known Idempotency-Key is let in uncharged: it attaches.
         """
-        limiter, key = self._runtime.limiter, request.headers.get("idempotency-key")
+        limiter, key = self._limiter, request.headers.get("idempotency-key")
         if key is not None and not limiter.has_room(caller.key) and await self._is_known(caller, key):
             return UNLIMITED
         return limiter.begin(caller.key)
 
     async def _is_known(self, caller: Caller, key: str) -> bool:
         """Whether a stream was made with this Idempotency-Key. Raises RateLimited."""
-        self._runtime.reads.pace(caller.owner, caller.key)
+        self._reads.pace(caller.owner, caller.key)
         if self._streams.has_key(caller.owner, key):
             return True
-        async with self._runtime.reads.turn(caller.owner):
-            return await self._runtime.archive.has_key(caller.owner, key)
+        async with self._reads.turn(caller.owner):
+            return await self._archive.has_key(caller.owner, key)
 
     async def _stream_of(
         self, request: Request, client: Client, caller: Caller, lease: Lease
@@ -119,22 +149,24 @@ class ChatRoutes:
         socket_wait_s = request.scope["extensions"][CONNECTION].unread_s()
         wishes = RoutingHeaders.of(request)
         wants_plain(request)  # a wrong value is refused now, before anything is begun
-        key, after = await _idempotency_key(request, raw), _last_event_id(request)
+        key, after = await idempotency_key(request, raw), last_event_id(request)
         # Before the body is parsed: who was let in uncharged for a known key may send no other one under it.
         made = None if key is None else await self._made_before(owner, key, after)
-        body = await self._bodies.parse(request, raw)
+        body = self._selector.with_model(await self._bodies.parse(request, raw))
         del raw
-        chats = await self._parsed(request, body, caller, key, socket_wait_s)
-        caller.check_grammars(body)
         isolated = self._settings.isolation == "owner"
-        chats = [with_priority_and_salt(chat, caller.key, isolated=isolated) for chat in chats]
+        chats = [
+            with_priority_and_salt(chat, caller.key, isolated=isolated)
+            for chat in await self._parsed(request, body, caller, key, socket_wait_s=socket_wait_s)
+        ]
+        self._check_grammars(caller, chats[0])  # the prompts of a request share it
         streaming = bool(body.get("stream"))
         if made is not None:
             if lease is not UNLIMITED:  # else it was paced before its body was read
-                self._runtime.reads.pace(owner, caller.key)
+                self._reads.pace(owner, caller.key)
             lease.withdraw()
             return made, streaming, ()
-        _check_fresh(after)
+        check_fresh(after)
         chat, *others = [await self._selector.select(chat, caller, wishes) for chat in chats]
         request.scope[RESPONSE_HEADERS] = chat.placement.response_headers
         return await self._begin(caller, chat, lease, streaming=streaming), streaming, others
@@ -142,36 +174,49 @@ class ChatRoutes:
     async def _parsed(
         self,
         request: Request,
-        body: dict[str, Any],
+        body: Mapping[str, Any],
         caller: Caller,
         key: IdempotencyKey | None,
+        *,
         socket_wait_s: float,
     ) -> Sequence[ChatRequest]:
         """The checked request, once for each prompt. Raises BadRequest, UnknownModel."""
-        # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
-        store = request.url.path.startswith("/api/")
-        rid = self._new_id()
         chat = parse_chat_request(
-            body, rid, caller.owner, store=store, idempotency=key, socket_wait_s=socket_wait_s
+            body,
+            self._new_id(),
+            caller.owner,
+            # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
+            store=request.url.path.startswith("/api/"),
+            strict=self._settings.strict_parameters,
+            idempotency=key,
+            socket_wait_s=socket_wait_s,
         )
-        self._runtime.check_model(chat.model, caller.models)
+        self._check_model(chat.model, caller.models)
         return [chat]
 
     def _new_id(self) -> str:
         """A fresh id: of fixed length, and not to be guessed."""
         return self.format.id_prefix + secrets.token_hex(14)
 
+    def _check_grammars(self, caller: Caller, chat: ChatRequest) -> None:
+        """Raise Forbidden, naming the caller's own parameter, for a grammar that the key may not send."""
+        try:
+            caller.check_grammars(chat.body)
+        except Forbidden as error:
+            respell(error, chat.spelled)
+            raise
+
     async def _made_before(self, owner: str, key: IdempotencyKey, after: int) -> TokenStream | None:
         """The stream that this key made, in memory or in the store."""
         stream = self._streams.find_by_key(owner, key)
         if stream is not None:
             return stream
-        archive = self._runtime.archive
+        archive = self._archive
         stored_id = await archive.made_with(owner, key)
         # Another request with this key may have begun meanwhile.
         stream = self._streams.find_by_key(owner, key)
         if stream is None and stored_id is not None:
-            async with self._runtime.reads.turn(owner):
+            async with self._reads.turn(owner):
                 stream = await archive.find(owner, stored_id, self.format.make_wire, after)
         return stream
 
@@ -180,7 +225,7 @@ class ChatRoutes:
     ) -> TokenStream:
         """A new generation within the limits of the caller's key. Raises RateLimited."""
         key = caller.key
-        allowance = await self._runtime.budgets.check(key, chat.request_id)
+        allowance = await self._budgets.check(key, chat.request_id)
         if chat.idempotency is not None:
             # Another request with this key may have begun meanwhile.
             stream = self._streams.find_by_key(caller.owner, chat.idempotency)
@@ -188,7 +233,7 @@ class ChatRoutes:
                 lease.withdraw()
                 return stream
         if lease is UNLIMITED:  # let in to attach to what has been forgotten since, or it has no limits
-            lease = self._runtime.limiter.begin(key)
+            lease = self._limiter.begin(key)
         try:
             lease.reserve(chat)
             return self._start(chat, lease, allowance, key, streaming=streaming)
@@ -209,9 +254,9 @@ class ChatRoutes:
         streaming: bool,
     ) -> TokenStream:
         # An answer in one piece needs its beginning too, and has nobody who reads along.
-        limit_bytes = None if streaming else ONE_PIECE * self._settings.stream_bytes
+        limit_bytes = None if streaming else self._whole_bytes
         stream = self._streams.create(chat, self.format.make_wire(chat), limit_bytes=limit_bytes)
-        serving = self._runtime.pipeline.serve(chat, stream, key=key, lease=lease, allowance=allowance)
+        serving = self._pipeline.serve(chat, stream, key=key, lease=lease, allowance=allowance)
         self._streams.run(stream, serving)
         return stream
 
@@ -234,7 +279,7 @@ class ChatRoutes:
         self, request: Request, client: Client, stream: TokenStream, *, patient: bool
     ) -> Response | EventStream:
         """The event stream after the last event that the client has, once the request is admitted."""
-        after, plain = _last_event_id(request), wants_plain(request)
+        after, plain = last_event_id(request), wants_plain(request)
         if not patient:
             client.on_gone(lambda: stream.cancel("disconnect"))
         try:
@@ -247,16 +292,22 @@ class ChatRoutes:
         except BaseException:
             client.stop()
             raise
-        return EventStream(reader, self._streams, client, _headers(stream), plain=plain)
+        return EventStream(
+            reader,
+            client,
+            stream_headers(stream),
+            on_end=lambda: self._streams.leave(stream, reader),
+            plain=plain,
+        )
 
     async def _answer(self, client: Client, streams: Sequence[TokenStream], *, patient: bool) -> Response:
         """The whole answer in one piece; a client that leaves stops it, unless it can return."""
-        readers = [stream.attach() for stream in streams]
+        readers = [(stream, stream.attach()) for stream in streams]
         grace_s = None if patient else 0.0
 
         def leave() -> None:
-            for reader in readers:
-                self._streams.leave(reader, grace_s=grace_s)
+            for stream, reader in readers:
+                self._streams.leave(stream, reader, grace_s=grace_s)
 
         client.on_gone(leave)
         try:
@@ -267,14 +318,14 @@ class ChatRoutes:
         finally:
             client.stop()
             leave()
-        return JSONResponse(self.format.whole(streams), headers=_headers(streams[0]))
+        return JSONResponse(self.format.whole(streams), headers=stream_headers(streams[0]))
 
     async def attach(self, request: Request) -> Response | EventStream:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
-        after = _last_event_id(request)
+        after = last_event_id(request)
         stream = await self._find(request, after)
         if request.method == "HEAD":
-            return Response(media_type="text/event-stream", headers=_headers(stream))
+            return Response(media_type="text/event-stream", headers=stream_headers(stream))
         return await self._follow(request, Client(request.receive), stream, patient=True)
 
     async def retrieve(self, request: Request) -> Response | EventStream:
@@ -282,10 +333,10 @@ class ChatRoutes:
         if "text/event-stream" in request.headers.get("accept", ""):
             return await self.attach(request)
         caller = self._gatekeeper.caller(request)
-        self._runtime.reads.pace(caller.owner, caller.key)  # the whole answer is built each time
+        self._reads.pace(caller.owner, caller.key)  # the whole answer is built each time
         stream = await self._find(request)
         if request.method == "HEAD":
-            return Response(media_type="application/json", headers=_headers(stream))
+            return Response(media_type="application/json", headers=stream_headers(stream))
         return await self._answer(Client(request.receive), [stream], patient=True)
 
     async def cancel(self, request: Request) -> Response:
@@ -299,7 +350,7 @@ class ChatRoutes:
         """DELETE /v1/…/{id}: stop and forget, in OpenAI's shape."""
         stream = await self._find(request)
         self._streams.delete(stream)
-        await self._runtime.archive.erase(stream.request.owner, stream.request_id)
+        await self._archive.erase(stream.request.owner, stream.request_id)
         deleted = f"{self.format.object}.deleted"
         return JSONResponse({"id": stream.request_id, "object": deleted, "deleted": True})
 
@@ -310,9 +361,9 @@ class ChatRoutes:
         mine = request_id.startswith(self.format.id_prefix)
         stream = self._streams.find(request_id, owner) if mine else None
         if stream is None and mine:
-            self._runtime.reads.pace(owner, caller.key)
-            async with self._runtime.reads.turn(owner):
-                stream = await self._runtime.archive.find(owner, request_id, self.format.make_wire, after)
+            self._reads.pace(owner, caller.key)
+            async with self._reads.turn(owner):
+                stream = await self._archive.find(owner, request_id, self.format.make_wire, after)
         if stream is None:
             raise NotFound(
                 f"No stream {request_id!r}: it does not exist, is not yours, or was not stored and ended"
@@ -320,40 +371,3 @@ class ChatRoutes:
                 code="stream_not_found",
             )
         return stream
-
-
-def _headers(stream: TokenStream) -> dict[str, str]:
-    headers = {"x-request-id": stream.request_id, **stream.request.placement.response_headers}
-    if stream.request.conversation_id is not None:
-        headers["x-conversation-id"] = stream.request.conversation_id
-    return headers
-
-
-async def _idempotency_key(request: Request, raw: bytes) -> IdempotencyKey | None:
-    key = request.headers.get("idempotency-key")
-    if key is None:
-        return None
-    if not 0 < len(key) <= 255:
-        raise BadRequest("Idempotency-Key must have 1 to 255 characters.", param="Idempotency-Key")
-    return IdempotencyKey(key, await fingerprint(raw))
-
-
-def _check_fresh(after: int) -> None:
-    """Refuse to start a generation for a client that believes it has seen a part of it."""
-    if after:
-        raise ReplayPositionUnknown(
-            f"Last-Event-ID {after} was never sent: there is no generation under this request's"
-            " Idempotency-Key. Attach with GET …/chat/completions/{id}, or send no Last-Event-ID.",
-            param="Last-Event-ID",
-        )
-
-
-def _last_event_id(request: Request) -> int:
-    raw: Any = request.headers.get("last-event-id", request.query_params.get("last_event_id"))
-    if raw is None or raw == "":
-        return 0
-    if not (raw.isascii() and raw.isdigit() and len(raw) < 16):
-        raise ReplayPositionUnknown(
-            f"Last-Event-ID must be the id of an event, got {raw[:40]!r}.", param="Last-Event-ID"
-        )
-    return int(raw)

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.api.http.answer_format import TEXT_FORMAT
 from app.api.http.auth import Caller
 from app.api.http.rate_limit_headers import STREAM_ID
 from app.api.http.sse import EventStream
-from app.api.http.text_completion import CompletionWire, text_completion
-from app.api.routes.chat import AnswerFormat, ChatRoutes
+from app.api.routes.chat import ChatRoutes
 from app.api.schema.completions import parse_completion
 from app.core import ChatRequest, Engine, IdempotencyKey, RawPrompt
 from app.errors import BadRequest, ContextOverflow, ServingError, UnsupportedParameter
+from app.routing.backend import Backends
 from app.routing.router import AUTO
 
 
 class CompletionRoutes(ChatRoutes):
     """Handlers of `/v1/completions`."""
 
-    format = AnswerFormat("cmpl-", CompletionWire.OBJECT, CompletionWire, text_completion)
+    format = TEXT_FORMAT
+
+    def __init__(self, *arguments: Any, backends: Backends, **named: Any) -> None:
+        """Those of ChatRoutes, and the models, whose tokenizers read the prompts of token ids."""
+        super().__init__(*arguments, **named)
+        self._backends = backends
 
     async def create(self, request: Request) -> Response | EventStream:
         """See ChatRoutes; the stages of a generation know the prompt as a message."""
@@ -36,22 +42,24 @@ class CompletionRoutes(ChatRoutes):
     async def _parsed(
         self,
         request: Request,
-        body: dict[str, Any],
+        body: Mapping[str, Any],
         caller: Caller,
         key: IdempotencyKey | None,
+        *,
         socket_wait_s: float,
     ) -> Sequence[ChatRequest]:
         """See ChatRoutes."""
-        sent = parse_completion(body)
-        self._runtime.check_model(sent.model, caller.models)
-        if key is not None and len(sent.prompts) > 1:
-            raise BadRequest("Idempotency-Key needs a single prompt.", param="Idempotency-Key")
-        engine = self._runtime.backends.of(sent.model).engine
+        sent = parse_completion(
+            body,
+            caller.owner,
+            strict=self._settings.strict_parameters,
+            idempotency=key,
+            socket_wait_s=socket_wait_s,
+        )
+        self._check_model(sent.model, caller.models)
+        engine = self._backends.of(sent.model).engine
         prompts = [await self._raw(engine, sent.model, caller.owner, prompt) for prompt in sent.prompts]
-        return [
-            sent.as_chat(prompt, self._new_id(), caller.owner, idempotency=key, socket_wait_s=socket_wait_s)
-            for prompt in prompts
-        ]
+        return [sent.as_chat(prompt, self._new_id()) for prompt in prompts]
 
     async def _raw(self, engine: Engine, model: str, owner: str, prompt: str | Sequence[int]) -> RawPrompt:
         """A prompt and its text, which the screens read. Raises BadRequest, ContextOverflow."""

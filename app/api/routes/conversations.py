@@ -18,10 +18,12 @@ from app.api.http.client import Client
 from app.api.http.listing import check_names, limit_of
 from app.api.schema.parameters import check_kind
 from app.errors import BadRequest, StorageUnavailable
-from app.runtime import Runtime
+from app.metering.reads import Reads
 from app.store import conversation_list, indexing
 from app.store.conversation_view import MessagePage, Outline, page
+from app.store.database import Database
 from app.store.export import FORMATS, VIEW, Format, file_name
+from app.stream.registry import StreamRegistry
 from app.stream.transcript import answers
 
 MAX_TITLE = 200
@@ -31,10 +33,20 @@ MAX_QUERY = 1000
 class ConversationRoutes:
     """Handlers of `/api/conversations`. Another owner's conversation is not found."""
 
-    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        database: Database,
+        streams: StreamRegistry,
+        reads: Reads,
+        bodies: BodyReader,
+        *,
+        gatekeeper: Gatekeeper,
+    ) -> None:
+        self._database = database
+        self._streams = streams
+        self._reads = reads
+        self._bodies = bodies
         self._gatekeeper = gatekeeper
-        self._bodies = BodyReader(runtime)
 
     async def list(self, request: Request) -> Response:
         """GET: newest first, a page at a time, those that match `q` if it says something."""
@@ -44,9 +56,9 @@ class ConversationRoutes:
         limit, cursor, words = limit_of(request), query.get("cursor"), _words(query.get("q", ""))
         if words:
             with contextlib.suppress(StorageUnavailable):  # then what is in the index is found
-                await indexing.index_all(self._runtime.database)
-        listed = await self._runtime.database.read(
-            lambda c: conversation_list.page(c, owner, limit, cursor, words)
+                await indexing.index_all(self._database)
+        listed = await self._database.read(
+            lambda c: conversation_list.page(c, owner, limit, cursor, words=words)
         )
         return _answer(
             {
@@ -69,8 +81,8 @@ class ConversationRoutes:
         title = _title(await self._bodies.parse(request, raw))
         at_us = time.time_ns() // 1000
         return _answer(
-            await self._runtime.database.write(
-                lambda c: conversation_list.rename(c, owner, conversation_id, title, at_us)
+            await self._database.write(
+                lambda c: conversation_list.rename(c, owner, conversation_id, title, at_us=at_us)
             )
         )
 
@@ -78,17 +90,15 @@ class ConversationRoutes:
         """DELETE {id}: hide it at once, and stop what is being answered in it."""
         owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
         at_us = time.time_ns() // 1000
-        await self._runtime.database.write(
-            lambda c: conversation_list.delete(c, owner, conversation_id, at_us)
-        )
-        self._runtime.streams.delete_conversation(conversation_id)
+        await self._database.write(lambda c: conversation_list.delete(c, owner, conversation_id, at_us))
+        self._streams.delete_conversation(conversation_id)
         return _answer({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
     async def restore(self, request: Request) -> Response:
         """POST {id}/restore: undo the deletion."""
         owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
         return _answer(
-            await self._runtime.database.write(lambda c: conversation_list.restore(c, owner, conversation_id))
+            await self._database.write(lambda c: conversation_list.restore(c, owner, conversation_id))
         )
 
     async def export(self, request: Request) -> Response:
@@ -104,7 +114,7 @@ class ConversationRoutes:
 
     async def _outline(self, request: Request, layout: Format) -> Outline:
         owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
-        return await self._runtime.database.read(lambda c: layout.outline(c, owner, conversation_id))
+        return await self._database.read(lambda c: layout.outline(c, owner, conversation_id))
 
     async def _written(
         self, request: Request, outline: Outline, layout: Format, headers: Mapping[str, str] | None = None
@@ -132,12 +142,12 @@ class ConversationRoutes:
                 separator = layout.separator
             if page.next_start is None:
                 break
-            async with self._runtime.reads.turn(owner):  # the first page's, where it had one, is over
+            async with self._reads.turn(owner):  # the first page's, where it had one, is over
                 page = await self._page(owner, outline, page.next_start)
         yield layout.tail
 
     async def _page(self, owner: str, outline: Outline, start: int) -> MessagePage:
-        shown = await self._runtime.database.read(lambda c: page(c, outline, start))
+        shown = await self._database.read(lambda c: page(c, outline, start))
         for message in shown.messages:
             if message["status"] == "in_progress":
                 self._fill(message, owner)
@@ -145,7 +155,7 @@ class ConversationRoutes:
 
     def _fill(self, message: dict[str, Any], owner: str) -> None:
         """Put in what a live answer has said."""
-        stream = self._runtime.streams.find(message["request_id"], owner)
+        stream = self._streams.find(message["request_id"], owner)
         if stream is not None:
             live = answers(*stream.held()).get(message["choice"])
             message |= live.message if live is not None else {}

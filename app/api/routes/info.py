@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -11,24 +12,33 @@ from starlette.responses import JSONResponse, Response
 from app.api.http.auth import Gatekeeper
 from app.engine_factory import model_path
 from app.errors import UnknownModel
-from app.routing.backend import Backend
-from app.runtime import Runtime
-from app.settings import table
+from app.routing.backend import Backend, Backends
+from app.settings import Settings, table
 
 
 class InfoRoutes:
     """Handlers of both routes and of their older names."""
 
-    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        settings: Settings,
+        backends: Backends,
+        gatekeeper: Gatekeeper,
+        *,
+        check_ready: Callable[[], None],
+    ) -> None:
+        """`check_ready` raises EngineNotReady while nothing is served."""
+        self._settings = settings
+        self._backends = backends
         self._gatekeeper = gatekeeper
+        self._check_ready = check_ready
 
     async def model_info(self, request: Request) -> Response:
         """The first model that the caller may use. Where its files are is told to admins."""
         caller = self._gatekeeper.caller(request)
         backend = self._backend(caller.models)
-        card, runtime = backend.engine.model, self._runtime
-        path = model_path(runtime.settings) if caller.is_admin and backend is runtime.backends.large else None
+        card = backend.engine.model
+        path = model_path(self._settings) if caller.is_admin and backend is self._backends.large else None
         return JSONResponse(
             {
                 "model_path": path or backend.id,
@@ -55,7 +65,7 @@ class InfoRoutes:
             "internal_states": [],
         }
         if caller.is_admin:
-            settings = self._runtime.settings
+            settings = self._settings
             body["tokenizer_path"] = model_path(settings)
             body["settings"] = {s.name: _plain(getattr(settings, s.name)) for s in table() if not s.secret}
             load = backend.engine.load()
@@ -71,8 +81,8 @@ class InfoRoutes:
 
     def _backend(self, allowed: tuple[str, ...] | None) -> Backend:
         """The first backend that the caller may use. Raises EngineNotReady, UnknownModel."""
-        self._runtime.check_ready()
-        backends = self._runtime.backends.allowed(allowed)
+        self._check_ready()
+        backends = self._backends.allowed(allowed)
         if not backends:
             raise UnknownModel("This key may use none of the models that are served here.")
         backends[0].check_ready()

@@ -55,7 +55,7 @@ class MetricsRoutes:
     async def metrics(self, request: Request) -> Response:
         """Every metric, before the engine is ready too; they are of all owners: an admin key sees them."""
         self._gatekeeper.admin(request)
-        await self._abuse.glance()
+        await self._abuse.refresh()
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self._registry), headers={"content-type": content_type})
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -15,12 +15,15 @@ from starlette.requests import Request
 from app.api.http.auth import Caller
 from app.core import ChatRequest, ModelCard
 from app.errors import BadRequest, NotFound
-from app.metering.estimate import prompt_estimate
+from app.metering.estimate import CountText, prompt_estimate
+from app.routing.backend import Backends
 from app.routing.degraded_mode import DegradedMode, Step
 from app.routing.router import AUTO, NOTHING_BEFORE, Router, Size
-from app.runtime import Runtime
 from app.store.conversations import SoFar, so_far
+from app.store.database import Database
 
+_UNNAMED = (None, "", "default")
+"""The names in requests of clients that leave the choice of a model to the server."""
 _YES, _NO = ("1", "true"), ("0", "false")
 
 
@@ -54,32 +57,50 @@ class RoutingHeaders:
 class ModelSelector:
     """Routing and degraded mode in front of a request."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._places = runtime.backends
+    def __init__(
+        self,
+        backends: Backends,
+        router: Router | None,
+        degrade: DegradedMode | None,
+        database: Database,
+        *,
+        count_text: CountText,
+    ) -> None:
+        """`router` is None where there is a single model, `degrade` with `degrade` off."""
+        self._backends = backends
+        self._router = router
+        self._degrade = degrade
+        self._database = database
+        self._count_text = count_text
+
+    def with_model(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The body with the model's name, where the caller leaves it out and only one model is served."""
+        if body.get("model") in _UNNAMED and self._backends.small is None:
+            return {**body, "model": self._backends.large.id}
+        return body
 
     async def select(self, chat: ChatRequest, caller: Caller, wishes: RoutingHeaders) -> ChatRequest:
         """The request as it is to be served, and what is told of that. Raises StorageUnavailable."""
-        router = self._runtime.router if chat.model == AUTO else None
-        degrade = self._runtime.degrade
+        router = self._router if chat.model == AUTO else None
+        degrade = self._degrade
         if degrade is not None and degrade.step is Step.NORMAL:
             degrade = None
         if router is None and degrade is None:
             return chat
         so_far, tokens = NOTHING_BEFORE, 0
-        if self._places.small is not None:  # else there is nothing to choose
+        if self._backends.small is not None:  # else there is nothing to choose
             so_far = await self._load_so_far(chat)
-            tokens = prompt_estimate(chat, self._runtime.limiter.count_text)
+            tokens = prompt_estimate(chat, self._count_text)
         if router is not None:
-            chat = _routed(router, chat, tokens, caller, wishes, so_far)
-        if degrade is not None and chat.model == self._places.large.id:
-            chat = self._degraded(degrade, chat, tokens, caller, wishes, so_far)
+            chat = _routed(router, chat, tokens, caller, wishes=wishes, so_far=so_far)
+        if degrade is not None and chat.model == self._backends.large.id:
+            chat = self._degraded(degrade, chat, tokens, caller, wishes=wishes, so_far=so_far)
         return chat
 
     def refused(self, model: str) -> Mapping[str, str]:
         """The headers of a refusal by a model's full queue; the small model's is not degraded mode."""
-        degrade = self._runtime.degrade
-        return {} if degrade is None or model != self._places.large.id else degrade.refused()
+        degrade = self._degrade
+        return {} if degrade is None or model != self._backends.large.id else degrade.refused()
 
     def _degraded(
         self,
@@ -87,6 +108,7 @@ class ModelSelector:
         chat: ChatRequest,
         tokens: int,
         caller: Caller,
+        *,
         wishes: RoutingHeaders,
         so_far: SoFar,
     ) -> ChatRequest:
@@ -102,8 +124,8 @@ class ModelSelector:
 
     def _taker(self, caller: Caller) -> ModelCard | None:
         """The small model, where it is there, has room, and the caller may use it."""
-        small = self._places.small
-        if small is None or small not in self._places.allowed(caller.models):
+        small = self._backends.small
+        if small is None or small not in self._backends.allowed(caller.models):
             return None
         return small.engine.model if small.ready and not small.admission.busy else None
 
@@ -113,24 +135,22 @@ class ModelSelector:
         if conversation_id is None or chat.new_conversation:
             return NOTHING_BEFORE
         try:
-            return await self._runtime.database.read(
-                lambda c: so_far(c, chat.owner, conversation_id, chat.parent_id)
-            )
+            return await self._database.read(lambda c: so_far(c, chat.owner, conversation_id, chat.parent_id))
         except NotFound:  # said by the pipeline, after all else that can be said
             return NOTHING_BEFORE
 
 
 def _routed(
-    router: Router, chat: ChatRequest, tokens: int, caller: Caller, wishes: RoutingHeaders, so_far: SoFar
+    router: Router, chat: ChatRequest, tokens: int, caller: Caller, *, wishes: RoutingHeaders, so_far: SoFar
 ) -> ChatRequest:
     route = router.route(chat, tokens, asked=wishes.route, allowed=caller.models, so_far=so_far)
     headers = _as_headers({"x-route-reason": route.header, "x-served-model": route.model})
     return _served_by(chat, route.model).placed(response_headers=headers)
 
 
-def _as_headers(told: Mapping[str, str]) -> Mapping[str, str]:
+def _as_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
     """The same in ASCII: a model's name may be in any language, and is percent-encoded then."""
-    return {name: text if text.isascii() else quote(text, safe=" /:;,=+") for name, text in told.items()}
+    return {name: text if text.isascii() else quote(text, safe=" /:;,=+") for name, text in headers.items()}
 
 
 def _served_by(chat: ChatRequest, model: str) -> ChatRequest:

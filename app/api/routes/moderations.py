@@ -13,12 +13,13 @@ from starlette.responses import JSONResponse, Response
 from app.api.http.auth import Caller, Gatekeeper
 from app.api.http.bodies import ROOM_BYTES, BodyReader
 from app.api.http.client import Client
-from app.api.schema.parameters import check_kind, check_moderation_model, quoted
+from app.api.schema.parameters import check_kind, quoted
+from app.api.schema.values import check_moderation_model
 from app.errors import BadRequest, SafetyUnavailable, Unavailable, UnsupportedParameter
+from app.messages import content_text
 from app.metering.estimate import texts_estimate
-from app.metering.limiter import Lease
+from app.metering.limiter import Lease, Limiter
 from app.metering.lines import Lines
-from app.runtime import Runtime
 from app.safety import moderation
 from app.safety.screens.moderator import Moderator
 from app.safety.screens.prompt_screen import QUICK_CHARS
@@ -40,10 +41,14 @@ MAX_WAITING_TOTAL = 1_024
 class ModerationRoutes:
     """The handler of both routes."""
 
-    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
-        self._runtime = runtime
+    def __init__(
+        self, moderator: Moderator | None, limiter: Limiter, bodies: BodyReader, gatekeeper: Gatekeeper
+    ) -> None:
+        """`moderator` is None with `safety` off."""
+        self._moderator = moderator
+        self._limiter = limiter
+        self._bodies = bodies
         self._gatekeeper = gatekeeper
-        self._bodies = BodyReader(runtime)
         self._lines = Lines("moderations", MAX_WAITING, MAX_WAITING_TOTAL)
         self._long, self._short = asyncio.Semaphore(LONG_AT_ONCE), asyncio.Semaphore(SHORT_AT_ONCE)
 
@@ -53,7 +58,7 @@ class ModerationRoutes:
         Raises RateLimited, SafetyUnavailable where nothing can be classified.
         """
         caller = self._gatekeeper.caller(request)
-        lease = self._runtime.limiter.begin(caller.key, generates=False)
+        lease = self._limiter.begin(caller.key, generates=False)
         try:
             results = await self._read_and_classify(request, caller, lease)
         except Unavailable:
@@ -68,12 +73,12 @@ class ModerationRoutes:
         client = Client(request.receive)
         raw = await self._bodies.read(request, client, caller.owner, MAX_BYTES)
         texts = parse_moderation(await self._bodies.parse(request, raw))
-        if self._runtime.moderator is None:
+        if self._moderator is None:
             raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
-        lease.reserve_tokens(texts_estimate(texts, self._runtime.limiter.count_text))
+        lease.reserve_tokens(texts_estimate(texts, self._limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
         with self._lines.enter(caller.owner) as turn:
-            return await client.while_here(self._results(self._runtime.moderator, texts, level, turn))
+            return await client.while_here(self._results(self._moderator, texts, level, turn))
 
     async def _results(
         self, moderator: Moderator, texts: Sequence[str], level: str | None, turn: asyncio.Lock
@@ -118,13 +123,16 @@ def _texts(values: Any) -> list[str]:
     if len(values) > MAX_INPUTS:
         raise BadRequest(f"input takes at most {MAX_INPUTS:,} entries, got {len(values):,}.", param="input")
     if isinstance(values[0], dict):
-        return ["\n".join(_text_of(f"input[{i}]", content_part) for i, content_part in enumerate(values))]
+        for i, content_part in enumerate(values):
+            _check_part(f"input[{i}]", content_part)
+        return [content_text(values)]
     for i, text in enumerate(values):
         check_kind(f"input[{i}]", text, str)
     return list(values)
 
 
-def _text_of(where: str, content_part: Any) -> str:
+def _check_part(where: str, content_part: Any) -> None:
+    """Raise BadRequest for a part that is no text."""
     check_kind(where, content_part, dict)
     check_kind(f"{where}.type", content_part.get("type"), str)
     if content_part["type"] != "text":
@@ -135,5 +143,3 @@ def _text_of(where: str, content_part: Any) -> str:
             param=f"{where}.type",
         )
     check_kind(f"{where}.text", content_part.get("text"), str)
-    text: str = content_part["text"]
-    return text

@@ -13,7 +13,7 @@ from app.api.http.auth import Gatekeeper
 from app.api.http.listing import check_names, limit_of
 from app.errors import BadRequest
 from app.prefix_report.family import Break, PromptSeries
-from app.runtime import Runtime
+from app.prefix_report.report import PrefixReport
 
 _NOT_KEPT = {"cache-control": "no-store"}
 _MICRO = 1_000_000
@@ -22,8 +22,8 @@ _MICRO = 1_000_000
 class PrefixRoutes:
     """Handlers of `/api/admin/prefixes` and `/api/prefixes`. Text is for its owner, who asks for it."""
 
-    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
-        self._runtime = runtime
+    def __init__(self, report: PrefixReport, gatekeeper: Gatekeeper) -> None:
+        self._report = report
         self._gatekeeper = gatekeeper
 
     async def list(self, request: Request) -> Response:
@@ -39,7 +39,7 @@ class PrefixRoutes:
         return self._answer(request, owner, owner)
 
     def _answer(self, request: Request, owner: str | None, reader: str) -> Response:
-        report, limit, key = self._runtime.prefixes, limit_of(request), request.query_params.get("key")
+        report, limit, key = self._report, limit_of(request), request.query_params.get("key")
         shown_to = reader if _wants_text(request) else None
         entries = [f for f in report.families(owner) if key in (None, f.place.key_id)]
         entries.sort(key=lambda f: (f.expected_tokens - f.cached_tokens, f.seen_us), reverse=True)

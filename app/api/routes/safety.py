@@ -13,11 +13,12 @@ from app.api.http.auth import Gatekeeper
 from app.api.http.listing import check_names, limit_of
 from app.api.schema.key_terms import time_us
 from app.errors import BadRequest, Conflict
-from app.runtime import Runtime
 from app.safety.categories import CODE_OF, code_of, name_of
+from app.safety.policies.policy import Policies
 from app.safety.policies.policy_file import PolicyError
 from app.safety.verdict import ACTIONS, STAGES
 from app.store import safety_events
+from app.store.database import Database
 from app.store.safety_events import SafetyEvent
 
 _NOT_KEPT = {"cache-control": "no-store"}
@@ -27,8 +28,17 @@ _MICRO = 1_000_000
 class SafetyRoutes:
     """Handlers of `/api/admin/safety`. No answer of theirs has text of a prompt or an answer in it."""
 
-    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        database: Database,
+        policies: Policies | None,
+        reload_policy: Callable[[], object],
+        gatekeeper: Gatekeeper,
+    ) -> None:
+        """`policies` is None with `safety` off. `reload_policy` raises PolicyError."""
+        self._database = database
+        self._policies = policies
+        self._reload_policy = reload_policy
         self._gatekeeper = gatekeeper
 
     async def list(self, request: Request) -> Response:
@@ -39,8 +49,8 @@ class SafetyRoutes:
         limit, cursor = limit_of(request), query.get("cursor")
         from_us, until_us = (time_us(n, query[n]) if n in query else None for n in ("from", "to"))
         only = _only(query)
-        page = await self._runtime.database.read(
-            lambda c: safety_events.page(c, limit, cursor, only, from_us, until_us)
+        page = await self._database.read(
+            lambda c: safety_events.page(c, limit, cursor, only, from_us=from_us, until_us=until_us)
         )
         return _answer(
             {
@@ -55,16 +65,16 @@ class SafetyRoutes:
     async def reload(self, request: Request) -> Response:
         """POST reload: take the policy file as it is now; one that is wrong changes nothing."""
         self._gatekeeper.admin(request)
-        if self._runtime.policies is None:
+        if self._policies is None:
             raise Conflict("This server runs with safety off: there is no policy to reload.")
         try:
-            self._runtime.reload_policy()
+            self._reload_policy()
         except PolicyError as exc:
             raise BadRequest(f"The policy stays as it is: {exc}", param="safety_policy") from exc
         return _answer({"object": "safety.policy", **(self._policy() or {})})
 
     def _policy(self) -> dict[str, Any] | None:
-        policies = self._runtime.policies
+        policies = self._policies
         if policies is None:
             return None
         return {

@@ -20,7 +20,10 @@ from app.runtime import Runtime
 
 
 class ServiceRoutes:
-    """Handlers of the health routes, `/version` and the model lists."""
+    """Handlers of the health routes, `/version` and the model lists.
+
+    They report on the whole process, so they take the runtime, as `/metrics` does.
+    """
 
     def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
         self._runtime = runtime

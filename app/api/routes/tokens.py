@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import orjson
@@ -18,17 +18,31 @@ from app.api.schema.wire import parse_chat_request
 from app.core import Engine
 from app.engine.limits import check_text_only
 from app.errors import BadRequest
+from app.metering.limiter import Limiter
+from app.routing.backend import Backends
 from app.routing.router import AUTO
-from app.runtime import Runtime
 
 
 class TokenRoutes:
     """The handlers of both routes. A request counts as one in its key's limits, and no token of it does."""
 
-    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        backends: Backends,
+        limiter: Limiter,
+        bodies: BodyReader,
+        gatekeeper: Gatekeeper,
+        *,
+        check_ready: Callable[[], None],
+        check_model: Callable[[str, Collection[str] | None], None],
+    ) -> None:
+        """`check_ready` raises EngineNotReady while nothing is served, `check_model` UnknownModel."""
+        self._backends = backends
+        self._limiter = limiter
+        self._bodies = bodies
         self._gatekeeper = gatekeeper
-        self._bodies = BodyReader(runtime)
+        self._check_ready = check_ready
+        self._check_model = check_model
 
     async def tokenize(self, request: Request) -> Response:
         """The ids of texts, or of a rendered conversation. Raises BadRequest, ContextOverflow."""
@@ -58,19 +72,18 @@ class TokenRoutes:
 
     async def _read(self, request: Request, client: Client, caller: Caller) -> dict[str, Any]:
         """The body, once the request is charged. Raises RateLimited."""
-        self._runtime.check_ready()
-        self._runtime.limiter.begin(caller.key, generates=False)
+        self._check_ready()
+        self._limiter.begin(caller.key, generates=False)
         raw = await self._bodies.read(request, client, caller.owner, self._bodies.limit_bytes)
         return await self._bodies.parse(request, raw)
 
     def _engine(self, model: str | None, caller: Caller) -> Engine:
         """The engine of a model that the caller may use; of the first one where they name none."""
-        runtime = self._runtime
         if model is None:
-            allowed = runtime.backends.allowed(caller.models)
+            allowed = self._backends.allowed(caller.models)
             model = allowed[0].id if allowed else AUTO
-        runtime.check_model(model, caller.models)
-        backend = runtime.backends.of(model)
+        self._check_model(model, caller.models)
+        backend = self._backends.of(model)
         backend.check_ready()
         return backend.engine
 

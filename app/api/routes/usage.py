@@ -13,7 +13,8 @@ from app.core import Key
 from app.errors import BadRequest, Forbidden
 from app.metering.period import groups_of, period_of
 from app.metering.report import usage_report
-from app.runtime import Runtime
+from app.store.database import Database
+from app.store.key_table import KeyTable
 
 _PARAMETERS = ("period", "from", "to", "group_by", "key")
 
@@ -21,8 +22,9 @@ _PARAMETERS = ("period", "from", "to", "group_by", "key")
 class UsageRoutes:
     """The handler of `/api/usage`."""
 
-    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
-        self._runtime = runtime
+    def __init__(self, database: Database, keys: KeyTable, gatekeeper: Gatekeeper) -> None:
+        self._database = database
+        self._keys = keys
         self._gatekeeper = gatekeeper
 
     async def usage(self, request: Request) -> Response:
@@ -40,7 +42,7 @@ class UsageRoutes:
         period = period_of(query.get("period"), query.get("from"), query.get("to"), today)
         group_by = groups_of(query.get("group_by", ""))
         owner, key = self._whose(caller, query.get("key"))
-        report = await self._runtime.database.read(lambda c: usage_report(c, period, group_by, owner))
+        report = await self._database.read(lambda c: usage_report(c, period, group_by, owner))
         if key is not None:
             report["budget_usd"] = as_usd(key.terms.budget_micro_usd)
         return JSONResponse(report)
@@ -53,5 +55,5 @@ class UsageRoutes:
             return caller.owner, caller.key
         if asked is None:
             return None, None
-        key = self._runtime.keys.get(asked)
+        key = self._keys.get(asked)
         return (asked if key is None else key.owner), key

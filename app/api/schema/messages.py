@@ -7,11 +7,12 @@ what is in them that no model reads (TAKEN) is taken and dropped. Anything else 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.api.schema.parameters import MAX_MESSAGES, check_kind, quoted
-from app.errors import BadRequest, UnsupportedParameter
+from app.api.schema.fields import bounded_text, fields_of, shown
+from app.api.schema.parameters import MAX_MESSAGES, check_kind
+from app.errors import BadRequest
 from app.messages import (
     DETAILS,
     MAX_ID_CHARS,
@@ -69,7 +70,6 @@ _KEYS: Mapping[str, frozenset[str]] = {
     | TAKEN_OF_ASSISTANT,
     "tool": frozenset({"role", "content", "name", "tool_call_id"}) | TAKEN,
 }
-_QUOTED_CHARS = 100
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "audio", "reasoning_content", "reasoning")
 """The fields that an assistant's message may have where its content is null."""
 
@@ -87,18 +87,18 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise BadRequest(
-            f"{where}.role must be one of {', '.join(ROLES)}, got {_quoted(role)}.",
+            f"{where}.role must be one of {', '.join(ROLES)}, got {shown(role)}.",
             code="invalid_role",
             param=f"{where}.role",
         )
-    sent = _without_nulls(message, where, _KEYS[role])
+    sent = fields_of(message, where, _KEYS[role])
     result = {"role": role}
     if (content := _content(sent, where)) is not None:
         result["content"] = content
     if "name" in sent:
-        result["name"] = _text(sent["name"], f"{where}.name", MAX_NAME_CHARS)
+        result["name"] = bounded_text(sent["name"], f"{where}.name", MAX_NAME_CHARS)
     if "tool_call_id" in sent:
-        result["tool_call_id"] = _text(sent["tool_call_id"], f"{where}.tool_call_id", MAX_ID_CHARS)
+        result["tool_call_id"] = bounded_text(sent["tool_call_id"], f"{where}.tool_call_id", MAX_ID_CHARS)
     for name in ("reasoning_content", "reasoning"):
         if name in sent:
             check_kind(f"{where}.{name}", sent[name], str)
@@ -106,18 +106,6 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     if "tool_calls" in sent and (calls := _calls(sent["tool_calls"], f"{where}.tool_calls")):
         result["tool_calls"] = calls
     return result
-
-
-def _without_nulls(source: Mapping[str, Any], where: str, keys: Collection[str]) -> dict[str, Any]:
-    """The fields that are not null. Raises UnsupportedParameter for a field that is none of `keys`."""
-    sent = {name: value for name, value in source.items() if value is not None}
-    for name in sent:
-        if name not in keys:
-            place = f"{where}.{name[:_QUOTED_CHARS]}"
-            raise UnsupportedParameter(
-                f"Unknown parameter {place!r}; remove it.", code="unknown_parameter", param=place
-            )
-    return sent
 
 
 def _content(sent: Mapping[str, Any], where: str) -> str | list[dict[str, Any]] | None:
@@ -147,14 +135,14 @@ def _content_part(content_part: Any, where: str, role: str) -> dict[str, Any]:
     kind = content_part.get("type")
     check_kind(f"{where}.type", kind, str)
     if kind == "text" or (kind == "refusal" and role == "assistant"):
-        sent = _without_nulls(content_part, where, {"type", kind} | TAKEN_OF_PART)
+        sent = fields_of(content_part, where, {"type", kind} | TAKEN_OF_PART)
         check_kind(f"{where}.{kind}", sent.get(kind), str)
         return {"type": "text", "text": sent[kind]}
     if kind == "image_url":
-        sent = _without_nulls(content_part, where, {"type", "image_url"} | TAKEN_OF_PART)
+        sent = fields_of(content_part, where, {"type", "image_url"} | TAKEN_OF_PART)
         return {"type": "image_url", "image_url": _image(sent.get("image_url"), f"{where}.image_url")}
     raise BadRequest(
-        f"{where} is a part of type {_quoted(kind)}; text and image_url parts are served. Remove it.",
+        f"{where} is a part of type {shown(kind)}; text and image_url parts are served. Remove it.",
         code="unsupported_content",
         param=where,
     )
@@ -162,13 +150,13 @@ def _content_part(content_part: Any, where: str, role: str) -> dict[str, Any]:
 
 def _image(image: Any, where: str) -> dict[str, str]:
     check_kind(where, image, dict)
-    sent = _without_nulls(image, where, {"url", "detail"} | TAKEN_OF_IMAGE)
+    sent = fields_of(image, where, {"url", "detail"} | TAKEN_OF_IMAGE)
     check_kind(f"{where}.url", sent.get("url"), str)
     result = {"url": sent["url"]}
     if "detail" in sent:
         if sent["detail"] not in DETAILS:
             raise BadRequest(
-                f"{where}.detail must be one of {', '.join(DETAILS)}, got {_quoted(sent['detail'])}.",
+                f"{where}.detail must be one of {', '.join(DETAILS)}, got {shown(sent['detail'])}.",
                 param=f"{where}.detail",
             )
         result["detail"] = sent["detail"]
@@ -186,37 +174,24 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     kind = call.get("type", "function")
     if kind not in ("function", None):
         raise BadRequest(
-            f"{where} is a call of type {_quoted(kind)}; calls of functions are served.",
+            f"{where} is a call of type {shown(kind)}; calls of functions are served.",
             code="unsupported_content",
             param=where,
         )
-    sent = _without_nulls(call, where, {"id", "type", "function"} | TAKEN_OF_CALL)
+    sent = fields_of(call, where, {"id", "type", "function"} | TAKEN_OF_CALL)
     result: dict[str, Any] = {}
     if "id" in sent:
-        result["id"] = _text(sent["id"], f"{where}.id", MAX_ID_CHARS)
+        result["id"] = bounded_text(sent["id"], f"{where}.id", MAX_ID_CHARS)
     return result | {"type": "function", "function": _function(sent.get("function"), f"{where}.function")}
 
 
 def _function(function: Any, where: str) -> dict[str, str]:
     check_kind(where, function, dict)
-    sent = _without_nulls(function, where, {"name", "arguments"} | TAKEN_OF_FUNCTION)
+    sent = fields_of(function, where, {"name", "arguments"} | TAKEN_OF_FUNCTION)
     if "arguments" in sent:
         check_kind(f"{where}.arguments", sent["arguments"], str, dict)
-    name = _text(sent.get("name"), f"{where}.name", MAX_NAME_CHARS)
+    name = bounded_text(sent.get("name"), f"{where}.name", MAX_NAME_CHARS)
     return {"name": name, "arguments": arguments_text(sent.get("arguments"))}
-
-
-def _text(value: Any, where: str, max_chars: int) -> str:
-    check_kind(where, value, str)
-    if len(value) > max_chars:
-        raise BadRequest(f"{where} must have at most {max_chars} characters, got {len(value)}.", param=where)
-    text: str = value
-    return text
-
-
-def _quoted(value: Any) -> str:
-    """A string as a refusal quotes it; anything else is not written out, as it may be millions of values."""
-    return quoted(value) if isinstance(value, str) else "no string"
 
 
 def _check_length(where: str, items: Sequence[Any], limit: int, noun: str) -> None:

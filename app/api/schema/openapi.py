@@ -221,6 +221,7 @@ def document() -> dict[str, Any]:
                 **BODIES,
                 "Message": schemas.MESSAGE,
                 "ContentPart": schemas.CONTENT_PART,
+                "Tool": schemas.TOOL,
                 **{f"Error{status}": schemas.error(status) for status in _STATUS_TEXTS},
             },
             "responses": {f"Error{status}": _error_response(status) for status in _STATUS_TEXTS},

@@ -8,9 +8,19 @@ from typing import Any
 from app.api.routes import moderations
 from app.api.routes.conversations import MAX_TITLE
 from app.api.schema import completions, key_terms, tokens
+from app.api.schema.aliases import FORMS
+from app.api.schema.formats import KINDS
 from app.api.schema.messages import ROLES, TAKEN, TAKEN_OF_ASSISTANT
-from app.api.schema.parameters import MAX_STOP_CHARS, MAX_STOPS, PARAMETERS, Parameter, treatment
+from app.api.schema.parameters import (
+    MAX_CHOICES,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    PARAMETERS,
+    Parameter,
+    treatment,
+)
 from app.api.schema.template_switches import EFFORTS, SWITCHES, Switch
+from app.api.schema.tools import CHOICES
 from app.core import DEGRADING, GRAMMARS, MAX_WEIGHT, MIN_WEIGHT, SAFETY_LEVELS, SCOPES, TIERS
 from app.errors import CODES
 from app.messages import MAX_ID_CHARS, MAX_NAME_CHARS
@@ -18,8 +28,8 @@ from app.safety.moderation import MODELS as MODERATION_MODELS
 
 Schema = dict[str, Any]
 
-REQUIRED = ("model", "messages")
-"""The required parameters of a chat request; any other may be null, which means absent."""
+NEVER_NULL = ("model", "messages")
+"""The parameters of a chat request that are not null; any other may be, which means absent."""
 _JSON_TYPES: Mapping[type, str] = {
     str: "string",
     int: "integer",
@@ -47,7 +57,7 @@ def strict_object(properties: Mapping[str, Schema], required: Iterable[str] = ()
 
 def chat_request() -> Schema:
     """The body of a chat completion request: every entry of PARAMETERS."""
-    return strict_object({name: _parameter(name, p) for name, p in PARAMETERS.items()}, REQUIRED)
+    return strict_object({name: _parameter(name, p) for name, p in PARAMETERS.items()}, ["messages"])
 
 
 def _parameter(name: str, parameter: Parameter) -> Schema:
@@ -60,6 +70,8 @@ def _parameter(name: str, parameter: Parameter) -> Schema:
             "x-tokenring-treatment": treated,
         }
     schema: Schema = {"type": _types(name, parameter), "x-tokenring-treatment": treated}
+    if parameter.equivalent is not None:
+        schema["description"] = f"Translated into {parameter.equivalent}."
     if parameter.minimum is not None:
         schema["minimum"] = parameter.minimum
     if parameter.maximum is not None:
@@ -74,7 +86,7 @@ def _parameter(name: str, parameter: Parameter) -> Schema:
 def _types(name: str, parameter: Parameter) -> list[str]:
     """The JSON types that pass; a number that may be a fraction is `number` alone."""
     kinds = [k for k in parameter.kinds if k is not int or float not in parameter.kinds]
-    return [_JSON_TYPES[k] for k in kinds] + ([] if name in REQUIRED else ["null"])
+    return [_JSON_TYPES[k] for k in kinds] + ([] if name in NEVER_NULL else ["null"])
 
 
 _STOP_TEXT: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
@@ -92,6 +104,23 @@ CONTENT_PART: Schema = {
     "required": ["type"],
 }
 _TAKEN_MEMBERS = {name: {"description": "Taken and dropped."} for name in TAKEN | TAKEN_OF_ASSISTANT}
+TOOL: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": ["function", None]},
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": MAX_NAME_CHARS},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
+                "strict": {"type": ["boolean", "null"]},
+            },
+            "required": ["name"],
+        },
+    },
+    "required": ["function"],
+}
 MESSAGE: Schema = {
     "type": "object",
     "properties": {
@@ -126,6 +155,7 @@ def _switch(switch: Switch) -> Schema:
 
 
 _CONTENTS: Mapping[str, Schema] = {
+    "model": {"description": "May be left out, or `default`, where the server has one model."},
     "messages": {
         "items": {"$ref": "#/components/schemas/Message"},
         "description": "At least one message, unless `conversation_id` names what to answer.",
@@ -159,6 +189,28 @@ _CONTENTS: Mapping[str, Schema] = {
         "properties": {"model": {"enum": sorted(MODERATION_MODELS)}},
         "required": ["model"],
         "additionalProperties": False,
+    },
+    "response_format": {
+        "properties": {"type": {"enum": list(KINDS)}},
+        "required": ["type"],
+        "description": "Without effect where `tool_choice` wants a call.",
+    },
+    "tools": {"items": {"$ref": "#/components/schemas/Tool"}},
+    "tool_choice": {
+        "anyOf": [{"enum": [*CHOICES, None]}, {"type": "object"}],
+        "description": "A choice other than none and auto needs `tools`.",
+    },
+    "add_generation_prompt": {"description": "The opposite of `continue_final_message`."},
+    "guided_choice": {
+        "minItems": 1,
+        "maxItems": MAX_CHOICES,
+        "items": {"type": "string", "minLength": 1},
+        "description": "Translated into ebnf.",
+    },
+    "structured_outputs": {
+        "minProperties": 1,
+        "properties": {form: {} for form in FORMS},
+        "description": "One form. Translated into response_format, regex or ebnf.",
     },
     "top_logprobs": {"description": "Needs `logprobs: true`."},
     "parent_id": {"description": "Needs a `conversation_id`."},
@@ -250,7 +302,7 @@ def completion_request() -> Schema:
     }
     shared = {name: _parameter(name, PARAMETERS[name]) for name in completions.SHARED}
     shared["max_tokens"] |= {"default": completions.DEFAULT_MAX_TOKENS}
-    return strict_object({**own, **refused, **shared}, ["model", "prompt"])
+    return strict_object({**own, **refused, **shared}, ["prompt"])
 
 
 def tokenize_request() -> Schema:

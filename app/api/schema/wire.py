@@ -6,12 +6,20 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from app.api.schema.aliases import respell, translated
+from app.api.schema.formats import answer_format
 from app.api.schema.messages import normalized
-from app.api.schema.parameters import check, check_kind, check_moderation, check_values, quoted
+from app.api.schema.parameters import PARAMETERS, check, check_kind, quoted
 from app.api.schema.template_switches import check_template_switches
+from app.api.schema.tools import chosen, is_forced, normalized_tools
+from app.api.schema.values import check_moderation, check_values
 from app.core import ChatRequest, IdempotencyKey, Placement
 from app.errors import BadRequest
 from app.generation.history import new_conversation_id, new_message_id
+
+MAX_EFFORT = 0.99
+"""The largest effort that SGLang takes as a number."""
+_GRAMMARS = ("regex", "ebnf", "response_format")
 
 
 def parse_chat_request(
@@ -20,43 +28,123 @@ def parse_chat_request(
     owner: str,
     *,
     store: bool = False,
+    strict: bool = False,
     idempotency: IdempotencyKey | None = None,
     socket_wait_s: float = 0.0,
 ) -> ChatRequest:
     """A checked request, to be stored if it does not say so itself. Null means absent, as in OpenAI's API.
 
-    Raises BadRequest and UnsupportedParameter, naming the parameter.
+    `strict` refuses parameters that have no effect. Raises BadRequest and UnsupportedParameter, naming
+    the parameter.
     """
-    values = {name: value for name, value in body.items() if value is not None}
+    sent = {name: value for name, value in body.items() if value is not None}
+    for name, value in sent.items():
+        check(name, value, strict=strict)
+    values, spelled = translated(sent)
+    try:
+        return _parsed(
+            values,
+            request_id=request_id,
+            owner=owner,
+            idempotency=idempotency,
+            strict=strict,
+            spelled=spelled,
+            placement=Placement(socket_wait_s=socket_wait_s),
+            **_conversation(values, store=store),
+        )
+    except BadRequest as error:
+        respell(error, spelled)
+        raise
+
+
+def _parsed(values: dict[str, Any], **fields: Any) -> ChatRequest:
+    """The request of parameters that have this server's names; `fields` are those of `ChatRequest`."""
     for required in ("model", "messages"):
         if required not in values:
             raise BadRequest(f"{required} is required.", code="missing_parameter", param=required)
-    for_engine = {name: value for name, value in values.items() if check(name, value).to_engine}
-    place = _conversation(values, store=store)
-    for_engine["messages"] = normalized(values["messages"], may_be_empty="conversation_id" in values)
-    include_usage, continuous_usage = stream_options(values)
+    for name in fields["spelled"]:
+        check(name, values[name])
+    values["messages"] = normalized(values["messages"], may_be_empty="conversation_id" in values)
+    include_usage, continuous_usage = _stream_options(values)
     check_values(values)
     check_template_switches(values)
+    _check_generation_prompt(values)
     if "moderation" in values:
         check_moderation(values["moderation"])
-    if values.get("top_logprobs") is not None and not values.get("logprobs"):
+    if values.get("top_logprobs") and not values.get("logprobs"):
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
+    values = _with_form(_with_neutral_numbers(values), fields["spelled"])
     return ChatRequest(
-        request_id=request_id,
-        owner=owner,
         model=values["model"],
-        body=for_engine,
+        body={name: value for name, value in values.items() if PARAMETERS[name].to_engine},
         created_at_unix_s=int(time.time()),
         n=values.get("n", 1),
         max_tokens=_max_tokens(values),
         include_usage=include_usage,
         continuous_usage=continuous_usage,
         logprobs=values.get("logprobs", False),
-        idempotency=idempotency,
         moderated="moderation" in values,
-        placement=Placement(socket_wait_s=socket_wait_s),
-        **place,
+        **fields,
     )
+
+
+def _with_neutral_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters with values that SGLang spells in another way, or whose bound it leaves out."""
+    result = dict(values)
+    if result.get("top_p") == 0:
+        del result["top_p"]
+        result["top_k"] = 1
+    elif result.get("top_k") == 0:
+        result["top_k"] = -1
+    effort = result.get("reasoning_effort")
+    if effort == "no_think":
+        result["reasoning_effort"] = "none"
+    elif isinstance(effort, int | float):
+        result["reasoning_effort"] = min(effort, MAX_EFFORT)
+    return result
+
+
+def _check_generation_prompt(values: Mapping[str, Any]) -> None:
+    """`add_generation_prompt` says again, in vLLM's words, what `continue_final_message` does."""
+    name, continues = "add_generation_prompt", values.get("continue_final_message", False)
+    if name in values and values[name] == continues:
+        wanted = "false" if continues else "true"
+        raise BadRequest(
+            f"{name} must be {wanted} with continue_final_message: {str(continues).lower()}.", param=name
+        )
+
+
+def _with_form(values: Mapping[str, Any], spelled: Mapping[str, str]) -> dict[str, Any]:
+    """The parameters with the form of the answer checked: tools, a tool choice, a grammar.
+
+    Where the answer has to be a call there is no text that a response format could apply to.
+    """
+    result = dict(values)
+    if "tools" in result:
+        result["tools"] = normalized_tools(result["tools"])
+    if "tool_choice" in result:
+        result["tool_choice"], tools = chosen(result["tool_choice"], result.get("tools", ()))
+        if "tools" in result:
+            result["tools"] = tools
+    if "response_format" in result:
+        result["response_format"] = answer_format(result["response_format"])
+    kind = result.get("response_format", {}).get("type", "text")
+    forced = is_forced(result.get("tool_choice"))
+    if kind == "text" or (forced and kind != "structural_tag"):
+        result.pop("response_format", None)
+    grammars = [name for name in _GRAMMARS if name in result]
+    if grammars and forced:
+        raise BadRequest(
+            f"{grammars[0]}: a call is wanted by tool_choice, whose form is the tool's; remove either.",
+            param=grammars[0],
+        )
+    if len(grammars) > 1:
+        raise BadRequest(
+            f"{grammars[1]}: an answer has one form, and {spelled.get(grammars[0], grammars[0])} gives it;"
+            " remove either.",
+            param=grammars[1],
+        )
+    return result
 
 
 def _conversation(values: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
@@ -87,8 +175,7 @@ def _max_tokens(values: Mapping[str, Any]) -> int | None:
     return limit
 
 
-def stream_options(values: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether usage is asked for at the end of the stream, and with every chunk. Raises BadRequest."""
+def _stream_options(values: Mapping[str, Any]) -> tuple[bool, bool]:
     options = values.get("stream_options")
     if options is None:
         return False, False

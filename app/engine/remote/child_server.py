@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from app.engine.restart import Backoff, restart_with_backoff
+
 LOOPBACK = "127.0.0.1"
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
@@ -115,25 +117,30 @@ class ChildServer:
         process.stdin.close()
 
     async def _watch(self) -> None:
-        """Wait for it to end, and start the next one, after a pause that doubles with each quick death."""
-        loop = asyncio.get_running_loop()
-        pause_s = self._first_pause_s
-        while self._process is not None:
-            process, began_s = self._process, loop.time()
-            reading = asyncio.ensure_future(self._read_output(process))
+        """Have a process running, for ever; the first has been started already."""
+        await restart_with_backoff(self._run_once, Backoff(self._first_pause_s, LONGEST_PAUSE_S))
+
+    async def _run_once(self) -> bool:
+        """Start a process unless one runs, and wait for its end; whether it lived for `STEADY_S`."""
+        if self.failure is not None:
             try:
-                await process.wait()
-                _kill_group(process.pid)  # what it had started
-                await asyncio.wait([reading], timeout=PIPE_WAIT_S)
-            finally:
-                reading.cancel()
-            self.failure = self._reason(process.returncode)
-            self._on_exit(self.failure)
-            if loop.time() - began_s >= STEADY_S:
-                pause_s = self._first_pause_s
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            await self._spawn()
+                await self._spawn()
+            except OSError as exc:  # the machine may have room for another process later
+                self.failure = f"the process could not be started: {type(exc).__name__}"
+                return False
+        assert self._process is not None
+        loop = asyncio.get_running_loop()
+        process, began_s = self._process, loop.time()
+        reading = asyncio.ensure_future(self._read_output(process))
+        try:
+            await process.wait()
+            _kill_group(process.pid)  # what it had started
+            await asyncio.wait([reading], timeout=PIPE_WAIT_S)
+        finally:
+            reading.cancel()
+        self.failure = self._reason(process.returncode)
+        self._on_exit(self.failure)
+        return loop.time() - began_s >= STEADY_S
 
     async def _read_output(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None

@@ -10,6 +10,8 @@ Probes are the owner's: no caller's request is spent on finding out. Pure: the t
 
 from __future__ import annotations
 
+from app.engine.restart import Backoff
+
 
 class Breaker:
     """One server's. Times are seconds of a monotonic clock."""
@@ -18,10 +20,8 @@ class Breaker:
         self, *, threshold: int = 3, first_pause_s: float = 1.0, longest_pause_s: float = 30.0
     ) -> None:
         self._threshold = threshold
-        self._first_pause_s = first_pause_s
-        self._longest_pause_s = longest_pause_s
+        self._backoff = Backoff(first_pause_s, longest_pause_s)
         self._failures = 0
-        self._pause_s = first_pause_s
         self.is_open = False
         self.next_probe_s = 0.0
 
@@ -32,20 +32,19 @@ class Breaker:
     def close(self) -> None:
         """A probe found the server well."""
         self._failures = 0
-        self._pause_s = self._first_pause_s
+        self._backoff.reset()
         self.is_open = False
 
     def failed(self, now_s: float) -> None:
         """A request, a poll or a probe failed."""
         self._failures += 1
         if self.is_open:
-            self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
-            self.next_probe_s = now_s + self._pause_s
+            self.next_probe_s = now_s + self._backoff.next_s()
         elif self._failures >= self._threshold:
             self.trip(now_s)
 
-    def trip(self, now_s: float) -> None:
-        """Open at once."""
+    def trip(self, now_s: float, *, probe_now: bool = False) -> None:
+        """Open at once; the first probe is due after the pause, or now."""
         if not self.is_open:
             self.is_open = True
-            self.next_probe_s = now_s + self._pause_s
+            self.next_probe_s = now_s if probe_now else now_s + self._backoff.next_s()

@@ -180,7 +180,7 @@ class RemoteEngine:
         """Stop all choices of `rid` at once; unknown and finished ids are ignored."""
         generation = self._running.get(rid)
         if generation is not None:
-            generation.stream.aborted = True
+            generation.stream.abort()
             for exchange in generation.exchanges:
                 exchange.abort()
 
@@ -233,25 +233,24 @@ class RemoteEngine:
         now_s = asyncio.get_running_loop().time()
         for server in self._pool.servers:
             if server is not first:
-                server.breaker.trip(now_s)
-                server.breaker.next_probe_s = now_s
+                server.breaker.trip(now_s, probe_now=True)
 
     async def _begin(self, rid: str, prompt: Prompt) -> None:
         """Send every choice as a request of its own: the prefix cache shares their prompt."""
         generation = self._running[rid]
         try:
             model = self._ready_model()
-            generation.exchanges += [
+            generation.exchanges.extend(
                 ChoiceRequest(
                     self._pool,
                     f"{rid}-{index:03d}",
                     model.body(prompt, index),
                     model.sink(prompt, index, generation.stream),
-                    generation.tally,
-                    self._spawn,
+                    tally=generation.tally,
+                    spawn=self._spawn,
                 )
                 for index in range(model.choices(prompt))
-            ]
+            )
         except BaseException:
             self._ended(rid)
             raise

@@ -45,6 +45,7 @@ class ChoiceRequest:
         rid: str,
         body: Mapping[str, Any],
         sink: ChoiceSink,
+        *,
         tally: TokenTally,
         spawn: Spawn,
     ) -> None:
@@ -175,7 +176,7 @@ class ChoiceRequest:
             if status is not None:
                 raise Refusal(int(status), str(finish.get("message") or ""))
             self._ended = True
-        self._tally.token_ids += len(step.token_ids)
+        self._tally.add(len(step.token_ids))
         self._sink.take(step.text, step.token_ids, finish, step.counts, step.logprobs, 0)
         return finish is not None
 

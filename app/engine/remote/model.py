@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from app.core import ChatRequest, Counts, ModelCard, Prompt
 from app.engine.generation_stream import GenerationStream
+from app.errors import ServingError
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,13 @@ class ChoiceSink(Protocol):
         counts: Counts,
         batch: Any,
         row: int,
-    ) -> None: ...
+    ) -> None:
+        """Take a step's output. `finish` is SGLang's finish reason, which comes exactly once."""
+        ...
 
-    def fail(self, error: Any) -> None: ...
+    def fail(self, error: ServingError) -> None:
+        """No more output will come."""
+        ...
 
 
 class RemoteModel(Protocol):

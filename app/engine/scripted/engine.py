@@ -26,6 +26,7 @@ from app.core import (
     ToolCall,
 )
 from app.engine.limits import answer_budget, check_text_only
+from app.engine.scripted.run import Run
 from app.engine.scripted.service import Seat, Service, ServiceRates
 from app.engine.scripted.vocabulary import Vocabulary, prompt_ids, taken_over, token_id
 from app.engine.tally import Tallies
@@ -99,21 +100,6 @@ class Script:
         return script
 
 
-class _Run:
-    """One generation in progress."""
-
-    __slots__ = ("aborted", "error", "waiter")
-
-    def __init__(self) -> None:
-        self.aborted = False
-        self.error: EngineFailed | None = None
-        self.waiter: asyncio.Future[None] | None = None
-
-    def wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-
 @dataclass(frozen=True, slots=True)
 class _ScriptedAnswer:
     request: ChatRequest
@@ -137,7 +123,7 @@ class ScriptedEngine:
         self._default = script if isinstance(script, Script) else Script()
         self._on_death = on_death
         self._health = Health.STARTING
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, Run] = {}
         self._tallies = Tallies()
         self._seen_prefixes: dict[int, None] = {}
         self._vocabulary = Vocabulary()
@@ -209,21 +195,21 @@ class ScriptedEngine:
         """See Engine.generate; choices take turns token by token."""
         if self._health is not Health.READY:
             raise EngineNotReady(f"The engine is {self._health.value}.", retry_after_s=5)
-        run = self._runs[rid] = _Run()
+        run = self._runs[rid] = Run()
         return self._generate(rid, run, prompt.handle)
 
-    async def _generate(self, rid: str, run: _Run, answer: _ScriptedAnswer) -> AsyncIterator[Delta]:
+    async def _generate(self, rid: str, run: Run, answer: _ScriptedAnswer) -> AsyncIterator[Delta]:
         script = answer.script
         live = {choice: self._deltas(answer, choice) for choice in range(answer.request.n)}
         counts = dict.fromkeys(live, Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0))
         self._used_tokens += answer.prompt_tokens
         tally = self._tallies.begin(rid)
-        seat = Seat(run, answer.prompt_tokens, answer.cached_tokens)
+        seat = Seat(run.wake, answer.prompt_tokens, answer.cached_tokens)
         try:
             await self._pause(run, script.prefill_s)
             if self._service is not None:
                 self._service.enter(seat)
-                await self._woken(run)
+                await run.woken()
             made = 0
             while live:
                 self._misbehave(run, script, made)
@@ -234,14 +220,14 @@ class ScriptedEngine:
                     counts[choice] = delta.counts
                     if delta.finish_reason is not None:
                         del live[choice]
-                    tally.token_ids += len(delta.token_ids)
+                    tally.add(len(delta.token_ids))
                     yield delta
                 made += 1
                 if self._service is None:
                     await self._pause(run, 1 / script.rate if script.rate else 0.0)
                 elif live:
                     self._service.next_tokens(seat, len(live))
-                    await self._woken(run)
+                    await run.woken()
         finally:
             if self._service is not None:
                 self._service.leave(seat)
@@ -253,7 +239,7 @@ class ScriptedEngine:
         """The deltas of a choice that is not stopped."""
         return _choice(answer, choice)
 
-    async def _pause(self, run: _Run, duration_s: float) -> None:
+    async def _pause(self, run: Run, duration_s: float) -> None:
         """Wait, less long when aborted. Raises EngineFailed when the engine dies meanwhile."""
         if run.aborted:
             return
@@ -261,21 +247,12 @@ class ScriptedEngine:
             await asyncio.sleep(0)
         else:
             timer = asyncio.get_running_loop().call_later(duration_s, run.wake)
-            await self._woken(run)
+            await run.woken()
             timer.cancel()
         if run.error is not None:
             raise run.error
 
-    async def _woken(self, run: _Run) -> None:
-        """Wait to be woken; at once when aborted. Raises EngineFailed when the engine dies meanwhile."""
-        if run.aborted:
-            return
-        run.waiter = asyncio.get_running_loop().create_future()
-        await run.waiter
-        if run.error is not None:
-            raise run.error
-
-    def _misbehave(self, run: _Run, script: Script, made: int) -> None:
+    def _misbehave(self, run: Run, script: Script, made: int) -> None:
         if not script.fault or made < script.fault_after or run.aborted:
             return
         if script.fault == "overload":
@@ -290,16 +267,14 @@ class ScriptedEngine:
         """End as an engine whose process was killed: every generation fails at once."""
         self._health = Health.DEAD
         for run in self._runs.values():
-            run.error = EngineFailed("The scripted engine died.")
-            run.wake()
+            run.fail("The scripted engine died.")
         self._on_death(reason)
 
     def abort(self, rid: str) -> None:
         """See Engine.abort."""
         run = self._runs.get(rid)
         if run is not None:
-            run.aborted = True
-            run.wake()
+            run.abort()
 
     def emitted_tokens(self, rid: str) -> int:
         """See Engine.emitted_tokens."""
@@ -324,8 +299,7 @@ class ScriptedEngine:
         if self._health is not Health.DEAD:
             self._health = Health.DEAD
             for run in self._runs.values():
-                run.error = EngineFailed("The server is stopping.")
-                run.wake()
+                run.fail("The server is stopping.")
 
 
 def _service(script: Script) -> Service | None:
@@ -333,13 +307,13 @@ def _service(script: Script) -> Service | None:
     if not script.shared:
         return None
     pace = ServiceRates(
-        script.pool or script.context * 64,
-        script.prefill_rate,
-        script.step_s,
-        script.step_per_request_s,
-        script.step_per_held_token_s,
-        script.wake_s,
-        script.spread,
+        pool_tokens=script.pool or script.context * 64,
+        prefill_tokens_per_s=script.prefill_rate,
+        step_s=script.step_s,
+        step_per_request_s=script.step_per_request_s,
+        step_per_held_token_s=script.step_per_held_token_s,
+        wake_s=script.wake_s,
+        spread=script.spread,
     )
     return Service(pace, script.seed)
 

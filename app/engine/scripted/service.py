@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 MAX_PREFILL_TOKENS = 16_384
 """Tokens of several prompts taken in at once, as SGLang's `max_prefill_tokens`."""
@@ -38,23 +37,29 @@ class ServiceRates:
     spread: float = 0.0
 
 
-class Served(Protocol):
-    """A request, as the service sees it."""
-
-    def wake(self) -> None:
-        """Called when it may go on."""
-
-
 class Seat:
-    """One request's place: what it holds of the pool, and what it waits for."""
+    """One request's tokens in the KV pool, and those it waits for. `wake` lets the request go on."""
 
-    __slots__ = ("held_tokens", "request", "uncached_tokens", "wanted_tokens")
+    __slots__ = ("_wanted_tokens", "held_tokens", "uncached_tokens", "wake")
 
-    def __init__(self, request: Served, prompt_tokens: int, cached_tokens: int) -> None:
-        self.request = request
+    def __init__(self, wake: Callable[[], None], prompt_tokens: int, cached_tokens: int) -> None:
+        self.wake = wake
         self.held_tokens = prompt_tokens
         self.uncached_tokens = prompt_tokens - cached_tokens
-        self.wanted_tokens = 0
+        self._wanted_tokens = 0
+
+    def want(self, count: int) -> None:
+        """Wait for so many tokens of the next decode step."""
+        self._wanted_tokens = count
+
+    def take_wanted(self) -> int:
+        """Hold the tokens waited for; returns their number."""
+        self.held_tokens += self._wanted_tokens
+        return self._wanted_tokens
+
+    def retract(self) -> None:
+        """Lose the KV memory: all tokens so far are to be computed anew."""
+        self.uncached_tokens = self.held_tokens
 
 
 class Service:
@@ -85,7 +90,7 @@ class Service:
 
     def next_tokens(self, seat: Seat, count: int) -> None:
         """Wait for the next decode step, and so many tokens of it; the request is woken then."""
-        seat.wanted_tokens = count
+        seat.want(count)
         self._asking[seat] = None
 
     def leave(self, seat: Seat) -> None:
@@ -136,7 +141,7 @@ class Service:
         for seat in seats:
             if seat in self._running:  # it may have left meanwhile
                 self._asking.pop(seat, None)
-                seat.request.wake()
+                seat.wake()
 
     async def _step(self) -> None:
         """A token for each that runs."""
@@ -147,13 +152,12 @@ class Service:
         await self._pass(each_s + pace.step_per_held_token_s * self.used_tokens)
         for seat in [waiting for waiting in self._asking if waiting in self._running]:
             del self._asking[seat]
-            seat.held_tokens += seat.wanted_tokens
-            self.used_tokens += seat.wanted_tokens
-            seat.request.wake()
+            self.used_tokens += seat.take_wanted()
+            seat.wake()
 
     def _retract(self, seat: Seat) -> None:
         del self._running[seat]
         self.used_tokens -= seat.held_tokens
-        seat.uncached_tokens = seat.held_tokens
+        seat.retract()
         self.num_retractions += 1
         self._waiting.appendleft(seat)

@@ -55,7 +55,6 @@ class SGLangEngine:
         self._launched: Launched | None = None
         self._renderer: Renderer | None = None
         self._grammar: GrammarCheck | None = None
-        self._limits: RenderLimits | None = None
         self._model: ModelCard | None = None
         self._streams: dict[str, GenerationStream] = {}
         self._tallies = Tallies()
@@ -75,8 +74,8 @@ class SGLangEngine:
         self._own_sigquit(loop)
         try:
             self._launched = await loop.run_in_executor(self._thread, self._launch)
-            self._watch(loop, self._launched)
-            self._describe(self._launched)
+            limits = self._describe(self._launched)
+            self._watch(loop, self._launched, limits)
             self._grammar = await self._check_of_grammars(loop, self._launched)
             await self._warm_up()
             # A full collection of the 700,000 objects that SGLang's import leaves stops a process for 0.4 s,
@@ -199,7 +198,7 @@ class SGLangEngine:
         stream = self._streams.get(rid)
         if stream is None or self._launched is None:
             return
-        stream.aborted = True  # for the choices that are not sent yet
+        stream.abort()
         if stream.begun:
             # SGLang aborts by prefix: ids are of fixed length, so this is exactly our choices.
             self._launched.manager.abort_all_of(f"{rid}-")
@@ -243,10 +242,12 @@ class SGLangEngine:
 
             return launch(self._options)
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, launched: Launched) -> None:
-        """Notice a child's death at once, through the descriptor that becomes readable when it exits."""
-        launched.manager.on_failure = self._die
-        launched.manager.auto_create_handle_loop()
+    def _watch(self, loop: asyncio.AbstractEventLoop, launched: Launched, limits: RenderLimits) -> None:
+        """Receive what the model generates, and notice a child's death at once.
+
+        The child's descriptor becomes readable when it exits.
+        """
+        launched.manager.start(max_tokens=limits.max_tokens, on_failure=self._die)
         for name, process in launched.processes:
             loop.add_reader(process.sentinel, self._child_exited, name, process)
 
@@ -266,10 +267,11 @@ class SGLangEngine:
         if was_ready:
             self._on_death(reason)
 
-    def _describe(self, launched: Launched) -> None:
+    def _describe(self, launched: Launched) -> RenderLimits:
+        """Make the renderer and the model's card; returns the limits of prompts and answers."""
         from app.engine.sglang.render import Renderer, RenderLimits
 
-        self._limits = RenderLimits(
+        limits = RenderLimits(
             context_length=launched.manager.context_len,
             kv_capacity_tokens=launched.kv_capacity_tokens,
             max_prompt_tokens=launched.max_req_input_len - 1,
@@ -277,11 +279,10 @@ class SGLangEngine:
             reserved_tokens=launched.manager.num_reserved_tokens,
             default_max_tokens=self._options.default_max_tokens,
         )
-        launched.manager.fit = self._limits.max_tokens
         domains = self._options.server_args.get("allowed_media_domains")
         self._renderer = Renderer(
             launched.chat,
-            self._limits,
+            limits,
             name=self._options.name,
             remote_media=bool(domains) and domains != [NO_MEDIA_DOMAIN],
             deterministic=launched.deterministic,
@@ -290,9 +291,10 @@ class SGLangEngine:
             id=self._options.name,
             context_length=launched.manager.context_len,
             kv_capacity_tokens=launched.kv_capacity_tokens * launched.replicas,
-            max_prompt_tokens=self._limits.max_prompt_tokens,
+            max_prompt_tokens=limits.max_prompt_tokens,
             capabilities=launched.capabilities(),
         )
+        return limits
 
     async def _check_of_grammars(
         self, loop: asyncio.AbstractEventLoop, launched: Launched
@@ -330,7 +332,7 @@ class SGLangEngine:
                 final = Delta(index, "text", "", (), Counts(len(prompt.token_ids)), "abort")
                 stream.put_final(final)
                 continue
-            sink = choice_sink(index, stream, len(prompt.token_ids), launched.chat, rendered.request)
+            sink = choice_sink(index, stream, len(prompt.token_ids), launched.chat, request=rendered.request)
             request = rendered.tokenized
             if launched.deterministic:
                 request = _with_seed(request, rendered.seed, index)

@@ -87,7 +87,7 @@ class GrammarGuard:
                 entry.grammar.fill_vocab_mask(vocab_mask, entry.row)
             return
         for entry in self._filler.fill(rows, vocab_mask):
-            _meter(entry.grammar, self._mask_ms).stalled = True
+            _meter(entry.grammar, self._mask_ms).stall()
             self._any_exceeded = True
 
     def fill(self, grammar: Any, fill: Callable[[], None]) -> None:
@@ -126,13 +126,17 @@ class GrammarGuard:
 
 
 class RequestMeter(CostMeter):
-    """The cost of one request's grammar. `stalled`: a mask took so long that it was left behind."""
+    """The cost of one request's grammar, and whether a mask took so long that it was left behind."""
 
     __slots__ = ("stalled",)
 
     def __init__(self, mask_ms: float) -> None:
         super().__init__(mask_ms)
         self.stalled = False
+
+    def stall(self) -> None:
+        """Note that a mask was left behind."""
+        self.stalled = True
 
 
 class MaskFiller:

@@ -6,7 +6,7 @@ service) take SGLang's path. For ours this leaves out what that path also does: 
 tokenizer-side metrics and traces, request dumps, LoRA release, weight versions, hidden states and
 speculative-decoding details; none of it is offered through `SGLangEngine`, which measures for itself.
 
-Nothing here ends the process: a failure is told once to `on_failure`, and to every stream.
+Nothing here ends the process: a failure goes once to `on_failure`, and to every stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import copy
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
@@ -32,6 +32,7 @@ from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
 
 from app.core import Counts
 from app.engine.grammar.cost import GRAMMAR_ENDED
+from app.engine.remote.model import ChoiceSink
 from app.engine.tally import TokenTally
 from app.errors import BadRequest, EngineFailed, EngineOverloaded, GrammarTooSlow, ServingError
 
@@ -41,37 +42,16 @@ RECEIVING_S = 0.005
 _new_tuple = tuple.__new__
 
 
-class SequenceSink(Protocol):
-    """The receiver of one generated sequence."""
-
-    counts: Counts
-
-    def take(
-        self,
-        text: str,
-        token_ids: Any,
-        finish: dict[str, Any] | None,
-        counts: Counts,
-        batch: Any,
-        row: int,
-    ) -> None:
-        """One step's output. `finish` is SGLang's finish reason, given exactly once."""
-
-    def fail(self, error: ServingError) -> None:
-        """No more output will come."""
-
-
 class HandoverTokenizerManager(TokenizerManager):
     """SGLang's TokenizerManager, with its output path for our requests replaced."""
 
     def __init__(self, server_args: Any, port_args: Any, **options: Any) -> None:
         super().__init__(server_args, port_args, **options)
-        self.on_failure: Callable[[str], None] = lambda _reason: None
-        self.fit: Callable[[int, int | None], int] | None = None
-        """(prompt tokens, tokens asked for) → tokens to generate at most; refuses what does not fit."""
+        self._on_failure: Callable[[str], None] = lambda _reason: None
+        self._max_tokens: Callable[[int, int | None], int] | None = None
         self.num_retractions = 0
         """Times that requests of ours, ended by now, were set aside for lack of KV memory."""
-        self._sinks: dict[str, tuple[SequenceSink, TokenTally]] = {}
+        self._sinks: dict[str, tuple[ChoiceSink, TokenTally]] = {}
         # The socket without asyncio around it: a future for each batch costs more than the batch.
         self._inbox: Any = zmq.Socket.shadow(self.recv_from_detokenizer.underlying)
         self._receiving: asyncio.AbstractEventLoop | None = None
@@ -80,7 +60,7 @@ class HandoverTokenizerManager(TokenizerManager):
     # --- requests
 
     async def submit(
-        self, request: TokenizedGenerateReqInput, rid: str, sink: SequenceSink, tally: TokenTally
+        self, request: TokenizedGenerateReqInput, rid: str, sink: ChoiceSink, tally: TokenTally
     ) -> None:
         """Send a copy of a tokenized request under `rid`; its output goes to `sink`, counted in `tally`."""
         sent = copy.copy(request)
@@ -113,9 +93,9 @@ class HandoverTokenizerManager(TokenizerManager):
         return await asyncio.to_thread(asyncio.run, tokenizing)
 
     def _validate_one_request(self, obj: Any, input_ids: list[int]) -> None:
-        if self.fit is not None:
+        if self._max_tokens is not None:
             asked = obj.sampling_params.get("max_new_tokens")
-            obj.sampling_params["max_new_tokens"] = self.fit(len(input_ids), asked)
+            obj.sampling_params["max_new_tokens"] = self._max_tokens(len(input_ids), asked)
         super()._validate_one_request(obj, input_ids)
 
     def abort_all_of(self, rid_prefix: str) -> None:
@@ -129,6 +109,17 @@ class HandoverTokenizerManager(TokenizerManager):
             sink.fail(EngineFailed(reason))
 
     # --- SGLang's loop
+
+    def start(
+        self, *, max_tokens: Callable[[int, int | None], int], on_failure: Callable[[str], None]
+    ) -> None:
+        """Start receiving on the running loop.
+
+        `max_tokens` makes of a prompt's tokens, and of the tokens asked for, the tokens to generate at most;
+        it raises where the prompt does not fit. `on_failure` gets the reason when receiving breaks.
+        """
+        self._max_tokens, self._on_failure = max_tokens, on_failure
+        self.auto_create_handle_loop()
 
     def auto_create_handle_loop(self) -> None:
         """Start receiving on the running loop; unlike SGLang's, installs no signal handlers."""
@@ -189,7 +180,7 @@ class HandoverTokenizerManager(TokenizerManager):
             self._broken(exc)
 
     def _broken(self, exc: Exception) -> None:
-        self.on_failure(f"receiving from the detokenizer failed: {type(exc).__name__}")
+        self._on_failure(f"receiving from the detokenizer failed: {type(exc).__name__}")
 
     def _hand_over(self, batch: BatchStrOutput) -> list[int]:
         """Give each row to its sink; returns the rows that have none."""
@@ -216,9 +207,8 @@ class HandoverTokenizerManager(TokenizerManager):
             if finish is not None:
                 del sinks[rid]
                 self.num_retractions += batch.retraction_counts[row]
-                if finish.get("status_code") is not None:
-                    tally.token_ids -= len(token_ids)  # a refusal is an error and no delta
-            tally.token_ids += len(token_ids)
+            if finish is None or finish.get("status_code") is None:  # a refusal is an error and no delta
+                tally.add(len(token_ids))
             # What `Counts(...)` does, without its Python-level call: this line runs once per token.
             counts = _new_tuple(Counts, (prompt, completion, cached, reasoning))
             sink.take(text, token_ids, finish, counts, batch, row)

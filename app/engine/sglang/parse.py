@@ -7,7 +7,7 @@ the steps is that of SGLang's `OpenAIServingChat._generate_stream_content`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 from sglang.srt.entrypoints.openai.protocol import ToolChoice
@@ -15,6 +15,7 @@ from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.json_array_parser import JsonArrayParser
 
 from app.core import Channel, Counts, Delta, FinishReason, ToolCall
+from app.engine.generation_stream import GenerationStream
 from app.engine.sglang.grammar import grammar_param
 from app.engine.sglang.handover import refusal
 from app.errors import EngineFailed, ServingError
@@ -28,22 +29,14 @@ SGLang's parsers read all of a call again with each token: 12 ms a token after 8
 FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
-class Output(Protocol):
-    """The stream that a choice's deltas go to."""
-
-    def put(self, delta: Delta) -> None: ...
-
-    def put_final(self, delta: Delta) -> None: ...
-
-    def fail(self, error: ServingError) -> None: ...
-
-
 class PlainChoice:
     """A choice whose text is all answer: no parser, no logprobs."""
 
     __slots__ = ("_grammar_param", "_out", "counts", "index")
 
-    def __init__(self, index: int, out: Output, prompt_tokens: int, grammar_param: str | None = None) -> None:
+    def __init__(
+        self, index: int, out: GenerationStream, prompt_tokens: int, grammar_param: str | None = None
+    ) -> None:
         self.index = index
         self._out = out
         self._grammar_param = grammar_param
@@ -91,7 +84,9 @@ class _Piece:
 class ParsedChoice:
     """A choice with reasoning, tool calls or logprobs in it."""
 
-    def __init__(self, index: int, out: Output, prompt_tokens: int, chat: Any, request: Any) -> None:
+    def __init__(
+        self, index: int, out: GenerationStream, prompt_tokens: int, chat: Any, *, request: Any
+    ) -> None:
         self.index = index
         self.counts = Counts(prompt_tokens)
         self._out = out
@@ -335,10 +330,10 @@ def _entry(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-def choice_sink(index: int, out: Output, prompt_tokens: int, chat: Any, request: Any) -> Any:
+def choice_sink(index: int, out: GenerationStream, prompt_tokens: int, chat: Any, *, request: Any) -> Any:
     """The cheapest sink that can parse this request's output."""
     reasoning = chat.reasoning_parser and request.separate_reasoning
     tools = chat._tool_call_parsing_active(request)  # noqa: SLF001
     if reasoning or tools or request.logprobs:
-        return ParsedChoice(index, out, prompt_tokens, chat, request)
+        return ParsedChoice(index, out, prompt_tokens, chat, request=request)
     return PlainChoice(index, out, prompt_tokens, grammar_param(request))

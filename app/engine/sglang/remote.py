@@ -213,7 +213,7 @@ class SGLangRemoteModel:
         from app.engine.sglang.parse import choice_sink
 
         sink: ChoiceSink = choice_sink(
-            index, out, len(prompt.token_ids), self._chat, prompt.handle.chat_request
+            index, out, len(prompt.token_ids), self._chat, request=prompt.handle.chat_request
         )
         return sink
 

@@ -25,6 +25,7 @@ from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from app.core import ChatRequest, RawPrompt
 from app.engine.sglang.args import BUILTIN_TOOL_PARSER
 from app.engine.sglang.chat import MeasuredChat, PromptTooLong
+from app.engine.sglang.constraints import check_kept, mend_grammar, prepare_tools
 from app.engine.sglang.splice import Splice, splice
 from app.engine.sglang.tokenizer import TokenizerText
 from app.engine.token_bound import TokenBound, token_bound
@@ -195,14 +196,18 @@ class Renderer:
             chat_request = ChatCompletionRequest.model_validate(body)
         except pydantic.ValidationError as exc:
             raise _invalid(exc) from None
-        self._check(chat_request)
-        _keep_named_tool(chat_request)
+        form = chat_request.response_format
+        if form is not None and form.type == "structural_tag":
+            check_kept(body["response_format"], form.model_dump(by_alias=True), "response_format")
+        self._check(chat_request, strict=request.strict)
+        prepare_tools(chat_request)
         try:
             internal, chat_request = self._chat._convert_to_internal_request(chat_request)  # noqa: SLF001
             if request.raw is not None:
                 internal.require_reasoning = False
                 internal.sampling_params["skip_special_tokens"] = body.get("skip_special_tokens", True)
-            self._check_sampling(internal.sampling_params)
+            self._check_sampling(internal.sampling_params, strict=request.strict)
+            mend_grammar(internal.sampling_params, chat_request, self._chat)
             spliced = self._take_over(internal, request.past)
         except PromptTooLong as exc:
             raise exc.overflow from None
@@ -250,7 +255,7 @@ class Renderer:
             body.setdefault("parallel_tool_calls", False)
         return body | {"model": self._name, "stream": True, "n": 1, "max_completion_tokens": asked}
 
-    def _check(self, request: ChatCompletionRequest) -> None:
+    def _check(self, request: ChatCompletionRequest, *, strict: bool) -> None:
         self._check_media(request)
         if problem := self._chat._validate_request(request):  # noqa: SLF001
             words = {"Tool": "tools", "Tools": "tools", "schema_": "response_format"}
@@ -259,7 +264,7 @@ class Renderer:
         if request.tools and request.tool_choice != "none" and not self._chat.tool_call_parser:
             raise UnsupportedParameter("tools: this model has no tool-call format.", param="tools")
         thinks = self._chat.reasoning_parser or self._chat.template_manager.reasoning_config
-        if request.reasoning_effort not in {None, "none"} and not thinks:
+        if strict and request.reasoning_effort not in {None, "none"} and not thinks:
             raise UnsupportedParameter(
                 "reasoning_effort: this model does not reason.", param="reasoning_effort"
             )
@@ -282,14 +287,14 @@ class Renderer:
                 param=f"messages[{number}].content",
             )
 
-    def _check_sampling(self, values: Mapping[str, Any]) -> None:
+    def _check_sampling(self, values: Mapping[str, Any], *, strict: bool) -> None:
         """The checks of `SamplingParams`, which SGLang makes only once it runs."""
         manager = self._chat.tokenizer_manager
         params = manager.sampling_params_class(**values)
         params.normalize(manager.tokenizer)
         params.verify(manager.model_config.vocab_size)
         greedy = params.top_k == 1  # what `normalize` makes of temperature 0
-        if params.sampling_seed is not None and not greedy and not self._deterministic:
+        if strict and params.sampling_seed is not None and not greedy and not self._deterministic:
             raise UnsupportedParameter(
                 "seed: needs temperature 0, or a server with `enable_deterministic_inference`.", param="seed"
             )
@@ -321,17 +326,6 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _copied(item) for name, item in value.items()}
     return [_copied(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _keep_named_tool(request: ChatCompletionRequest) -> None:
-    """Keep only the tool of a named `tool_choice` in the request.
-
-    The grammar that SGLang 0.5.20 builds for most formats (`get_legacy_structural_tag`) has all
-    tools in it, so the model could call another than the one named.
-    """
-    choice = request.tool_choice
-    if request.tools and not isinstance(choice, str):
-        request.tools = [tool for tool in request.tools if tool.function.name == choice.function.name]
 
 
 def _media_urls(request: ChatCompletionRequest) -> Iterator[tuple[int, str]]:

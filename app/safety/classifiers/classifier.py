@@ -1,8 +1,8 @@
 """The prompt classifier: n-grams for a first look, n-grams and encoder together for the verdict.
 
-Every view of a text is scored and the most harmful one speaks for it. All scores of `full` are on one
-scale, and so are those of `fast`: the harm of the text, times each category's share of the likeliest
-one's. So the maximum over the categories is the harm.
+Every view of a text is scored, and the view with the highest score counts. The score of a category is the
+harm of the text, times the category's probability relative to the likeliest category. So the highest score of
+a text is its harm. `full` and `fast` have a scale of their own each.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Blend(NamedTuple):
 
 
 class Classifier:
-    """Scores single texts by category. Keeps nothing of them; any thread may call it."""
+    """Scores single texts by category. Keeps no text; may be called from any thread."""
 
     def __init__(self, ngrams: NGrams, encoder: Encoder, blend: Blend, sure_below: float = 0.0) -> None:
-        """Below `sure_below`, a harm by `fast`, the encoder finds next to nothing more."""
+        """`sure_below` is a harm by `fast` below which the encoder finds next to nothing more."""
         self.sure_below = sure_below
         self._ngrams = ngrams
         self._encoder = encoder
@@ -70,7 +70,7 @@ class Classifier:
         return cls(ngrams, encoder, blend, float(calibration.get("sure_below", 0.0)))
 
     def fast(self, text: str) -> Quick:
-        """What the n-grams make of a text, in less than a millisecond for 2,000 characters."""
+        """The n-grams' scores of a text, in less than 1 ms for 2,000 characters."""
         ngrams, blend = self._ngrams, self._blend
         logit, places = max(map(ngrams.look, views(text)), key=itemgetter(0))
         logit = logit * blend.fast_slope + blend.fast_bias

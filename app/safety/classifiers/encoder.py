@@ -1,7 +1,7 @@
 """The encoder: MiniLM-L6 fine-tuned, int8, on ONNX Runtime; blocking, for a thread.
 
 One thread and no spinning: the engine needs the cores. A text longer than a window is read in
-overlapping windows, of which the most harmful speaks for it.
+overlapping windows, and the highest score counts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 CLS, SEP, PAD = 101, 102, 0
 """The marks of BERT's uncased vocabulary."""
 WINDOW = 128
-"""Tokens that are read at once, both marks included."""
+"""Tokens in one window, with both marks."""
 OVERLAP = 24
 BATCH = 8
-"""Windows that are run together: of like length, so that little is padding."""
+"""Windows in one batch; windows of like length are run together, so that there is little padding."""
 
 
 class Encoder:

@@ -17,7 +17,7 @@ CATEGORY_BITS = 15
 
 
 class NGrams:
-    """A logit for harm, and one for each category. Immutable; any thread may call it.
+    """The weights: a logit for harm, and one for each category. Immutable; may be called from any thread.
 
     `harm` has a weight for each place of the table, `categories` a row for each category over the
     upper bits of the same places; `bias` and `offsets` are added.

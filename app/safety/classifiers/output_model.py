@@ -1,13 +1,12 @@
-"""The model of answers: hashed n-grams of a text that grows, added up as it comes.
+"""The model of answers: weights of hashed n-grams, added up while the answer grows.
 
     text → ASCII look, lower case, signs as spaces → words, pairs of words, stems
          → weight of each, less a drift: the sum, which starts again where it would fall below 0 → logit → p
 
-So the sum is that of the stretch up to now which speaks most for harm, however long and wherever it
-began: a harmless beginning hides nothing (Page, Biometrika 41, 1954). What an answer says again counts
-half. A token costs its own n-grams, about 3 µs, whatever came before; reading in other pieces gives the
-same n-grams. The category comes of the last ones, and only when asked for.
-Knows text, not what becomes of it.
+So the sum is that of the most harmful stretch that ends here, of any length: a harmless beginning hides
+nothing (Page, Biometrika 41, 1954). A repeated n-gram counts half. A token costs its own n-grams, about 3 µs,
+independent of the text before it. Reading in other pieces gives the same n-grams. The category is computed
+from the last n-grams, on demand. The model scores text and decides nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ BITS = 18
 """The harm weights are 2**BITS, places in them the lower bits of an n-gram's CRC-32."""
 CATEGORY_BITS = 14
 STEP_BYTES = 12
-"""About 3 tokens: more at once is read in steps, so that no stretch is passed over."""
+"""Characters read at once, about 3 tokens. Longer text is read in steps, so that no stretch is missed."""
 AGAIN = 0.5
-"""What an n-gram counts that the answer has had before."""
+"""Weight of an n-gram that occurred before in the answer."""
 PRIOR = 1.0
-"""What a prompt that is certainly harmful adds to the logit of its answer."""
+"""What a prompt of harm 1 adds to the logit of its answer."""
 
 _LONGEST_WORD = 64
 _REMEMBERED = 4096  # n-grams of an answer that are known again; then it forgets them all
@@ -57,7 +56,7 @@ _TABLE = _table()
 
 
 def plain_bytes(text: str) -> bytes:
-    """A text as it is read: bytes of words, and spaces."""
+    """A text in the form that is scored: bytes of words, and spaces."""
     return (text if text.isascii() else folded(text)).encode("utf-8", "replace").translate(_TABLE)
 
 
@@ -88,7 +87,7 @@ class Grams:
 
 
 class Answer:
-    """One text as it is heard: the sum of its stretch, and what it was made of."""
+    """One growing text: the sum of its most harmful stretch, and the n-grams of that stretch."""
 
     __slots__ = ("_grams", "_known", "_model", "_now", "_prior", "_recent", "_sum", "logit", "p")
 
@@ -149,7 +148,7 @@ class Answer:
 
 
 class OutputModel:
-    """The weights. Immutable; any thread may hear answers by it, one thread an answer.
+    """The weights. Immutable; any thread may score answers with it, one thread for each answer.
 
     `harm` has a weight for each place, `categories` a row for each category over the lower bits of the
     same places. `drift` is taken off for each n-gram; `line` is slope and intercept of the logit.
@@ -161,6 +160,7 @@ class OutputModel:
         categories: NDArray[np.int8],
         category_scale: float,
         offsets: NDArray[np.float32],
+        *,
         drift: float,
         line: tuple[float, float],
     ) -> None:
@@ -182,7 +182,7 @@ class OutputModel:
             slope, intercept = (float(value) for value in arrays["line"])
         if harm.shape != (1 << BITS,) or categories.shape != (len(CATEGORIES), 1 << CATEGORY_BITS):
             raise ValueError(f"{path.name} has tables of another size")
-        return cls(harm, categories, scale, offsets, drift, (slope, intercept))
+        return cls(harm, categories, scale, offsets, drift=drift, line=(slope, intercept))
 
     def listen(self, prior: float) -> Answer:
         """A new answer, to a prompt of this harm."""

@@ -1,4 +1,4 @@
-"""What a guard model is shown of a conversation, and what is read in its answer: pure functions."""
+"""The turns that a guard model gets of a conversation, and the scores in its answer: pure functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Entry = Mapping[str, Any]
 
 
 class Unreadable(Exception):
-    """There is no verdict in what the guard said."""
+    """The guard's answer has no verdict."""
 
 
 def turns_for(conversation: Sequence[Message], *, whole: bool) -> list[dict[str, str]]:
@@ -82,7 +82,7 @@ def defused(text: str) -> str:
 
 
 def settled(form: GuardFormat, text: str) -> bool:
-    """Whether what was said is harmless, so that no label can follow."""
+    """Whether the verdict is the harmless word, after which no label can follow."""
     harmless = next(iter(form.weights))
     answer = text.strip().casefold()
     return any(answer == f"{lead} {harmless}".strip().casefold() for lead in form.leads)
@@ -137,7 +137,7 @@ def _leads(word: str, text: str) -> bool:
 
 
 def _spoken(form: GuardFormat, text: str) -> float:
-    """The verdict by its word alone. Raises Unreadable where there is none."""
+    """The harm by the verdict's word alone, 0 to 1. Raises Unreadable if there is no verdict."""
     answer = text.strip()
     for lead in form.leads:
         answer = answer.removeprefix(lead).strip()

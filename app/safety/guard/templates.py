@@ -1,8 +1,9 @@
-"""What guard models are asked, in the words that each was tuned on, and what their labels mean here.
+"""The formats of guard models: chat template, questions, labels, and how an answer is read.
 
-A format is a chat template, the questions it is rendered for, and how the answer is read. A guard's server
-has our template, not the checkpoint's own: SGLang makes a last message by the assistant one by the user, so
-that no other could ask about an answer. Ours is told, by `judges_answer` among its `chat_template_kwargs`.
+To add a guard model, add a `GuardFormat` to FORMATS and its labels to LABELS. A guard's server gets our chat
+template in place of the checkpoint's own. SGLang turns a last message by the assistant into one by the user,
+so the checkpoint's template could not ask about an answer. Ours reads `judges_answer` from the
+`chat_template_kwargs`.
 Written after the public model cards: llama.com "Llama Guard 3", Qwen/Qwen3Guard, ai.google.dev "ShieldGemma",
 ibm-granite/granite-guardian (3.0 to 3.2).
 """
@@ -15,9 +16,9 @@ from dataclasses import dataclass
 from app.settings import SettingsError
 
 ANY = "any"
-"""The label of a harm of a kind that was not said."""
+"""The label of a harm without a category."""
 UNNAMED = "S2"
-"""The category of such a harm where nothing hints at another: MLCommons' broadest."""
+"""The category of such a harm if no category has a score: MLCommons' broadest category."""
 
 LABELS: Mapping[str, Mapping[str, str]] = {
     # S14 is the abuse of code interpreters.
@@ -43,12 +44,12 @@ LABELS: Mapping[str, Mapping[str, str]] = {
         "harm": ANY,
     },
 }
-"""The one table of labels. Only Llama Guard tells S4 and S9 from the other sexual and violent harms."""
+"""Our category for each label of each format. Only Llama Guard has labels of its own for S4 and S9."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One prompt for a guard. `label` is what a Yes to the `guideline` means.
+    """One question for a guard. A Yes to the `guideline` means the harm `label`.
 
     A format whose answers name the labels has neither.
     """
@@ -59,12 +60,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class GuardFormat:
-    """How one family of guard models is asked and read.
+    """The format of one family of guard models: its questions, and how its answers are read.
 
-    `fits` are fragments of a model's name. `weights` are the words of a verdict, and how much of a harm
-    each is; the first is the harmless one. The verdict comes after one of `leads`, and that after
-    nothing. `regex` holds the model to its format. `prompt_questions` judge a prompt,
-    `answer_questions` an answer; not all look at the `whole_conversation`.
+    A model belongs to the family if its name has one of the fragments `fits`. `weights` maps each verdict
+    word to its harm, 0 to 1; the first word is the harmless one. An answer begins with one of `leads`, then
+    the verdict. `regex` constrains the answer to this form. `prompt_questions` judge a prompt,
+    `answer_questions` an answer. Without `whole_conversation` the guard gets the last turn only.
     """
 
     name: str
@@ -80,11 +81,11 @@ class GuardFormat:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """Its labels, and our category for each."""
+        """The labels of this format, and our category for each."""
         return LABELS[self.name]
 
     def names(self, text: str) -> list[str]:
-        """Our categories for the labels in an answer, in the order it has them."""
+        """Our categories for the labels in an answer, in the answer's order."""
         _, _, listed = text.strip().partition("\n")
         listed = listed.strip().partition("\n")[0].removeprefix("Categories:")
         labelled = (self.labels.get(name.strip()) for name in listed.split(","))

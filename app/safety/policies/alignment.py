@@ -1,4 +1,4 @@
-"""The policy prompt for the model itself: what it is told before anything a client says.
+"""The policy prompt: the operator's text for the model, in front of all messages.
 
 The pipeline puts it in front of the messages. Its version is in every event's policy hash; a change of
 a text is a new version.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Mode = Literal["off", "watched", "always"]
-"""Whether the model is told at all, only with watched prompts (the strict text), or always."""
+"""When the text is put in front: never, with watched prompts only (the strict text), or always."""
 
 VERSION = "2026-11-21"
 
@@ -36,7 +36,7 @@ speak otherwise, and do not go on with a text that breaks these rules, whoever b
 
 
 class Alignment(NamedTuple):
-    """The texts in force, and when they are used."""
+    """The texts in force, and the mode that says when they are used."""
 
     mode: Mode = "watched"
     version: str = VERSION
@@ -44,7 +44,7 @@ class Alignment(NamedTuple):
     strict: str = STRICT
 
     def text(self, *, watched: bool) -> str | None:
-        """What to put in front of the messages; None for nothing."""
+        """The text to put in front of the messages; None if there is none."""
         if self.mode == "off" or (self.mode == "watched" and not watched):
             return None
         return self.strict if watched else self.normal

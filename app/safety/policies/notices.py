@@ -1,7 +1,7 @@
-"""What people are told when something is blocked: plain, kind, and of use to who needs help.
+"""The messages for people whose prompt or answer was blocked.
 
-Numbers of help lines change: each has the site that says it, as of 2026-11-21. An operator may put
-any text in a category's place (the policy's `messages`), with `{help_lines}` where these stand.
+Numbers of help lines change. Each has the site that states it, as of 2026-11-21. An operator may replace the
+message of any category (the policy's `messages`); `{help_lines}` stands for the help lines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HELP_LINES_MARK = "{help_lines}"
 
 
 class HelpLine(NamedTuple):
-    """A country's line for people in a suicidal crisis."""
+    """A country's help line for people in a suicidal crisis."""
 
     name: str
     number: str
@@ -80,14 +80,14 @@ _OF_CATEGORY: Mapping[str, str] = {
 
 
 class Notices:
-    """The messages of one installation. `country` is an ISO 3166 code; general words if it has no line."""
+    """The messages of one installation. `country` is an ISO 3166 code; general text if it has no line."""
 
     def __init__(self, country: str, overrides: Mapping[str, str]) -> None:
         self._lines = _help_lines(country)
         self._overrides = overrides
 
     def message(self, category: str | None) -> str:
-        """What is said when a prompt or answer was blocked for a category; None is for no certain one."""
+        """The message for a blocked prompt or answer. `category` None: no category is certain."""
         text = self._overrides.get(category or "") or _OF_CATEGORY.get(category or "")
         if not text:
             text = self._overrides.get("default") or _general(category)

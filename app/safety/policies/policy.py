@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from app.safety.categories import CATEGORIES, LOCKED, name_of
 from app.safety.policies import policy_file
@@ -22,9 +22,6 @@ from app.safety.policies.notices import Notices
 from app.safety.policies.policy_file import PolicyError, PolicyFile
 from app.safety.policies.thresholds import FILE_NAME, MIN_FPR, Thresholds
 from app.safety.verdict import ACTIONS, Action, Scores, Stage, Verdict
-
-Level = Literal["standard", "strict"]
-"""How a key's requests are judged: by the policy as it is, or tightened."""
 
 NGRAMS_BLOCK_SHARE, NGRAMS_WATCH_SHARE = 0.1, 0.2
 """The shares of a category's rates that the n-grams may spend, before the encoder has read the text."""

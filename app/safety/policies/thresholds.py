@@ -26,15 +26,15 @@ from app.settings import SettingsError
 
 FILE_NAME = "calibration.json"
 MODELS = Path(__file__).parents[1] / "models"
-"""The classifiers that are shipped, and their table."""
+"""Directory of the bundled classifiers and their calibration table."""
 MIN_FPR, MAX_FPR = 0.0001, 0.1
-"""Targets that a policy may ask for."""
+"""Least and greatest target of a policy, as a share of ordinary texts."""
 
 Table = Literal["categories", "ngrams", "output"]
 
 
 class CalibrationDamaged(SettingsError):
-    """The table is missing or cannot be right: the server refuses to start."""
+    """The calibration table is missing or wrong. The server does not start."""
 
 
 class _Row(NamedTuple):

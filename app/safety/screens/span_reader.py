@@ -60,16 +60,40 @@ class _Track:
             self.after_space = folded[-1] == " "
         return len(folded)
 
+    def copy(self) -> _Track:
+        """Another reading that goes on from here."""
+        return _Track(self.state, after_space=self.after_space)
+
 
 class _Reading(_Track):
     """One channel: as it is, and as shown where that differs."""
 
     __slots__ = ("pending", "shown")
 
-    def __init__(self, state: int = 0, *, after_space: bool = False) -> None:
-        super().__init__(state, after_space=after_space)
+    def __init__(self, begun: Begun = NOT_BEGUN) -> None:
+        super().__init__(begun.state, after_space=begun.after_space)
         self.shown: _Track | None = None
-        self.pending = ""
+        self.pending = begun.pending
+        if begun.shown != begun.state or begun.pending:
+            self.shown = _Track(begun.shown, after_space=begun.after_space)
+
+    def show_apart(self) -> None:
+        """Read from here on apart what a client shows, unless that is done already."""
+        if self.shown is None:
+            self.shown = self.copy()
+
+    def walk_shown(self, hard_list: HardList, text: str) -> tuple[int, int]:
+        """Read on as a client shows it, until that is again what the text itself says.
+
+        Returns the number of folded characters and the state that they lead to.
+        """
+        assert self.shown is not None
+        text_read, self.pending = undone(self.pending + text)
+        length = self.shown.walk(hard_list, text_read.translate(hard_list.marks))
+        state = self.shown.state
+        if not self.pending and state == self.state and self.shown.after_space == self.after_space:
+            self.shown = None
+        return length, state
 
     @property
     def quiet(self) -> bool:
@@ -96,10 +120,7 @@ class SpanReader:
         """`begun` is how the text ends that a client reads before."""
         self._list = hard_list
         self.channel: Channel | None = None
-        self._reading = _Reading(begun.state, after_space=begun.after_space)
-        if begun.shown != begun.state or begun.pending:
-            self._reading.shown = _Track(begun.shown, after_space=begun.after_space)
-            self._reading.pending = begun.pending
+        self._reading = _Reading(begun)
         self._readings: dict[Channel, _Reading] = {}
         self._across: _Track | None = None
         self._spelling = _Reading()
@@ -119,36 +140,30 @@ class SpanReader:
             if len(self._readings) > _CHANNELS:
                 self._readings.pop(next(iter(self._readings)))
         if self._across is None and old.state:
-            self._across = _Track(old.state, after_space=old.after_space)
+            self._across = old.copy()
         self.channel, self._reading = channel, self._readings.get(channel) or _Reading()
 
     def finds(self, text: str) -> bool:
         """Whether a span is complete, now that `text` has come in this channel."""
         hard_list, reading, across = self._list, self._reading, self._across
-        shown = reading.shown
-        if shown is None and across is None and _as_it_is(text):  # what most tokens come to
-            folded = hard_list.fold(text, after_space=reading.after_space)
-            if folded:
-                reading.state = hard_list.walk(reading.state, folded)
-                reading.after_space = folded[-1] == " "
-                self._plain += len(folded)
-                self._shown += len(folded)
-            return reading.state == FOUND
-        if shown is None and not _as_it_is(text):
-            shown = reading.shown = _Track(reading.state, after_space=reading.after_space)
+        if not _as_it_is(text):
+            reading.show_apart()
         length = reading.walk(hard_list, text)
         self._plain += length
-        if shown is None:
+        if reading.shown is None and across is None:  # what most tokens come to
             self._shown += length
-        else:
-            self._shown += _walk_shown(hard_list, reading, shown, text)
+            return reading.state == FOUND
+        shown_length, shown_state = length, reading.state
+        if reading.shown is not None:
+            shown_length, shown_state = reading.walk_shown(hard_list, text)
+        self._shown += shown_length
         if across is not None:
             across.walk(hard_list, text)
             if across.state == FOUND:
                 return True
             if not across.state or across.state == reading.state:
                 self._across = None
-        return reading.state == FOUND or (shown is not None and shown.state == FOUND)
+        return FOUND in (reading.state, shown_state)
 
     def finds_name(self, name: str) -> bool:
         """Whether a span is complete in the name of a tool, or across the names of several."""
@@ -168,18 +183,18 @@ class SpanReader:
         """
         hard_list, spelling = self._list, self._spelling
         for entry in entries:
-            state_before = spelling.state, spelling.after_space
+            state, after_space = spelling.state, spelling.after_space
             token = entry["token"]
-            if spelling.shown is None and not _as_it_is(token):
-                spelling.shown = _Track(spelling.state, after_space=spelling.after_space)
+            if not _as_it_is(token):
+                spelling.show_apart()
             self._spelled += spelling.walk(hard_list, token)
-            shown = spelling.shown
-            if shown is not None:
-                _walk_shown(hard_list, spelling, shown, token)
-            if spelling.state == FOUND or (shown is not None and shown.state == FOUND):
+            shown_state = spelling.state
+            if spelling.shown is not None:
+                _, shown_state = spelling.walk_shown(hard_list, token)
+            if FOUND in (spelling.state, shown_state):
                 return True
             for other in entry.get("top_logprobs") or ():
-                track = _Track(state_before[0], after_space=state_before[1])
+                track = _Track(state, after_space=after_space)
                 track.walk(hard_list, other["token"])
                 if track.state == FOUND:
                     return True
@@ -235,13 +250,3 @@ def _state_after(hard_list: HardList, text: str) -> int:
         if state != FOUND:
             return state
     return 0
-
-
-def _walk_shown(hard_list: HardList, reading: _Reading, shown: _Track, text: str) -> int:
-    """Read on as a client shows it, until that is again what the text itself says."""
-    text_read, reading.pending = undone(reading.pending + text)
-    length = shown.walk(hard_list, text_read.translate(hard_list.marks))
-    same = shown.state == reading.state and shown.after_space == reading.after_space
-    if same and not reading.pending:
-        reading.shown = None
-    return length

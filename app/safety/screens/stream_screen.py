@@ -58,8 +58,8 @@ class StreamScreen:
         watched: bool,  # noqa: FBT001
         prior: float,
         policy: Rules,
-        steering: Steering = UNSTEERED,
         *,
+        steering: Steering = UNSTEERED,
         on_broken: Callable[[Exception], None] = lambda _exc: None,
         fail_open: bool = False,
     ) -> Screening:

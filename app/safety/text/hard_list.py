@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from app.safety.text.confusables import CONFUSABLES
 
 FOUND = -1
-"""The state after a span: there is no way on."""
+"""The state after a complete span; it is final."""
 MARKS = "*_`~"
-"""What Markdown shows as type and not as characters: a word may be bold in its midst."""
+"""Markdown's marks, which a client shows as type: part of a word may be bold."""
 _INVISIBLE = frozenset({"Mn", "Me", "Cf", "Cc"})
 _REMEMBERED = 20_000
 
@@ -41,7 +41,7 @@ class HardList:
         self._fallback: list[int] = [0]
         self._ends: list[bool] = [False]
         self.depth: list[int] = [0]
-        """By state: characters of folded text, at its end, that may yet become a span."""
+        """By state: the number of folded characters at the end of the text that may still become a span."""
         for span in spans:
             self._add(" ".join(span.translate(self._folding).split()))
         self._link()
@@ -110,7 +110,7 @@ class HardList:
 
 
 def compiled(spans: Sequence[str]) -> HardList | None:
-    """The list of these spans; None for none, which costs nothing to look for."""
+    """The compiled list of these spans; None if there are none."""
     return HardList(spans) if spans else None
 
 

@@ -17,7 +17,7 @@ from app.messages import content_texts
 from app.safety.text.escapes import undone
 
 UNRENDERED = frozenset({"model", "messages", "stop", "stop_token_ids", "logit_bias", "regex", "ebnf"})
-"""Parameters whose strings reach no prompt; the messages are read for themselves."""
+"""Parameters whose strings reach no prompt, and the messages, which are read separately."""
 _PROTOCOL_WORDS = """
     type function name description parameters properties required items enum const default title examples
     strict additionalProperties anyOf allOf oneOf $ref $defs $schema definitions format pattern minimum
@@ -28,7 +28,7 @@ _PROTOCOL_WORDS = """
     annotations audio role system developer user assistant tool thinking enable_thinking reasoning_effort
 """
 _PROTOCOL = frozenset(_PROTOCOL_WORDS.split())
-"""Words of OpenAI's protocol and of JSON Schema. As a string of its own none of them asks for anything."""
+"""Words of OpenAI's protocol and of JSON Schema, each of which is harmless as a string of its own."""
 _DATA_URL = re.compile(r"data:[\w.+-]{0,40}/?[\w.+-]{0,80}(;[\w.+-]{1,40}=[\w.+-]{1,40}){0,4};base64,")
 
 

@@ -28,12 +28,12 @@ JOINED_TURNS = 3
 DECAY = 0.8
 """By how much an earlier turn's score fades with each turn since."""
 MAX_AGE = 10
-"""Turns back; an older one has faded to a tenth, and could reach no threshold."""
+"""Turns back that are read: the score of an older turn has faded to a tenth and reaches no threshold."""
 SHORT_CHARS = 300
-"""A few sentences. What is no user's and longer is refused on stronger evidence only."""
+"""Characters of a short text. A longer text that no user wrote needs stronger evidence to be refused."""
 SLICE_CHARS = 2_000
 OVERLAP_CHARS = 200
-"""So that a sentence that one slice cuts is whole in the next."""
+"""Characters that two slices share, so that a sentence cut by one slice is whole in the next."""
 
 Message = Mapping[str, Any]
 
@@ -62,7 +62,7 @@ class Read(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """What there is to read: the newest turns, and everything else."""
+    """The texts to read: the newest turns, and all other texts."""
 
     newest: list[Read]
     earlier: list[Read]
@@ -148,7 +148,7 @@ def conversation_of(
 
 
 def slices(text: str) -> list[str]:
-    """The text in pieces that overlap; all of it is in one or another."""
+    """The whole text in slices of `SLICE_CHARS` characters, which overlap."""
     return list(_slices(text))
 
 

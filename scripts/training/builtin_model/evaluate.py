@@ -160,10 +160,10 @@ def _call(url: str, pick: Callable[[Any], Any], body: dict[str, Any] | None = No
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
             return str(pick(json.load(reply)))
     except urllib.error.HTTPError as error:
-        told = error.read().decode(errors="replace")
-        if "content_filter" in told:
+        reason = error.read().decode(errors="replace")
+        if "content_filter" in reason:
             return ""  # a question that the screens refuse has no right answer
-        raise CannotAsk(f"{url} answered {error.code}: {told[:500]}") from error
+        raise CannotAsk(f"{url} answered {error.code}: {reason[:500]}") from error
     except OSError as error:
         raise CannotAsk(f"{url} cannot be reached: {error}") from error
     except (ValueError, LookupError, TypeError) as error:

@@ -69,23 +69,23 @@ def _parse_options(tokens: list[str], position: int, depth: int) -> tuple[tuple[
 def expand(pattern: Pattern, lexicon: Lexicon, rng: Random) -> str:
     """One random text of the pattern, its spaces tidied by the caller."""
     out: list[str] = []
-    for part in pattern:
-        if isinstance(part, str):
-            out.append(part)
-        elif isinstance(part, Slot):
-            out.append(expand(rng.choice(lexicon[part.name]), lexicon, rng))
+    for element in pattern:
+        if isinstance(element, str):
+            out.append(element)
+        elif isinstance(element, Slot):
+            out.append(expand(rng.choice(lexicon[element.name]), lexicon, rng))
         else:
-            out.append(expand(rng.choice(part.options), lexicon, rng))
+            out.append(expand(rng.choice(element.options), lexicon, rng))
     return "".join(out)
 
 
 def slots_of(pattern: Pattern) -> set[str]:
     """Every slot name that the pattern refers to, nested ones included."""
     names: set[str] = set()
-    for part in pattern:
-        if isinstance(part, Slot):
-            names.add(part.name)
-        elif isinstance(part, Choice):
-            for option in part.options:
+    for element in pattern:
+        if isinstance(element, Slot):
+            names.add(element.name)
+        elif isinstance(element, Choice):
+            for option in element.options:
                 names |= slots_of(option)
     return names

@@ -46,8 +46,8 @@ def question_pool(
         question = roughen(draw_question(wordings.intents[number], wordings, rng), wordings, rng)
         opening = _opening(rng) if rng.random() < PROMPTED else ""
         text = f"{opening}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        found = tokenizer.encode(text).ids[-longest:]
-        ids[row, : len(found)] = torch.tensor(found)
+        token_ids = tokenizer.encode(text).ids[-longest:]
+        ids[row, : len(token_ids)] = torch.tensor(token_ids)
     return ids, torch.tensor(intents)
 
 
@@ -73,8 +73,8 @@ def first_layer(model: SmallLlama, ids: Tensor) -> Tensor:
     keys = rotate(attention.k_proj(normed).view(heads), cos[:, None], sin[:, None])
     scores = torch.einsum("rhgd,rlhd->rhgl", query, keys) * shape.head_dim**-0.5
     scores = scores.masked_fill((ids == PAD_ID)[:, None, None], -1e9)
-    found = torch.einsum("rhgl,rlhd->rhgd", scores.softmax(-1), attention.v_proj(normed).view(heads))
-    hidden = embedded[last] + attention.o_proj(found.flatten(1))
+    attended = torch.einsum("rhgl,rlhd->rhgd", scores.softmax(-1), attention.v_proj(normed).view(heads))
+    hidden = embedded[last] + attention.o_proj(attended.flatten(1))
     out: Tensor = model.norm(hidden + layer.mlp(layer.post_attention_layernorm(hidden)))
     return out
 

@@ -155,23 +155,23 @@ class Scorer:
         text = answer
         for pattern, replacement in NORMALISATIONS:
             text = pattern.sub(replacement, text)
-        known: set[str] = set()
+        mentioned: set[str] = set()
 
         def take(match: re.Match[str]) -> str:
-            known.add(self._owners[int(cast("str", match.lastgroup)[1:])])
+            mentioned.add(self._owners[int(cast("str", match.lastgroup)[1:])])
             return "\0"
 
         rest = self._scan.sub(take, text)
-        return known, {match.group().strip("`") for match in LOOKALIKES.finditer(rest)}
+        return mentioned, {match.group().strip("`") for match in LOOKALIKES.finditer(rest)}
 
     def judge(self, question: Question, answer: str) -> Verdict:
         """Judge one answer to one question."""
-        known, unknown = self.mentions(answer)
+        mentioned, unknown = self.mentions(answer)
         groups = [tuple(group) for group in question["right"]]
         welcome = {name for group in groups for name in group} | set(question["allowed"]) | self._harmless
         return Verdict(
-            missing=tuple(group for group in groups if not known.intersection(group)),
-            wrong=tuple(sorted((known - welcome) | unknown)),
+            missing=tuple(group for group in groups if not mentioned.intersection(group)),
+            wrong=tuple(sorted((mentioned - welcome) | unknown)),
         )
 
 

@@ -272,10 +272,10 @@ def _average_gradients(parameters: list[nn.Parameter]) -> None:
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    for gradient, part in zip(
+    for gradient, averaged in zip(
         gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True
     ):
-        gradient.copy_(part.view_as(gradient))
+        gradient.copy_(averaged.view_as(gradient))
 
 
 if __name__ == "__main__":

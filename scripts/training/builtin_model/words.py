@@ -33,9 +33,9 @@ def make(folder: Path, count: int = COUNT, size: int = SIZE) -> None:
     rows = [row for row, word in enumerate(vocabulary) if _is_word(word)]
     vectors = load_file(folder / "model.safetensors")[_SOURCE].float()[rows]
     vectors -= vectors.mean(0)
-    known = _corpus_words()
+    corpus_words = _corpus_words()
     unit = torch.nn.functional.normalize(vectors, dim=-1)
-    near = (unit @ unit[[vocabulary[row] in known for row in rows]].T).amax(1)
+    near = (unit @ unit[[vocabulary[row] in corpus_words for row in rows]].T).amax(1)
     kept = near.topk(count).indices.sort().values
     chosen = [rows[place] for place in kept.tolist()]
     vectors = vectors[kept]
@@ -51,8 +51,8 @@ def make(folder: Path, count: int = COUNT, size: int = SIZE) -> None:
 def _corpus_words() -> set[str]:
     source = DialogueSource(load_wordings(), seed=0)
     texts = (source.question_and_answer()[0].content.lower() for _ in range(40_000))
-    found = Counter(word for text in texts for word in re.findall(r"[a-z]+", text))
-    return {word for word, times in found.items() if times > 3}
+    counts = Counter(word for text in texts for word in re.findall(r"[a-z]+", text))
+    return {word for word, times in counts.items() if times > 3}
 
 
 def _is_word(word: str) -> bool:

@@ -48,18 +48,18 @@ class Scored:
     fast: Floats
 
 
-def blended(found: Predictions) -> tuple[Blend, Scored]:
+def blended(predictions: Predictions) -> tuple[Blend, Scored]:
     """The blend that tells harmful from benign best among requests of sources left out.
 
     How much the n-grams count is fixed: left to the fit they count as much as the encoder, which is best over
     all thresholds (AUC), but not where few false alarms are allowed.
     """
-    prompts = ~found.output & ~found.own & ~np.isin(found.source, STATEMENTS)
-    both = (found.encoder + NGRAMS * found.ngrams).astype(np.float64)[:, None]
-    fast = found.ngrams.astype(np.float64)[:, None]
-    weights = _even(found.source, found.harmful)
-    model = LogisticRegression(C=100.0).fit(both[prompts], found.harmful[prompts], weights[prompts])
-    alone = LogisticRegression(C=100.0).fit(fast[prompts], found.harmful[prompts], weights[prompts])
+    prompts = ~predictions.output & ~predictions.own & ~np.isin(predictions.source, STATEMENTS)
+    both = (predictions.encoder + NGRAMS * predictions.ngrams).astype(np.float64)[:, None]
+    fast = predictions.ngrams.astype(np.float64)[:, None]
+    weights = _even(predictions.source, predictions.harmful)
+    model = LogisticRegression(C=100.0).fit(both[prompts], predictions.harmful[prompts], weights[prompts])
+    alone = LogisticRegression(C=100.0).fit(fast[prompts], predictions.harmful[prompts], weights[prompts])
     blend = Blend(
         encoder=float(model.coef_[0, 0]),
         ngrams=NGRAMS * float(model.coef_[0, 0]),
@@ -67,14 +67,14 @@ def blended(found: Predictions) -> tuple[Blend, Scored]:
         fast_slope=float(alone.coef_[0, 0]),
         fast_bias=float(alone.intercept_[0]),
     )
-    return blend, harms(found, blend)
+    return blend, harms(predictions, blend)
 
 
-def harms(found: Predictions, blend: Blend) -> Scored:
+def harms(predictions: Predictions, blend: Blend) -> Scored:
     """The harm that both stages give to each row."""
-    full = found.encoder * blend.encoder + found.ngrams * blend.ngrams + blend.bias
-    fast = found.ngrams * blend.fast_slope + blend.fast_bias
-    return Scored(found, sigmoid(full.astype(np.float64)), sigmoid(fast))
+    full = predictions.encoder * blend.encoder + predictions.ngrams * blend.ngrams + blend.bias
+    fast = predictions.ngrams * blend.fast_slope + blend.fast_bias
+    return Scored(predictions, sigmoid(full.astype(np.float64)), sigmoid(fast))
 
 
 def sigmoid(logits: Floats) -> Floats:
@@ -146,39 +146,39 @@ def screened(scored: Scored) -> tuple[Hits, Hits]:
     The n-grams alone may do so at a part of the rate, and let pass what they are sure of (PromptScreen).
     """
     sure = scored.fast < thresholds(scored, scored.fast, (NOT_SURE,))[0]
-    found = []
+    hits = []
     for rate, share in ((0.01, 0.1), (0.05, 0.2)):
         early = scored.fast >= thresholds(scored, scored.fast, (rate * share,))[0]
         late = scored.full >= thresholds(scored, scored.full, (rate,))[0]
-        found.append(early | (late & ~sure))
-    return found[0], found[0] | found[1]
+        hits.append(early | (late & ~sure))
+    return hits[0], hits[0] | hits[1]
 
 
 def figures(scored: Scored, harm: Floats, hits: tuple[Hits, Hits] | None = None) -> dict[str, Any]:
     """Recall or false positives of each source at thresholds of 1% and 5%, or of `hits`; and pooled."""
-    found, (at_1, at_5) = scored.of, thresholds(scored, harm, (0.01, 0.05))
+    predictions, (at_1, at_5) = scored.of, thresholds(scored, harm, (0.01, 0.05))
     hits = hits or (harm >= at_1, harm >= at_5)
-    public, prompts = ~found.own, ~found.output
+    public, prompts = ~predictions.own, ~predictions.output
     by_source: dict[str, Any] = {}
-    for name in np.unique(found.source):
+    for name in np.unique(predictions.source):
         for label in (True, False):
-            chosen = (found.source == name) & (found.harmful == label) & prompts
+            chosen = (predictions.source == name) & (predictions.harmful == label) & prompts
             if chosen.any():
                 shares = _shares(hits, chosen / chosen.sum())
                 by_source[f"{name} {'harmful' if label else 'benign'}"] = [
                     int(chosen.sum()),
                     *shares.values(),
                 ]
-    harmful = found.harmful & public & prompts
-    looks = np.isin(found.source, LOOK_ALIKES)
-    traffic = _traffic(found.source)
+    harmful = predictions.harmful & public & prompts
+    looks = np.isin(predictions.source, LOOK_ALIKES)
+    traffic = _traffic(predictions.source)
     return {
         "threshold": {"0.01": at_1, "0.05": at_5},
         "pooled_recall": _shares(hits, harmful / harmful.sum()),
         "mean_source_recall": _mean_recall(by_source),
         "look_alikes_flagged": _shares(hits, looks / looks.sum()) if looks.any() else {},
         "ordinary_flagged": _shares(hits, traffic / traffic.sum()),
-        "auc": round(float(roc_auc_score(found.harmful[public & prompts], harm[public & prompts])), 4),
+        "auc": round(float(roc_auc_score(predictions.harmful[public & prompts], harm[public & prompts])), 4),
         "by_source": by_source,
     }
 

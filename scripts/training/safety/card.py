@@ -27,16 +27,16 @@ _TEMPLATE = Path(__file__).with_name("card.md")
 def ablation(work: Path, scored: Scored, blend: Blend) -> dict[str, Any]:
     """Figures with and without the project's rows: n-grams in all folds, both models in one or none."""
     ngrams = calibrate.harms(Predictions.load(work / "ablation_ngrams.npz"), blend)
-    found = {
+    figures = {
         "n-grams, with": calibrate.figures(scored, scored.fast),
         "n-grams, without": calibrate.figures(ngrams, ngrams.fast),
     }
     if (work / "ablation.npz").exists():
         without = calibrate.harms(Predictions.load(work / "ablation.npz"), blend)
         same = calibrate.harms(scored.of.where(np.isin(scored.of.source, without.of.source)), blend)
-        found[f"both, fold {ABLATED}, with"] = calibrate.figures(same, same.full)
-        found[f"both, fold {ABLATED}, without"] = calibrate.figures(without, without.full)
-    return found
+        figures[f"both, fold {ABLATED}, with"] = calibrate.figures(same, same.full)
+        figures[f"both, fold {ABLATED}, without"] = calibrate.figures(without, without.full)
+    return figures
 
 
 def asked(models: Path) -> dict[str, tuple[int, int]]:
@@ -82,17 +82,17 @@ def _stages(named: Mapping[str, Any]) -> str:
         "| | recall at 1% / 5%, all rows | mean of sources | look-alikes flagged | ordinary flagged | AUC |",
         "|---|---|---|---|---|---|",
     ]
-    for name, found in named.items():
+    for name, figures in named.items():
         cells = [
-            " / ".join(_percent(found[key][rate]) for rate in ("0.01", "0.05")) if found[key] else "none"
+            " / ".join(_percent(figures[key][rate]) for rate in ("0.01", "0.05")) if figures[key] else "none"
             for key in ("pooled_recall", "mean_source_recall", "look_alikes_flagged", "ordinary_flagged")
         ]
-        lines.append(f"| {name} | {' | '.join(cells)} | {found['auc']:.3f} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {figures['auc']:.3f} |")
     return "\n".join(lines)
 
 
-def _sources(found: Mapping[str, Any]) -> str:
+def _sources(figures: Mapping[str, Any]) -> str:
     lines = ["| source | rows | reached at 1% | reached at 5% |", "|---|---|---|---|"]
-    for name, (count, at_1, at_5) in found["by_source"].items():
+    for name, (count, at_1, at_5) in figures["by_source"].items():
         lines.append(f"| {name} | {count} | {_percent(at_1)} | {_percent(at_5)} |")
     return "\n".join(lines)

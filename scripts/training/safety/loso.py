@@ -70,8 +70,10 @@ def sample(rows: Sequence[Row], sources: Sequence[str], seed: int = 0) -> list[R
     chosen: list[Row] = []
     for source in sources:
         for harmful in (True, False):
-            found = [r for r in rows if r.source == source and r.harmful is harmful and r.kind == "prompt"]
-            chosen.extend(rng.sample(found, min(PER_SOURCE, len(found))))
+            candidates = [
+                r for r in rows if r.source == source and r.harmful is harmful and r.kind == "prompt"
+            ]
+            chosen.extend(rng.sample(candidates, min(PER_SOURCE, len(candidates))))
     return chosen
 
 
@@ -135,5 +137,5 @@ def fold(
 
 def joined(parts: Sequence[Predictions]) -> Predictions:
     """All predictions as one."""
-    columns = [asdict(part) for part in parts]
+    columns = [asdict(predictions) for predictions in parts]
     return Predictions(**{name: np.concatenate([column[name] for column in columns]) for name in columns[0]})

@@ -154,8 +154,8 @@ def pretrained(folder: Path, categories: int) -> MiniLM:
     }
     for index in range(LAYERS):
         for theirs, ours in _NAMES.items():
-            for part in ("weight", "bias"):
-                own[f"layers.{index}.{ours}.{part}"] = tensors[f"encoder.layer.{index}.{theirs}.{part}"]
+            for kind in ("weight", "bias"):
+                own[f"layers.{index}.{ours}.{kind}"] = tensors[f"encoder.layer.{index}.{theirs}.{kind}"]
     missing, unexpected = model.load_state_dict(own, strict=False)
     assert set(missing) == {"head.weight", "head.bias"}, missing
     assert not unexpected, unexpected

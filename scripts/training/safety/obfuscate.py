@@ -235,9 +235,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("text")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    args = parser.parse_args()
     for name in DISGUISES:
-        print(f"{name:15} {obfuscate(given.text, name, given.seed)}")
+        print(f"{name:15} {obfuscate(args.text, name, args.seed)}")
 
 
 if __name__ == "__main__":

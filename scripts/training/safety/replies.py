@@ -65,10 +65,10 @@ def sums(
     for reply, length in parts:
         ends.append(reply.ends[:length] + read)
         read = int(ends[-1][-1])
-    said = weights[places].astype(np.float64) * np.where(_again(places), AGAIN, 1.0) - drift
-    total = np.concatenate([[0.0], np.cumsum(said)])[np.concatenate(ends)]
-    before = np.concatenate([[0.0], total[:-1]])
-    result: NDArray[np.float64] = total - np.minimum.accumulate(before)
+    scores = weights[places].astype(np.float64) * np.where(_again(places), AGAIN, 1.0) - drift
+    total = np.concatenate([[0.0], np.cumsum(scores)])[np.concatenate(ends)]
+    total_before = np.concatenate([[0.0], total[:-1]])
+    result: NDArray[np.float64] = total - np.minimum.accumulate(total_before)
     return result
 
 
@@ -79,17 +79,17 @@ def _again(places: NDArray[np.int32]) -> NDArray[np.bool_]:
     return result
 
 
-def cuts(reply: Reply, rng: random.Random, most: int) -> list[tuple[int, int]]:
+def cuts(reply: Reply, rng: random.Random, max_cuts: int) -> list[tuple[int, int]]:
     """Stretches of tokens to train on: the whole, then beginnings and windows of random length."""
     length = len(reply)
-    found = [(0, length)]
-    for _ in range(min(most, length // 12) - 1):
+    spans = [(0, length)]
+    for _ in range(min(max_cuts, length // 12) - 1):
         if length > WINDOW_TOKENS and rng.random() < 0.5:
             end = rng.randrange(WINDOW_TOKENS, length + 1)
-            found.append((end - WINDOW_TOKENS, end))
+            spans.append((end - WINDOW_TOKENS, end))
         else:
-            found.append((0, int(12 * (length / 12) ** rng.random())))
-    return found
+            spans.append((0, int(12 * (length / 12) ** rng.random())))
+    return spans
 
 
 def twice(scores: NDArray[np.float64]) -> float:

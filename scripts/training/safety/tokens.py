@@ -49,7 +49,7 @@ def disguised(text: str, rng: random.Random) -> str:
     return normalize(text)
 
 
-def part(ids: list[int], rng: random.Random, *, harmful: bool) -> list[int]:
+def shortened(ids: list[int], rng: random.Random, *, harmful: bool) -> list[int]:
     """At most TRAINED_TOKENS of the ids: the beginning, the end, or of a benign text any part."""
     room = TRAINED_TOKENS - 2
     if len(ids) <= room:

@@ -23,7 +23,7 @@ from app.safety.classifiers.encoder import WINDOW
 from scripts.training.safety import balance
 from scripts.training.safety.minilm import MiniLM, pretrained
 from scripts.training.safety.rows import Row
-from scripts.training.safety.tokens import Wordpieces, batches, disguised, padded, part
+from scripts.training.safety.tokens import Wordpieces, batches, disguised, padded, shortened
 
 _IGNORED = -100
 _BURIED, _BEHIND = 0.15, 0.7
@@ -65,7 +65,7 @@ def train(rows: Sequence[Row], weights: Path, recipe: Recipe, start: Path | None
     for done in range(0, len(chosen), stretch):
         block = [rows[i] for i in chosen[done : done + stretch]]
         pieces = [
-            part(wordpieces.ids(disguised(row.text[:6000], rng)), rng, harmful=bool(row.harmful))
+            shortened(wordpieces.ids(disguised(row.text[:6000], rng)), rng, harmful=bool(row.harmful))
             for row in block
         ]
         pieces = _buried(pieces, [i for i, row in enumerate(block) if not row.harmful], rng)
@@ -90,7 +90,7 @@ def _buried(pieces: list[list[int]], benign: list[int], rng: random.Random) -> l
     """Some of the pieces behind or before benign ones, up to a window: what is asked may be a small part."""
     if not benign:
         return pieces
-    found = []
+    buried = []
     for piece in pieces:
         if rng.random() < _BURIED:
             room = WINDOW - 2 - len(piece)
@@ -98,8 +98,8 @@ def _buried(pieces: list[list[int]], benign: list[int], rng: random.Random) -> l
                 : rng.randrange(room + 1)
             ]
             piece = other + piece if rng.random() < _BEHIND else piece + other  # noqa: PLW2901
-        found.append(piece)
-    return found
+        buried.append(piece)
+    return buried
 
 
 def _pace(done: float, warm_up: float) -> float:
@@ -138,9 +138,9 @@ def _topic(row: Row) -> int:
 def logits(model: MiniLM, windows: Sequence[list[int]], batch: int = 64) -> NDArray[np.float32]:
     """(windows, 1 + categories) logits of token windows."""
     order = np.argsort([len(ids) for ids in windows], kind="stable")
-    found = np.zeros((len(windows), 1 + len(CATEGORIES)), np.float32)
+    logits = np.zeros((len(windows), 1 + len(CATEGORIES)), np.float32)
     with torch.inference_mode():
         for start in range(0, len(order), batch):
             places = order[start : start + batch]
-            found[places] = model(*padded([windows[i] for i in places])).numpy()
-    return found
+            logits[places] = model(*padded([windows[i] for i in places])).numpy()
+    return logits

@@ -26,7 +26,7 @@ _CHARS = 2_000
 def matrix(texts: Sequence[str]) -> csr_matrix:
     """One row per text, its n-grams each 1 over the root of how many there are."""
     places = [distinct(normalize(text[: 2 * _CHARS])[:_CHARS], BITS) for text in texts]
-    counts = np.array([len(found) for found in places])
+    counts = np.array([len(row_places) for row_places in places])
     values = np.repeat(1.0 / np.sqrt(counts), counts).astype(np.float32)
     return csr_matrix(
         (values, np.concatenate(places), np.concatenate([[0], counts.cumsum()])), (len(texts), 1 << BITS)
@@ -66,9 +66,10 @@ def _ratios(
 def _categories(rows: Sequence[Row], features: csr_matrix) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     chosen = np.array([i for i, row in enumerate(rows) if row.category])
     labels = np.array([CATEGORIES.index(str(rows[i].category)) for i in chosen])
-    part = features[chosen].tocoo()
+    chosen_features = features[chosen].tocoo()
     folded = csr_matrix(
-        (part.data, (part.row, part.col >> (BITS - CATEGORY_BITS))), (len(chosen), 1 << CATEGORY_BITS)
+        (chosen_features.data, (chosen_features.row, chosen_features.col >> (BITS - CATEGORY_BITS))),
+        (len(chosen), 1 << CATEGORY_BITS),
     )
     model = SGDClassifier(
         loss="log_loss", alpha=1e-5, max_iter=12, tol=None, random_state=0, class_weight="balanced"

@@ -62,18 +62,18 @@ _SEED = 4
 
 
 def matrix(
-    heard: Sequence[Reply], rng: random.Random, most: int = _CUTS
+    heard: Sequence[Reply], rng: random.Random, max_cuts: int = _CUTS
 ) -> tuple[csr_matrix, NDArray[np.bool_], NDArray[np.float64]]:
     """Stretches of replies as rows, each place once over the root of their number; the answers; weights."""
     places: list[NDArray[np.int32]] = []
     harmful: list[bool] = []
     weights: list[float] = []
     for reply in heard:
-        found = replies.cuts(reply, rng, most) if reply.row.kind == "output" else [(0, len(reply))]
-        for start, end in found:
+        spans = replies.cuts(reply, rng, max_cuts) if reply.row.kind == "output" else [(0, len(reply))]
+        for start, end in spans:
             places.append(np.unique(reply.between(start, end)))
             harmful.append(bool(reply.row.harmful))
-            weights.append(_weight(reply) / len(found))
+            weights.append(_weight(reply) / len(spans))
     counts = np.array([len(at) for at in places])
     data = np.repeat(1.0 / np.sqrt(np.maximum(counts, _LEAST_GRAMS)), counts).astype(np.float32)
     ends = np.concatenate([[0], counts.cumsum()])
@@ -160,11 +160,13 @@ def left_out(texts: Sequence[Reply], vectors: WordVectors, source: str) -> dict[
 def _halts(made: Sequence[Fold], threshold: float, harmful: Sequence[Reply]) -> dict[str, Any]:
     """How many harmful replies are halted after a benign beginning, and after how many of their tokens."""
     rng = random.Random(_SEED)  # noqa: S311  (reproducible, not secret)
-    found = [at for fold in made for at in _spliced(fold, threshold, harmful, rng)]
-    after = [tokens for tokens in found if tokens is not None]
+    halts = [at for fold in made for at in _spliced(fold, threshold, harmful, rng)]
+    after = [tokens for tokens in halts if tokens is not None]
     return {
-        "halted": len(after) / len(found),
-        "after_tokens": {f"p{part}": int(np.quantile(after, part / 100)) for part in (10, 25, 50, 75, 90)},
+        "halted": len(after) / len(halts),
+        "after_tokens": {
+            f"p{percent}": int(np.quantile(after, percent / 100)) for percent in (10, 25, 50, 75, 90)
+        },
         "contained": {hold: sum(t <= hold for t in after) / len(after) for hold in (16, 32, 64, 128)},
     }
 
@@ -172,14 +174,14 @@ def _halts(made: Sequence[Fold], threshold: float, harmful: Sequence[Reply]) -> 
 def _spliced(fold: Fold, threshold: float, harmful: Sequence[Reply], rng: random.Random) -> list[int | None]:
     """For each harmful reply after a benign beginning: after how many of its tokens it was halted, if so."""
     beginnings = [reply for reply in fold.benign if len(reply) > 30]
-    found = []
+    halts = []
     for reply in harmful:
-        before = rng.choice(beginnings)
-        cut = rng.randrange(15, min(120, len(before)))
-        heard = replies.sums(fold.weights, DRIFT, [(before, cut), (reply, len(reply))])
+        beginning = rng.choice(beginnings)
+        cut = rng.randrange(15, min(120, len(beginning)))
+        heard = replies.sums(fold.weights, DRIFT, [(beginning, cut), (reply, len(reply))])
         at = replies.halted_at(heard, threshold)
-        found.append(None if at is None else max(0, at - cut))
-    return found
+        halts.append(None if at is None else max(0, at - cut))
+    return halts
 
 
 def _share(made: Sequence[Fold], threshold: float, some: Sequence[Reply]) -> float:
@@ -222,12 +224,14 @@ def calibrated(texts: Sequence[Reply], vectors: WordVectors) -> Calibration:
 
 def topics(texts: Sequence[Reply]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """For each category its weights over fewer places, and its offset; for one without rows none at all."""
-    known = [reply for reply in texts if reply.row.category in CATEGORIES[:-1] and not reply.row.held_out]
-    features, _, _ = matrix(known, random.Random(_SEED), most=1)  # noqa: S311  (reproducible, not secret)
+    categorized = [
+        reply for reply in texts if reply.row.category in CATEGORIES[:-1] and not reply.row.held_out
+    ]
+    features, _, _ = matrix(categorized, random.Random(_SEED), max_cuts=1)  # noqa: S311  (reproducible, not secret)
     few = 1 << CATEGORY_BITS
-    folded = csr_matrix((features.data, features.indices % few, features.indptr), (len(known), few))
+    folded = csr_matrix((features.data, features.indices % few, features.indptr), (len(categorized), few))
     model = LogisticRegression(C=3.0, max_iter=60, tol=1e-3)
-    model.fit(folded, [reply.row.category for reply in known])
+    model.fit(folded, [reply.row.category for reply in categorized])
     weights = np.zeros((len(CATEGORIES), few), np.float32)
     offsets = np.full(len(CATEGORIES), -20.0, np.float32)
     for code, row, offset in zip(model.classes_, model.coef_, model.intercept_, strict=True):
@@ -263,21 +267,21 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True, help="all-MiniLM-L6-v2 as published")
     parser.add_argument("--report", type=Path, help="where the figures go, as JSON")
     parser.add_argument("--models", type=Path, default=MODELS, help="where the model goes")
-    given = parser.parse_args()
-    every = [row for row in (*rows.public(given.data), *rows.own()) if row.harmful is not None]
+    args = parser.parse_args()
+    every = [row for row in (*rows.public(args.data), *rows.own()) if row.harmful is not None]
     texts = [replies.read(row) for row in every if row.kind == "output" or row.own or row.source in PROMPTS]
     texts = [text for text in texts if len(text) > 2]
-    vectors = WordVectors(given.weights, [text.row.text for text in texts])
+    vectors = WordVectors(args.weights, [text.row.text for text in texts])
     by = calibrated(texts, vectors)
     harm = fit([text for text in texts if not text.row.held_out], vectors)
-    save(given.models, harm, by, topics(texts))
+    save(args.models, harm, by, topics(texts))
     print(json.dumps({"thresholds": dict(zip(TARGETS, by.thresholds, strict=True))}), flush=True)
     figures = []
     for source in LEFT_OUT:
         figures.append(left_out(texts, vectors, source))
         print(json.dumps(figures[-1]), flush=True)
-    if given.report is not None:
-        given.report.write_text(json.dumps({"left_out": figures}, indent=1) + "\n")
+    if args.report is not None:
+        args.report.write_text(json.dumps({"left_out": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -107,8 +107,8 @@ def _folds(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace) 
     for number in args.folds:
         path = args.work / f"fold_{number}.npz"
         if not path.exists():
-            found = loso.fold(number, all_rows, features, args.weights, args.fold_examples, start=base)
-            found.save(path)
+            fold = loso.fold(number, all_rows, features, args.weights, args.fold_examples, start=base)
+            fold.save(path)
     parts = [Predictions.load(args.work / f"fold_{number}.npz") for number in sorted(args.folds)]
     loso.joined(parts).save(args.work / "predictions.npz")
 
@@ -116,10 +116,10 @@ def _folds(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace) 
 def _ablation(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace) -> None:
     path = args.work / "ablation.npz"
     if not path.exists() and args.ablation_examples:
-        found = loso.fold(
+        fold = loso.fold(
             loso.ABLATED, all_rows, features, args.weights, args.ablation_examples, with_own=False
         )
-        found.save(path)
+        fold.save(path)
     path = args.work / "ablation_ngrams.npz"
     if not path.exists():
         without = [
@@ -145,8 +145,8 @@ def _models(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace)
 
 
 def _calibrate(args: argparse.Namespace) -> None:
-    found = Predictions.load(args.work / "predictions.npz")
-    blend, scored = calibrate.blended(found)
+    predictions = Predictions.load(args.work / "predictions.npz")
+    blend, scored = calibrate.blended(predictions)
     path = args.models / CALIBRATION
     output = json.loads((path if path.exists() else MODELS / CALIBRATION).read_text())["output"]
     if not (args.models / OUTPUT).exists():
@@ -155,7 +155,7 @@ def _calibrate(args: argparse.Namespace) -> None:
     manifest.write(args.models)
     measured: dict[str, Any] = {
         "n-grams": calibrate.figures(scored, scored.fast),
-        "encoder": calibrate.figures(scored, calibrate.sigmoid(found.encoder.astype(np.float64))),
+        "encoder": calibrate.figures(scored, calibrate.sigmoid(predictions.encoder.astype(np.float64))),
         "blend": calibrate.figures(scored, scored.full),
         "prompt screen": calibrate.figures(scored, scored.full, calibrate.screened(scored)),
     }

@@ -35,8 +35,8 @@ class WordVectors:
 
     def __init__(self, weights: Path, texts: Iterable[str]) -> None:
         vocabulary = {word.encode() for word in (weights / "vocab.txt").read_text().splitlines()}
-        said = {word for text in texts for word in plain_bytes(text).split()}
-        words = sorted(word for word in vocabulary | said if _is_plain(word))
+        text_words = {word for text in texts for word in plain_bytes(text).split()}
+        words = sorted(word for word in vocabulary | text_words if _is_plain(word))
         self._common = np.array([word in vocabulary for word in words])
         self._places = np.array([zlib.crc32(word) & ((1 << BITS) - 1) for word in words])
         self._vectors = _embedded([word.decode() for word in words], weights)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.api.http.auth import Gatekeeper
+from app.api.http.bodies import BodyReader
 from app.api.http.rate_limit_headers import HELD_S
 from app.api.routes.conversations import ConversationRoutes
 from app.core import KeyTerms
@@ -311,7 +312,10 @@ async def test_every_page_of_an_export_waits_for_its_turn(serve: Serve):
     owner = served.runtime.keys.get(key_id(ann)).owner
     database, conversation_id = served.runtime.database, turn.headers["x-conversation-id"]
     outline = await database.read(lambda c: VIEW.outline(c, owner, conversation_id))
-    routes = ConversationRoutes(served.runtime, Gatekeeper(served.runtime.keys, "", "127.0.0.1"))
+    runtime = served.runtime
+    bodies = BodyReader(runtime.backends, max_bytes=0, timeout_s=1)
+    gatekeeper = Gatekeeper(runtime.keys, "", "127.0.0.1")
+    routes = ConversationRoutes(database, runtime.streams, runtime.reads, bodies, gatekeeper=gatekeeper)
     pieces = routes._pieces(owner, outline, VIEW, await routes._page(owner, outline, 0))
     written = [await anext(pieces), await anext(pieces)]
     async with served.runtime.reads.turn(owner):

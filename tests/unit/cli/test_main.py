@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import socket
 import subprocess
@@ -99,3 +100,18 @@ def test_the_server_starts_without_the_libraries_that_it_does_not_need():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout == "[]\n"
+
+
+def test_every_flag_of_every_command_has_a_help_text() -> None:
+    """No flag, argument or subcommand is listed without words."""
+    left = [parser()]
+    silent = []
+    while left:
+        commands = left.pop()
+        for action in commands._actions:  # argparse has no public list
+            if isinstance(action, argparse._SubParsersAction):
+                left += action.choices.values()
+                silent += [choice.dest for choice in action._choices_actions if not choice.help]
+            elif not action.help:
+                silent.append(f"{commands.prog} {action.dest}")
+    assert silent == []

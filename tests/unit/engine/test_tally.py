@@ -7,7 +7,7 @@ def test_a_running_tally_is_kept_and_an_ended_one_told_once():
     """Asking does not forget what still runs; after the end it does."""
     tallies = Tallies()
     tally = tallies.begin("a")
-    tally.token_ids += 3
+    tally.add(3)
     assert (tallies.of("a"), tallies.of("a")) == (3, 3)
     tallies.end("a")
     assert (tallies.of("a"), tallies.of("a")) == (3, 0)
@@ -17,9 +17,9 @@ def test_ids_that_come_after_the_end_do_not_count():
     """They reach nobody: the stream they were for has failed."""
     tallies = Tallies()
     tally = tallies.begin("a")
-    tally.token_ids += 3
+    tally.add(3)
     tallies.end("a")
-    tally.token_ids += 1
+    tally.add(1)
     assert tallies.of("a") == 3
 
 
@@ -27,7 +27,7 @@ def test_the_oldest_ended_tallies_are_forgotten():
     """What nobody asks for does not pile up; what runs is never forgotten."""
     tallies = Tallies(remembered=2)
     for name in ("running", "a", "b", "c"):
-        tallies.begin(name).token_ids += 1
+        tallies.begin(name).add(1)
     for name in ("a", "b", "c", "unknown"):
         tallies.end(name)
     assert [tallies.of(name) for name in ("running", "a", "b", "c")] == [1, 0, 1, 1]

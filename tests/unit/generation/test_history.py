@@ -11,7 +11,7 @@ import pytest
 
 from app.core import ChatRequest
 from app.errors import BadRequest, Conflict, NotFound
-from app.generation.history import TITLE_CHARACTERS, History
+from app.generation.history import TITLE_CHARACTERS, History, new_conversation_id, new_message_id
 from app.store import conversations, ledger
 from app.store.database import Database
 
@@ -145,3 +145,12 @@ async def test_reasoning_that_was_sent_back_is_read_once_and_not_stored(database
 async def test_title_is_the_beginning_of_what_was_asked(database: Database, messages, title):
     """White space is folded, a long title cut, an empty one named."""
     assert (await History(database).load(asked(*messages))).stored_turn.title == title
+
+
+def test_new_ids_are_of_their_kind_and_never_the_same():
+    """Nobody can guess another's."""
+    conversations_made = {new_conversation_id() for _ in range(100)}
+    messages_made = {new_message_id() for _ in range(100)}
+    assert (len(conversations_made), len(messages_made)) == (100, 100)
+    assert all(i.startswith("conv_") and len(i) == 33 for i in conversations_made)
+    assert all(i.startswith("msg_") and len(i) == 32 for i in messages_made)

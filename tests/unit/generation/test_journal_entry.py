@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
+import orjson
 import pytest
 
 from app.core import ChatRequest, Counts, Delta, Prompt, Usage
-from app.generation.history import LoadedTurn
-from app.generation.journal_entry import Ids, JournalEntry, Outcome
+from app.generation.history import History, LoadedTurn
+from app.generation.journal_entry import Ids, JournalEntry, Outcome, finished_answer, stream_facts
+from app.store.database import Database
 from app.stream.token_stream import SHUTDOWN, STORAGE, TokenStream
+from app.stream.transcript import ChoiceMessage
+from tests.support.generations import TERMS, asked, conversing
 
 
 async def entry(cancelled: str | None = None, counts: dict[int, Counts] | None = None) -> JournalEntry:
@@ -20,7 +25,7 @@ async def entry(cancelled: str | None = None, counts: dict[int, Counts] | None =
     request = ChatRequest("chatcmpl-1", "local", "llama", {}, 0)
     reserved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     prompt = Prompt([1, 2], 10, None)
-    return JournalEntry(LoadedTurn(request), prompt, stream, counts or {}, reserved=reserved)
+    return JournalEntry(LoadedTurn(request), prompt, stream, counts or {}, reserved=reserved, terms=TERMS)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +64,7 @@ async def test_a_reservation_is_waited_for_once():
         stream,
         {},
         reserved=reserved,
+        terms=TERMS,
         need=lambda: asked.append("now"),
     )
     reserved.set_result(7)
@@ -99,3 +105,70 @@ async def test_a_blocked_turn_keeps_no_ids():
     one.end(Outcome.HALTED)
     assert one.status() == "blocked"
     assert one._ids(0) == Ids()
+
+
+async def test_choice_of_which_nothing_was_released_has_the_prompt_and_no_answer():
+    """The prompt is that of any choice that has begun."""
+    begun = await entry(counts={1: Counts(10, 7, 4, 2)})
+    assert begun.released_counts(0) == Counts(10, 0, 4, 0)
+    assert (await entry()).released_counts(0) == Counts()
+
+
+async def test_request_that_is_not_stored_has_no_answers_to_store():
+    """Nor ids of them."""
+    answered = await entry()
+    assert answered.finished({}, "complete") == []
+
+
+async def stored(prompt: Prompt, **fields: Any) -> JournalEntry:
+    """The entry of a request that begins or continues a conversation."""
+    stream = cast("TokenStream", SimpleNamespace(cancelled=None))
+    request = conversing(**fields)
+    turn = await History(cast("Database", None)).load(request)
+    loaded = LoadedTurn(request, turn.stored_turn, run_seqs=range(40, 40 + len(request.past)))
+    reserved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    return JournalEntry(loaded, prompt, stream, {}, reserved=reserved, terms=TERMS)
+
+
+async def test_ids_of_an_answer_are_stored_after_those_of_the_turns_before():
+    """Its own part of the prompt, from the last run on that the prompt begins with."""
+    answered = await stored(Prompt([1, 2, 3, 4, 5], 10, None, past_runs=2), past=[[1], [2, 3], [9]])
+    answered.released(Delta(0, "text", "a", (6,), Counts(5, 1)))
+    answered.released(Delta(0, "text", "b", (7, 8), Counts(5, 3)))
+    answered.end(Outcome.DONE)
+    (finished,) = answered.finished({0: ChoiceMessage({"content": "ab"}, "stop")}, "complete")
+    assert (finished.text, finished.base_seq) == ("ab", 41)
+    assert list(array("I", finished.prompt_ids)) == [4, 5]
+    assert list(array("I", finished.answer_ids)) == [6, 7, 8]
+
+
+async def test_ids_that_no_turn_could_begin_with_are_not_stored():
+    """Those of images are placeholders, beyond what an id can be."""
+    answered = await stored(Prompt([1, 1 << 40], 10, None))
+    answered.released(Delta(0, "text", "a", (6,), Counts(5, 1)))
+    answered.end(Outcome.DONE)
+    (finished,) = answered.finished({}, "complete")
+    assert (finished.prompt_ids, finished.answer_ids, finished.text) == (b"", b"", "")
+
+
+def test_message_that_is_only_text_is_stored_as_text():
+    """One with tool calls is stored whole."""
+    plain = ChoiceMessage({"role": "assistant", "content": "hi"}, "stop")
+    calls = ChoiceMessage(
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "call_1"}]}, "tool_calls"
+    )
+    assert finished_answer("msg_1", plain, "complete", Ids()).body is None
+    whole = finished_answer("msg_1", calls, "complete", Ids())
+    assert (orjson.loads(whole.body), whole.text) == (calls.message, "")
+
+
+def test_facts_of_a_stream_have_what_writes_its_frames_again_and_no_word_of_it():
+    """See app.stream.replay."""
+    facts = orjson.loads(stream_facts(asked("secret words", n=2, include_usage=True, logprobs=True)))
+    assert (facts["n"], facts["include_usage"], facts["continuous_usage"], facts["logprobs"]) == (
+        2,
+        True,
+        False,
+        True,
+    )
+    assert "secret" not in repr(facts)

@@ -37,7 +37,7 @@ class World:
         traffic: Any = SimpleNamespace(ended=lambda _model, finish, _timings: self.done.append(finish))
         self.engine: Any = SimpleNamespace(abort=lambda rid: self.done.append(f"abort {rid}"))
         self.check: Any = SimpleNamespace(rid="rid", close=lambda _stream: self.done.append("closed"))
-        self.end = RequestEnd(journal, traffic, structlog.get_logger(), self.trace, lease)
+        self.end = RequestEnd(journal, traffic, structlog.get_logger(), self.trace, lease=lease)
 
     def run(self, error: BaseException | None = None, *, reserved: bool = False) -> list[Any]:
         """A request that ends so; what was done about it."""

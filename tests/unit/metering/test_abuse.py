@@ -235,15 +235,15 @@ async def test_a_scrape_waits_for_no_store() -> None:
     """Busy readers are asked once, not at every scrape; a store that fails leaves the flags as they were."""
     busy = ReadsNever()
     watch = AbuseWatch(busy)  # type: ignore[arg-type]
-    await watch.glance(0.001)
-    await watch.glance(0.001)
+    await watch.refresh(0.001)
+    await watch.refresh(0.001)
     assert busy.reads == 1
-    assert watch._glancing is not None
-    watch._glancing.cancel()
+    assert watch._refreshing is not None
+    watch._refreshing.cancel()
     broken = ReadsNever(StorageUnavailable("The disk is full."))
     watch = AbuseWatch(broken)  # type: ignore[arg-type]
-    await watch.glance()
-    await watch.glance()
+    await watch.refresh()
+    await watch.refresh()
     assert broken.reads == 2
     assert watch.flags == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +121,29 @@ async def test_what_settles_around_the_first_look_counts_once(database: Database
     blocked.set()
     await asyncio.gather(*before, look, *after)
     assert budgets._owners["ann"].micro_usd == (12 + 8 * 3) * 1_000_000
+
+
+async def test_notice_of_an_answer_that_reached_the_budget_names_it(database: Database) -> None:
+    """With the code of a refusal for the same reason."""
+    allowance = await Budgets(database, Limiter(), Calendar()).check(key(20), "r")
+    assert allowance is not None
+    notice = allowance.as_notice()
+    assert notice["code"] == "insufficient_quota"
+    assert "budget of $20 is used up" in notice["message"]
+
+
+async def test_two_first_looks_at_once_share_one_sum(database: Database) -> None:
+    """What the first has noted as running is not lost to the second, which read the ledger too."""
+    budgets = Budgets(database, Limiter(), Calendar())
+    first, second = await asyncio.gather(budgets.check(key(20), "one"), budgets.check(key(20), "two"))
+    assert first is not None
+    assert second is not None
+    assert not first.spent_up(Usage(5, 0), DOLLAR_A_TOKEN)
+    assert second.spent_up(Usage(3, 0), DOLLAR_A_TOKEN)
+
+
+async def test_month_is_that_of_utc_where_nothing_else_is_said(database: Database) -> None:
+    """The owner's spending is that of today's month."""
+    budgets = Budgets(database, Limiter())
+    await budgets.check(key(20), "r")
+    assert budgets._owners["ann"].month == datetime.now(UTC).year * 100 + datetime.now(UTC).month

@@ -13,11 +13,14 @@ from tokenizers import Tokenizer
 from app.core import ChatRequest
 from app.metering.estimate import (
     IMAGE_TOKENS,
+    MESSAGE_TOKENS,
+    TextCounter,
     bytes_estimate,
     encoding_of,
     prompt_estimate,
     sampled_bytes_estimate,
     text_counter,
+    texts_estimate,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -139,3 +142,25 @@ def test_a_long_text_is_counted_by_samples():
     assert count(long) == pytest.approx(bytes_estimate(long), rel=0.01)
     between_samples = long[:70_000] + "1" * 70_000 + long[140_000:]
     assert count(between_samples) < bytes_estimate(between_samples)
+
+
+def test_texts_that_are_not_answered_are_counted_together():
+    """With what a template puts around each."""
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return 7
+
+    assert texts_estimate(["a", "b"], count) == 7 + 2 * MESSAGE_TOKENS
+    assert counted == ["a\nb"]
+
+
+def test_counter_counts_bytes_until_it_has_a_tokenizer():
+    """And after it was given none."""
+    counter = TextCounter()
+    text = "How are you today, my friend? " * 3
+    assert counter(text) == bytes_estimate(text)
+    assert counter.use(BUILTIN)
+    assert counter(text) == len(Tokenizer.from_str(BUILTIN).encode(text, add_special_tokens=False).ids)
+    assert not counter.use(None)

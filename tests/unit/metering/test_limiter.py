@@ -436,3 +436,24 @@ def test_answers_together_owe_a_window_at_most(limiter: Limiter) -> None:
     assert "owes 1000 tokens" in second.as_notice()["message"]
     assert made(within, range(1), 200) == 200
     assert within._usage.tokens.debt == 1000
+
+
+def test_key_without_tokens_a_minute_ends_no_answer_and_reserves_no_tokens(limiter: Limiter):
+    """Its other limits hold."""
+    lease = reserved(limiter, key(rpm=5), asked())
+    assert not lease.metered
+    lease.reserve_tokens(1_000_000)
+    assert lease.tokens == 0
+    assert not lease.on_delta(0, 1_000_000)
+    lease.correct(Prompt(range(1_000_000), 10, None))
+    assert lease.tokens == 0
+
+
+def test_request_of_a_key_without_limits_is_never_ended():
+    """Nobody asks it for its reason."""
+    assert not UNLIMITED.on_delta(0, 1_000_000)
+    UNLIMITED.reserve_tokens(1_000_000)
+    UNLIMITED.settle({})
+    UNLIMITED.withdraw()
+    with pytest.raises(NotImplementedError):
+        UNLIMITED.as_notice()

@@ -85,3 +85,10 @@ def test_an_unknown_group_is_refused(names: str):
 def test_days_of_the_store_read_as_dates():
     """A day goes into the store and comes out as it was."""
     assert text_of(number_of(date(2026, 1, 2))) == "2026-01-02"
+
+
+@pytest.mark.parametrize(("begins", "ends"), [("2026-02-30", None), ("2026-11-01", "2026-13-01")])
+def test_day_that_no_calendar_has_is_refused(begins: str, ends: str | None):
+    """It looks like one."""
+    with pytest.raises(BadRequest, match="is a UTC day"):
+        period_of(None, begins, ends, TODAY)

@@ -78,3 +78,13 @@ async def test_what_waits_is_bounded():
     done.set()
     await asyncio.gather(*waiting)
     await read()
+
+
+def test_owner_without_a_stored_key_is_refused_all_the_same():
+    """There is no tier to count it by."""
+    limiter = Limiter()
+    reads = Reads(limiter, 0.1, lambda: 0.0)
+    reads.pace("local", None)
+    with pytest.raises(RateLimited):
+        reads.pace("local", None)
+    assert all(not sum(refused.values()) for refused in limiter.refused.values())

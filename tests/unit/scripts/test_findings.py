@@ -1,7 +1,7 @@
 """What a load bench says of what it found."""
 
 from scripts.benchmarks.asking import Asked
-from scripts.benchmarks.findings import judged, markdown, missed, none_of, said, statuses, within
+from scripts.benchmarks.findings import judged, markdown, missed, none_of, statuses, unjudged, within
 from scripts.benchmarks.stats import Ratio
 
 
@@ -15,7 +15,7 @@ def test_a_bound_is_met_missed_or_open():
     assert judged("x", Ratio(float("nan"), 0, 0), "lower", 1.5).verdict == "open"
     assert within("x", 0.04, 0.05).verdict == "met"
     assert missed([none_of("x", 1)])
-    assert not missed([none_of("x", 0), said("y", 3)])
+    assert not missed([none_of("x", 0), unjudged("y", 3)])
 
 
 def test_every_answer_that_is_no_answer_counts():
@@ -37,6 +37,6 @@ def test_every_answer_that_is_no_answer_counts():
 
 def test_the_table_is_markdown():
     """One line a finding, below a head and a rule."""
-    lines = markdown([said("tokens/s", 12)]).splitlines()
+    lines = markdown([unjudged("tokens/s", 12)]).splitlines()
     assert len(lines) == 3
     assert "tokens/s" in lines[2]

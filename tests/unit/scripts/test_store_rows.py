@@ -45,7 +45,7 @@ def test_each_kind_of_word_is_as_frequent_as_its_name_says(filled):
     """Common ones are in most conversations, rare ones in a few, and one in none."""
     what, connection = filled
     hits = {
-        kind: len(page(connection, OWNER, CONVERSATIONS, None, words).conversations)
+        kind: len(page(connection, OWNER, CONVERSATIONS, None, words=words).conversations)
         for kind, words in what.probes.items()
     }
     assert hits["a common word"] > 0.9 * CONVERSATIONS

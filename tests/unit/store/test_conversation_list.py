@@ -30,12 +30,12 @@ def page(
     """A page of what is indexed, as the route has it."""
     while not index(c):
         pass
-    return conversation_list.page(c, owner, limit, cursor, words)
+    return conversation_list.page(c, owner, limit, cursor, words=words)
 
 
 def listed(chats: Chats, words: str = "", limit: int = 100) -> list[str]:
     """The ids of the first page."""
-    return [found["id"] for found in page(chats.c, chats.owner, limit, None, words).conversations]
+    return [found["id"] for found in page(chats.c, chats.owner, limit, None, words=words).conversations]
 
 
 # Pages
@@ -74,7 +74,7 @@ def test_pages_are_stable_while_rows_are_added():
     for words in ("", "word"):
         seen, cursor = [], None
         while True:
-            found = page(chats.c, "local", 3, cursor, words)
+            found = page(chats.c, "local", 3, cursor, words=words)
             seen += [c["id"] for c in found.conversations]
             chats.turn(f"conv_new_{len(seen)}{words}", asked="word")
             chats.turn("conv_0", asked="word")
@@ -143,7 +143,7 @@ def cost(chats: Chats, words: str) -> int:
     """Steps of SQLite's machine that a search takes; what the index yields is gone through in steps."""
     steps: list[int] = []
     chats.c.set_progress_handler(lambda: steps.append(1), 1)
-    assert conversation_list.page(chats.c, "local", 20, None, words).conversations == []
+    assert conversation_list.page(chats.c, "local", 20, None, words=words).conversations == []
     chats.c.set_progress_handler(None, 0)
     return len(steps)
 
@@ -175,7 +175,7 @@ def test_a_conversation_of_many_messages_that_match_is_one_step():
         pass
     steps: list[int] = []
     chats.c.set_progress_handler(lambda: steps.append(1), 100)
-    assert [found["id"] for found in page(chats.c, "local", 2, None, "word").conversations] == [
+    assert [found["id"] for found in page(chats.c, "local", 2, None, words="word").conversations] == [
         "conv_long",
         "conv_old",
     ]
@@ -250,7 +250,7 @@ def test_renamed_conversation_is_found_by_its_new_title():
     """And no longer by the old one."""
     chats = Chats()
     chats.finish(chats.begin("conv_1", "x", title="old"), "y")
-    assert rename(chats.c, "local", "conv_1", "new\0title", NOW_US)["title"] == "new\0title"
+    assert rename(chats.c, "local", "conv_1", "new\0title", at_us=NOW_US)["title"] == "new\0title"
     assert listed(chats, "new title") == ["conv_1"]
     assert listed(chats, "old") == []
 
@@ -264,7 +264,7 @@ def test_deleted_conversation_is_hidden_until_restored():
     with pytest.raises(NotFound):
         delete(chats.c, "local", "conv_1", NOW_US)
     with pytest.raises(NotFound):
-        rename(chats.c, "local", "conv_1", "title", NOW_US)
+        rename(chats.c, "local", "conv_1", "title", at_us=NOW_US)
     assert restore(chats.c, "local", "conv_1")["id"] == "conv_1"
     assert listed(chats) == listed(chats, "word") == ["conv_1"]
     assert restore(chats.c, "local", "conv_1")["id"] == "conv_1"
@@ -299,6 +299,6 @@ def test_many_conversations_are_listed_and_searched_quickly():
     chats.c.set_progress_handler(lambda: steps.append(1), 1000)
     started_s = time.thread_time()
     for words in ("", "word", "word 1999"):
-        assert len(page(chats.c, "local", 10, None, words).conversations) == 10
+        assert len(page(chats.c, "local", 10, None, words=words).conversations) == 10
     assert len(steps) < 20
     assert time.thread_time() - started_s < 0.5

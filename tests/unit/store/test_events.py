@@ -37,34 +37,34 @@ def keys(c: sqlite3.Connection) -> list[str | None]:
     return [key for (key,) in c.execute("SELECT idempotency_key FROM requests ORDER BY seq")]
 
 
-def test_slices_come_in_order(c):
-    """A stream's slices are its own, ordered by their first events."""
+def test_segments_come_in_order(c):
+    """A stream's segments are its own, ordered by their first events."""
     seq, other = reserved(c), reserved(c)
     events.append(c, seq, 5, b"second")
     events.append(c, other, 1, b"other")
     events.append(c, seq, 1, b"first")
-    assert events.slices(c, seq) == [b"first", b"second"]
+    assert events.segments(c, seq) == [b"first", b"second"]
 
 
-def test_slice_written_again_replaces_itself(c):
+def test_segment_written_again_replaces_itself(c):
     """A checkpoint that is tried again, longer by then, is kept once."""
     seq = reserved(c)
     events.append(c, seq, 1, b"first")
     events.append(c, seq, 1, b"first and second")
-    assert events.slices(c, seq) == [b"first and second"]
+    assert events.segments(c, seq) == [b"first and second"]
 
 
-def test_compacted_stream_is_one_slice(c):
-    """One slice takes the place of those from its first event on; earlier ones stay."""
+def test_compacted_stream_is_one_segment(c):
+    """One segment takes the place of those from its first event on; earlier ones stay."""
     seq, other = reserved(c), reserved(c)
     for first_id in (1, 4, 9):
         events.append(c, seq, first_id, b"%d" % first_id)
         events.append(c, other, first_id, b"other")
     events.compact(c, seq, 4, b"4 to the end")
-    assert events.slices(c, seq) == [b"1", b"4 to the end"]
+    assert events.segments(c, seq) == [b"1", b"4 to the end"]
     events.compact(c, seq, 1, b"all")
-    assert events.slices(c, seq) == [b"all"]
-    assert len(events.slices(c, other)) == 3
+    assert events.segments(c, seq) == [b"all"]
+    assert len(events.segments(c, other)) == 3
 
 
 def test_loads_the_row_and_its_events(c):
@@ -85,7 +85,7 @@ def test_loads_the_row_and_its_events(c):
         usage=USAGE,
         reconciled=True,
         stream=b'{"n":1}',
-        slices=[b"first"],
+        segments=[b"first"],
     )
 
 
@@ -134,8 +134,8 @@ def test_forgets_one_request(c):
     events.append(c, seq, 1, b"first")
     events.append(c, other, 1, b"first")
     events.forget(c, seq)
-    assert events.slices(c, seq) == []
-    assert events.slices(c, other) == [b"first"]
+    assert events.segments(c, seq) == []
+    assert events.segments(c, other) == [b"first"]
 
 
 def test_unstored_requests_are_forgotten(c):
@@ -145,7 +145,7 @@ def test_unstored_requests_are_forgotten(c):
     assert events.forget_unstored(c, NOW) == 0
     assert events.forget_unstored(c, NOW + 1) == 1
     assert events.forget_unstored(c, NOW + 1) == 0
-    assert events.slices(c, seq) == []
+    assert events.segments(c, seq) == []
     assert keys(c) == [None]
     assert events.load(c, "chatcmpl-1", "local") is None
     assert c.execute("SELECT completion_tokens, cost_micro_usd > 0 FROM requests").fetchone() == (20, 1)
@@ -160,7 +160,7 @@ def test_others_are_not_forgotten(c):
         events.append(c, seq, 1, b"first")
     assert events.forget_unstored(c, NOW * 2) == 0
     assert keys(c) == ["running", "stored"]
-    assert events.slices(c, running) == events.slices(c, stored) == [b"first"]
+    assert events.segments(c, running) == events.segments(c, stored) == [b"first"]
 
 
 def test_forgets_in_batches(c, monkeypatch):
@@ -170,7 +170,7 @@ def test_forgets_in_batches(c, monkeypatch):
     for seq in seqs:
         events.append(c, seq, 1, b"first")
     assert events.forget_unstored(c, NOW + 10) == 2
-    assert [bool(events.slices(c, seq)) for seq in seqs] == [True, False, False]
+    assert [bool(events.segments(c, seq)) for seq in seqs] == [True, False, False]
     assert events.forget_unstored(c, NOW + 10) == 1
 
 

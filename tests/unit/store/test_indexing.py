@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import sqlite3
+from pathlib import Path
 
 import pytest
 
 from app.store import indexing
 from app.store.conversation_list import match_all
+from app.store.database import Database
 from tests.support.conversing import Chats
 
 
@@ -70,3 +73,43 @@ def test_the_index_is_that_of_the_rows(seed: int):
         if rng.random() < 0.3:
             indexing.index(chats.c)
     check_sound(chats)
+
+
+def test_a_unit_indexes_so_much_text_and_leaves_the_rest(monkeypatch: pytest.MonkeyPatch):
+    """It holds the writer: what is left is due the next time."""
+    chats = Chats()
+    chats.turn(asked="first " * 40, answered="second")
+    monkeypatch.setattr(indexing, "LIMIT_CHARS", 100)
+    assert not indexing.index(chats.c)
+    while not indexing.index(chats.c):
+        pass
+    assert found(chats, "second") == 1
+    check_sound(chats)
+
+
+async def test_all_that_is_due_is_indexed_a_unit_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """And no more units than a search may wait for."""
+    monkeypatch.setattr(indexing, "LIMIT", 1)
+    database = Database(tmp_path)
+    await database.open()
+
+    def fill(c: sqlite3.Connection) -> None:
+        chats = Chats(c)
+        for number in range(3):
+            chats.turn(asked=f"question {number}")
+
+    def num_due(c: sqlite3.Connection) -> int:
+        due: int = c.execute("SELECT count(*) FROM unindexed").fetchone()[0]
+        return due
+
+    await database.write(fill)
+    due = await database.read(num_due)
+    monkeypatch.setattr(indexing, "MAX_UNITS", 2)
+    await indexing.index_all(database)
+    assert await database.read(num_due) == due - 2
+    monkeypatch.setattr(indexing, "MAX_UNITS", 64)
+    await indexing.index_all(database)
+    assert await database.read(num_due) == 0
+    await database.aclose()

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 
 import pytest
 
 from app.core import Usage
+from app.store.batch import commit_together
+from app.store.connection import BatchConnection
 from app.store.ledger import (
+    NotAllOpen,
     Price,
     Reservation,
     Settlement,
+    Settling,
+    Terms,
+    completion_tokens_of,
     cost_micro_usd,
     day_of,
     open_requests,
     reserve,
     settle,
 )
+from app.store.migrations import migrate
+from app.store.schema import MIGRATIONS
 from tests.support.ledgers import at, checkpoint, empty_store, reserved, settled
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=20, cached_tokens=4, reasoning_tokens=5, withheld_tokens=3)
@@ -182,3 +191,71 @@ def test_the_price_of_the_reservation_counts(c: sqlite3.Connection):
 def test_days_are_utc(at_us: int, day: int):
     """A day begins at midnight UTC, wherever the server is."""
     assert day_of(at_us) == day
+
+
+def billed(seq: int, usage: Usage = USAGE, outcome: str = "stop", **fields: object) -> Settlement:
+    """A settlement of that row."""
+    return Settlement(seq, usage, outcome, at("2026-11-20"), **fields)
+
+
+def test_request_that_was_never_reserved_is_not_settled(c: sqlite3.Connection):
+    """Nothing is added to any day."""
+    assert not settle(c, billed(99))
+    assert days(c) == []
+    assert completion_tokens_of(c, 99) == 0
+
+
+def test_end_of_a_request_is_done_once_with_its_settlement(c: sqlite3.Connection):
+    """A second settlement changes nothing, and tells the tokens that the row has."""
+    seq, ended = reserved(c), []
+    unit = Settling(billed(seq), lambda _c: ended.append(seq))
+    assert unit(c) == 20
+    assert Settling(billed(seq, Usage(1, 1)), lambda _c: ended.append(seq))(c) == 20
+    assert (ended, days(c)) == ([seq], [(20261120, 1, 20, COST)])
+
+
+def test_settlement_without_an_end_of_its_own_settles(c: sqlite3.Connection):
+    """Alone, and among several."""
+    first, second = reserved(c), reserved(c)
+    assert Settling(billed(first))(c) == 20
+    assert Settling.together(c, [Settling(billed(second))]) == [20]
+    assert days(c) == [(20261120, 2, 40, 2 * COST)]
+
+
+def test_several_settle_at_once_as_each_would(c: sqlite3.Connection):
+    """With their terms or without; each has its end, in order."""
+    seqs, ended = [reserved(c) for _ in range(3)], []
+    terms = Terms(20261120, "llama", "local", Price(500, 50, 1500))
+    units = [
+        Settling(billed(seq, terms=terms if seq == seqs[0] else None), lambda _c, seq=seq: ended.append(seq))
+        for seq in seqs
+    ]
+    assert Settling.together(c, units) == [20, 20, 20]
+    assert (ended, days(c)) == (seqs, [(20261120, 3, 60, 3 * COST)])
+
+
+def test_several_of_which_one_was_settled_are_refused_together(c: sqlite3.Connection):
+    """So that each is then tried alone."""
+    done, left = settled(c, USAGE), reserved(c)
+    with pytest.raises(NotAllOpen):
+        Settling.together(c, [Settling(billed(done)), Settling(billed(left))])
+
+
+def test_several_of_which_one_was_never_reserved_are_refused_together(c: sqlite3.Connection):
+    """Its terms are not to be had."""
+    with pytest.raises(NotAllOpen):
+        Settling.together(c, [Settling(billed(reserved(c))), Settling(billed(99))])
+
+
+def test_days_of_a_batch_are_written_once_at_its_end():
+    """However many requests settle in it; the days of two owners are kept apart."""
+    written: list[str] = []
+    with closing(sqlite3.connect(":memory:", isolation_level=None, factory=BatchConnection)) as connection:
+        migrate(connection, MIGRATIONS)
+        seqs = [reserved(connection, owner=owner) for owner in ("ann", "ann", "bob")]
+        connection.set_trace_callback(written.append)
+        outcomes = commit_together(connection, [Settling(billed(seq)) for seq in seqs])
+        connection.set_trace_callback(None)
+        assert outcomes == [20, 20, 20]
+        assert days(connection) == [(20261120, 2, 40, 2 * COST), (20261120, 1, 20, COST)]
+    assert len([sql for sql in written if sql.startswith("INSERT INTO usage_daily")]) == 2

@@ -125,7 +125,7 @@ def test_an_older_installation_is_brought_up_to_date(c: sqlite3.Connection, numb
     migrate(c, MIGRATIONS)
     assert contents(c) == before
     assert index(c)
-    assert [row["id"] for row in page(c, "local", 20, None, "nile").conversations] == ["conv_1"]
+    assert [row["id"] for row in page(c, "local", 20, None, words="nile").conversations] == ["conv_1"]
     assert applied(c) == [migration.name for migration in MIGRATIONS]
     new = connect()
     migrate(new, MIGRATIONS)

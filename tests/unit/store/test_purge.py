@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import re
 import sqlite3
@@ -14,8 +15,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from app.errors import Conflict, NotFound
-from app.store import conversation_list, events, safety_events, scrub
+from app.errors import Conflict, NotFound, StorageUnavailable
+from app.store import conversation_list, events, purge, safety_events, scrub
 from app.store.database import FILE_NAME, Database
 from app.store.export import VIEW, document
 from app.store.purge import MESSAGES, Purge, _claim_due, _wiping, purge_now
@@ -320,3 +321,88 @@ async def test_safety_events_outlive_a_purge(kept):
     assert [found for _, found in (await kept.database.read(lambda c: safety_events.page(c, 9))).events] == [
         event
     ]
+
+
+class HandDatabase:
+    """A store of which a purge sees only that text was deleted, and how the folding of its log went."""
+
+    def __init__(self, *outcomes: bool | Exception) -> None:
+        self.text_deleted = asyncio.Event()
+        self._outcomes = list(outcomes)
+        self.num_folded = 0
+
+    async def checkpoint_wal(self) -> bool:
+        """See Database."""
+        self.num_folded += 1
+        outcome = self._outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+@pytest.mark.parametrize("outcome", [False, StorageUnavailable("full"), ValueError("a secret")])
+async def test_log_that_could_not_be_folded_is_folded_later(
+    outcome: bool | Exception, monkeypatch: pytest.MonkeyPatch
+):
+    """A reader was in the way, or the disk was full, or there is a defect: which alone is logged."""
+    monkeypatch.setattr(purge, "FOLD_S", 0.001)
+    log = structlog.testing.LogCapture()
+    database = HandDatabase(outcome, True)
+    folding = asyncio.create_task(
+        Purge(database, structlog.wrap_logger(None, processors=[log]), 30)._fold()  # type: ignore[arg-type]
+    )
+    database.text_deleted.set()
+    await until(lambda: database.num_folded == 2 and not database.text_deleted.is_set())
+    folding.cancel()
+    assert [line["event"] for line in log.entries] == ["fold_broke"] * isinstance(outcome, ValueError)
+    assert "a secret" not in repr(log.entries)
+
+
+async def test_purge_that_breaks_is_logged_and_comes_again(kept, monkeypatch: pytest.MonkeyPatch):
+    """Its message is in no log."""
+    log = structlog.testing.LogCapture()
+    monkeypatch.setattr(purge, "PERIOD_S", 0.001)
+    runs: list[int] = []
+
+    async def broken(_purge: Purge) -> int:
+        runs.append(1)
+        raise ValueError("a secret")
+
+    monkeypatch.setattr(Purge, "once", broken)
+    running = asyncio.create_task(
+        Purge(kept.database, structlog.wrap_logger(None, processors=[log]), 30).run()
+    )
+    await until(lambda: len(runs) >= 2)
+    running.cancel()
+    assert {line["event"] for line in log.entries} == {"purge_broke"}
+    assert "a secret" not in repr(log.entries)
+
+
+async def test_purge_is_postponed_while_another_process_reads(kept):
+    """The rows are hidden for good; the text goes the next time."""
+    await kept.converse("conv_1")
+    await kept.delete("conv_1")
+    log = structlog.testing.LogCapture()
+    purging = Purge(kept.database, structlog.wrap_logger(None, processors=[log]), 30)
+    with contextlib.closing(connect(kept)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM conversations").fetchone()
+        assert await purging.once() == 0
+        reader.execute("COMMIT")
+    assert [line["event"] for line in log.entries] == ["purge_postponed"]
+    assert await purging.once() == 1
+    assert kept.left("conv_1") == set()
+
+
+async def test_purge_at_once_gives_up_on_a_reader_that_stays(kept, monkeypatch: pytest.MonkeyPatch):
+    """What is left is done by the next purge, this one again."""
+    monkeypatch.setattr(purge, "PATIENCE_S", 0.0)
+    await kept.converse("conv_1")
+    with contextlib.closing(connect(kept)) as reader, contextlib.closing(connect(kept)) as purging:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM conversations").fetchone()
+        assert not purge_now(purging, ["conv_1"])
+        reader.execute("COMMIT")
+    with contextlib.closing(connect(kept)) as purging:
+        assert purge_now(purging, ["conv_1"])
+    assert kept.left("conv_1") == set()

@@ -48,7 +48,7 @@ def times(number: int) -> UsageSums:
 )
 def test_a_period_has_both_its_days(c, from_day: int, to_day: int, owner: str | None, number: int):
     """Ungrouped usage is one group: the settled requests of the days, the last included, of an owner."""
-    [group] = usage(c, from_day, to_day, (), owner)
+    [group] = usage(c, from_day, to_day, (), owner=owner)
     assert group.by == {}
     assert group.sums == times(number)
 
@@ -121,3 +121,10 @@ def test_rebuilding_puts_a_day_right(c: sqlite3.Connection):
     assert rebuild(c, 20200101) == 1
     assert rebuild(c, 20261120) == 0
     assert c.execute("SELECT * FROM usage_daily").fetchall() == before
+
+
+def test_sums_without_rows_are_dropped(c: sqlite3.Connection):
+    """A rebuilt day has what its rows have, and nothing else."""
+    c.execute("INSERT INTO usage_daily VALUES (20200101, 'gone', 'ann', 3, 1, 1, 0, 0, 0, 1)")
+    assert rebuild(c, 20200101) == 1
+    assert differences(c) == []

@@ -81,7 +81,9 @@ async def answer(database: Database) -> tuple[str, str]:
 async def reconciled(database: Database) -> int:
     """What the next start does."""
     log = structlog.wrap_logger(None, processors=[structlog.testing.LogCapture()])
-    return await Journal(database, PriceTable({}), LedgerAudit(log), Traffic(), log, 300).reconcile()
+    return await Journal(
+        database, PriceTable({}), LedgerAudit(log), Traffic(), log=log, retention_s=300
+    ).reconcile()
 
 
 async def test_deleted_before_it_is_settled_stays_deleted_after_a_crash(database: Database):
@@ -92,7 +94,7 @@ async def test_deleted_before_it_is_settled_stays_deleted_after_a_crash(database
     await database.write(lambda c: events.append(c, request_seq, 1, piece))
     assert await reconciled(database) == 1
     assert await answer(database) == ("deleted", "")
-    assert await database.read(lambda c: events.slices(c, request_seq)) == []
+    assert await database.read(lambda c: events.segments(c, request_seq)) == []
     tokens = await database.read(lambda c: c.execute("SELECT total_tokens FROM conversations").fetchone())
     assert tokens == (10,), "counts stay"
 

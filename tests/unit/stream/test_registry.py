@@ -179,13 +179,13 @@ async def test_grace_of_the_last_reader():
     stream = registry.create()
     await stream.opened()
     first, second = stream.attach(), stream.attach()
-    registry.streams.leave(first)
+    registry.streams.leave(stream, first)
     assert not registry.streams._grace
-    registry.streams.leave(second)
+    registry.streams.leave(stream, second)
     again = stream.attach()
     await asyncio.sleep(0.1)  # longer than the grace period
     assert stream.cancelled is None
-    registry.streams.leave(again)
+    registry.streams.leave(stream, again)
     async with asyncio.timeout(2):
         await stream.ended()
     assert stream.cancelled == "disconnect"
@@ -198,7 +198,7 @@ async def test_for_room_the_longest_unread_ends_first():
     streams = [registry.create() for _ in range(3)]
     for stream in streams:
         await stream.opened()
-        registry.streams.leave(stream.attach())
+        registry.streams.leave(stream, stream.attach())
     streams[0].attach()
     told = [registry.streams.abort_unread("scripted") for _ in range(3)]
     assert told == [streams[1].request_id, streams[2].request_id, None]
@@ -211,7 +211,7 @@ async def test_what_has_just_ended_is_not_stopped_for_room():
     registry = Registry(resume_grace_s=30)
     stream = registry.create()
     await stream.opened()
-    registry.streams.leave(stream.attach())
+    registry.streams.leave(stream, stream.attach())
     stream.close()
     assert stream.request_id in registry.streams._grace
     assert registry.streams.abort_unread("scripted") is None
@@ -222,9 +222,9 @@ async def test_leaving_again_starts_the_grace_period_again():
     registry = Registry(resume_grace_s=30)
     stream = registry.create()
     await stream.opened()
-    registry.streams.leave(stream.attach())
+    registry.streams.leave(stream, stream.attach())
     first = registry.streams._grace[stream.request_id]
-    registry.streams.leave(stream.attach())
+    registry.streams.leave(stream, stream.attach())
     assert first.cancelled()
     assert not registry.streams._grace[stream.request_id].cancelled()
     await registry.end(stream)
@@ -238,7 +238,7 @@ async def test_leaving_a_finished_stream_starts_nothing():
     await stream.opened()
     reader = stream.attach()
     await registry.end(stream)
-    registry.streams.leave(reader)
+    registry.streams.leave(stream, reader)
     assert not registry.streams._grace
 
 

@@ -43,8 +43,8 @@ def finish(stream: TokenStream) -> None:
 
 def kept(stream: TokenStream, **fields) -> StoredStream:
     """The stream's row with all its events."""
-    slices = stream.dump(0)
-    return stored(stream.request, [slices[1]] if slices else [], **fields)
+    segments = stream.dump(0)
+    return stored(stream.request, [segments[1]] if segments else [], **fields)
 
 
 def revived(row: StoredStream, after: int = 0, limit_bytes: int = BIG) -> TokenStream:
@@ -210,7 +210,7 @@ async def test_damaged_events_are_an_error():
     """Events that cannot be read are not replayed in part."""
     row = kept(await answered())
     with pytest.raises(InternalError, match="damaged"):
-        revived(dataclasses.replace(row, slices=[row.slices[0][:-1] + b"?"]))
+        revived(dataclasses.replace(row, segments=[row.segments[0][:-1] + b"?"]))
 
 
 async def test_longer_than_the_limit_is_expired_at_its_beginning():

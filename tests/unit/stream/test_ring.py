@@ -298,8 +298,8 @@ def same(restored: Ring, ring: Ring, cursors) -> None:
 
 
 @given(events=any_events, cuts=st.sets(st.integers(1, 41)), logprobs=st.booleans(), has_counts=st.booleans())
-def test_slices_restore_the_ring(events, cuts, logprobs, has_counts):
-    """Cut into slices anywhere, a ring comes back the same after every cursor, and as a whole."""
+def test_segments_restore_the_ring(events, cuts, logprobs, has_counts):
+    """Cut into segments anywhere, a ring comes back the same after every cursor, and as a whole."""
     ring = Ring(BIG, logprobs=logprobs, counts=has_counts)
     ring.append_special(Opened(2))
     dumped, last_id = [], 0
@@ -320,8 +320,8 @@ def test_slices_restore_the_ring(events, cuts, logprobs, has_counts):
 
 
 @given(events=any_events, data=st.data(), both=st.booleans())
-def test_slices_that_overlap_count_once(events, data, both):
-    """Events that two slices both have are restored once."""
+def test_segments_that_overlap_count_once(events, data, both):
+    """Events that two segments both have are restored once."""
     ring = Ring(BIG, logprobs=both, counts=both)
     ring.append_special(Opened(1))
     dumped = []
@@ -336,8 +336,8 @@ def test_slices_that_overlap_count_once(events, data, both):
     same(restored, ring, range(restored.first_id - 1, ring.last_id))
 
 
-def test_slice_of_a_trimmed_ring_begins_where_the_ring_does():
-    """What has left the ring is in no slice of it; ids stay."""
+def test_segment_of_a_trimmed_ring_begins_where_the_ring_does():
+    """What has left the ring is in no segment of it; ids stay."""
     ring = Ring(4096)
     for number in range(1000):
         ring.append(delta(f"{number} "))
@@ -348,7 +348,7 @@ def test_slice_of_a_trimmed_ring_begins_where_the_ring_does():
     same(restored, ring, range(first_id - 1, ring.last_id))
 
 
-def test_gap_between_slices_ends_what_is_held():
+def test_gap_between_segments_ends_what_is_held():
     """What lies before a gap cannot be joined with what follows it: it has left the ring."""
     ring = Ring(BIG)
     fill(ring, [(LANES[1], f"{number} ", Counts(), None) for number in range(9)])
@@ -364,7 +364,7 @@ def test_gap_between_slices_ends_what_is_held():
 
 
 def test_restored_ring_keeps_its_limit():
-    """Slices beyond the limit restore to the newest events within it."""
+    """Segments beyond the limit restore to the newest events within it."""
     ring = Ring(BIG)
     dumped = []
     for number in range(10_000):
@@ -387,7 +387,7 @@ def test_restored_ring_goes_on():
     assert restored.last_id == 3
 
 
-def test_no_slices_restore_to_an_empty_ring():
+def test_no_segments_restore_to_an_empty_ring():
     """Nothing kept is nothing held."""
     ring = Ring.restore([], BIG)
     assert (ring.first_id, ring.last_id, ring.dump(0)) == (1, 0, None)
@@ -402,8 +402,8 @@ def test_ring_begins_at_any_id():
 
 
 @given(data=st.data())
-def test_damaged_slice_is_refused(data):
-    """A slice with any byte changed or missing is an error, never other text."""
+def test_damaged_segment_is_refused(data):
+    """A segment with any byte changed or missing is an error, never other text."""
     ring = Ring(BIG)
     ring.append_special(Opened(1))
     ring.append(delta("hello"))
@@ -416,8 +416,8 @@ def test_damaged_slice_is_refused(data):
             Ring.restore([damaged], BIG)
 
 
-def test_slices_of_different_streams_are_refused():
-    """Slices with and without counts are not of one stream."""
+def test_segments_of_different_streams_are_refused():
+    """Segments with and without counts are not of one stream."""
     plain, counted = Ring(BIG), Ring(BIG, counts=True, first_id=2)
     plain.append(delta("a"))
     counted.append(delta("b"))
@@ -425,8 +425,8 @@ def test_slices_of_different_streams_are_refused():
         Ring.restore([plain.dump(0)[1], counted.dump(0)[1]], BIG)
 
 
-def test_slice_costs_two_bytes_an_event():
-    """Beside its text an event takes two bytes in a slice, and a slice some 200."""
+def test_segment_costs_two_bytes_an_event():
+    """Beside its text an event takes two bytes in a segment, and a segment some 200."""
     ring = Ring(BIG)
     for _ in range(1000):
         ring.append(delta("word "))

@@ -87,7 +87,7 @@ def _read_slots(path: Path) -> dict[str, tuple[Pattern, ...]]:
         name, colon, rest = line.partition(": ")
         if not colon:
             raise ValueError(f"{path.name}:{number}: no `name: `")
-        slots[name] = slots.get(name, ()) + tuple(parse(part.strip()) for part in rest.split(" ;; "))
+        slots[name] = slots.get(name, ()) + tuple(parse(option.strip()) for option in rest.split(" ;; "))
     return slots
 
 

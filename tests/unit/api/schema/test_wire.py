@@ -12,12 +12,31 @@ from hypothesis import strategies as st
 
 from app.api.http.json_body import MAX_DEPTH, MAX_VALUES, count_values, parse_body
 from app.api.schema.messages import ROLES
-from app.api.schema.parameters import PARAMETERS
+from app.api.schema.parameters import PARAMETERS, treatment
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest
-from app.errors import BadRequest, UnknownModel
+from app.errors import BadRequest, UnknownModel, UnsupportedParameter
 
 HELLO = [{"role": "user", "content": "hello"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+HARMLESS = {
+    "user": "u",
+    "metadata": {"a": "b"},
+    "safety_identifier": "u",
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "service_tier": "flex",
+    "verbosity": "medium",
+    "prediction": {"type": "content", "content": "x"},
+    "num_ctx": 8192,
+    "keep_alive": "5m",
+    "cache_prompt": False,
+    "id_slot": -1,
+    "timings_per_token": True,
+    "return_progress": True,
+    "guided_decoding_backend": "xgrammar",
+}
+"""A value of each parameter without effect."""
 
 
 def parse(**parameters: Any) -> ChatRequest:
@@ -214,6 +233,27 @@ def test_server_parameters_do_not_reach_the_engine():
         ({"parent_id": "msg_1"}, "invalid_value", "parent_id"),
         ({"conversation_id": "conv_1", "store": False}, "invalid_value", "store"),
         ({"priority": 9}, "unsupported_parameter", "priority"),
+        ({"add_generation_prompt": False}, "invalid_value", "add_generation_prompt"),
+        (
+            {"add_generation_prompt": True, "continue_final_message": True},
+            "invalid_value",
+            "add_generation_prompt",
+        ),
+        ({"regex": "a", "ebnf": "b"}, "invalid_value", "ebnf"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, "invalid_value", "response_format"),
+        ({"tools": TOOLS, "tool_choice": "required", "regex": "a"}, "invalid_value", "regex"),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": "required",
+                "response_format": {"type": "structural_tag", "format": {}},
+            },
+            "invalid_value",
+            "response_format",
+        ),
+        ({"tools": [{"function": {"name": "f"}, "foo": 1}]}, "unknown_parameter", "tools[0].foo"),
+        ({"response_format": {"type": "text", "foo": 1}}, "unknown_parameter", "response_format.foo"),
+        ({"function_call": {"name": "f"}}, "unsupported_parameter", "function_call"),
     ],
 )
 def test_bad_parameters_are_refused_by_name(parameters: dict[str, Any], code: str, param: str):
@@ -231,6 +271,62 @@ def test_equal_limits_are_one():
     """max_tokens and max_completion_tokens may both be sent when they agree."""
     assert parse(max_tokens=5, max_completion_tokens=5).max_tokens == 5
     assert parse(max_completion_tokens=6).max_tokens == 6
+
+
+@pytest.mark.parametrize(("name", "value"), HARMLESS.items())
+def test_what_is_harmless_is_taken_unless_the_operator_is_strict(name: str, value: Any):
+    """A parameter without effect never breaks a client; a strict server names it."""
+    assert set(parse(**{name: value}).body) == {"model", "messages"}
+    with pytest.raises(UnsupportedParameter, match="strict_parameters") as error:
+        parse_chat_request({"model": "m", "messages": HELLO, name: value}, "c", "local", strict=True)
+    assert error.value.param == name
+
+
+def test_every_parameter_without_effect_is_tried():
+    """The table and the test above know the same parameters."""
+    assert {name for name in PARAMETERS if treatment(name) == "ignored"} == set(HARMLESS)
+
+
+def test_a_strict_server_takes_what_has_an_effect_or_asks_for_nothing():
+    """Honoured parameters, translated ones, and neutral values of refused ones."""
+    sent = {"seed": 5, "temperature": 1, "guided_regex": "a", "best_of": 1, "n_predict": 3}
+    body = {"model": "m", "messages": HELLO, **sent}
+    chat = parse_chat_request(body, "chatcmpl-1", "local", strict=True)
+    assert chat.strict
+    assert set(chat.body) == {"model", "messages", "seed", "temperature", "regex", "max_tokens"}
+    assert not parse().strict
+
+
+@pytest.mark.parametrize(
+    ("sent", "body"),
+    [
+        ({"top_p": 0}, {"top_k": 1}),
+        ({"top_p": 0.0, "top_k": 40}, {"top_k": 1}),
+        ({"top_k": 0}, {"top_k": -1}),
+        ({"reasoning_effort": "no_think"}, {"reasoning_effort": "none"}),
+        ({"reasoning_effort": 1}, {"reasoning_effort": 0.99}),
+        ({"response_format": {"type": "text"}}, {}),
+        ({"top_logprobs": 0}, {"top_logprobs": 0}),
+        ({"add_generation_prompt": True}, {}),
+        (
+            {"add_generation_prompt": False, "continue_final_message": True},
+            {"continue_final_message": True},
+        ),
+    ],
+)
+def test_a_value_that_sglang_refuses_is_sent_as_it_takes_it(sent: dict[str, Any], body: dict[str, Any]):
+    """Bounds that mean something: no mass is the likeliest token, no number of tokens is all of them."""
+    parsed = parse(**sent).body
+    assert {name: parsed[name] for name in parsed.keys() - {"model", "messages"}} == body
+
+
+@pytest.mark.parametrize("form", [{"type": "json_object"}, {"type": "json_schema", "schema": {}}])
+def test_a_forced_call_has_no_response_format(form: dict[str, Any]):
+    """There is no text that the format could apply to; beside tools left to the model it stays."""
+    forced = parse(tools=TOOLS, tool_choice="required", response_format=form).body
+    assert forced["tool_choice"] == "required"
+    assert "response_format" not in forced
+    assert "response_format" in parse(tools=TOOLS, response_format=form).body
 
 
 def test_a_null_stream_option_is_absent():

@@ -102,6 +102,25 @@ async def test_nobody_else_gets_its_port_while_it_loads(start: Any) -> None:
         other.bind(("127.0.0.1", port))
 
 
+async def test_a_process_that_cannot_be_started_is_tried_again(notes: Path) -> None:
+    """The machine may have no room for a process at the first restart, and have some at the second."""
+    programs = iter([sys.executable, "/no/such/program"])
+
+    def command(port: int) -> ChildCommand:
+        program = next(programs, sys.executable)
+        return ChildCommand([program, "-c", SERVER, str(port), str(notes)], b"a secret")
+
+    child = ChildServer(command, first_pause_s=0.05, stop_grace_s=5)
+    await child.start()
+    try:
+        await until(lambda: said(notes))
+        os.kill(child.pid or 0, signal.SIGKILL)
+        await until(lambda: len(said(notes)) == 2)
+        assert (child.num_starts, child.failure) == (2, None)
+    finally:
+        await child.aclose()
+
+
 async def test_one_that_dies_is_started_again_on_the_same_port(start: Any, notes: Path) -> None:
     """What it had started is gone with it, and whoever watches was told."""
     deaths: list[str] = []

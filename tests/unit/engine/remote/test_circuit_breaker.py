@@ -37,3 +37,11 @@ def test_probes_come_at_growing_intervals() -> None:
     breaker.close()
     breaker.trip(30.0)
     assert breaker.next_probe_s == 31.0
+
+
+def test_a_breaker_tripped_for_a_probe_is_due_at_once() -> None:
+    """A server that has not shown its model yet gets a probe without a pause, and no request before."""
+    breaker = Breaker()
+    breaker.trip(5.0, probe_now=True)
+    assert breaker.is_open
+    assert breaker.next_probe_s == 5.0

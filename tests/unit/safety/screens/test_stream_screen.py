@@ -487,7 +487,7 @@ def test_what_is_unread_of_an_answer_that_broke_off_is_read_before_it_goes_out()
 def steered(*spans: str, rules: Policy | None = None, model: Any = None, **steering: Any) -> Screening:
     """A screening of an answer to a request with these parameters."""
     rules = rules or policy({"hard_list": list(spans)})
-    return StreamScreen(model).for_request(1, False, 0.0, rules, Steering(**steering))
+    return StreamScreen(model).for_request(1, False, 0.0, rules, steering=Steering(**steering))
 
 
 @pytest.mark.parametrize(

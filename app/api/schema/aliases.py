@@ -1,0 +1,153 @@
+"""Parameters that other servers have, in the words of this server: vLLM's, llama.cpp's and OpenRouter's.
+
+They are translated ahead of every other check, so that they meet the limits, screens and rights of
+their equivalents. An error names the parameter that the caller has sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from app.api.schema.fields import fields_of
+from app.api.schema.formats import schema_format
+from app.api.schema.parameters import MAX_CHOICES, check_kind
+from app.errors import BadRequest, ServingError
+
+Parameters = dict[str, Any]
+Translated = tuple[str, Any] | None
+"""A parameter and its value; None where nothing is asked for."""
+
+
+def translated(values: Mapping[str, Any]) -> tuple[Parameters, dict[str, str]]:
+    """The parameters under this server's names, and the caller's name of each that was translated.
+
+    Raises BadRequest and UnsupportedParameter naming the caller's parameter.
+    """
+    result = {name: value for name, value in values.items() if name not in _TRANSLATIONS}
+    spelled: dict[str, str] = {}
+    for name in [name for name in values if name in _TRANSLATIONS]:
+        translation = _TRANSLATIONS[name](values[name], name)
+        if translation is None:
+            continue
+        equivalent, value = translation
+        if equivalent in result:
+            other = spelled.get(equivalent, equivalent)
+            raise BadRequest(f"{name} and {other} mean the same; send only {other}.", param=name)
+        result[equivalent] = value
+        spelled[equivalent] = name
+    return result, spelled
+
+
+def respell(error: ServingError, spelled: Mapping[str, str]) -> None:
+    """Name the caller's own parameter in an error about its equivalent."""
+    equivalent = next(
+        (name for name in spelled if error.param and error.param.split(".")[0].split("[")[0] == name), None
+    )
+    if equivalent is not None and error.param is not None:
+        error.message = error.message.replace(error.param, spelled[equivalent], 1)
+        error.args = (error.message,)
+        error.param = spelled[equivalent]
+
+
+def _schema(value: Any, where: str) -> Translated:
+    """A JSON schema, as an object or as its text."""
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            raise BadRequest(f"{where} must be a JSON schema.", param=where) from None
+    check_kind(where, value, dict)
+    return "response_format", schema_format(value)
+
+
+def _regex(value: Any, where: str) -> Translated:
+    check_kind(where, value, str)
+    return "regex", value
+
+
+def _grammar(value: Any, where: str) -> Translated:
+    check_kind(where, value, str)
+    return "ebnf", value
+
+
+def _choice(value: Any, where: str) -> Translated:
+    """The grammar of an answer that is one of some texts."""
+    check_kind(where, value, list)
+    if not 0 < len(value) <= MAX_CHOICES:
+        raise BadRequest(f"{where} must hold 1 to {MAX_CHOICES} texts, got {len(value)}.", param=where)
+    for number, text in enumerate(value):
+        check_kind(f"{where}[{number}]", text, str)
+        if not text:
+            raise BadRequest(f"{where}[{number}] must not be empty.", param=f"{where}[{number}]")
+    return "ebnf", "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
+
+
+def _json_object(value: Any, where: str) -> Translated:
+    check_kind(where, value, bool)
+    return ("response_format", {"type": "json_object"}) if value else None
+
+
+def _structural_tag(value: Any, where: str) -> Translated:
+    check_kind(where, value, str, dict)
+    try:
+        tag = orjson.loads(value) if isinstance(value, str) else value
+    except orjson.JSONDecodeError:
+        raise BadRequest(f"{where} must be a structural tag as JSON.", param=where) from None
+    check_kind(where, tag, dict)
+    return "response_format", {**tag, "type": "structural_tag"}
+
+
+def _outputs(value: Any, where: str) -> Translated:
+    """vLLM's `structured_outputs`: an object with one form of grammar."""
+    switches = {"disable_any_whitespace", "disable_additional_properties", "disable_fallback"}
+    sent = fields_of(value, where, FORMS.keys() | switches)
+    for name in sent.keys() & switches:
+        if sent.pop(name) is not False:
+            raise BadRequest(f"{where}.{name}: the server decides that; remove it.", param=f"{where}.{name}")
+    if len(sent) != 1:
+        raise BadRequest(f"{where} must have one of {', '.join(FORMS)}, got {len(sent)}.", param=where)
+    [(form, content)] = sent.items()
+    return FORMS[form](content, f"{where}.{form}")
+
+
+def _tokens(value: Any, where: str) -> Translated:
+    """llama.cpp's number of tokens, of which -1 is no limit."""
+    del where
+    return None if value == -1 else ("max_tokens", value)
+
+
+def _effort(value: Any, where: str) -> Translated:
+    """OpenRouter's `reasoning`."""
+    sent = fields_of(value, where, {"effort"})
+    return ("reasoning_effort", sent["effort"]) if sent else None
+
+
+def _renamed(equivalent: str) -> Callable[[Any, str], Translated]:
+    return lambda value, _: (equivalent, value)
+
+
+FORMS: Mapping[str, Callable[[Any, str], Translated]] = {
+    "json": _schema,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+    "json_object": _json_object,
+    "structural_tag": _structural_tag,
+}
+_TRANSLATIONS: Mapping[str, Callable[[Any, str], Translated]] = {
+    "guided_json": _schema,
+    "guided_regex": _regex,
+    "guided_choice": _choice,
+    "guided_grammar": _grammar,
+    "structured_outputs": _outputs,
+    "include_stop_str_in_output": _renamed("no_stop_trim"),
+    "json_schema": _schema,
+    "grammar": _grammar,
+    "n_predict": _tokens,
+    "repeat_penalty": _renamed("repetition_penalty"),
+    "reasoning": _effort,
+}

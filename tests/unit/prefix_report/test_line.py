@@ -1,0 +1,112 @@
+"""An edition of a prompt: what of it stays the same, and how that is told from what users write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.core import ChatRequest, Prompt
+from app.prefix_report.line import HEAD_TOKENS, PromptEdition, Stable, estimate_of, stable_of
+
+SYSTEM = {"role": "system", "content": "Be good."}
+
+
+def user(content: Any = "hi") -> dict[str, Any]:
+    """A message of the user's."""
+    return {"role": "user", "content": content}
+
+
+def request(*messages: dict[str, Any], **body: Any) -> ChatRequest:
+    """A request of these messages."""
+    return ChatRequest("chatcmpl-1", "ann", "llama", {"messages": list(messages), **body}, 0)
+
+
+def prompt(*token_ids: int, unbilled: int = 0) -> Prompt:
+    """A rendered prompt."""
+    return Prompt(token_ids, 10, None, unbilled_tokens=unbilled)
+
+
+def edition(estimate: int = 0) -> PromptEdition:
+    """An edition of which no prompt was seen."""
+    return PromptEdition(Stable("Be good.", b""), "", 0, 0.0, estimate, 0)
+
+
+def test_stable_part_is_what_stands_before_the_users_words():
+    """All system messages that a request begins with, and its tools."""
+    developer = {"role": "developer", "content": [{"type": "text", "text": "And kind."}]}
+    assert stable_of({"messages": [SYSTEM, user()]}) == Stable("Be good.", b"")
+    assert stable_of({"messages": [SYSTEM]}).text == "Be good."
+    assert stable_of({"messages": [SYSTEM, developer, user(), SYSTEM]}).text == "Be good.\nAnd kind."
+    assert stable_of({"messages": [SYSTEM, developer]}).text == "Be good.\nAnd kind."
+    assert stable_of({"messages": [user(), SYSTEM]}).text == ""
+    assert stable_of({"messages": [], "tools": [{"a": 1}]}) == Stable("", b'[{"a":1}]')
+
+
+def test_prompts_stay_the_same_up_to_where_two_of_them_part():
+    """Until then the estimate is what is expected."""
+    made = edition(estimate=2)
+    made.render(request(SYSTEM, user("first")), prompt(1, 2, 3, 40, 41))
+    assert made.expected == 2
+    assert made.compare(request(SYSTEM, user("second")), prompt(1, 2, 3, 50)) is None
+    assert made.expected == 3
+
+
+def test_prompt_that_parts_within_what_stayed_the_same_was_rendered_differently():
+    """The token is told at which it does."""
+    made = edition(estimate=6)
+    made.render(request(SYSTEM, user("first")), prompt(1, 2, 3, 4, 5, 6, 40))
+    made.compare(request(SYSTEM, user("second")), prompt(1, 2, 3, 4, 5, 6, 50))
+    assert made.compare(request(SYSTEM, user("third")), prompt(1, 9, 9, 9, 9, 9, 60)) == 1
+    assert made.expected == 6
+
+
+def test_users_words_that_begin_alike_are_no_part_of_what_stays():
+    """The next that differs shows where they began."""
+    made = edition(estimate=3)
+    made.render(request(SYSTEM, user("aab")), prompt(1, 2, 3, 7, 7, 8))
+    made.compare(request(SYSTEM, user("aac")), prompt(1, 2, 3, 7, 7, 9))
+    assert made.expected == 5
+    assert made.compare(request(SYSTEM, user("xyz")), prompt(1, 2, 3, 6)) is None
+    assert made.expected == 3
+
+
+def test_ids_of_images_can_be_compared_with_those_of_text():
+    """They are wider; ids that no integer holds are not compared."""
+    made = edition()
+    made.render(request(user()), prompt(1, 2, 3))
+    assert made.compare(request(user("x")), prompt(1, 2, 1 << 40)) is None
+    assert made.expected == 2
+    other = edition()
+    other.render(request(user()), prompt(1 << 70))
+    assert other.head is None
+    assert other.compare(request(user()), prompt(1)) is None
+    made.render(request(user()), prompt(1, 2, 3))
+    assert made.compare(request(user()), prompt(1, 1 << 70)) is None
+
+
+def test_head_of_a_long_prompt_is_compared():
+    """Memory is bounded."""
+    made = edition()
+    made.render(request(user()), Prompt(range(HEAD_TOKENS + 1), 10, None))
+    assert made.head is not None
+    assert len(made.head) == HEAD_TOKENS
+    assert made.size_bytes > 4 * HEAD_TOKENS
+
+
+def test_reason_for_another_rendering_is_the_parameter_that_changed():
+    """The operator's own words first; where nothing changed it is the template."""
+    made = edition()
+    made.render(request(user(), reasoning_effort="low"), prompt(1, 2))
+    assert made.changed_option(request(user(), reasoning_effort="high"), prompt(1)) == "reasoning_effort"
+    assert made.changed_option(request(user(), reasoning_effort="low"), prompt(1)) == "template"
+    assert made.changed_option(request(user()), prompt(1, unbilled=1)) == "policy"
+
+
+def test_estimate_is_the_share_of_the_bytes():
+    """The operator's words are all of it; images tell nothing of bytes."""
+    stable = Stable("x" * 30, b"")
+    system = {"role": "system", "content": "x" * 30}
+    assert estimate_of(request(system, user("y" * 10)), prompt(*range(40)), stable) == 30
+    assert estimate_of(request(system, user("y" * 10)), prompt(*range(44), unbilled=4), stable) == 34
+    image = user([{"type": "image_url", "image_url": {"url": "data:,"}}])
+    assert estimate_of(request(system, image), prompt(*range(40)), stable) == 0
+    assert estimate_of(request(user("y")), prompt(1), Stable("", b"")) == 0

@@ -1,0 +1,68 @@
+"""The n-gram model: each n-gram of a text counts once, and a text's length does not make it harmful."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.safety.classifiers.features import distinct
+from app.safety.classifiers.ngrams import BITS, CATEGORY_BITS, NGrams
+
+NUM_CATEGORIES = 3
+
+
+def model(*, harm: float = 0.0, bias: float = 0.0) -> NGrams:
+    """A model in which every n-gram weighs the same, and the categories differ by their number."""
+    rows = np.arange(NUM_CATEGORIES, dtype=np.float16)[:, None] * np.ones(1 << CATEGORY_BITS, np.float16)
+    offsets = np.array([5.0, 0.0, 0.0], np.float32)
+    return NGrams(np.full(1 << BITS, harm, np.float16), bias, rows, offsets)
+
+
+def test_text_without_weight_has_the_bias():
+    """An empty one too, whose topics are the offsets."""
+    assert model(bias=-2.5).logits("any text at all")[0] == -2.5
+    harm, topics = model(bias=-2.5).logits("")
+    assert harm == -2.5
+    assert topics.tolist()[0] == 5.0
+
+
+def test_weights_are_added_and_scaled_by_the_root_of_their_number():
+    """A word that is said ten times is no ten times as harmful."""
+    text = "some words of a text"
+    places = distinct(text, BITS)
+    harm, topics = model(harm=1.0).logits(text)
+    root = len(places) ** 0.5
+    assert harm == pytest.approx(root)
+    assert topics.tolist() == pytest.approx([5.0, root, 2 * root], rel=1e-3)
+    assert model(harm=1.0).logits(f"{text} {text}")[0] < 2 * harm
+
+
+def test_single_weight_is_found_in_the_texts_that_have_its_ngram():
+    """And in no other."""
+    made = model()
+    (place, *_) = distinct("forbidden", BITS)
+    harm = made.harm.copy()
+    harm[place] = 8.0
+    single = NGrams(harm, 0.0, made.categories, made.offsets)
+    assert single.look("a forbidden thing")[0] > 0
+    assert single.look("xyzzy")[0] == 0
+
+
+def test_model_is_what_its_file_says(tmp_path: Path):
+    """Loaded, it says the same."""
+    made = model(harm=0.5, bias=1.0)
+    path = tmp_path / "ngrams.npz"
+    np.savez(path, harm=made.harm, bias=made.bias, categories=made.categories, offsets=made.offsets)
+    loaded = NGrams.load(path)
+    assert loaded.logits("some words")[0] == made.logits("some words")[0]
+
+
+def test_file_of_another_size_is_no_model(tmp_path: Path):
+    """Its places would be others."""
+    made = model()
+    path = tmp_path / "ngrams.npz"
+    np.savez(path, harm=made.harm[:8], bias=0.0, categories=made.categories, offsets=made.offsets)
+    with pytest.raises(ValueError, match="tables of another size"):
+        NGrams.load(path)
