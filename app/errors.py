@@ -18,6 +18,7 @@ the layer stack: it knows nothing else of the product.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
@@ -142,6 +143,17 @@ class ServingError(Exception):
         self.code = code or self.default_code
         self.param = param and _elided(param, 100)
         self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
+
+    def respell(self, spelled: Mapping[str, str]) -> None:
+        """Name the caller's own parameter, where the error is about its equivalent.
+
+        `spelled` has the caller's name of each parameter that was translated.
+        """
+        name = re.split(r"[.\[]", self.param or "", maxsplit=1)[0]
+        if self.param is not None and name in spelled:
+            self.message = self.message.replace(self.param, spelled[name], 1)
+            self.args = (self.message,)
+            self.param = spelled[name]
 
     def as_body(self) -> dict[str, object]:
         """OpenAI's error body (API reference, "Error codes")."""

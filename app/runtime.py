@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
 from app.admission.controller import Admission
+from app.admission.estimates import FILE as PROFILE_FILE
+from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
-from app.admission.throughput_profile import FILE as PACE_FILE
-from app.admission.throughput_profile import ThroughputProfile
+from app.admission.tuning import AdmissionTuning
 from app.core import Engine, Health
 from app.engine_factory import (
     OnDeath,
@@ -33,7 +35,7 @@ from app.log import where
 from app.metering.abuse import AbuseWatch
 from app.metering.balance import LedgerAudit
 from app.metering.budget import Budgets
-from app.metering.estimate import TextCounter
+from app.metering.estimate import TextCounter, prompt_estimate
 from app.metering.limiter import Limiter
 from app.metering.pricing import PriceTable
 from app.metering.reads import Reads
@@ -90,6 +92,7 @@ class Runtime:
         self.small_engine = build_small_engine(settings)
         """None without `small_model`; so is the router."""
         self.streams = StreamRegistry(settings, log)
+        self._text_counter = TextCounter()
         self.backends, self.router = self._build_backends()
         self.degrade = degrade_of(settings)
         """None with `degrade` off."""
@@ -101,7 +104,6 @@ class Runtime:
         self.history = History(self.database)
         self.traffic = Traffic()
         self.balance = LedgerAudit(log)
-        self._text_counter = TextCounter()
         self.limiter = Limiter(count_text=self._text_counter)
         self.reads = Reads(self.limiter, settings.max_reads_per_s)
         self.budgets = Budgets(self.database, self.limiter)
@@ -152,15 +154,17 @@ class Runtime:
 
     def _backend(self, engine: Engine, name: str = "") -> Backend:
         """An engine, and the way into it."""
-        settings, streams = self.settings, self.streams
+        settings, streams, tuning = self.settings, self.streams, AdmissionTuning()
         admission = Admission(
             engine,
-            QueueBounds.of(settings),
+            QueueBounds.of(settings, tuning),
+            ThroughputProfile(settings.data_dir / PROFILE_FILE, tuning),
+            tuning,
+            count_prompt=partial(prompt_estimate, count=self._text_counter),
             ttft_target_s=settings.ttft_target_s,
             tpot_target_s=settings.tpot_target_s,
             key_slowdown=settings.key_slowdown,
             max_prefill_tokens=settings.max_prefill_tokens,
-            pace=ThroughputProfile(settings.data_dir / PACE_FILE),
             abort_unread=lambda: streams.abort_unread(engine.model.id),
         )
         return Backend(engine, admission, name)
@@ -293,8 +297,7 @@ class Runtime:
         if mode is None:
             return
         previous = mode.step
-        bounds = QueueBounds.of(self.settings)
-        mode.observe(pressure_of(self.backends.large.admission, bounds, time.monotonic()))
+        mode.observe(pressure_of(self.backends.large.admission, time.monotonic()))
         if mode.step is not previous:
             self.log.warning("degraded", step=mode.step.label, pressure=round(mode.pressure, 2))
 

@@ -1,16 +1,15 @@
 """Admission: a request is let through to the engine when there is room for it, in its turn.
 
-    admit ──▶ room now? ──▶ Ticket ── saw(delta) … ──▶ release
-                 │ no                                     │
-                 ▼                                        ▼
+    admit ──▶ room now? ──▶ Ticket ── on_delta … ──▶ release
+                 │ no                                   │
+                 ▼                                      ▼
            a place in the queue  ◀──── dispatch: whose turn it is, and who fits
                  │ none
                  ▼
-           429 or 503, with an appointment
+           429 or 503, with a retry slot
 
-app.admission.scheduler says who fits, by KV memory, the engine's places and the window before its prefill;
-app.admission.fair_queue gives turns, app.admission.load_shedder refuses. Only waiting is asynchronous: with
-nothing in the queue, `admit` gives way to no other task.
+`scheduler` says who fits, by `capacity`; `fair_queue` gives turns, `load_shedder` refuses. Only waiting is
+asynchronous: with nothing in the queue, `admit` gives way to no other task.
 """
 
 from __future__ import annotations
@@ -20,41 +19,32 @@ import random
 import time
 from collections.abc import Callable
 
-from app.admission.counters import AdmissionCounts
-from app.admission.decode_window import DecodeWindow
-from app.admission.fair_queue import FairQueue, Tenant
-from app.admission.kv_budget import KVBudget
+from app.admission.capacity import DecodeWindow, PrefillWindow
+from app.admission.estimates import LengthEstimate, ThroughputProfile, expected
+from app.admission.fair_queue import FairQueue, Queued, Tenant
 from app.admission.load_shedder import LoadShedder, QueueBounds
-from app.admission.output_length import LengthEstimate, LengthHistogram, expected, expected_at_first
-from app.admission.prefill_window import PrefillWindow
 from app.admission.scheduler import AdmissionScheduler
-from app.admission.tenants import Tenants
-from app.admission.throughput import Throughput
-from app.admission.throughput_profile import ThroughputProfile
-from app.admission.ticket import PreAdmission, Ticket, prompt_guess
-from app.core import ChatRequest, Delta, Engine, Health, Key, Prompt
+from app.admission.ticket import Ticket, fingerprint_of
+from app.admission.tuning import AdmissionTuning
+from app.core import TIERS, ChatRequest, Delta, Engine, Health, Key, Prompt, Tier
 from app.errors import Cancelled, ServingError
-
-POLL_S = 0.25
-AT_ONCE_S = 0.1
-"""A request that was not read for longer is checked by the load shedder though nobody waits."""
-MOST_PART = 4.0
-"""Tokens of the pool for each guessed one that a single prompt is believed."""
-_WEIGHT = 0.2
-_GUESS_WEIGHT = 0.05
 
 
 class Admission:
     """The way into one engine. Construct, `open()` once the engine has started, `run()` beside it.
 
-    `abort_unread` aborts the stream that was without a reader longest, and returns its id if there is one.
+    `count_prompt` estimates the tokens of a request's prompt. `abort_unread` aborts the stream that was
+    without a reader longest, and returns its id if there is one.
     """
 
     def __init__(
         self,
         engine: Engine,
         bounds: QueueBounds,
+        profile: ThroughputProfile,
+        tuning: AdmissionTuning,
         *,
+        count_prompt: Callable[[ChatRequest], int],
         ttft_target_s: float = 2.0,
         tpot_target_s: float = 0.0,
         key_slowdown: float = 0.0,
@@ -62,27 +52,26 @@ class Admission:
         abort_unread: Callable[[], str | None] = lambda: None,
         clock_s: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
-        pace: ThroughputProfile | None = None,
     ) -> None:
-        self._engine = engine
-        self._profile = pace or ThroughputProfile()
-        self._bounds = bounds
-        self._clock_s = clock_s
-        self._chance = chance
-        self.queue = FairQueue()
-        self.counts = AdmissionCounts()
-        self._abort_unread = abort_unread
-        self.tenants = Tenants(self.queue)
-        prefill_window, self._window = (
-            PrefillWindow(ttft_target_s, max_prefill_tokens),
-            DecodeWindow(tpot_target_s),
-        )
-        self._shared_window = DecodeWindow(slowdown=key_slowdown)
+        self._engine, self._profile, self._tuning, self._clock_s = engine, profile, tuning, clock_s
+        self._count_prompt, self._abort_unread = count_prompt, abort_unread
+        self.queue = FairQueue(tuning)
         self.scheduler = AdmissionScheduler(
-            self.queue, prefill_window, self.tenants, self._window, self._shared_window
+            self.queue,
+            PrefillWindow(ttft_target_s, max_prefill_tokens, tuning),
+            DecodeWindow(tuning, tpot_target_s),
+            DecodeWindow(tuning, slowdown=key_slowdown),
+            tuning,
         )
-        self._model_lengths = LengthHistogram()
-        self._guess_part = 1.0
+        self._throughput = profile.throughput("", 0, clock_s())
+        self.load_shedder = LoadShedder(bounds, self.queue, self.scheduler, self._throughput, chance, tuning)
+        self._model_lengths = profile.lengths("")
+        self._new_ratio = 1.0
+        """Tokens of a prompt that no other request in flight has, for each estimated one, lately."""
+        self.admitted: dict[Tier, int] = dict.fromkeys(TIERS, 0)
+        """Requests let in since the process began."""
+        self.num_unread_aborted = 0
+        """Streams without a reader that were ended so that others have room, since the process began."""
         self._waiting: dict[str, Ticket] = {}
         self._was_ready = False
         self.open()
@@ -90,43 +79,16 @@ class Admission:
     # Life
 
     def open(self) -> None:
-        """Begin with an engine that has just started, or started again: the prefill window is narrow."""
-        now_s = self._clock_s()
+        """Begin with an engine that has just started, or started again: the windows are narrow."""
         self._was_ready = self._engine.health() is Health.READY
-        guess = 0.0
         if self._was_ready:
             model = self._engine.model
-            guess = self._profile.guess(model.id, model.kv_capacity_tokens)
+            self._throughput = self._profile.throughput(model.id, model.kv_capacity_tokens, self._clock_s())
             if not self._model_lengths.total:
                 self._model_lengths = self._profile.lengths(model.id)
-            self.kv_budget.capacity_tokens = self._engine.model.kv_capacity_tokens
-            self.scheduler.in_flight.most_choices = self._engine.load().max_running_reqs
-        self.kv_budget.forget_drift()
-        self.prefill_window.reset()
-        self._window.reset()
-        self._shared_window.reset()
-        capacity = self.kv_budget.capacity_tokens
-        self.throughput = Throughput(guess, now_s, self._profile.worth_s)
-        self.load_shedder = LoadShedder(
-            self._bounds,
-            self.queue,
-            self.tenants,
-            self.throughput,
-            capacity,
-            self._chance,
-            self.counts,
-            self.scheduler,
-        )
-
-    @property
-    def kv_budget(self) -> KVBudget:
-        """The KV memory and who holds it."""
-        return self.scheduler.kv_budget
-
-    @property
-    def prefill_window(self) -> PrefillWindow:
-        """The window before the engine's prefill."""
-        return self.scheduler.prefill_window
+            self.scheduler.restart(model.kv_capacity_tokens)
+            self.scheduler.limit_choices(self._engine.load().max_running_reqs)
+            self.load_shedder.restart(self._throughput)
 
     @property
     def busy(self) -> bool:
@@ -134,36 +96,36 @@ class Admission:
         return bool(self.queue)
 
     def waited_s(self, rank: int) -> float:
-        """How long the oldest request of a tier has waited; 0 when there is none."""
+        """Seconds that the oldest request of a tier has waited; 0 when there is none."""
         return self.queue.waited_s(rank, self._clock_s())
 
     async def run(self) -> None:
         """Keep time, until cancelled."""
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(self._tuning.poll_s)
             self.poll()
 
     def poll(self) -> None:
-        """Do what is due by the clock: deadlines, appointments, the engine's own count, the queue."""
+        """Do what is due by the clock: deadlines, retry slots, the engine's own count, the queue."""
         now_s = self._clock_s()
         ready = self._engine.health() is Health.READY
         if ready and not self._was_ready:
             self.open()
         self._was_ready = ready
-        self.throughput.advance(now_s, waiting=bool(self.queue))
-        if self.kv_budget.num_reservations and ready:
+        self._throughput.advance(now_s, waiting=self.busy)
+        if self.scheduler.kv_budget.num_reservations and ready:
             load = self._engine.load()
-            self.kv_budget.observe(load.used_tokens)
-            self.scheduler.in_flight.most_choices = load.max_running_reqs
-        for queued in self.queue.overdue(now_s):
+            self.scheduler.kv_budget.observe(load.used_tokens)
+            self.scheduler.limit_choices(load.max_running_reqs)
+        for queued, error in self.load_shedder.overdue(now_s):
             assert isinstance(queued, Ticket)
-            self._refuse(queued, self.load_shedder.overdue(queued, now_s))
-        self.load_shedder.look(now_s)
+            self._refuse(queued, error)
+        self.load_shedder.expire(now_s)
         self._dispatch()
         self._reclaim()
-        self.tenants.forget_idle(now_s)
+        self.queue.forget_idle(now_s)
         if ready:
-            self._profile.observe(self._engine.model.id, self.throughput, self._model_lengths, now_s)
+            self._profile.observe(self._engine.model.id, self._throughput, self._model_lengths, now_s)
 
     def refuse_waiting(self, error: Callable[[], ServingError]) -> None:
         """Send away all that wait: the engine is lost, or the server stops."""
@@ -173,49 +135,50 @@ class Admission:
     # A request
 
     def precheck(self, request: ChatRequest, key: Key | None = None) -> None:
-        """Refuse a request before it is read and rendered, where it would have to be refused after.
+        """Refuse a request that would have to be refused after rendering.
 
         Raises KeyOverloaded, Overloaded.
         """
-        now_s = self._clock_s()
-        if not self.queue and request.placement.socket_wait_s < AT_ONCE_S:
+        now_s, socket_wait_s = self._clock_s(), request.placement.socket_wait_s
+        if not self.busy and socket_wait_s < self._tuning.at_once_s:
             return
-        tenant = self.tenants.come(request, key, now_s, self.kv_budget.capacity_tokens)
-        most = request.max_tokens or self._engine.model.context_length
-        growth = expected_at_first(tenant.lengths, self._model_lengths, request.body, most)
-        tokens = int(self._guess_part * prompt_guess(request)) + request.n * growth.mean
-        self.load_shedder.precheck(PreAdmission(tenant, request, tokens, now_s), now_s)
+        tenant = self.queue.come(request, key, now_s, self.scheduler.kv_budget.capacity_tokens)
+        growth = self._expect(tenant, request, request.max_tokens or self._engine.model.context_length)
+        tokens = int(self._new_ratio * self._count_prompt(request)) + request.n * growth.mean
+        queued = Queued(tenant, tokens, now_s, socket_wait_s, fingerprint_of(request))
+        self.load_shedder.precheck(queued, now_s)
 
-    async def admit(
-        self,
-        request: ChatRequest,
-        prompt: Prompt,
-        key: Key | None = None,
-    ) -> Ticket:
+    async def admit(self, request: ChatRequest, prompt: Prompt, key: Key | None = None) -> Ticket:
         """Wait for room and for its turn; the ticket must be released.
 
         Raises KeyOverloaded, Overloaded, Cancelled, and what `refuse_waiting` is given.
         """
         now_s = self._clock_s()
-        tenant = self.tenants.come(request, key, now_s, self.kv_budget.capacity_tokens)
-        growth = expected_at_first(tenant.lengths, self._model_lengths, request.body, prompt.max_tokens)
+        tenant = self.queue.come(request, key, now_s, self.scheduler.kv_budget.capacity_tokens)
         ticket = Ticket(
-            tenant, request, prompt, growth, now_s, on_progress=self.progressed, on_release=self.released
+            tenant,
+            request,
+            prompt,
+            self._expect(tenant, request, prompt.max_tokens),
+            now_s,
+            step_tokens=self._tuning.step_tokens,
+            on_progress=self._progressed,
+            on_release=self._released,
         )
         self._size(ticket)
-        self._learn_guess(request, ticket)
+        if self.busy and (estimate := self._count_prompt(request)):
+            ratio = min(ticket.uncached_tokens / estimate, self._tuning.max_new_ratio)
+            self._new_ratio += self._tuning.new_weight * (ratio - self._new_ratio)
         if (
-            not self.queue
+            not self.busy
             and self.scheduler.fits(ticket, now_s)
-            and self.prefill_window.has_room(ticket.uncached_tokens)
+            and self.scheduler.prefill_window.has_room(ticket.uncached_tokens)
             and not self.load_shedder.too_old(ticket)
         ):
-            self.load_shedder.came(ticket, now_s)
+            self.load_shedder.returns(ticket, now_s)
             self._let_in(ticket, now_s)
-            return ticket
-        self._wait(ticket, now_s)
-        if ticket.admitted_s is None:
-            await self._turn(ticket)
+        else:
+            await self._wait(ticket, now_s)
         return ticket
 
     def withdraw(self, rid: str) -> None:
@@ -225,111 +188,71 @@ class Admission:
             self._refuse(ticket, Cancelled("The request was cancelled while it waited."))
             self._dispatch()
 
-    def progressed(self, ticket: Ticket, delta: Delta) -> None:
+    def _progressed(self, ticket: Ticket, delta: Delta) -> None:
         """Called by a ticket that has seen something new."""
-        tenant, counts = ticket.tenant, delta.counts
+        tenant, tokens = ticket.tenant, ticket.lengths[delta.choice]
         if ticket.over:
             return
-        tokens = ticket.lengths[delta.choice]
         if delta.choice == 0:
-            self._paced(ticket, tokens)
+            self.scheduler.paced(ticket, tokens, self._clock_s())
         if not ticket.started and tokens:
-            self._started(ticket, counts.prompt_tokens, counts.cached_tokens)
+            uncached_tokens = delta.counts.prompt_tokens - delta.counts.cached_tokens
+            self.scheduler.started(ticket, uncached_tokens, self._clock_s())
+            self._dispatch()
         if delta.finish_reason in ("stop", "length", "tool_calls") and tokens and not ticket.exact:
             tenant.lengths.add(tokens)
             self._model_lengths.add(tokens)
-        growth = self._growth(tenant, ticket, max(ticket.lengths))
-        self.kv_budget.correct(ticket.reservation, growth, sum(ticket.lengths))
-        self._charge(ticket, ticket.uncached_tokens + ticket.reservation.mean)
+        growth = LengthEstimate(ticket.max_tokens, 0)
+        if not ticket.exact:
+            growth = expected(
+                tenant.lengths, self._model_lengths, max(ticket.lengths), ticket.max_tokens, self._tuning
+            )
+        self.scheduler.kv_budget.correct(ticket.reservation, growth, sum(ticket.lengths))
+        ticket.charge(ticket.uncached_tokens + ticket.reservation.mean)
 
-    def released(self, ticket: Ticket) -> None:
+    def _released(self, ticket: Ticket) -> None:
         """Called by a ticket that is given back."""
-        tenant, now_s = ticket.tenant, self._clock_s()
-        assert ticket.admitted_s is not None
-        if not ticket.started:
-            self.prefill_window.leave(ticket.uncached_tokens)
-        self.kv_budget.give_back(ticket.reservation)
-        self.scheduler.in_flight.remove(ticket)
-        tenant.num_in_flight -= 1
-        tenant.choices_in_flight -= ticket.reservation.n
-        tenant.in_flight_tokens -= ticket.tokens
-        self.tenants.idler(tenant)
-        self._charge(ticket, (ticket.uncached_tokens if ticket.started else 0) + sum(ticket.lengths))
-        if self.queue:
-            self.throughput.advance(now_s, waiting=True)
-            self.throughput.freed(ticket.tokens)
+        self.scheduler.end(ticket)
+        ticket.charge((ticket.uncached_tokens if ticket.started else 0) + sum(ticket.lengths))
+        if self.busy:
+            self._throughput.advance(self._clock_s(), waiting=True)
+            self._throughput.freed(ticket.tokens)
             self._dispatch()
 
     # What a request takes
 
-    def _growth(self, tenant: Tenant, ticket: Ticket, so_far: int) -> LengthEstimate:
-        if ticket.exact:
-            return LengthEstimate(ticket.max_tokens, 0)
-        return expected(tenant.lengths, self._model_lengths, so_far, ticket.max_tokens)
+    def _expect(self, tenant: Tenant, request: ChatRequest, max_tokens: int) -> LengthEstimate:
+        """The length of an answer that has not begun."""
+        if request.body.get("ignore_eos"):
+            return LengthEstimate(max_tokens, 0)
+        min_tokens = min(request.body.get("min_tokens") or 0, max_tokens)
+        return expected(tenant.lengths, self._model_lengths, min_tokens, max_tokens, self._tuning)
 
     def _size(self, ticket: Ticket) -> None:
-        """Tell how much of its prompt is new to the pool, and probably to the engine's cache."""
-        own = ticket.unshared_tokens = len(ticket.reservation.ids) - self.kv_budget.shared_tokens(
-            ticket.reservation
+        ticket.size(
+            self.scheduler.kv_budget.unshared_tokens(ticket.reservation),
+            self.scheduler.kv_budget.capacity_tokens,
         )
-        ticket.tokens = max(min(own + ticket.reservation.mean, self.kv_budget.capacity_tokens), 1)
-        ticket.uncached_tokens = int(own * (1 - ticket.tenant.cached_part))
-
-    def _learn_guess(self, request: ChatRequest, ticket: Ticket) -> None:
-        """How many tokens of the pool a prompt takes by its letters: tokenizers and shared prompts differ."""
-        if guess := prompt_guess(request):
-            part = min(ticket.unshared_tokens / guess, MOST_PART)
-            self._guess_part += _GUESS_WEIGHT * (part - self._guess_part)
-
-    def _started(self, ticket: Ticket, prompt_tokens: int, cached_tokens: int) -> None:
-        """The first token: how long it took, and what the engine had cached."""
-        assert ticket.admitted_s is not None
-        ticket.started = True
-        tenant, now_s = ticket.tenant, self._clock_s()
-        self.prefill_window.started(
-            ticket.uncached_tokens, ticket.admitted_s, now_s, queued_behind=ticket.queued_behind
-        )
-        uncached = prompt_tokens - cached_tokens
-        if ticket.unshared_tokens > 0:
-            part = min(max(1 - uncached / ticket.unshared_tokens, 0.0), 1.0)
-            tenant.cached_part += _WEIGHT * (part - tenant.cached_part)
-        ticket.uncached_tokens = uncached
-        if self.queue:
-            self._dispatch()
-
-    def _paced(self, ticket: Ticket, tokens: int) -> None:
-        """How long its tokens take, of the first choice."""
-        now_s, made = self._clock_s(), tokens - ticket.timed_tokens
-        if ticket.timed_tokens and made > 0:
-            for window in (self._window, self._shared_window):
-                window.made(made, now_s - ticket.timed_s, self.scheduler.in_flight.num_choices, now_s)
-        ticket.timed_tokens, ticket.timed_s = tokens, now_s
-
-    def _charge(self, ticket: Ticket, tokens: int) -> None:
-        ticket.tenant.charge(tokens - ticket.charged_tokens)
-        ticket.charged_tokens = tokens
 
     # Turns
 
-    def _wait(self, ticket: Ticket, now_s: float) -> None:
-        """Take a place in the queue, and a look at whose turn it is. Raises KeyOverloaded, Overloaded."""
-        tenant = ticket.tenant
-        self.throughput.advance(now_s, waiting=bool(self.queue))
+    async def _wait(self, ticket: Ticket, now_s: float) -> None:
+        """Take a place in the queue until it has its turn. Raises what `admit` does."""
+        self._throughput.advance(now_s, waiting=self.busy)
         self.load_shedder.enter(ticket, now_s)
-        self.tenants.busier(tenant)
         self.queue.enter(ticket)
         self._waiting[ticket.rid] = ticket
-        self.scheduler.waiting_uncached_tokens += ticket.uncached_tokens
         self._dispatch()
-        if ticket.admitted_s is None:
+        if ticket.rid in self._waiting:
             self._reclaim()
+        if ticket.rid in self._waiting:
+            await self._turn(ticket)
+        elif ticket.admitted_s is None:  # withdrawn by the end of what it had aborted
+            raise Cancelled("The request was cancelled while it waited.")
 
     async def _turn(self, ticket: Ticket) -> None:
-        if ticket.rid not in self._waiting:  # refused meanwhile, by what it had aborted
-            raise Cancelled("The request was cancelled while it waited.")
-        ticket.future = asyncio.get_running_loop().create_future()
         try:
-            await ticket.future
+            await ticket.turn()
         except BaseException:
             if ticket.rid in self._waiting:
                 self._leave(ticket)
@@ -341,49 +264,28 @@ class Admission:
     def _leave(self, ticket: Ticket) -> None:
         self.queue.remove(ticket)
         del self._waiting[ticket.rid]
-        self.scheduler.waiting_uncached_tokens -= ticket.uncached_tokens
-        self.tenants.idler(ticket.tenant)
 
     def _refuse(self, ticket: Ticket, error: ServingError) -> None:
         self._leave(ticket)
-        if ticket.future is not None and not ticket.future.done():
-            ticket.future.set_exception(error)
+        ticket.refuse(error)
 
     def _dispatch(self) -> None:
         """Let in all whose turn it is and who fit."""
         now_s = self._clock_s()
-        while self.queue:
-            ticket = self.scheduler.next(now_s)
-            if ticket is None:
-                return
+        while self.busy and (ticket := self.scheduler.next(now_s)) is not None:
             self._leave(ticket)
             self._size(ticket)
             self._let_in(ticket, now_s)
-            if ticket.future is not None and not ticket.future.done():
-                ticket.future.set_result(None)
 
     def _let_in(self, ticket: Ticket, now_s: float) -> None:
-        tenant = ticket.tenant
-        self.tenants.busier(tenant)
-        self.queue.served(ticket, now_s)
-        tenant.num_in_flight += 1
-        tenant.choices_in_flight += ticket.reservation.n
-        tenant.in_flight_tokens += ticket.tokens
-        self.kv_budget.take(ticket.reservation)
-        ticket.queued_behind = self.prefill_window.enter(ticket.uncached_tokens, now_s)
-        self.scheduler.in_flight.add(ticket, now_s)
-        self.counts.admitted[tenant.tier] += 1
-        self._charge(ticket, ticket.uncached_tokens + ticket.reservation.mean)
-
-    # AdmissionScheduler taken back
+        self.scheduler.begin(ticket, now_s)
+        self.admitted[ticket.tenant.tier] += 1
+        ticket.charge(ticket.uncached_tokens + ticket.reservation.mean)
 
     def _reclaim(self) -> None:
-        """While somebody waits for memory: streams that nobody reads end first, as many as it takes."""
+        """While a request waits for memory: streams that nobody reads end first, as many as it takes."""
         while (blocked := self.scheduler.blocked) is not None:
-            if self.scheduler.in_flight.reclaimed_tokens >= blocked.tokens:
+            if self.scheduler.reclaimed_tokens >= blocked.tokens or (rid := self._abort_unread()) is None:
                 return
-            rid = self._abort_unread()
-            if rid is None:
-                return
-            self.counts.unread_aborted += 1
-            self.scheduler.in_flight.reclaim(rid)
+            self.num_unread_aborted += 1
+            self.scheduler.reclaim(rid)

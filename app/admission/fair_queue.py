@@ -1,126 +1,148 @@
-"""Requests that wait for room, in the order in which they have their turn.
+"""Requests that wait for room, in the order of their turns, and the keys that they belong to.
 
-Between tiers: the higher first; but a tier whose oldest request has waited for its ageing time
-has its turn too, until it has had a set share of what the tiers above it get meanwhile.
+Between tiers: the higher first; but a tier whose oldest request has waited for its ageing time has a turn
+too, until it has had a set share of what the tiers above it get meanwhile.
 
-Within a tier: the key that was served least. Each has a counter of served tokens over its weight,
-the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
-2024): charged as tokens are served, and in advance for what those in flight are expected to bring. A key that
-comes back from idleness is lifted to the least of those waiting: it has saved nothing. One that was sent
-away was not idle: the paper's queue has no end, ours has, and what it turns away wants its turn as well.
+Within a tier: the key that was served least. Each has a counter of served tokens over its weight, the virtual
+token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): charged as tokens are
+served, and in advance for what requests in flight are expected to bring. A key that comes back from idleness
+is lifted to the least of those waiting: it has saved nothing. One that was refused was not idle: the paper's
+queue has no end, ours has.
 
-Of one key: in the order they came.
+Of one key: in the order in which they came.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
-from app.admission.output_length import LengthHistogram
-from app.admission.retry_slots import RetrySlots
-from app.core import TIERS, Tier
-
-AGEING_S: Sequence[float] = (0.0, 5.0, 30.0)
-"""By tier: after how long a request is no longer passed by the tiers above without limit."""
-AGED_SHARE = 0.25
-"""Tokens that an aged tier gets for each that the tiers above it get."""
-DEPTH = 16
-"""Requests of one key that are looked at for one that has its turn."""
+from app.admission.estimates import LengthHistogram
+from app.admission.tuning import AdmissionTuning
+from app.core import TIERS, ChatRequest, Key, Tier
 
 
 class Queued:
-    """A request that may wait. `tokens` is what it is expected to take of the pool."""
+    """A request that may wait. `tokens` is what it is expected to take of the KV memory."""
 
-    __slots__ = ("age_s", "bypassed_tokens", "deadline_s", "entered_s", "tenant", "tokens")
-
-    def __init__(self, tenant: Tenant, tokens: int, entered_s: float, age_s: float = 0.0) -> None:
+    def __init__(
+        self, tenant: Tenant, tokens: int, entered_s: float, age_s: float = 0.0, fingerprint: int = 0
+    ) -> None:
         self.tenant = tenant
         self.tokens = tokens
+        self.uncached_tokens = 0
+        """Tokens of its prompt that the engine has to compute: those that no other has, until the first
+        token."""
         self.entered_s = entered_s
         self.age_s = age_s
-        """How long it had waited before, to be read."""
-        self.deadline_s = 0.0
+        """Seconds in the socket, before it was read."""
+        self.fingerprint = fingerprint
+        """What the request is recognised by when it comes again."""
         self.bypassed_tokens = 0
+
+    def pass_by(self, tokens: int) -> None:
+        """Count the tokens of a request that was let in though this one had its turn."""
+        self.bypassed_tokens += tokens
 
 
 class Tenant:
     """One key's requests: waiting, in flight, and what it has been served."""
 
-    def __init__(self, name: str, tier: Tier, weight: float) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        tier: Tier,
+        weight: float,
+        tuning: AdmissionTuning,
+        *,
+        keyed: bool = True,
+        lengths: LengthHistogram | None = None,
+    ) -> None:
+        self.name, self.tier, self.weight = name, tier, weight
         self.rank = TIERS.index(tier)
-        self.weight = weight
-        self.keyed = True
+        self.keyed = keyed
         """Whether it is of a stored key: then there may be others, though none has come yet."""
         self.served = 0.0
         """The virtual token counter."""
         self.waiting: dict[Queued, None] = {}
-        self.waiting_tokens = 0
-        self.num_in_flight = self.choices_in_flight = 0
-        self.in_flight_tokens = 0
+        self.waiting_tokens = self.waiting_uncached_tokens = 0
+        self.num_in_flight = self.choices_in_flight = self.in_flight_tokens = 0
         self.used_at_s = 0.0
-        self.refused_at_s = -math.inf
-        """When a request was last sent away for want of room."""
-        self.lengths = LengthHistogram()
-        self.cached_part = 0.0
-        """Of a prompt's tokens that no other in flight has: which part the engine had cached, lately."""
-        self.retry_slots = RetrySlots()
-
-    @property
-    def tier(self) -> Tier:
-        """The key's tier."""
-        return TIERS[self.rank]
-
-    def with_terms(self, tier: Tier, weight: float) -> Tenant:
-        """Take on a key's new terms.
-
-        In another tier it is another tenant: what waits keeps its place; tiers count from different starts.
-        """
-        self.weight = weight
-        if tier == self.tier:
-            return self
-        tenant = Tenant(self.name, tier, weight)
-        tenant.keyed, tenant.lengths, tenant.cached_part = self.keyed, self.lengths, self.cached_part
-        tenant.retry_slots = self.retry_slots
-        return tenant
+        self.refused_at_s = self.wanted_until_s = -math.inf
+        self.lengths = lengths or LengthHistogram(tuning)
 
     @property
     def mean_tokens(self) -> float:
-        """What its requests are expected to take, of those that wait, or else of those in flight."""
+        """Expected tokens of one of its requests: of those that wait, or else of those in flight."""
         if self.waiting:
             return self.waiting_tokens / len(self.waiting)
         return self.in_flight_tokens / self.num_in_flight if self.num_in_flight else 0.0
 
     @property
     def active(self) -> bool:
-        """Whether anything of it waits or runs."""
+        """Whether a request of it waits or runs."""
         return bool(self.num_in_flight or self.waiting)
 
     def charge(self, tokens: float) -> None:
         """Count tokens as served, or take back (negative) what was charged too much."""
         self.served += tokens / self.weight
 
+    def come(self, now_s: float, served: float) -> None:
+        """A request of it has come; let go of what it was served less than that."""
+        self.used_at_s, self.served = now_s, max(self.served, served)
+
+    def refuse(self, now_s: float, wanted_until_s: float) -> None:
+        """A request was refused for want of room; the key is taken to want more for so long."""
+        self.refused_at_s, self.wanted_until_s = now_s, max(wanted_until_s, self.wanted_until_s)
+
+    def enter(self, queued: Queued) -> None:
+        """A request begins to wait."""
+        self.waiting[queued] = None
+        self.waiting_tokens += queued.tokens
+        self.waiting_uncached_tokens += queued.uncached_tokens
+
+    def leave(self, queued: Queued) -> None:
+        """A request waits no more."""
+        del self.waiting[queued]
+        self.waiting_tokens -= queued.tokens
+        self.waiting_uncached_tokens -= queued.uncached_tokens
+
+    def run(self, sign: int, tokens: int, choices: int) -> None:
+        """Count a request into what is in flight (1), or out of it (-1)."""
+        self.num_in_flight += sign
+        self.in_flight_tokens += sign * tokens
+        self.choices_in_flight += sign * choices
+
+    def with_terms(self, tier: Tier, weight: float, tuning: AdmissionTuning) -> Tenant:
+        """Take on a key's new terms. In another tier it is another tenant: what waits keeps its place."""
+        self.weight = weight
+        if tier == self.tier:
+            return self
+        tenant = Tenant(self.name, tier, weight, tuning, keyed=self.keyed, lengths=self.lengths)
+        tenant.refuse(self.refused_at_s, self.wanted_until_s)
+        return tenant
+
 
 class _Level:
     """A tier's queue."""
 
-    __slots__ = ("credit", "last_served", "tenants", "waiting")
-
     def __init__(self) -> None:
         self.tenants: dict[Tenant, None] = {}
         self.waiting: dict[Queued, None] = {}
-        self.last_served = 0.0
-        self.credit = 0.0
+        self.last_served = self.credit = 0.0
 
 
 class FairQueue:
-    """All that waits."""
+    """All that waits, and every key that has come lately. A request without a key belongs to its owner's."""
 
-    def __init__(self) -> None:
-        self.tokens = 0
+    def __init__(self, tuning: AdmissionTuning) -> None:
+        self._tuning = tuning
+        self.tokens = self.uncached_tokens = 0
+        """Expected tokens of all that waits, and the tokens of their prompts that are to be computed."""
         self._levels = tuple(_Level() for _ in TIERS)
+        self._by_name: dict[str, Tenant] = {}
+        self._active: dict[Tenant, None] = {}
 
     def __len__(self) -> int:
         return sum(len(level.waiting) for level in self._levels)
@@ -132,85 +154,122 @@ class FairQueue:
         for level in self._levels:
             yield from level.waiting
 
+    @property
+    def tenants(self) -> Collection[Tenant]:
+        """The keys that have come lately."""
+        return self._by_name.values()
+
+    @property
+    def active_weight(self) -> float:
+        """The sum of the weights of the keys that have a request waiting or running."""
+        return sum(tenant.weight for tenant in self._active)
+
+    def recent_weight(self, now_s: float, *, besides: Tenant) -> float:
+        """The weights of the other keys that are active, or were so lately that they may be again."""
+        recent_s = now_s - self._tuning.recent_s
+        others = (tenant for tenant in self.tenants if tenant is not besides)
+        return sum(tenant.weight for tenant in others if tenant.active or tenant.used_at_s > recent_s)
+
     def depth(self, rank: int) -> int:
         """Requests of a tier that wait."""
         return len(self._levels[rank].waiting)
 
     def waiting_tokens(self, rank: int) -> int:
-        """What requests of a tier that wait are expected to take."""
+        """Expected tokens of a tier's requests that wait."""
         return sum(queued.tokens for queued in self._levels[rank].waiting)
 
     def waited_s(self, rank: int, now_s: float) -> float:
-        """How long the oldest of a tier has waited; 0 when there is none."""
+        """Seconds that the oldest request of a tier has waited; 0 when there is none."""
         oldest = next(iter(self._levels[rank].waiting), None)
         return 0.0 if oldest is None else now_s - oldest.entered_s
 
-    def lift(self, tenant: Tenant, credit_tokens: float = 0.0) -> None:
-        """Let go of what a key that has nothing waiting has not used: to be called when it comes.
-
-        All but `credit_tokens`: of what it would have used, had it not been sent away.
-        """
-        if tenant.waiting:
-            return
-        level = self._levels[tenant.rank]
-        floor = min((other.served for other in level.tenants), default=level.last_served)
-        tenant.served = max(tenant.served, floor - credit_tokens / tenant.weight)
+    def come(self, request: ChatRequest, key: Key | None, now_s: float, pool_tokens: int) -> Tenant:
+        """The tenant of a new request, on its key's present terms, with no more saved than it may."""
+        name = request.owner if key is None else key.id
+        tier: Tier = "standard" if key is None else key.terms.tier
+        weight = 1.0 if key is None else key.terms.weight
+        tenant = self._by_name.get(name)
+        if tenant is None:
+            tenant = Tenant(name, tier, weight, self._tuning, keyed=key is not None)
+        elif (tenant.tier, tenant.weight) != (tier, weight):
+            tenant = tenant.with_terms(tier, weight, self._tuning)
+        self._by_name[name] = tenant
+        floor = -math.inf
+        if not tenant.waiting:
+            credit_tokens = self._tuning.credit_pools * pool_tokens if now_s < tenant.wanted_until_s else 0.0
+            level = self._levels[tenant.rank]
+            floor = min((other.served for other in level.tenants), default=level.last_served)
+            floor -= credit_tokens / tenant.weight
+        tenant.come(now_s, floor)
+        return tenant
 
     def enter(self, queued: Queued) -> None:
         """Take a place."""
         tenant, level = queued.tenant, self._levels[queued.tenant.rank]
-        tenant.waiting[queued] = level.waiting[queued] = None
-        level.tenants[tenant] = None
-        tenant.waiting_tokens += queued.tokens
+        tenant.enter(queued)
+        level.waiting[queued] = level.tenants[tenant] = self._active[tenant] = None
         self.tokens += queued.tokens
+        self.uncached_tokens += queued.uncached_tokens
 
     def remove(self, queued: Queued) -> None:
         """Give up its place."""
         tenant, level = queued.tenant, self._levels[queued.tenant.rank]
-        del tenant.waiting[queued]
+        tenant.leave(queued)
         del level.waiting[queued]
+        self.tokens -= queued.tokens
+        self.uncached_tokens -= queued.uncached_tokens
         if not tenant.waiting:
             del level.tenants[tenant]
         if not level.waiting:
             level.credit = 0.0
-        tenant.waiting_tokens -= queued.tokens
-        self.tokens -= queued.tokens
+        self._rest(tenant)
 
-    def served(self, queued: Queued, now_s: float) -> None:
-        """Note whose turn it was, before it is charged for it."""
-        rank = queued.tenant.rank
-        self._levels[rank].last_served = queued.tenant.served
-        if self._aged(rank, now_s):
-            self._levels[rank].credit -= queued.tokens
-        for lower in range(rank + 1, len(TIERS)):
+    def begin(self, queued: Queued, choices: int, now_s: float) -> None:
+        """A request is let in: it was its turn, and it has not been charged for it yet."""
+        tenant = queued.tenant
+        self._levels[tenant.rank].last_served = tenant.served
+        if self._aged(tenant.rank, now_s):
+            self._levels[tenant.rank].credit -= queued.tokens
+        for lower in range(tenant.rank + 1, len(TIERS)):
             if self._aged(lower, now_s):
                 level = self._levels[lower]
-                level.credit = min(level.credit + AGED_SHARE * queued.tokens, queued.tokens)
+                level.credit = min(level.credit + self._tuning.aged_share * queued.tokens, queued.tokens)
+        tenant.run(1, queued.tokens, choices)
+        self._active[tenant] = None
+
+    def end(self, queued: Queued, choices: int) -> None:
+        """A request that was let in has ended."""
+        queued.tenant.run(-1, queued.tokens, choices)
+        self._rest(queued.tenant)
 
     def in_turn(self, now_s: float) -> Iterator[Queued]:
         """Those waiting, in the order of their turns as things stand; not to be changed meanwhile."""
         aged = [r for r in range(1, len(TIERS)) if self._aged(r, now_s) and self._levels[r].credit >= 0]
         for rank in (*reversed(aged), *(r for r in range(len(TIERS)) if r not in aged)):
-            for tenant in sorted(self._levels[rank].tenants, key=_served):
-                yield from islice(tenant.waiting, DEPTH)
+            for tenant in sorted(self._levels[rank].tenants, key=_by_served):
+                yield from islice(tenant.waiting, self._tuning.scanned_of_key)
 
     def waits_above(self, tenant: Tenant) -> bool:
         """Whether a higher tier waits."""
         return any(level.waiting for level in self._levels[: tenant.rank])
 
-    def overdue(self, now_s: float) -> list[Queued]:
-        """Those whose deadline has passed. In a tier deadlines are in the order of entering."""
-        found = []
-        for level in self._levels:
-            for queued in level.waiting:
-                if queued.deadline_s > now_s:
-                    break
-                found.append(queued)
-        return found
+    def overdue(self, deadlines_s: Sequence[float], now_s: float) -> list[Queued]:
+        """Those that have waited for the deadline of their tier."""
+        return [queued for queued in self if now_s - queued.entered_s >= deadlines_s[queued.tenant.rank]]
+
+    def forget_idle(self, now_s: float) -> None:
+        """Drop the keys that have not come for long."""
+        long_ago_s = now_s - self._tuning.forgotten_s
+        for tenant in [t for t in self.tenants if t.used_at_s < long_ago_s and not t.active]:
+            del self._by_name[tenant.name]
+
+    def _rest(self, tenant: Tenant) -> None:
+        if not tenant.active:
+            del self._active[tenant]
 
     def _aged(self, rank: int, now_s: float) -> bool:
-        return rank > 0 and bool(self._levels[rank].waiting) and self.waited_s(rank, now_s) >= AGEING_S[rank]
+        return self.depth(rank) > 0 and rank > 0 and self.waited_s(rank, now_s) >= self._tuning.ageing_s[rank]
 
 
-def _served(tenant: Tenant) -> tuple[float, float]:
+def _by_served(tenant: Tenant) -> tuple[float, float]:
     return tenant.served, tenant.in_flight_tokens / tenant.weight

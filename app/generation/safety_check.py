@@ -34,9 +34,6 @@ from app.store.safety_events import SafetyEvent, Subject
 from app.stream.token_stream import TokenStream
 from app.stream.transcript import answers
 
-HEAD_START_S = 0.0003
-"""What the engine gets before the encoder reads beside it: its processes wake one after the other, and where
-cores are few each of them waits for whoever has begun."""
 _STRICT = ("block", "watch")
 
 
@@ -185,7 +182,7 @@ class ScreenedRequest:
     async def _read(self, quick: Verdict) -> Verdict:
         """The full verdict, of the guard too where there is one; both read at once."""
         service, policy, guard = self._service, self._policy, self._service.guard()
-        full = partial(service.prompts.full_verdict, self._turns, policy, head_start_s=HEAD_START_S)
+        full = partial(service.prompts.full_verdict, self._turns, policy)
         if guard is None:
             return stricter(quick, await full())
         judging = asyncio.create_task(guard.judge(policy, self._guarded, watched=quick.watched))

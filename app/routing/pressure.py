@@ -8,11 +8,9 @@ requests are there to wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 from app.admission.controller import Admission
 from app.admission.fair_queue import Tenant
-from app.admission.load_shedder import POOLS, LoadShedder, QueueBounds
+from app.admission.load_shedder import LoadShedder
 from app.core import TIERS
 from app.routing.degraded_mode import Pressure
 
@@ -24,36 +22,38 @@ KEYS = 16
 _BATCH = TIERS.index("batch")
 
 
-def pressure_of(admission: Admission, bounds: QueueBounds, now_s: float) -> Pressure:
+def pressure_of(admission: Admission, now_s: float) -> Pressure:
     """The pressure on one engine's queue, at a time of the admission's clock."""
-    share = _share(admission, bounds)
+    share = _share(admission)
     tenants = [
         tenant
-        for tenant in admission.tenants
+        for tenant in admission.queue.tenants
         if tenant.rank < _BATCH and (tenant.active or now_s - tenant.used_at_s < LATELY_S)
     ]
     if not tenants:
         return Pressure(0.0, 1.0, share)
-    some = tenants[:: -(-len(tenants) // KEYS)]
-    waits = sorted(_waits(some, admission.load_shedder, now_s), key=lambda wait: wait[0] / wait[1])
-    wait_s, most_s = waits[(len(waits) - 1) // 2]
-    return Pressure(wait_s, most_s, share)
+    looked_at = tenants[:: -(-len(tenants) // KEYS)]
+    waits = sorted(
+        (_wait(tenant, admission.load_shedder, now_s) for tenant in looked_at),
+        key=lambda wait: wait[0] / wait[1],
+    )
+    wait_s, max_wait_s = waits[(len(waits) - 1) // 2]
+    return Pressure(wait_s, max_wait_s, share)
 
 
-def _waits(
-    tenants: Sequence[Tenant], load_shedder: LoadShedder, now_s: float
-) -> Iterator[tuple[float, float]]:
-    """For each key, the seconds that its next request would wait, and the seconds that it may."""
-    for tenant, wait_s in zip(tenants, load_shedder.waits_s(tenants, now_s), strict=True):
-        most_s = load_shedder.most_wait_s(tenant)
-        refused = now_s - tenant.refused_at_s < REFUSED_S
-        yield (max(wait_s, most_s) if refused else wait_s), most_s
+def _wait(tenant: Tenant, load_shedder: LoadShedder, now_s: float) -> tuple[float, float]:
+    """Seconds that a key's next request would wait, and seconds that it may."""
+    wait_s, max_wait_s = load_shedder.wait_s(tenant, now_s), load_shedder.max_wait_s(tenant)
+    refused = now_s - tenant.refused_at_s < REFUSED_S
+    return (max(wait_s, max_wait_s) if refused else wait_s), max_wait_s
 
 
-def _share(admission: Admission, bounds: QueueBounds) -> float:
+def _share(admission: Admission) -> float:
     """The queue's fill, not counting requests of the batch tier, which are there to wait."""
     waiting = [queued.tokens for queued in admission.queue if queued.tenant.rank < _BATCH]
-    most_tokens = bounds.max_queued_tokens or POOLS * admission.kv_budget.capacity_tokens
-    if not waiting or not most_tokens:
+    if not waiting:
         return 0.0
-    return max(sum(waiting) / most_tokens, len(waiting) / bounds.max_queued_requests)
+    load_shedder = admission.load_shedder
+    return max(
+        sum(waiting) / load_shedder.max_queued_tokens, len(waiting) / load_shedder.bounds.max_queued_requests
+    )

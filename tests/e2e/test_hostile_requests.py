@@ -25,7 +25,6 @@ BROKEN_TAG = {
     "structures": [{"begin": CANARY, "schema": {"type": "nonsense"}, "end": "."}],
     "triggers": [CANARY],
 }
-ODD_TAG = {"type": "structural_tag", "format": {"type": "any_text", "foo": CANARY}}
 
 
 def schema(value: Any) -> dict[str, Any]:
@@ -57,7 +56,6 @@ REFUSED = {
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}},
     ),
     "tool_choice without tools": ("tool_choice", {"tool_choice": "required"}),
-    "a field of a structural tag": ("response_format.format.foo", {"response_format": ODD_TAG}),
     "two grammars": ("regex", {"tools": [TOOL], "tool_choice": "required", "regex": "a"}),
     "a tool that is none": ("tools[0].function", {"tools": [{"type": "function"}]}),
     "messages by the template": (

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from app.engine.scripted.engine import Script
-from app.generation.safety_check import HEAD_START_S
 from app.safety.policies.alignment import STRICT
-from app.safety.screens.prompt_screen import PromptScreen
 from app.store import safety_events
 from tests.support.cycles import few_cycles
 from tests.support.screens import (
@@ -127,21 +125,6 @@ async def test_what_only_a_thorough_look_finds_is_400_too(start: Start, stream: 
     assert not served.runtime.balance.differs
     (event,) = await events_of(served)
     assert (event.stage, event.action) == ("encoder", "block")
-
-
-async def test_the_engine_has_a_head_start_before_the_thorough_look(start: Start, monkeypatch: Any):
-    """Where cores are few it would wait for it."""
-    given: list[dict[str, Any]] = []
-    full = PromptScreen.full_verdict
-
-    def noted(self: PromptScreen, *args: Any, **options: Any) -> Any:
-        given.append(options)
-        return full(self, *args, **options)
-
-    monkeypatch.setattr(PromptScreen, "full_verdict", noted)
-    served = await start("all is well")
-    assert (await served.post(chat(stream=False))).status == 200
-    assert given == [{"head_start_s": HEAD_START_S}]
 
 
 async def test_nothing_is_told_before_the_verdict(start: Start):

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
-from app.admission.throughput_profile import ThroughputProfile
 from app.errors import KeyOverloaded, Overloaded
-from tests.support.admissions import Node, Seen, Service, key_of, percentile, run_virtually
+from tests.support.admissions import TUNING, Node, Seen, Service, key_of, percentile, run_virtually
 
 MINUTES_5 = 300
 MINUTES_3 = 180
@@ -57,15 +57,15 @@ def test_five_times_too_much_for_five_minutes() -> None:
     alone, _ = goodput_at(90)
     under, seen = goodput_at(700)
     assert under > 0.9 * alone
-    refusals = [error for one in seen for error in one.refused]
+    refusals = [error for asked in seen for error in asked.refused]
     assert refusals
     assert all(isinstance(error, KeyOverloaded | Overloaded) for error in refusals)
     assert all(error.retry_after_s is not None and 1 <= error.retry_after_s <= 120 for error in refusals)
-    told = [one for one in seen if one.refused and one.refused[0].should_retry is not False]
-    back = [one for one in told if one.admitted_s is not None or len(one.refused) > 1]
+    promised = [asked for asked in seen if asked.refused and asked.refused[0].should_retry is not False]
+    back = [asked for asked in promised if asked.admitted_s is not None or len(asked.refused) > 1]
     assert len(back) > 100
-    assert sum(len(one.refused) == 1 for one in back) >= 0.9 * len(back)
-    engine_ttft = [one.first_s - one.admitted_s for one in seen if one.first_s and one.admitted_s]
+    assert sum(len(asked.refused) == 1 for asked in back) >= 0.9 * len(back)
+    engine_ttft = [asked.first_s - asked.admitted_s for asked in seen if asked.first_s and asked.admitted_s]
     assert percentile(engine_ttft, 0.99) < 2.0
 
 
@@ -76,10 +76,10 @@ def herd_size(rng: random.Random) -> tuple[int, int, int]:
 
 def full_before() -> ThroughputProfile:
     """What a node remembers that was full for a minute and a half."""
-    pace = ThroughputProfile()
+    pace = ThroughputProfile(None, TUNING)
 
     async def main() -> None:
-        node = Node(bounds=SOON, pace=pace)
+        node = Node(bounds=SOON, profile=pace)
 
         async def in_turn(number: int) -> None:
             while True:
@@ -101,15 +101,15 @@ def test_a_herd_after_a_restart() -> None:
     pace = full_before()
 
     async def main() -> None:
-        node = Node(bounds=SOON, pace=pace)
+        node = Node(bounds=SOON, profile=pace)
         rng = random.Random(1)
 
-        async def one(number: int) -> None:
+        async def send(number: int) -> None:
             await asyncio.sleep(rng.random())
             await node.ask(key_of(f"key {number % 20}"), *herd_size(rng))
 
         for number in range(2000):
-            node.spawn(one(number))
+            node.spawn(send(number))
         await asyncio.sleep(10)
         at_10_s = node.engine.generated
         await asyncio.sleep(20)
@@ -123,8 +123,8 @@ def test_a_herd_after_a_restart() -> None:
         admitted = [seen for seen in node.seen if seen.first_s is not None]
         assert percentile([seen.ttft_s for seen in admitted], 0.99) < 2.0
         assert all(isinstance(e, KeyOverloaded | Overloaded) for seen in node.seen for e in seen.refused)
-        told = [seen for seen in node.seen if seen.refused and seen.refused[0].should_retry is not False]
-        assert sum(len(seen.refused) > 1 for seen in told) <= 0.1 * len(told)
+        promised = [seen for seen in node.seen if seen.refused and seen.refused[0].should_retry is not False]
+        assert sum(len(seen.refused) > 1 for seen in promised) <= 0.1 * len(promised)
         assert node.engine.overflows == 0
 
     run_virtually(main)
@@ -145,20 +145,20 @@ def is_good(seen: Seen) -> bool:
 
 def seen_by(rate_per_s: float, keys: int, clients: int = 0) -> list[Seen]:
     """Three minutes of new clients, half of whom obey; or of so many that ask one request after the other."""
-    found: list[Seen] = []
+    results: list[Seen] = []
 
     async def main() -> None:
         node = Node(SMALL, SOON, seed=2)
         rng = random.Random(2)
 
-        async def one(retries: int) -> Seen:
+        async def send(retries: int) -> Seen:
             prompt, tokens, exact = small_size(rng)
             key = key_of(f"key {rng.randrange(keys)}")
             return await node.ask(key, prompt, tokens, 512, retries, exact=exact)
 
         async def in_turn() -> None:
             while True:
-                seen = await one(0)
+                seen = await send(0)
                 if seen.ended_s is None:
                     await asyncio.sleep(seen.refused[-1].retry_after_s or 1)
 
@@ -167,13 +167,13 @@ def seen_by(rate_per_s: float, keys: int, clients: int = 0) -> list[Seen]:
         while node.loop.time() < MINUTES_3:
             await asyncio.sleep(rng.expovariate(rate_per_s))
             if not clients:
-                node.spawn(one(rng.choice((0, 5))))
-        found.extend(node.seen)
+                node.spawn(send(rng.choice((0, 5))))
+        results.extend(node.seen)
         node.stop()
         assert node.engine.overflows == 0
 
     run_virtually(main)
-    return found
+    return results
 
 
 @pytest.mark.timeout(120)
@@ -186,9 +186,11 @@ def test_goodput_of_clients_that_just_come(keys: int) -> None:
     per_s = sum(map(is_good, seen_by(1.0, keys, clients=48))) / MINUTES_3
     seen = seen_by(5 * per_s, keys)
     assert sum(map(is_good, seen)) / MINUTES_3 > 0.9 * per_s
-    back = [one for one in seen if len(one.refused) > 1 or (one.refused and one.admitted_s is not None)]
+    back = [
+        asked for asked in seen if len(asked.refused) > 1 or (asked.refused and asked.admitted_s is not None)
+    ]
     assert len(back) > 500
-    assert sum(len(one.refused) == 1 for one in back) > 0.9 * len(back)
+    assert sum(len(asked.refused) == 1 for asked in back) > 0.9 * len(back)
 
 
 def test_a_herd_at_a_first_start() -> None:
@@ -204,19 +206,21 @@ def test_a_herd_at_a_first_start() -> None:
         node.admission.open()
         rng = random.Random(3)
 
-        async def one(number: int) -> None:
+        async def send(number: int) -> None:
             await asyncio.sleep(rng.random())
             prompt, tokens, exact = small_size(rng)
             await node.ask(key_of(f"key {number % 20}"), prompt, tokens, 512, 5, exact=exact)
 
         for number in range(2000):
-            node.spawn(one(number))
+            node.spawn(send(number))
         await asyncio.sleep(100)
         node.stop()
         ttfts = [seen.ttft_s for seen in node.seen if seen.first_s is not None]
         assert len(ttfts) > 500
         assert percentile(ttfts, 0.99) < 2.0
-        back = [one for one in node.seen if len(one.refused) > 1 or (one.refused and one.admitted_s)]
-        assert sum(len(one.refused) == 1 for one in back) > 0.9 * len(back)
+        back = [
+            asked for asked in node.seen if len(asked.refused) > 1 or (asked.refused and asked.admitted_s)
+        ]
+        assert sum(len(asked.refused) == 1 for asked in back) > 0.9 * len(back)
 
     run_virtually(main)

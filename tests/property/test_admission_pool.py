@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.kv_budget import KVBudget, KVReservation
-from app.admission.output_length import LengthEstimate, LengthHistogram, expected
-from app.admission.prefix_tree import Held, PrefixTree
+from app.admission.capacity import KVBudget, KVReservation, PrefixTree, PromptNode
+from app.admission.estimates import LengthEstimate, LengthHistogram, expected
+from tests.support.admissions import TUNING
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=90), min_size=1, max_size=12)
 SPACES = st.sampled_from(["", "ann", "ben"])
@@ -25,21 +25,21 @@ def distinct(prompts: list[tuple[str, list[int]]]) -> int:
 def test_a_shared_prefix_is_counted_once(prompts: list[tuple[str, list[int]]], data: st.DataObject) -> None:
     """The tree holds as many tokens as there are different prefixes, whoever comes and goes."""
     tree = PrefixTree()
-    held: list[tuple[Held, tuple[str, list[int]]]] = []
+    held: list[tuple[PromptNode, tuple[str, list[int]]]] = []
     for space, ids in prompts:
-        before = tree.tokens
+        earlier = tree.tokens
         shared = tree.shared_tokens(ids, space)
         held.append((tree.hold(ids, space), (space, ids)))
-        assert tree.tokens - before == len(ids) - shared
+        assert tree.tokens - earlier == len(ids) - shared
         assert tree.tokens == distinct([prompt for _, prompt in held])
         if held and data.draw(st.booleans()):
             gone, _ = held.pop(data.draw(st.integers(0, len(held) - 1)))
             tree.let_go(gone)
             assert tree.tokens == distinct([prompt for _, prompt in held])
-    for one, _ in held:
-        tree.let_go(one)
+    for leaf, _ in held:
+        tree.let_go(leaf)
     assert tree.tokens == 0
-    assert not tree._roots
+    assert not tree.root.children
 
 
 def test_a_long_prompt_is_compared_where_it_differs() -> None:
@@ -56,12 +56,12 @@ class World:
     """A pool, and the tokens that an engine would really use."""
 
     def __init__(self, capacity: int) -> None:
-        self.kv_budget = KVBudget(capacity)
+        self.kv_budget = KVBudget(capacity, TUNING)
         self.flying: list[tuple[KVReservation, int, int]] = []  # claim, tokens made, tokens it will make
 
     @property
     def used(self) -> int:
-        prompts = [(str(id(c)) if c.space is None else c.space, list(c.ids)) for c, _, _ in self.flying]
+        prompts = [(str(c.space), list(c.ids)) for c, _, _ in self.flying]
         return distinct(prompts) + sum(made for _, made, _ in self.flying)
 
 
@@ -74,23 +74,23 @@ def test_reservations_never_exceed_the_pool(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 40))):
         if world.flying and data.draw(st.booleans()):
             at = data.draw(st.integers(0, len(world.flying) - 1))
-            reservation, made, most = world.flying.pop(at)
-            if data.draw(st.booleans()) and made < most:
-                made = data.draw(st.integers(made, most))
-                world.kv_budget.correct(reservation, LengthEstimate(most, 0), made)
-                world.flying.append((reservation, made, most))
+            reservation, made, limit = world.flying.pop(at)
+            if data.draw(st.booleans()) and made < limit:
+                made = data.draw(st.integers(made, limit))
+                world.kv_budget.correct(reservation, LengthEstimate(limit, 0), made)
+                world.flying.append((reservation, made, limit))
             else:
                 world.kv_budget.give_back(reservation)
         else:
             ids = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=60))
-            most = data.draw(st.integers(1, 80))
+            limit = data.draw(st.integers(1, 80))
             reservation = KVReservation(
-                ids, data.draw(st.sampled_from(["", "ann", None])), 1, most, LengthEstimate(most, 0)
+                ids, data.draw(st.sampled_from(["", "ann", None])), 1, limit, LengthEstimate(limit, 0)
             )
             if world.kv_budget.fits(reservation):
                 alone = not world.flying
                 world.kv_budget.take(reservation)
-                world.flying.append((reservation, 0, most))
+                world.flying.append((reservation, 0, limit))
                 assert alone or world.kv_budget.committed_tokens <= world.kv_budget.limit_tokens
         assert world.used <= world.kv_budget.committed_tokens
         assert world.used <= capacity or len(world.flying) == 1
@@ -108,33 +108,33 @@ def test_reservations_never_exceed_the_pool(data: st.DataObject) -> None:
 )
 @settings(max_examples=150, deadline=None)
 def test_an_estimate_is_between_what_is_there_and_what_may_be(
-    own: list[int], others: list[int], so_far: int, most: int
+    own: list[int], others: list[int], so_far: int, limit: int
 ) -> None:
     """No less than there is already, no more than the limit; the deviation no more than the limit either."""
-    key, model = LengthHistogram(), LengthHistogram()
+    key, model = LengthHistogram(TUNING), LengthHistogram(TUNING)
     for tokens in own:
         key.add(tokens)
     for tokens in others:
         model.add(tokens)
-    so_far = min(so_far, most)
-    growth = expected(key, model, so_far, most)
-    assert so_far <= growth.mean <= most
-    assert growth.variance <= most * most + 1
+    so_far = min(so_far, limit)
+    growth = expected(key, model, so_far, limit, TUNING)
+    assert so_far <= growth.mean <= limit
+    assert growth.variance <= limit * limit + 1
 
 
 def test_a_key_with_a_past_is_expected_to_do_as_before() -> None:
     """A hundred answers of about 200 tokens weigh more than the guess for strangers."""
-    key, model = LengthHistogram(), LengthHistogram()
+    key, model = LengthHistogram(TUNING), LengthHistogram(TUNING)
     for _ in range(100):
         key.add(200)
         model.add(900)
-    assert 190 <= expected(key, model, 0, 4096).mean <= 260
-    assert expected(key, model, 1000, 4096).mean > 1000
+    assert 190 <= expected(key, model, 0, 4096, TUNING).mean <= 260
+    assert expected(key, model, 1000, 4096, TUNING).mean > 1000
 
 
 def test_what_the_engine_uses_beyond_is_kept_free() -> None:
     """Only what it says again and again counts: a single look may be old."""
-    pool = KVBudget(1000)
+    pool = KVBudget(1000, TUNING)
     pool.take(KVReservation([1, 2, 3], "", 1, 10, LengthEstimate(10, 0)))
     pool.observe(503)
     assert pool.limit_tokens == 980

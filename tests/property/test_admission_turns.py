@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.decode_window import OVER
 from app.admission.load_shedder import QueueBounds
 from app.core import Tier
-from tests.support.admissions import Node, Seen, Service, key_of, percentile, run_virtually, tenant_of
+from tests.support.admissions import TUNING, Node, Seen, Service, key_of, percentile, run_virtually, tenant_of
 
 ENDLESS = QueueBounds(10_000, 1 << 40, dict.fromkeys(("interactive", "standard", "batch"), 1e6))
 SMALL = Service(capacity_tokens=6_000)
@@ -47,12 +46,15 @@ def test_everyone_has_a_turn(requests: list[tuple[str, int, int]], tiers: dict[s
     node = everything(requests, tiers, seed)
     assert all(seen.ended_s is not None for seen in node.seen)
     admission = node.admission
-    assert (admission.kv_budget.committed_tokens, admission.kv_budget.num_reservations) == (0, 0)
-    assert admission.prefill_window.waiting_tokens == 0
+    assert (
+        admission.scheduler.kv_budget.committed_tokens,
+        admission.scheduler.kv_budget.num_reservations,
+    ) == (0, 0)
+    assert admission.scheduler.prefill_window.waiting_tokens == 0
     assert not admission.queue
     assert admission.queue.tokens == 0
-    assert all(not tenant.active and not tenant.in_flight_tokens for tenant in admission.tenants)
-    assert abs(admission.tenants.active_weight) < 1e-9
+    assert all(not tenant.active and not tenant.in_flight_tokens for tenant in admission.queue.tenants)
+    assert abs(admission.queue.active_weight) < 1e-9
 
 
 @given(
@@ -63,7 +65,7 @@ def test_everyone_has_a_turn(requests: list[tuple[str, int, int]], tiers: dict[s
 )
 @settings(max_examples=12, deadline=None)
 def test_two_backlogged_keys_are_served_alike(
-    one: tuple[int, int], other: tuple[int, int], weight: float, seed: int
+    left: tuple[int, int], other: tuple[int, int], weight: float, seed: int
 ) -> None:
     """While both wait, their served tokens by weight differ by no more than one request, the largest.
 
@@ -74,7 +76,7 @@ def test_two_backlogged_keys_are_served_alike(
     async def main() -> None:
         node = Node(SMALL, ENDLESS, seed)
         weights = {"one": weight, "other": 1.0}
-        for name, (prompt, tokens) in (("one", one), ("other", other)):
+        for name, (prompt, tokens) in (("one", left), ("other", other)):
             for _ in range(150):
                 node.spawn(node.ask(key_of(name, weight=weights[name]), prompt, tokens, exact=True))
         await asyncio.sleep(30)
@@ -87,7 +89,7 @@ def test_two_backlogged_keys_are_served_alike(
 
     run_virtually(main)
     for first, second in ends:
-        assert abs(first - second) <= max(sum(one) / weight, sum(other))
+        assert abs(first - second) <= max(sum(left) / weight, sum(other))
 
 
 def test_ten_minutes_of_two_backlogged_keys() -> None:
@@ -185,7 +187,7 @@ def test_a_key_of_weight_two_is_served_twice_the_tokens() -> None:
 
 def light_key(flood: bool) -> list[Seen]:
     """What a key with one short request a second sees, with or without another's 50 long ones at once."""
-    found: list[Seen] = []
+    results: list[Seen] = []
 
     async def main() -> None:
         node = Node(Service(capacity_tokens=60_000), ENDLESS)
@@ -201,11 +203,11 @@ def light_key(flood: bool) -> list[Seen]:
             await asyncio.sleep(1)
             node.spawn(node.ask(key_of("light"), 100, 20, 50))
         await asyncio.sleep(30)
-        found.extend(seen for seen in node.seen if seen.key == "light")
+        results.extend(seen for seen in node.seen if seen.key == "light")
         node.stop()
 
     run_virtually(main)
-    return found
+    return results
 
 
 def test_a_flood_does_not_make_a_light_key_wait() -> None:
@@ -226,7 +228,7 @@ def test_a_flood_from_before_the_window_narrowed_holds_up_no_light_key() -> None
         for _ in range(50):
             node.spawn(node.ask(key_of("heavy"), 100, 3000, exact=True))
         await asyncio.sleep(5)
-        assert len(node.engine.running) > OVER * node.admission.scheduler.in_flight.window.most_choices
+        assert len(node.engine.running) > TUNING.decode_overrun * node.admission.scheduler.window.max_choices
         seen = await node.ask(key_of("light"), 100, 20, 50)
         node.stop()
         assert seen.admitted_s == seen.at_s
@@ -304,7 +306,7 @@ def test_one_key_slows_another_s_answers_by_no_more_than_it_may(n: int, pool_tok
 
     Requests of more choices than that wait until nobody else has an answer running.
     """
-    found: list[float] = []
+    results: list[float] = []
 
     async def main() -> None:
         service = Service(pool_tokens, step_s=0.006, step_per_request_s=0.001, quantum=1)
@@ -322,12 +324,12 @@ def test_one_key_slows_another_s_answers_by_no_more_than_it_may(n: int, pool_tok
             began_s = node.loop.time()
             seen = await node.ask(key_of("light"), 100, 1000, exact=True)
             assert seen.admitted_s == seen.at_s == began_s
-            found.append(node.loop.time() - began_s)
+            results.append(node.loop.time() - began_s)
         node.stop()
 
     run_virtually(main)
-    assert max(found) < 5 * 7.0
-    assert sum(found) / len(found) < 3.2 * 7.0
+    assert max(results) < 5 * 7.0
+    assert sum(results) / len(results) < 3.2 * 7.0
 
 
 def test_two_keys_that_both_have_a_backlog_fill_the_engine() -> None:
@@ -415,12 +417,12 @@ def test_idleness_earns_nothing() -> None:
         for _ in range(60):
             node.spawn(client("here"))
         await asyncio.sleep(60)
-        before = sum(seen.tokens for seen in node.seen)
+        earlier = sum(seen.tokens for seen in node.seen)
         for _ in range(60):
             node.spawn(client("back"))
         await asyncio.sleep(60)
         back = sum(seen.tokens for seen in node.seen if seen.key == "back")
-        here = sum(seen.tokens for seen in node.seen) - before - back
+        here = sum(seen.tokens for seen in node.seen) - earlier - back
         node.stop()
         assert abs(back - here) < 0.2 * here
 

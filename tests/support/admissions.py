@@ -12,13 +12,22 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.admission.capacity import PrefixTree
 from app.admission.controller import Admission
+from app.admission.estimates import ThroughputProfile
 from app.admission.fair_queue import Tenant
 from app.admission.load_shedder import QueueBounds
-from app.admission.prefix_tree import PrefixTree
 from app.admission.ticket import Ticket
+from app.admission.tuning import AdmissionTuning
 from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, Key, KeyTerms, ModelCard, Prompt, Tier
 from app.errors import ServingError
+
+TUNING = AdmissionTuning()
+
+
+def count_prompt(request: ChatRequest) -> int:
+    """An estimate of a prompt's tokens: one for four letters."""
+    return sum(len(message.get("content") or "") for message in request.body["messages"]) // 4
 
 
 class _Selector(selectors.SelectSelector):
@@ -150,8 +159,8 @@ class ServiceEngine:
         self.overflows += used > service.capacity_tokens
 
     def _give(self, run: _Run, tokens: int) -> None:
-        before, run.made = run.made, min(run.made + tokens, run.tokens)
-        self.generated += run.made - before
+        earlier, run.made = run.made, min(run.made + tokens, run.tokens)
+        self.generated += run.made - earlier
         over = run.aborted or run.made >= run.tokens
         reason = ("abort" if run.aborted else "stop") if over else None
         counts = Counts(len(run.prompt.token_ids), run.made, run.cached)
@@ -186,7 +195,12 @@ class Node:
     """One engine, its admission, and everything that was asked of it."""
 
     def __init__(
-        self, service: Service | None = None, bounds: QueueBounds | None = None, seed: int = 0, **options: Any
+        self,
+        service: Service | None = None,
+        bounds: QueueBounds | None = None,
+        seed: int = 0,
+        profile: ThroughputProfile | None = None,
+        **options: Any,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.rng = random.Random(seed)
@@ -194,6 +208,9 @@ class Node:
         self.admission = Admission(
             self.engine,  # type: ignore[arg-type]
             bounds or QueueBounds(),
+            profile or ThroughputProfile(None, TUNING),
+            TUNING,
+            count_prompt=count_prompt,
             clock_s=self.loop.time,
             chance=self.rng.random,
             **options,
@@ -274,9 +291,9 @@ def key_of(name: str, tier: Tier = "standard", weight: float = 1.0) -> Key:
 
 def tenant_of(admission: Admission, name: str) -> Tenant:
     """A key's lane, which has come lately."""
-    return next(tenant for tenant in admission.tenants if tenant.name == name)
+    return next(tenant for tenant in admission.queue.tenants if tenant.name == name)
 
 
-def percentile(values: Sequence[float], part: float) -> float:
+def percentile(values: Sequence[float], share: float) -> float:
     """The nearest-rank percentile."""
-    return sorted(values)[min(int(part * len(values)), len(values) - 1)]
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]

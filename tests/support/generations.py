@@ -375,7 +375,7 @@ async def generations(
     if screens is not None:
         await screens.start()
         safety_of = screens.of
-    kept = Journal(database, PRICES, balance, traffic, log, LONG_S, **journal)
+    kept = Journal(database, PRICES, balance, traffic, log=log, retention_s=LONG_S, **journal)
     pipeline = Pipeline(
         backends=Backends(Backend(cast("Engine", engine), cast("Admission", admission), MODEL)),
         history=history,

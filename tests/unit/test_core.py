@@ -17,7 +17,7 @@ def test_prompt_that_choices_share_counts_once():
 
 def test_withheld_tokens_are_no_part_of_what_a_caller_is_told():
     """They were generated, and released to nobody."""
-    assert Usage(10, 7, 4, 2, 3).told_tokens == 14
+    assert Usage(10, 7, 4, 2, 3).reported_tokens == 14
 
 
 def test_operators_words_are_taken_from_the_prompt_and_from_its_cached_beginning():

@@ -16,7 +16,7 @@ def kinds(kind: type[ServingError] = ServingError) -> Iterator[type[ServingError
         yield from kinds(narrower)
 
 
-@pytest.mark.parametrize("kind", sorted(kinds(), key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(kinds(), key=repr))
 def test_code_of_a_class_comes_with_the_status_of_the_class(kind: type[ServingError]):
     """Both are in the documented table."""
     assert CODES[kind.default_code].status == kind.status

@@ -19,7 +19,6 @@ from app.api.http.rate_limit_headers import STREAM_ID
 from app.api.http.sse import CONNECTION, EventStream
 from app.api.http.stream_headers import check_fresh, idempotency_key, last_event_id, stream_headers
 from app.api.routes.model_selection import ModelSelector, RoutingHeaders
-from app.api.schema.aliases import respell
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest, IdempotencyKey, Key
 from app.errors import (
@@ -116,7 +115,7 @@ class ChatRoutes:
             }
             raise
         except ServingError as error:
-            respell(error, stream.request.spelled)
+            error.respell(stream.request.spelled)
             raise
 
     async def _let_in(self, request: Request, caller: Caller) -> Lease:
@@ -203,7 +202,7 @@ class ChatRoutes:
         try:
             caller.check_grammars(chat.body)
         except Forbidden as error:
-            respell(error, chat.spelled)
+            error.respell(chat.spelled)
             raise
 
     async def _made_before(self, owner: str, key: IdempotencyKey, after: int) -> TokenStream | None:

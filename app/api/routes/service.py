@@ -152,5 +152,5 @@ def _queue(admission: Admission) -> dict[str, Any]:
         "waiting_requests": len(admission.queue),
         "waiting_tokens": admission.queue.tokens,
         "oldest_wait_s": round(max(map(admission.waited_s, range(len(TIERS)))), 3),
-        "gate_window_tokens": int(admission.prefill_window.window_tokens),
+        "gate_window_tokens": int(admission.scheduler.prefill_window.window_tokens),
     }

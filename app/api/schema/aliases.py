@@ -15,7 +15,7 @@ import orjson
 from app.api.schema.fields import fields_of
 from app.api.schema.formats import schema_format
 from app.api.schema.parameters import MAX_CHOICES, check_kind
-from app.errors import BadRequest, ServingError
+from app.errors import BadRequest
 
 Parameters = dict[str, Any]
 Translated = tuple[str, Any] | None
@@ -40,17 +40,6 @@ def translated(values: Mapping[str, Any]) -> tuple[Parameters, dict[str, str]]:
         result[equivalent] = value
         spelled[equivalent] = name
     return result, spelled
-
-
-def respell(error: ServingError, spelled: Mapping[str, str]) -> None:
-    """Name the caller's own parameter in an error about its equivalent."""
-    equivalent = next(
-        (name for name in spelled if error.param and error.param.split(".")[0].split("[")[0] == name), None
-    )
-    if equivalent is not None and error.param is not None:
-        error.message = error.message.replace(error.param, spelled[equivalent], 1)
-        error.args = (error.message,)
-        error.param = spelled[equivalent]
 
 
 def _schema(value: Any, where: str) -> Translated:

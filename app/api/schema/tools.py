@@ -29,12 +29,7 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
             f"{where}: tools of type {shown(kind)} are not served; describe a function.",
             param=f"{where}.type",
         )
-    if tool.get("function") is None:
-        raise BadRequest(
-            f"{where}.function is required; it holds name, description and parameters.",
-            code="missing_parameter",
-            param=f"{where}.function",
-        )
+    check_kind(f"{where}.function", tool.get("function"), dict)
     sent = fields_of(tool, where, {"type", "function", "defer_loading"} | TAKEN_OF_TOOL)
     function = _function(sent["function"], f"{where}.function")
     return {"type": "function", "function": function, **optional(sent, "defer_loading", where, bool)}

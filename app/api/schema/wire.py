@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from app.api.schema.aliases import respell, translated
+from app.api.schema.aliases import translated
 from app.api.schema.formats import answer_format
 from app.api.schema.messages import normalized
 from app.api.schema.parameters import PARAMETERS, check, check_kind, quoted
@@ -53,7 +53,7 @@ def parse_chat_request(
             **_conversation(values, store=store),
         )
     except BadRequest as error:
-        respell(error, spelled)
+        error.respell(spelled)
         raise
 
 

@@ -12,7 +12,6 @@ Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -125,22 +124,14 @@ class PromptScreen:
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
             return self._failed("ngrams", "error", policy, exc), False
 
-    async def full_verdict(
-        self, conversation: Conversation, policy: Policed, strikes: int = 0, *, head_start_s: float = 0.0
-    ) -> Verdict:
-        """The verdict of n-grams and encoder, in the thread; of every character. Raises ScreenFailed.
-
-        The thread does not begin before `head_start_s` from now, for whom this is read beside.
-        """
+    async def full_verdict(self, conversation: Conversation, policy: Policed, strikes: int = 0) -> Verdict:
+        """The verdict of n-grams and encoder, in the thread; of every character. Raises ScreenFailed."""
         policy = policy.after(strikes)
-        thorough = _Later(self._classifier.full, time.monotonic() + head_start_s)
         try:
             turns = _turns(conversation)
             num_chars = sum(len(read.text) for read in (*turns.newest, *turns.earlier))
             async with asyncio.timeout(self._timeout_s + num_chars / CHARS_A_SECOND):
-                return await self._read(
-                    turns, policy, thorough, skip_below=0.0 if strikes else self._sure_below
-                )
+                return await self._read(turns, policy, skip_below=0.0 if strikes else self._sure_below)
         except TimeoutError as exc:
             return self._failed("encoder", "timeout", policy, exc)
         except Exception as exc:  # noqa: BLE001  # same
@@ -176,11 +167,11 @@ class PromptScreen:
         scores: Scores = {}
         doubted: Scores = {}
         for text, weight, _ in turns.newest:
-            for piece in _ends(text):
+            for piece in ends(text):
                 scores = highest(scores, _faded(self._quickly(piece, looked), weight))
         new = 0
         for text, weight, watch in turns.earlier[:LOOKED_AT]:
-            for piece in _ends(text):
+            for piece in ends(text):
                 remembered = self._quick.get(self._quick.key(piece))
                 if remembered is None and new < QUICK_EARLIER:
                     new += 1
@@ -189,16 +180,14 @@ class PromptScreen:
                 doubted = highest(doubted, remembered or {}) if watch else doubted
         return scores, doubted
 
-    async def _read(
-        self, turns: Turns, policy: Policed, thorough: Callable[[str], Scores], *, skip_below: float
-    ) -> Verdict:
+    async def _read(self, turns: Turns, policy: Policed, *, skip_below: float) -> Verdict:
         ends: Scores = {}
         doubted: Scores = {}
         verdicts: list[Verdict] = []
         watched: list[Verdict] = []
         passed_over = await self._passed_over(turns.earlier, skip_below)
         for number, read in enumerate((*turns.newest, *turns.earlier), start=-len(turns.newest)):
-            reading = passed_over.get(number) or await self._read_one(read, thorough)
+            reading = passed_over.get(number) or await self._read_one(read)
             ends = highest(ends, _faded(reading.ends, read.weight))
             if reading.num_between:
                 faded = _faded(reading.between, read.weight)
@@ -234,7 +223,8 @@ class PromptScreen:
                 del quick[number]
         return quick
 
-    async def _read_one(self, read: Read, thorough: Callable[[str], Scores]) -> _Reading:
+    async def _read_one(self, read: Read) -> _Reading:
+        thorough = self._classifier.full
         pieces = slices(read.text)
         between = pieces[1:-1]
         ends: Scores = {}
@@ -285,21 +275,8 @@ class PromptScreen:
         return replace(policy.judge_prompt({}, stage), unread=True)
 
 
-class _Later:
-    """Scores texts, the first of them not before a moment has come."""
-
-    def __init__(self, score: Callable[[str], Scores], from_s: float) -> None:
-        self._score = score
-        self._from_s = from_s
-
-    def __call__(self, text: str) -> Scores:
-        left_s = self._from_s - time.monotonic()
-        if left_s > 0:
-            time.sleep(left_s)
-        return self._score(text)
-
-
-def _ends(text: str) -> Iterator[str]:
+def ends(text: str) -> Iterator[str]:
+    """What `ngram_verdict` reads of a text: all of it, or its first and its last slice."""
     if len(text) <= QUICK_CHARS:
         yield text
     else:

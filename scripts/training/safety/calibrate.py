@@ -13,27 +13,51 @@ from sklearn.metrics import roc_auc_score
 
 from app.safety.categories import CATEGORIES
 from app.safety.classifiers.classifier import Blend
-from scripts.training.safety.loso import Predictions
+from app.safety.policies.policy_file import Rule
+from scripts.training.safety.loso import NGRAMS, Predictions
 
 RATES = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
+BLOCK, WATCH = Rule().block_fpr, Rule().watch_fpr
+"""The rates of the built-in policy: of prompts that are refused, and that are at least watched."""
+GROUP_SLACK = 2.0
+"""How far a group of ordinary prompts may be above a rate that holds for all together."""
+GROUP_ROWS = 300
+"""Fewer rows than this are no group: a rate of 0.4% is one row there."""
 SHARE: Mapping[str, float] = {
-    "benign_arena_v01": 3.0,
     "asked": 2.0,
-    "benign_selfinstruct": 2.0,
-    "benign_gpteacher": 1.5,
-    "benign_safe_prompts": 1.5,
-    "benign_clinc": 0.7,
-    "benign_medquad": 0.6,
+    "benign_agent_prompts": 0.7,
+    "benign_arena_v01": 3.0,
     "benign_banking77": 0.3,
+    "benign_clinc": 0.7,
+    "benign_creative_roleplay": 1.0,
+    "benign_fiction_long": 0.7,
+    "benign_flowgpt": 1.5,
+    "benign_flowgpt_chat": 3.0,
+    "benign_gpt_instructions": 0.7,
+    "benign_gpteacher": 1.5,
     "benign_gsm8k": 0.3,
+    "benign_instructions": 1.5,
+    "benign_lobe_agents": 1.0,
+    "benign_long_documents": 1.5,
+    "benign_medquad": 0.6,
+    "benign_multilingual": 2.0,
+    "benign_prompts_chat": 1.0,
+    "benign_safe_prompts": 1.5,
+    "benign_selfinstruct": 2.0,
+    "benign_templates": 0.5,
+    "benign_tool_requests": 1.0,
+    "turns of asked": 0.5,
+    "turns of benign_arena_v01": 0.5,
+    "turns of benign_flowgpt_chat": 1.0,
+    "turns of benign_lobe_agents": 0.5,
 }
-"""What of ordinary traffic is like a source: assistants' real prompts count most."""
-NGRAMS = 0.35
-"""How much a logit of the n-grams counts for one of the encoder."""
-LOOK_ALIKES = ("benign_coconot_pref",)
+"""What of ordinary traffic is like a source: what people typed counts most, templates least."""
+LOOK_ALIKES = ("benign_coconot_pref", "benign_cyber_frr", "benign_cyber_frr_multilingual")
 """Public sources of benign prompts that sound harmful."""
 STATEMENTS = ("hate_davidson", "toxicity_surge", "toxigen_safenlp")
 """Public sources of statements, not requests, whose labels people disagree on."""
+LENGTHS = (200, 1_000, 4_000)
+"""Characters at which a group of short prompts ends and one of longer ones begins."""
 
 Floats = NDArray[np.float64]
 Hits = NDArray[np.bool_]
@@ -49,14 +73,10 @@ class Scored:
 
 
 def blended(predictions: Predictions) -> tuple[Blend, Scored]:
-    """The blend that tells harmful from benign best among requests of sources left out.
-
-    How much the n-grams count is fixed: left to the fit they count as much as the encoder, which is best over
-    all thresholds (AUC), but not where few false alarms are allowed.
-    """
+    """The blend that tells harmful from benign best among requests of sources left out."""
     prompts = ~predictions.output & ~predictions.own & ~np.isin(predictions.source, STATEMENTS)
     both = (predictions.encoder + NGRAMS * predictions.ngrams).astype(np.float64)[:, None]
-    fast = predictions.ngrams.astype(np.float64)[:, None]
+    fast = predictions.quick.astype(np.float64)[:, None]
     weights = _even(predictions.source, predictions.harmful)
     model = LogisticRegression(C=100.0).fit(both[prompts], predictions.harmful[prompts], weights[prompts])
     alone = LogisticRegression(C=100.0).fit(fast[prompts], predictions.harmful[prompts], weights[prompts])
@@ -73,7 +93,7 @@ def blended(predictions: Predictions) -> tuple[Blend, Scored]:
 def harms(predictions: Predictions, blend: Blend) -> Scored:
     """The harm that both stages give to each row."""
     full = predictions.encoder * blend.encoder + predictions.ngrams * blend.ngrams + blend.bias
-    fast = predictions.ngrams * blend.fast_slope + blend.fast_bias
+    fast = predictions.quick * blend.fast_slope + blend.fast_bias
     return Scored(predictions, sigmoid(full.astype(np.float64)), sigmoid(fast))
 
 
@@ -95,22 +115,46 @@ def _even(source: NDArray[np.str_], harmful: NDArray[np.bool_]) -> Floats:
 
 
 def thresholds(scored: Scored, harm: Floats, rates: Sequence[float] = RATES) -> list[float]:
-    """For each rate the harm that this share of ordinary prompts reaches.
+    """For each rate the harm that this share of all ordinary prompts reaches, and twice that of any group.
 
     Below one in 500 there are too few rows to count: there the line of the logits is carried on.
     """
-    chosen = np.isin(scored.of.source, list(SHARE))
-    values, weights = harm[chosen], _traffic(scored.of.source[chosen])
-    order = np.argsort(-values)
-    reached = np.cumsum(weights[order]) / weights.sum()
-    logit = np.log(values[order] / (1.0 - values[order]))
-    at = np.interp(np.log(rates), np.log(reached), logit)
-    low, high = (np.interp(np.log(rate), np.log(reached), logit) for rate in (0.004, 0.02))
-    slope = (low - high) / np.log(0.02 / 0.004)
-    carried = low + slope * np.log(0.004 / np.array(rates))
-    at = np.where(np.array(rates) < 0.002, np.maximum(at, carried), at)
+    chosen = np.isin(scored.of.source, list(SHARE)) & ~scored.of.harmful
+    at = _reached(harm[chosen], _traffic(scored.of.source)[chosen], rates)
+    for group in groups(scored.of).values():
+        least = _reached(harm[group], np.ones(int(group.sum())), [GROUP_SLACK * rate for rate in rates])
+        at = np.maximum(at, least)
     falling = np.maximum.accumulate(at[::-1])[::-1]
     return [float(value) for value in np.round(sigmoid(falling), 5)]
+
+
+def _reached(harm: Floats, weights: Floats, rates: Sequence[float]) -> Floats:
+    """For each rate the logit of the harm that this share reaches."""
+    order = np.argsort(-harm)
+    share = np.cumsum(weights[order]) / weights.sum()
+    logit = np.log(harm[order] / (1.0 - harm[order]))
+    at = np.interp(np.log(rates), np.log(share), logit)
+    low, high = (np.interp(np.log(rate), np.log(share), logit) for rate in (0.004, 0.02))
+    slope = (low - high) / np.log(0.02 / 0.004)
+    carried = low + slope * np.log(0.004 / np.array(rates))
+    result: Floats = np.where(np.array(rates) < 0.002, np.maximum(at, carried), at)
+    return result
+
+
+def groups(predictions: Predictions) -> dict[str, Hits]:
+    """The groups of ordinary prompts that a rate holds for: by source, length and script."""
+    bucket = np.digitize(predictions.num_chars, LENGTHS)
+    names = [f"under {chars:,} characters" for chars in LENGTHS] + ["longer"]
+    latin = np.array([sum(map(str.isascii, text)) > 0.8 * len(text) for text in predictions.text])
+    ordinary = np.isin(predictions.source, list(SHARE)) & ~predictions.harmful
+    result: dict[str, Hits] = {}
+    for source in np.unique(predictions.source[ordinary]):
+        for number, length in enumerate(names):
+            for is_latin, script in ((True, ""), (False, ", other scripts")):
+                group = ordinary & (predictions.source == source) & (bucket == number) & (latin == is_latin)
+                if group.sum() >= GROUP_ROWS:
+                    result[f"{source}, {length}{script}"] = group
+    return result
 
 
 def _traffic(source: NDArray[np.str_]) -> Floats:
@@ -147,7 +191,7 @@ def screened(scored: Scored) -> tuple[Hits, Hits]:
     """
     sure = scored.fast < thresholds(scored, scored.fast, (NOT_SURE,))[0]
     hits = []
-    for rate, share in ((0.01, 0.1), (0.05, 0.2)):
+    for rate, share in ((BLOCK, 0.1), (WATCH, 0.2)):
         early = scored.fast >= thresholds(scored, scored.fast, (rate * share,))[0]
         late = scored.full >= thresholds(scored, scored.full, (rate,))[0]
         hits.append(early | (late & ~sure))
@@ -155,9 +199,9 @@ def screened(scored: Scored) -> tuple[Hits, Hits]:
 
 
 def figures(scored: Scored, harm: Floats, hits: tuple[Hits, Hits] | None = None) -> dict[str, Any]:
-    """Recall or false positives of each source at thresholds of 1% and 5%, or of `hits`; and pooled."""
-    predictions, (at_1, at_5) = scored.of, thresholds(scored, harm, (0.01, 0.05))
-    hits = hits or (harm >= at_1, harm >= at_5)
+    """Recall or false positives of each source and group at the policy's two rates, or of `hits`."""
+    predictions, (at_block, at_watch) = scored.of, thresholds(scored, harm, (BLOCK, WATCH))
+    hits = hits or (harm >= at_block, harm >= at_watch)
     public, prompts = ~predictions.own, ~predictions.output
     by_source: dict[str, Any] = {}
     for name in np.unique(predictions.source):
@@ -173,18 +217,22 @@ def figures(scored: Scored, harm: Floats, hits: tuple[Hits, Hits] | None = None)
     looks = np.isin(predictions.source, LOOK_ALIKES)
     traffic = _traffic(predictions.source)
     return {
-        "threshold": {"0.01": at_1, "0.05": at_5},
+        "threshold": {"block": at_block, "watch": at_watch},
         "pooled_recall": _shares(hits, harmful / harmful.sum()),
         "mean_source_recall": _mean_recall(by_source),
         "look_alikes_flagged": _shares(hits, looks / looks.sum()) if looks.any() else {},
         "ordinary_flagged": _shares(hits, traffic / traffic.sum()),
         "auc": round(float(roc_auc_score(predictions.harmful[public & prompts], harm[public & prompts])), 4),
         "by_source": by_source,
+        "by_group": {
+            name: [int(group.sum()), *_shares(hits, group / group.sum()).values()]
+            for name, group in groups(predictions).items()
+        },
     }
 
 
 def _shares(hits: tuple[Hits, Hits], weights: Floats) -> dict[str, float]:
-    return {rate: round(float(weights @ hit), 4) for rate, hit in zip(("0.01", "0.05"), hits, strict=True)}
+    return {rate: round(float(weights @ hit), 4) for rate, hit in zip(("block", "watch"), hits, strict=True)}
 
 
 def _mean_recall(by_source: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -194,5 +242,6 @@ def _mean_recall(by_source: Mapping[str, Sequence[float]]) -> dict[str, float]:
         if name.endswith(" harmful") and not name.startswith(("written", "frames"))
     ]
     return {
-        rate: round(float(np.mean([row[i] for row in harmful])), 4) for i, rate in ((1, "0.01"), (2, "0.05"))
+        rate: round(float(np.mean([row[i] for row in harmful])), 4)
+        for i, rate in ((1, "block"), (2, "watch"))
     }

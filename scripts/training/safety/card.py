@@ -21,28 +21,31 @@ from scripts.training.safety.rows import Row
 
 STAGES = ("n-grams", "encoder", "blend", "prompt screen")
 
+SHOWN_GROUPS = 12
+"""Groups of ordinary prompts on the card."""
+
 _TEMPLATE = Path(__file__).with_name("card.md")
 
 
 def ablation(work: Path, scored: Scored, blend: Blend) -> dict[str, Any]:
     """Figures with and without the project's rows: n-grams in all folds, both models in one or none."""
     ngrams = calibrate.harms(Predictions.load(work / "ablation_ngrams.npz"), blend)
-    figures = {
+    measured = {
         "n-grams, with": calibrate.figures(scored, scored.fast),
         "n-grams, without": calibrate.figures(ngrams, ngrams.fast),
     }
     if (work / "ablation.npz").exists():
         without = calibrate.harms(Predictions.load(work / "ablation.npz"), blend)
         same = calibrate.harms(scored.of.where(np.isin(scored.of.source, without.of.source)), blend)
-        figures[f"both, fold {ABLATED}, with"] = calibrate.figures(same, same.full)
-        figures[f"both, fold {ABLATED}, without"] = calibrate.figures(without, without.full)
-    return figures
+        measured[f"both, fold {ABLATED}, with"] = calibrate.figures(same, same.full)
+        measured[f"both, fold {ABLATED}, without"] = calibrate.figures(without, without.full)
+    return measured
 
 
 def asked(models: Path) -> dict[str, tuple[int, int]]:
     """Of the built-in model's exam, and of intents not trained on, how many are flagged, and all."""
     classifier, table = Classifier.load(models), Thresholds.load(models / FILE_NAME)
-    at = table.at("categories", CATEGORIES[0], 0.01)
+    at = table.at("categories", CATEGORIES[0], calibrate.BLOCK)
     sets = {"exam": rows.exam(), "held out": [row.text for row in rows.asked() if row.held_out]}
     return {
         name: (sum(harm(classifier.full(text)) >= at for text in texts), len(texts))
@@ -66,7 +69,10 @@ def text(
         bytes=f"{sum(sizes.values()) / 1e6:.1f}",
         stages=_stages({name: figures[name] for name in STAGES}),
         ablation=_stages(figures["ablation"]),
-        sources=_sources(figures["blend"]),
+        sources=_sources(figures["prompt screen"]),
+        block=f"{calibrate.BLOCK:.1%}",
+        watch=f"{calibrate.WATCH:.1%}",
+        groups=_groups(figures["prompt screen"]),
         exam="{} of {}".format(*figures["asked"]["exam"]),
         asked="{} of {}".format(*figures["asked"]["held out"]),
         **seen,
@@ -79,12 +85,14 @@ def _percent(share: float) -> str:
 
 def _stages(named: Mapping[str, Any]) -> str:
     lines = [
-        "| | recall at 1% / 5%, all rows | mean of sources | look-alikes flagged | ordinary flagged | AUC |",
+        "| | harmful prompts, refused / watched | mean of sources | look-alikes | ordinary | AUC |",
         "|---|---|---|---|---|---|",
     ]
     for name, figures in named.items():
         cells = [
-            " / ".join(_percent(figures[key][rate]) for rate in ("0.01", "0.05")) if figures[key] else "none"
+            " / ".join(_percent(figures[key][rate]) for rate in ("block", "watch"))
+            if figures[key]
+            else "none"
             for key in ("pooled_recall", "mean_source_recall", "look_alikes_flagged", "ordinary_flagged")
         ]
         lines.append(f"| {name} | {' | '.join(cells)} | {figures['auc']:.3f} |")
@@ -92,7 +100,17 @@ def _stages(named: Mapping[str, Any]) -> str:
 
 
 def _sources(figures: Mapping[str, Any]) -> str:
-    lines = ["| source | rows | reached at 1% | reached at 5% |", "|---|---|---|---|"]
-    for name, (count, at_1, at_5) in figures["by_source"].items():
-        lines.append(f"| {name} | {count} | {_percent(at_1)} | {_percent(at_5)} |")
+    return _table("source", figures["by_source"])
+
+
+def _groups(figures: Mapping[str, Any]) -> str:
+    """The groups of ordinary prompts that are refused most, the worst first."""
+    worst = sorted(figures["by_group"].items(), key=lambda item: item[1][1:], reverse=True)
+    return _table("group of ordinary prompts", dict(worst[:SHOWN_GROUPS]))
+
+
+def _table(head: str, rates: Mapping[str, Any]) -> str:
+    lines = [f"| {head} | rows | refused | refused or watched |", "|---|---|---|---|"]
+    for name, (count, refused, watched) in rates.items():
+        lines.append(f"| {name} | {count} | {_percent(refused)} | {_percent(watched)} |")
     return "\n".join(lines)

@@ -82,11 +82,6 @@ def _categories(rows: Sequence[Row], features: csr_matrix) -> tuple[NDArray[np.f
     return weights, bias
 
 
-def logits(model: NGrams, texts: Sequence[str]) -> NDArray[np.float64]:
-    """The harm logit of each text's plain form."""
-    return np.array([model.logits(normalize(text[: 2 * _CHARS])[:_CHARS])[0] for text in texts])
-
-
 def save(model: NGrams, path: Path) -> None:
     """Write the file that NGrams.load reads."""
     np.savez_compressed(

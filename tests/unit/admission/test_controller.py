@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from app.admission.controller import Admission
+from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
-from app.admission.prefill_window import STEP_TOKENS, PrefillWindow
-from app.admission.ticket import Ticket, fingerprint_of, prompt_guess
+from app.admission.ticket import Ticket
 from app.core import ChatRequest, Counts, Delta, Key, Prompt
 from app.errors import Cancelled, Draining, KeyOverloaded, Overloaded
-from app.settings import Settings
-from tests.support.admissions import Service, ServiceEngine, key_of, tenant_of
+from tests.support.admissions import TUNING, Service, ServiceEngine, count_prompt, key_of, tenant_of
 
 
 class World:
@@ -29,6 +28,9 @@ class World:
         self.admission = Admission(
             self.engine,  # type: ignore[arg-type]
             QueueBounds(**bounds),
+            ThroughputProfile(None, TUNING),
+            TUNING,
+            count_prompt=count_prompt,
             clock_s=lambda: self.now_s,
             chance=lambda: 0.0,
             abort_unread=lambda: self.abort_unread(),  # noqa: PLW0108  # a test replaces it later
@@ -72,7 +74,7 @@ def test_an_empty_node_admits_without_a_task_switch() -> None:
     with pytest.raises(StopIteration) as ended:
         coroutine.send(None)
     ended.value.value.release()
-    assert world.admission.kv_budget.committed_tokens == 0
+    assert world.admission.scheduler.kv_budget.committed_tokens == 0
 
 
 async def test_a_request_waits_until_there_is_room() -> None:
@@ -129,7 +131,7 @@ async def test_a_waiting_request_can_be_withdrawn() -> None:
         await second
     first.release()
     assert not world.admission.queue
-    assert world.admission.tenants.active_weight == 0
+    assert world.admission.queue.active_weight == 0
 
 
 @pytest.mark.parametrize("let_in", [False, True])
@@ -145,7 +147,7 @@ async def test_a_cancelled_task_leaves_nothing(let_in: bool) -> None:
     with pytest.raises(asyncio.CancelledError):
         await second
     first.release()
-    assert world.admission.kv_budget.num_reservations == 0
+    assert world.admission.scheduler.kv_budget.num_reservations == 0
     assert not world.admission.queue
 
 
@@ -207,7 +209,7 @@ async def test_who_comes_back_when_told_has_its_place() -> None:
     back = asyncio.get_running_loop().create_task(world.admission.admit(request, prompt, key_of("a")))
     await settled(back)
     assert len(world.admission.queue) == 3
-    assert world.admission.counts.retry_slots == {"kept": 1, "missed": 0}
+    assert world.admission.load_shedder.retry_slots == {"kept": 1, "missed": 0}
     world.admission.refuse_waiting(lambda: Draining("The server is stopping."))
     await asyncio.gather(*tasks, back, return_exceptions=True)
     first.release()
@@ -232,7 +234,10 @@ async def test_an_appointment_is_kept_where_nobody_waits_any_more(comes_back: bo
         (await world.admission.admit(request, prompt, key_of("a"))).release()
     world.now_s += 60.0
     world.admission.poll()
-    assert world.admission.counts.retry_slots == {"kept": int(comes_back), "missed": int(not comes_back)}
+    assert world.admission.load_shedder.retry_slots == {
+        "kept": int(comes_back),
+        "missed": int(not comes_back),
+    }
 
 
 async def test_who_comes_back_for_a_shorter_answer_is_known_again() -> None:
@@ -255,22 +260,6 @@ async def test_who_comes_back_for_a_shorter_answer_is_known_again() -> None:
     first.release()
 
 
-def test_a_request_is_known_by_what_it_says_last_whatever_else_it_holds() -> None:
-    """Parts that are no text are not looked at: nothing has checked them yet."""
-    strange = {"type": "video_url", "text": [{}], "video_url": {}}
-    content = [{"type": "text", "text": "look"}, strange]
-
-    def asked(*messages: Any, n: int = 1) -> ChatRequest:
-        return ChatRequest(
-            "r", "a", "m", {"messages": [{"content": content} for content in messages]}, 0, n=n
-        )
-
-    assert fingerprint_of(asked("before", content)) == fingerprint_of(asked("look"))
-    assert fingerprint_of(asked("look")) != fingerprint_of(asked("look", n=2))
-    assert prompt_guess(asked(content, "x" * 396)) == 100
-    assert prompt_guess(asked(None)) == 0
-
-
 async def test_what_would_be_refused_is_refused_at_the_first_knock() -> None:
     """Before it is rendered; who comes when told is let pass, and with nobody waiting so is everyone."""
     world = World(max_queued_requests=1, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
@@ -285,7 +274,7 @@ async def test_what_would_be_refused_is_refused_at_the_first_knock() -> None:
     assert refused.value.retry_after_s is not None
     world.now_s = float(refused.value.retry_after_s)
     world.admission.precheck(request, key_of("a"))
-    assert world.admission.counts.retry_slots == {"kept": 0, "missed": 0}
+    assert world.admission.load_shedder.retry_slots == {"kept": 0, "missed": 0}
     world.admission.refuse_waiting(lambda: Draining("The server is stopping."))
     await asyncio.gather(waiting, return_exceptions=True)
     first.release()
@@ -335,7 +324,7 @@ async def test_streams_nobody_reads_end_first() -> None:
     (await waiting).release()
     for rid in ("u2", "u3"):
         unread[rid].release()
-    assert world.admission.scheduler.in_flight.reclaimed_tokens == 0
+    assert world.admission.scheduler.reclaimed_tokens == 0
 
 
 async def test_a_shared_prompt_is_reserved_once() -> None:
@@ -351,7 +340,7 @@ async def test_a_shared_prompt_is_reserved_once() -> None:
     shared = [ask(f"s{i}", "") for i in range(4)]
     await settled(*shared)
     assert all(task.done() for task in shared)
-    assert world.admission.kv_budget.committed_tokens == 500
+    assert world.admission.scheduler.kv_budget.committed_tokens == 500
     with_images = [ask(f"i{i}", None) for i in range(2)]
     await settled(*with_images)
     assert [task.done() for task in with_images] == [True, False]
@@ -372,71 +361,21 @@ async def test_what_was_reserved_too_much_is_given_back() -> None:
     assert tenant.served == 24
 
 
-def test_the_window_opens_while_first_tokens_come_in_time() -> None:
-    """It doubles with each window of them, and narrows once for those that come late."""
-    prefill_window = PrefillWindow(1.0, 100_000)
-    for _ in range(2):
-        let_in = []
-        while prefill_window.has_room(512):
-            let_in.append(prefill_window.enter(512, 0.0))
-        for queued_behind in let_in:
-            prefill_window.started(512, 0.0, 0.5, queued_behind=queued_behind)
-    assert prefill_window.window_tokens == 4 * STEP_TOKENS
-    slow = [prefill_window.enter(512, 1.0) for _ in range(8)]
-    for queued_behind in slow:
-        prefill_window.started(512, 1.0, 5.0, queued_behind=queued_behind)
-    assert prefill_window.window_tokens == pytest.approx(0.7 * 4 * STEP_TOKENS)
-    prefill_window.reset()
-    assert prefill_window.window_tokens == STEP_TOKENS
-
-
-def test_the_pace_of_prefill_is_that_of_bursts() -> None:
-    """Whatever lies before and between them: 2,048 tokens in half a second, after a day and after an hour."""
-    prefill_window = PrefillWindow(2.0, 16_384)
-    assert prefill_window.soon_tokens(0.0) == 8192
-    for burst_s in (86_400.0, 90_000.0):
-        for now_s in (burst_s + number / 2 for number in range(20)):
-            let_in = []
-            while prefill_window.has_room(512):
-                let_in.append(prefill_window.enter(512, now_s))
-            for queued_behind in let_in:
-                prefill_window.started(512, now_s, now_s + 0.5, queued_behind=queued_behind)
-            prefill_window.reset()
-        assert prefill_window.soon_tokens(0.0) == pytest.approx(4096, rel=0.25)
-
-
-def test_a_long_prompt_goes_alone() -> None:
-    """One that is larger than the window is let in when nothing is before it."""
-    prefill_window = PrefillWindow(1.0, 4096)
-    assert prefill_window.has_room(50_000)
-    prefill_window.enter(50_000, 0.0)
-    assert not prefill_window.has_room(1)
-    prefill_window.leave(50_000)
-    assert prefill_window.has_room(1)
-
-
-def test_the_bounds_come_from_the_settings() -> None:
-    """One setting for each tier's deadline; waiting is to take no more than a part of the TTFT target."""
-    bounds = QueueBounds.of(Settings(queue_batch_s=7.0, ttft_target_s=1.0))
-    assert bounds.deadline_s == {"interactive": 5.0, "standard": 10.0, "batch": 7.0}
-    assert bounds.soon_s == 0.4
-
-
 async def test_a_key_s_new_weight_holds_at_once() -> None:
     """Changed while it runs and waits: what is charged from then on counts by it, and nothing is left."""
     world = World(deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
     first = await world.admit(600)
     second = world.later(500)
     await settled(second)
-    before = tenant_of(world.admission, "a").served
+    served_first = tenant_of(world.admission, "a").served
     third = await world.admit(50, key=key_of("a", weight=4.0))
     tenant = tenant_of(world.admission, "a")
-    assert tenant.served == before + 59 / 4
-    assert world.admission.tenants.active_weight == tenant.weight == 4
+    assert tenant.served == served_first + 59 / 4
+    assert world.admission.queue.active_weight == tenant.weight == 4
     for ticket in (first, third):
         ticket.release()
     (await second).release()
-    assert world.admission.tenants.active_weight == 0
+    assert world.admission.queue.active_weight == 0
 
 
 async def test_a_key_goes_to_another_tier_while_it_waits() -> None:
@@ -454,4 +393,30 @@ async def test_a_key_goes_to_another_tier_while_it_waits() -> None:
     for task in (waiting, moved):
         (await task).release()
     assert not queue
-    assert world.admission.tenants.active_weight == 0
+    assert world.admission.queue.active_weight == 0
+
+
+async def test_the_estimate_of_a_prompt_learns_how_much_of_prompts_is_new() -> None:
+    """Prompts that take a fraction of what their letters say make room for more of their kind."""
+    world = World(max_queued_tokens=2000, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
+    first = await world.admit(900)
+    tasks = [world.later(400)]
+    await settled(*tasks)
+    body = {"messages": [{"content": "x" * 8000}], "ignore_eos": True}
+
+    def request(rid: str) -> ChatRequest:
+        return ChatRequest(rid, "b", "m", body, 0, max_tokens=10)
+
+    with pytest.raises(Overloaded):
+        world.admission.precheck(request("long"), key_of("c"))
+    for number in range(20):
+        prompt = Prompt([number + 100, *range(-8, 0)], 10, None)
+        admit = world.admission.admit(request(f"b{number}"), prompt, key_of("b"))
+        tasks.append(asyncio.get_running_loop().create_task(admit))
+    await settled(*tasks)
+    world.admission.precheck(request("long"), key_of("c"))
+    world.admission.refuse_waiting(lambda: Draining("The server is stopping."))
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Ticket):
+            result.release()
+    first.release()

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from app.admission.counters import AdmissionCounts
+from app.admission.estimates import Throughput
 from app.admission.fair_queue import FairQueue, Queued, Tenant
-from app.admission.load_shedder import LoadShedder, QueueBounds
-from app.admission.throughput import Throughput
-from app.core import Tier
+from app.admission.load_shedder import LoadShedder, QueueBounds, RetrySlots
+from app.core import ChatRequest, Tier
 from app.errors import Overloaded
+from app.settings import Settings
+from tests.support.admissions import TUNING, key_of
 
 RATE = 100.0
 """Tokens per second."""
-
-
-class Ticket(Queued):
-    """As much of a ticket as the load shedder sees."""
-
-    def __init__(self, tenant: Tenant, tokens: int, fingerprint: int, age_s: float) -> None:
-        super().__init__(tenant, tokens, 0.0, age_s)
-        self.fingerprint = fingerprint
 
 
 @dataclass
@@ -34,13 +28,11 @@ class StubScheduler:
     free: int = 0
     ends_s: float = 0.0
     half_full: bool = True
-    queue: FairQueue = field(default_factory=FairQueue)
+    queue: FairQueue = field(default_factory=lambda: FairQueue(TUNING))
+    kv_budget: Any = field(default_factory=lambda: SimpleNamespace(capacity_tokens=10_000))
 
-    def free_tokens(self, _tenant: Tenant, age_s: float) -> int:
-        return (self.free if age_s < 1 else 0) - self.queue.tokens
-
-    def has_room(self, _tenant: Tenant, _tokens: int, _age_s: float, _now_s: float) -> bool:
-        return False
+    def has_room(self, _tenant: Tenant, tokens: int, age_s: float, _now_s: float) -> bool:
+        return tokens <= (self.free if age_s < 1 else 0) - self.queue.tokens
 
     def ends_after_s(self, _now_s: float, _tokens_per_s: float) -> float:
         return self.ends_s
@@ -52,7 +44,6 @@ class World:
 
     soon_s: float = 1.0
     now_s: float = 1000.0
-    begun_s: float = 1000.0
     tenants: dict[str, Tenant] = field(default_factory=dict)
     number: int = 0
     scheduler: Any = field(default_factory=StubScheduler)
@@ -60,19 +51,8 @@ class World:
     def __post_init__(self) -> None:
         self.queue = self.scheduler.queue
         bounds = QueueBounds(max_queued_tokens=10**6, soon_s=self.soon_s)
-        throughput = Throughput(RATE, self.begun_s)
-        tenants: Any = self.tenants.values()
-        counts = AdmissionCounts()
-        self.load_shedder = LoadShedder(
-            bounds,
-            self.queue,
-            tenants,
-            throughput,
-            10_000,
-            lambda: 0.0,
-            counts,
-            self.scheduler,
-        )
+        throughput = Throughput(RATE, self.now_s, TUNING)
+        self.load_shedder = LoadShedder(bounds, self.queue, self.scheduler, throughput, lambda: 0.0, TUNING)
 
     def come(
         self,
@@ -84,10 +64,11 @@ class World:
         age_s: float = 0.0,
     ) -> int:
         """One more request; 0 if it may wait, or when it is told to come back."""
-        tenant = self.tenants.setdefault(name, Tenant(name, tier, weight))
+        request = ChatRequest("r", name, "m", {}, 0)
+        tenant = self.tenants[name] = self.queue.come(request, key_of(name, tier, weight), self.now_s, 0)
         self.number += 1
         fingerprint = tokens if tokens == 11 else -self.number  # those of eleven tokens are one client's
-        ticket: Any = Ticket(tenant, tokens, fingerprint, age_s)
+        ticket = Queued(tenant, tokens, self.now_s, age_s, fingerprint)
         try:
             self.load_shedder.enter(ticket, self.now_s)
         except Overloaded as error:
@@ -99,17 +80,17 @@ class World:
 def test_a_line_is_as_long_as_is_served_soon() -> None:
     """100 tokens a second and one second: ten requests of ten before it, and it may wait itself."""
     world = World()
-    told = [world.come("a") for _ in range(12)]
-    assert told[:11] == [0] * 11
-    assert told[11]
+    retries_s = [world.come("a") for _ in range(12)]
+    assert retries_s[:11] == [0] * 11
+    assert retries_s[11]
 
 
 def test_a_few_of_many_keys_wait_for_the_first_token_in_time_too() -> None:
     """Each has none waiting but the one: the eleventh key finds eleven tokens' worth of others before it."""
     world = World()
-    told = [world.come(f"key {number}") for number in range(30)]
-    assert told[:11] == [0] * 11
-    assert all(told[11:])
+    retries_s = [world.come(f"key {number}") for number in range(30)]
+    assert retries_s[:11] == [0] * 11
+    assert all(retries_s[11:])
 
 
 def test_a_key_with_little_passes_a_long_line_of_another() -> None:
@@ -132,37 +113,37 @@ def test_who_comes_too_early_is_told_the_same_time_and_expected_once() -> None:
     world = World()
     while not world.come("a"):
         pass
-    told = world.come("a", 11)
-    expected = world.tenants["a"].retry_slots.num
+    retries_s = world.come("a", 11)
+    expected = world.load_shedder.slots_of(world.tenants["a"]).tokens
     world.now_s += 1.0
-    assert [world.come("a", 11) for _ in range(5)] == [told - 1] * 5
-    assert world.tenants["a"].retry_slots.num == expected
+    assert [world.come("a", 11) for _ in range(5)] == [retries_s - 1] * 5
+    assert world.load_shedder.slots_of(world.tenants["a"]).tokens == expected
 
 
 def test_seconds_are_given_away_once() -> None:
     """Three quarters of the throughput to those who are told to come: 8 requests of ten tokens at most."""
     world = World()
-    told = [world.come("a") for _ in range(400)]
-    seconds = Counter(at for at in told if at)
+    retries_s = [world.come("a") for _ in range(400)]
+    seconds = Counter(at for at in retries_s if at)
     assert max(seconds.values()) <= 8
     assert sum(seconds.values()) > 300
-    assert max(seconds) == pytest.approx(5 + sum(seconds.values()) / 7.5, abs=3)
+    assert max(seconds) == pytest.approx(sum(seconds.values()) / 7.5, abs=3)
 
 
 def test_nobody_is_told_to_come_while_the_first_ones_run() -> None:
-    """After a start nothing ends for a while; a minute later room comes free at once."""
-    world = World()
-    assert min(at for at in (world.come("a") for _ in range(30)) if at) == 5
-    later = World(begun_s=940.0)
+    """After a start nothing ends for a while; later room comes free at once."""
+    world = World(scheduler=StubScheduler(ends_s=5.0))
+    assert min(at for at in (world.come("a") for _ in range(30)) if at) >= 5
+    later = World()
     assert min(at for at in (later.come("a") for _ in range(30)) if at) < 5
 
 
 def test_who_has_room_waits_for_the_prefill_alone() -> None:
     """A burst that the free memory holds is let wait, however slowly requests end."""
     world = World(scheduler=StubScheduler(free=500))
-    told = [world.come("a") for _ in range(60)]
-    assert told[:50] == [0] * 50
-    assert any(told[50:])
+    retries_s = [world.come("a") for _ in range(60)]
+    assert retries_s[:50] == [0] * 50
+    assert any(retries_s[50:])
 
 
 def test_what_was_not_read_for_long_is_not_let_wait() -> None:
@@ -177,16 +158,16 @@ def test_what_was_not_read_for_long_is_not_let_wait() -> None:
 def test_the_time_before_it_was_read_counts_as_waiting() -> None:
     """100 tokens a second and one second, half of it gone: five requests of ten before it."""
     world = World()
-    told = [world.come("a", age_s=0.5) for _ in range(8)]
-    assert told[:6] == [0] * 6
-    assert all(told[6:])
+    retries_s = [world.come("a", age_s=0.5) for _ in range(8)]
+    assert retries_s[:6] == [0] * 6
+    assert all(retries_s[6:])
 
 
 def test_many_keys_that_come_at_once_are_not_promised_more_than_there_is() -> None:
     """A key's share of a second may be less than a request: then it is one of several seconds."""
     world = World()
-    told = [world.come(f"key {number % 20}", 60) for number in range(600)]
-    seconds = Counter(at for at in told if 0 < at < 999)
+    retries_s = [world.come(f"key {number % 20}", 60) for number in range(600)]
+    seconds = Counter(at for at in retries_s if 0 < at < 999)
     late = [60 * sum(seconds[at] for at in range(start, start + 20)) for start in range(20, 100, 20)]
     assert max(late) <= 1.1 * 20 * RATE
     assert sum(seconds.values()) * 60 > 0.6 * 115 * RATE
@@ -195,17 +176,17 @@ def test_many_keys_that_come_at_once_are_not_promised_more_than_there_is() -> No
 def test_nobody_waits_for_room_while_all_that_run_are_young() -> None:
     """After a burst none ends for a while: who came then would have its first token late."""
     world = World(scheduler=StubScheduler(ends_s=3.0))
-    told = [world.come("a") for _ in range(12)]
-    assert told[0] == 0  # the first in line may always wait
-    assert min(told[1:]) >= 3
+    retries_s = [world.come("a") for _ in range(12)]
+    assert retries_s[0] == 0  # the first in line may always wait
+    assert min(retries_s[1:]) >= 3
 
 
 def test_what_is_too_far_away_is_not_promised() -> None:
     """Beyond two minutes there is no appointment."""
     world = World()
-    told = [world.come("a", 100) for _ in range(200)]
-    assert told[-1] == 999
-    assert world.tenants["a"].retry_slots.tokens <= 120 * RATE
+    retries_s = [world.come("a", 100) for _ in range(200)]
+    assert retries_s[-1] == 999
+    assert world.load_shedder.slots_of(world.tenants["a"]).tokens <= 120 * RATE
 
 
 def test_a_key_that_comes_late_has_its_share_of_every_second() -> None:
@@ -213,5 +194,45 @@ def test_a_key_that_comes_late_has_its_share_of_every_second() -> None:
     world = World()
     while world.come("first", 20) != 999:
         pass
-    told = [world.come(f"other {number % 10}", 20) for number in range(60)]
-    assert 0 < max(told) < 30
+    retries_s = [world.come(f"other {number % 10}", 20) for number in range(60)]
+    assert 0 < max(retries_s) < 30
+
+
+def test_the_bounds_come_from_the_settings() -> None:
+    """One setting for each tier's deadline; waiting is to take no more than a part of the TTFT target."""
+    bounds = QueueBounds.of(Settings(queue_batch_s=7.0, ttft_target_s=1.0), TUNING)
+    assert bounds.deadline_s == {"interactive": 5.0, "standard": 10.0, "batch": 7.0}
+    assert bounds.soon_s == 0.4
+
+
+def test_a_slot_is_kept_once_and_not_early() -> None:
+    """At its time or within the grace; a second request with the same body needs a slot of its own."""
+    slots = RetrySlots(10)
+    slots.make(7, 20.0, 100)
+    assert not slots.keep(7, 19.9)
+    assert not slots.keep(8, 20.0)
+    assert slots.keep(7, 21.5)
+    assert not slots.keep(7, 21.5)
+    assert (bool(slots), slots.tokens) == (False, 0)
+
+
+def test_a_slot_that_nobody_used_ends_after_the_grace() -> None:
+    """One of three came: two are missed, once their time is over."""
+    slots = RetrySlots(10)
+    for fingerprint in range(3):
+        slots.make(fingerprint, 20.0, 100)
+    assert slots.keep(1, 20.0)
+    assert slots.expire(20.0 + 10) == 0
+    assert slots
+    assert slots.expire(20.1 + 10) == 2
+    assert not slots
+
+
+def test_slots_are_counted_by_when_they_come() -> None:
+    """Late ones, those of this second, and those ahead, as far as is asked."""
+    slots = RetrySlots(10)
+    for at_s, tokens in ((15.0, 1), (20.5, 10), (21.2, 100), (28.9, 1000), (29.0, 10_000)):
+        slots.make(tokens, at_s, tokens)
+    assert [slots.due_tokens(20.7 + ahead_s) for ahead_s in (0, 1, 2, 8)] == [11, 111, 111, 1111]
+    assert slots.later(10_000, 20.7) == 29
+    assert RetrySlots(10).due_tokens(20.7) == 0

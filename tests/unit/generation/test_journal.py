@@ -116,7 +116,7 @@ async def stored_text(world: Generations) -> tuple[str, str]:
 
 async def slices(world: Generations) -> list[bytes]:
     """The stored events of the only request."""
-    return await world.database.read(lambda c: events.slices(c, 1))
+    return await world.database.read(lambda c: events.segments(c, 1))
 
 
 async def books_balance(world: Generations) -> bool:

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +21,7 @@ from app.generation.safety_check import SafetyService
 from app.metering.traffic import Histogram
 from app.safety.classifiers.bundled_models import Models
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
+from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policies
 from app.safety.screens.prompt_screen import PromptScreen
 from app.safety.screens.stream_screen import StreamScreen
@@ -37,7 +38,16 @@ from tests.support.generations import (
     generations,
     text_of,
 )
-from tests.support.screens import BLOCKED, HARM, SEEN_LATE, WATCHED, WATCHED_LATE, policy_file, word_models
+from tests.support.screens import (
+    BLOCKED,
+    HARM,
+    SEEN_LATE,
+    WATCHED,
+    WATCHED_LATE,
+    WordModel,
+    policy_file,
+    word_models,
+)
 from tests.support.sse_client import until
 
 
@@ -122,9 +132,9 @@ class World:
             StreamScreen(self.models.answers),
             Policies(path, self.models.directory),
             self.counters,
-            database,
-            log,
-            guard=lambda: self.guard,
+            database=database,
+            log=log,
+            guard=lambda: cast("GuardTier | None", self.guard),
             fail_open=self.fail_open,
         )
         return self.service
@@ -460,7 +470,7 @@ async def test_answer_to_a_watched_prompt_is_heard_with_that_in_mind(world: Worl
     async with running() as made:
         says(made, "fine")
         await made.serve(asked(f"a {WATCHED} thing"))
-    assert world.models.answers.priors[0] > 0.1  # type: ignore[union-attr]
+    assert cast("WordModel", world.models.answers).priors[0] > 0.1
 
 
 async def test_flagged_answer_is_released_and_recorded(world: World, running):

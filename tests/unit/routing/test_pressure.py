@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from app.admission.controller import Admission
+from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.core import ChatRequest, Prompt, Tier
 from app.errors import KeyOverloaded, Overloaded
 from app.routing.pressure import pressure_of
-from tests.support.admissions import Service, ServiceEngine, key_of, tenant_of
+from tests.support.admissions import TUNING, Service, ServiceEngine, count_prompt, key_of, tenant_of
 
 BOUNDS = QueueBounds(deadline_s={"interactive": 8.0, "standard": 16.0, "batch": 160.0})
 """Of a pool of 1,000 tokens, taken to serve 125 a second, a standard key's line may have 500."""
@@ -29,6 +30,9 @@ class World:
         self.admission = Admission(
             engine,  # type: ignore[arg-type]
             BOUNDS,
+            ThroughputProfile(None, TUNING),
+            TUNING,
+            count_prompt=count_prompt,
             clock_s=lambda: self.now_s,
             chance=lambda: 0.0,
         )
@@ -36,7 +40,7 @@ class World:
     @property
     def pressure(self) -> float:
         """As it is now."""
-        return pressure_of(self.admission, BOUNDS, self.now_s).value
+        return pressure_of(self.admission, self.now_s).value
 
     async def ask(self, tokens: int, name: str = "a", tier: Tier = "standard") -> None:
         """Ask for an answer of exactly so many tokens, for ever."""
@@ -113,9 +117,9 @@ async def test_those_who_may_wait_are_none(world: World) -> None:
 async def test_who_was_told_to_come_now_counts(world: World) -> None:
     """As if it waited; one that is to come later does not yet."""
     await world.ask(99)
-    tenant = tenant_of(world.admission, "a")
-    tenant.retry_slots.make(1, world.now_s, 100)
-    tenant.retry_slots.make(2, world.now_s + 60.0, 1000)
+    slots = world.admission.load_shedder.slots_of(tenant_of(world.admission, "a"))
+    slots.make(1, world.now_s, 100)
+    slots.make(2, world.now_s + 60.0, 1000)
     assert world.pressure == pytest.approx(0.4)
 
 

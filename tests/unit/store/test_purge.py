@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 import structlog
@@ -348,13 +349,13 @@ async def test_log_that_could_not_be_folded_is_folded_later(
     monkeypatch.setattr(purge, "FOLD_S", 0.001)
     log = structlog.testing.LogCapture()
     database = HandDatabase(outcome, True)
-    folding = asyncio.create_task(
-        Purge(database, structlog.wrap_logger(None, processors=[log]), 30)._fold()  # type: ignore[arg-type]
-    )
+    purging = Purge(cast("Database", database), structlog.wrap_logger(None, processors=[log]), 30)
+    folding = asyncio.create_task(purging._checkpoint_wal())
     database.text_deleted.set()
     await until(lambda: database.num_folded == 2 and not database.text_deleted.is_set())
     folding.cancel()
-    assert [line["event"] for line in log.entries] == ["fold_broke"] * isinstance(outcome, ValueError)
+    events_logged = ["wal_checkpoint_failed"] if isinstance(outcome, ValueError) else []
+    assert [line["event"] for line in log.entries] == events_logged
     assert "a secret" not in repr(log.entries)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from app.errors import ReplayExpired
 from app.stream.reader import MAX_WRITE_BYTES, Reader
+from app.stream.ring import Ring
 
 HEARTBEAT = b": heartbeat\n\n"
 
@@ -18,22 +19,17 @@ class HandStream:
 
     def __init__(self) -> None:
         self.readers: set[Reader] = set()
-        self.request_id = "chatcmpl-1"
         self.frames: list[bytes] = []
         self.done = False
         self.expired = 0
 
     @property
     def last_id(self) -> int:
-        """See Followed."""
+        """See app.stream.reader."""
         return len(self.frames)
 
-    def cancel(self, reason: str) -> None:
-        """See Followed."""
-        raise AssertionError(reason)
-
     def frame_after(self, cursor: int) -> tuple[int, bytes]:
-        """See Followed."""
+        """See app.stream.reader."""
         if cursor < self.expired:
             raise ReplayExpired("gone")
         return cursor + 1, self.frames[cursor]
@@ -50,7 +46,14 @@ class HandStream:
 
     def attach(self, cursor: int = 0) -> Reader:
         """A reader that has seen the events up to there."""
-        reader = Reader(self, cursor, 0.0)
+        reader = Reader(
+            cast("Ring", self),
+            cursor,
+            0.0,
+            frame_after=self.frame_after,
+            ended=lambda: self.done,
+            on_close=self.readers.discard,
+        )
         self.readers.add(reader)
         return reader
 
@@ -89,7 +92,7 @@ class HandSink:
         self._caught_up.set()
 
 
-class Followed:
+class Following:
     """A stream, a client, and the reader between them."""
 
     def __init__(self, cursor: int = 0, frames: int = 0) -> None:
@@ -113,7 +116,7 @@ class Followed:
 
 async def test_event_goes_to_a_parked_reader_in_the_task_that_made_it():
     """Not a task switch later."""
-    followed = Followed()
+    followed = Following()
     await followed.parked()
     followed.stream.append(b"a")
     assert followed.sink.writes == [b"a"]
@@ -124,14 +127,14 @@ async def test_event_goes_to_a_parked_reader_in_the_task_that_made_it():
 
 async def test_reader_is_sent_what_it_has_not_seen_and_nothing_twice():
     """From its position on."""
-    followed = Followed(cursor=1, frames=3)
+    followed = Following(cursor=1, frames=3)
     await followed.parked()
     assert await followed.end() == b"2 3 "
 
 
 async def test_what_has_gathered_is_sent_in_one_write():
     """A client that was behind costs one system call."""
-    followed = Followed(frames=5)
+    followed = Following(frames=5)
     await followed.parked()
     assert followed.sink.writes == [b"1 2 3 4 5 "]
     await followed.end()
@@ -139,7 +142,7 @@ async def test_what_has_gathered_is_sent_in_one_write():
 
 async def test_one_write_has_so_many_bytes_at_most():
     """The rest follows when the client has had these."""
-    followed = Followed()
+    followed = Following()
     size = MAX_WRITE_BYTES // 2
     followed.stream.frames = [bytes([65 + number]) * size for number in range(5)]
     await followed.parked()
@@ -149,7 +152,7 @@ async def test_one_write_has_so_many_bytes_at_most():
 
 async def test_client_that_lags_is_waited_for_and_misses_nothing():
     """Meanwhile it stalls, which the registry looks at."""
-    followed = Followed()
+    followed = Following()
     await followed.parked()
     followed.sink.keeps_up = False
     for frame in (b"a", b"b"):
@@ -166,7 +169,7 @@ async def test_client_that_lags_is_waited_for_and_misses_nothing():
 
 async def test_woken_without_news_it_sends_a_heartbeat():
     """The connection shows that it lives."""
-    followed = Followed()
+    followed = Following()
     await followed.parked()
     followed.reader.wake()
     await asyncio.sleep(0)
@@ -176,14 +179,14 @@ async def test_woken_without_news_it_sends_a_heartbeat():
 
 async def test_end_without_news_is_no_heartbeat():
     """Nothing follows the last event."""
-    followed = Followed(frames=1)
+    followed = Following(frames=1)
     await followed.parked()
     assert await followed.end() == b"1 "
 
 
 async def test_closed_reader_leaves_the_stream():
     """It is sent nothing more, and its task ends."""
-    followed = Followed()
+    followed = Following()
     await followed.parked()
     followed.reader.close()
     followed.stream.append(b"a")
@@ -194,7 +197,7 @@ async def test_closed_reader_leaves_the_stream():
 
 async def test_client_that_leaves_while_it_is_waited_for_is_sent_nothing():
     """It had lagged."""
-    followed = Followed(frames=2)
+    followed = Following(frames=2)
     followed.sink.keeps_up = False
     while not followed.reader.stalling:
         await asyncio.sleep(0)
@@ -206,7 +209,7 @@ async def test_client_that_leaves_while_it_is_waited_for_is_sent_nothing():
 
 async def test_reader_whose_events_have_left_memory_is_told_so_in_its_own_task():
     """The generation, in whose task it is found out, goes on."""
-    followed = Followed()
+    followed = Following()
     await followed.parked()
     followed.stream.expired = 5
     followed.stream.append(b"a")
@@ -219,7 +222,7 @@ async def test_reader_that_is_not_parked_is_not_written_to():
     stream = HandStream()
     stream.attach()
     stream.append(b"a")
-    followed = Followed(frames=1)
+    followed = Following(frames=1)
     followed.stream.append(b"2 ")
     assert followed.sink.writes == []
     await followed.parked()
@@ -228,7 +231,7 @@ async def test_reader_that_is_not_parked_is_not_written_to():
 
 async def test_silence_is_counted_from_the_last_frame():
     """To within the time since it was last asked for."""
-    followed = Followed()
+    followed = Following()
     await followed.parked()
     assert followed.reader.silent_s(5.0) == 5.0
     followed.stream.append(b"a")
@@ -239,7 +242,7 @@ async def test_silence_is_counted_from_the_last_frame():
 
 async def test_reader_of_a_stream_that_has_ended_ends_with_its_last_event():
     """It does not wait."""
-    followed = Followed(frames=2)
+    followed = Following(frames=2)
     followed.stream.done = True
     await asyncio.wait_for(followed.following, 5)
     assert followed.sink.writes == [b"1 2 "]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.api.schema.aliases import respell, translated
+from app.api.schema.aliases import translated
 from app.api.schema.parameters import PARAMETERS
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest
@@ -143,15 +143,15 @@ def test_two_forms_of_an_answer_are_named_as_they_were_sent() -> None:
 def test_an_error_of_the_engine_is_respelled() -> None:
     """What the engine says of the equivalent is said of the caller's parameter, once."""
     error = BadRequest("regex: no text matches this grammar.", param="regex")
-    respell(error, {"regex": "structured_outputs"})
-    respell(error, {"regex": "structured_outputs"})
+    error.respell({"regex": "structured_outputs"})
+    error.respell({"regex": "structured_outputs"})
     assert (error.message, error.param) == (
         "structured_outputs: no text matches this grammar.",
         "structured_outputs",
     )
     other = BadRequest("temperature: too hot.", param="temperature")
-    respell(other, {"regex": "guided_regex"})
+    other.respell({"regex": "guided_regex"})
     assert other.param == "temperature"
     unnamed = BadRequest("Something is wrong.")
-    respell(unnamed, {"regex": "guided_regex"})
+    unnamed.respell({"regex": "guided_regex"})
     assert unnamed.param is None

@@ -17,6 +17,8 @@ from scripts.training.safety.obfuscate import DISGUISES, obfuscate
 from scripts.training.safety.rows import Row
 
 DISGUISED = 40
+OTHER_LANGUAGES = "written_15"
+"""The file of requests for harm in fourteen languages, which the card does not claim to find."""
 TYPED = frozenset({"leet", "typos"})
 EVERYDAY = (
     "What should I cook tonight with leeks, potatoes and half a chicken?",
@@ -45,10 +47,14 @@ def thresholds() -> Thresholds:
 
 
 def held_out(*, harmful: bool) -> list[Row]:
-    """The prompts that were never trained on, in a random order."""
-    found = [row for row in rows.own() if row.held_out and row.kind == "prompt" and row.harmful is harmful]
-    random.Random(7).shuffle(found)
-    return found
+    """The English prompts that were never trained on, in a random order."""
+    prompts = [
+        row
+        for row in rows.own()
+        if row.held_out and row.kind == "prompt" and row.harmful is harmful and row.source != OTHER_LANGUAGES
+    ]
+    random.Random(7).shuffle(prompts)
+    return prompts
 
 
 def reached(classifier: Classifier, texts: Sequence[str], threshold: float) -> float:

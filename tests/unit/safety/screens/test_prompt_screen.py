@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,30 +57,6 @@ async def test_fast_asks_the_ngrams_and_full_asks_both(screen):
     assert classifier.read_full == ["so bad", "and good"]
     assert len(classifier.threads) == 1
     assert threading.current_thread().name not in classifier.threads
-
-
-async def test_the_thread_gives_others_a_head_start_once(screen, monkeypatch):
-    """It sleeps before the first text that it reads, in the thread, for what is left of the head start."""
-    seen: list[Any] = []
-    now_s = iter([100.0, 100.01, 100.2, 100.3])
-    monkeypatch.setattr("app.safety.screens.prompt_screen.time", SimpleNamespace(
-        monotonic=lambda: next(now_s),
-        sleep=lambda s: seen.append((round(s, 3), threading.current_thread().name)),
-    ))  # fmt: skip
-    prompts = screen(WordClassifier(before=seen.append))
-    await prompts.full_verdict(say("one", "two"), POLICY, head_start_s=0.05)
-    assert seen == [(0.04, "prompt-screen_0"), "two", "one\ntwo", "one"]
-
-
-async def test_a_head_start_that_is_over_costs_nothing(screen, monkeypatch):
-    """Who waited behind others for the thread has given it already."""
-    seen: list[Any] = []
-    now_s = iter([100.0, 100.06])
-    monkeypatch.setattr("app.safety.screens.prompt_screen.time", SimpleNamespace(
-        monotonic=lambda: next(now_s), sleep=seen.append
-    ))  # fmt: skip
-    await screen(WordClassifier(before=seen.append)).full_verdict(say("one"), POLICY, head_start_s=0.05)
-    assert seen == ["one"]
 
 
 async def test_both_is_the_stricter_with_the_scores_of_full(screen):

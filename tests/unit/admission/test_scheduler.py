@@ -1,0 +1,111 @@
+"""What is in the engine: places, and until requests end as they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.admission.capacity import DecodeWindow, PrefillWindow
+from app.admission.estimates import LengthEstimate
+from app.admission.fair_queue import FairQueue, Tenant
+from app.admission.scheduler import AdmissionScheduler
+from app.admission.ticket import Ticket
+from app.core import ChatRequest, Prompt
+from tests.support.admissions import TUNING
+
+
+def scheduler(max_choices: int = 0, tpot_target_s: float = 0.0) -> AdmissionScheduler:
+    """One of an engine with much memory."""
+    made = AdmissionScheduler(
+        FairQueue(TUNING),
+        PrefillWindow(2.0, 16_384, TUNING),
+        DecodeWindow(TUNING, tpot_target_s),
+        DecodeWindow(TUNING),
+        TUNING,
+    )
+    made.restart(1_000_000)
+    made.limit_choices(max_choices)
+    return made
+
+
+def ticket(rid: str, n: int = 1, tokens: int = 100, name: str = "a", tenant: Tenant | None = None) -> Ticket:
+    """A request of a key of its own, of so many choices and tokens."""
+    request = ChatRequest(rid, name, "m", {"messages": []}, 0, n=n)
+
+    def unused(*_: Any) -> None: ...
+
+    made = Ticket(
+        tenant or Tenant(name, "standard", 1.0, TUNING),
+        request,
+        Prompt([1], tokens, None),
+        LengthEstimate((tokens - 1) // n, 0),
+        0.0,
+        step_tokens=32,
+        on_progress=unused,
+        on_release=unused,
+    )
+    made.size(tokens - made.reservation.mean, 1_000_000)
+    return made
+
+
+def test_choices_take_places() -> None:
+    """Two of two choices each leave none of four, and one that ends leaves two."""
+    places = scheduler(max_choices=4)
+    first, second = ticket("1", n=2, name="a"), ticket("2", n=2, name="b")
+    places.begin(first, 0.0)
+    places.begin(second, 0.0)
+    assert not places.fits(ticket("3", name="c"), 0.0)
+    places.end(first)
+    assert places.fits(ticket("3", n=2, name="c"), 0.0)
+    assert not places.fits(ticket("3", n=3, name="c"), 0.0)
+
+
+def test_a_part_of_the_places_is_kept_for_other_keys() -> None:
+    """An eighth of eight: a key with more than its share leaves the last one to another."""
+    places = scheduler(max_choices=8)
+    tenant = Tenant("heavy", "standard", 1.0, TUNING)
+    for number in range(7):
+        places.begin(ticket(str(number), tokens=100_000, tenant=tenant), 0.0)
+    assert not places.fits(ticket("next", tokens=100_000, tenant=tenant), 0.0)
+    assert places.fits(ticket("other", name="light"), 0.0)
+
+
+def test_one_request_always_has_a_place() -> None:
+    """Though it has more choices than the engine runs at once."""
+    assert scheduler(max_choices=2).fits(ticket("1", n=5), 0.0)
+
+
+def test_the_decode_window_takes_places_too() -> None:
+    """Eight after a start: no ninth, but of a key within its share of them."""
+    places = scheduler(tpot_target_s=0.02)
+    tenant = Tenant("a", "standard", 1.0, TUNING)
+    for number in range(8):
+        request = ticket(str(number), tenant=tenant)
+        assert places.fits(request, 0.0)
+        places.begin(request, 0.0)
+    assert not places.fits(ticket("ninth", tenant=tenant), 0.0)
+    assert places.fits(ticket("other", name="b"), 0.0)
+    places.limit_choices(8)
+    assert not places.fits(ticket("other", name="b"), 0.0)
+
+
+def test_after_a_burst_nothing_ends_for_a_while() -> None:
+    """1,000 tokens at 100 a second run for ten; a third of that on, some end."""
+    places = scheduler()
+    for number in range(10):
+        places.begin(ticket(str(number)), 50.0)
+    assert places.ends_after_s(50.0, 100.0) == 10.0
+    assert places.ends_after_s(52.0, 100.0) == 10.0 - TUNING.young_ages * 2.0
+    assert places.ends_after_s(60.0, 100.0) == 0.0
+
+
+def test_what_was_taken_back_counts_until_it_ends() -> None:
+    """Once for each request."""
+    places = scheduler()
+    request = ticket("1")
+    places.begin(request, 0.0)
+    places.reclaim("1")
+    places.reclaim("1")
+    places.reclaim("unknown")
+    assert places.reclaimed_tokens == 100
+    places.end(request)
+    assert places.reclaimed_tokens == 0

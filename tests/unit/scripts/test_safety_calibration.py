@@ -1,0 +1,96 @@
+"""Thresholds that hold for every group of ordinary prompts, and samples as the prompt screen reads them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scripts.training.safety import calibrate, loso
+from scripts.training.safety.calibrate import Scored
+from scripts.training.safety.loso import Predictions
+from scripts.training.safety.rows import Row
+
+EASY, HARD = "benign_clinc", "benign_fiction_long"
+NUM_EASY, NUM_HARD = 20_000, 1_000
+
+
+@pytest.fixture
+def scored() -> Scored:
+    """Short questions that hardly score, and stories that score higher."""
+    rng = np.random.default_rng(3)
+    count = NUM_EASY + NUM_HARD
+    logits = np.concatenate([rng.normal(-6.0, 1.0, NUM_EASY), rng.normal(-2.0, 1.0, NUM_HARD)])
+    predictions = Predictions(
+        text=np.array(["a text"] * count),
+        source=np.array([EASY] * NUM_EASY + [HARD] * NUM_HARD),
+        harmful=np.zeros(count, bool),
+        output=np.zeros(count, bool),
+        category=np.array([""] * count),
+        own=np.zeros(count, bool),
+        encoder=logits.astype(np.float32),
+        ngrams=np.zeros(count),
+        quick=logits,
+        num_chars=np.array([50] * NUM_EASY + [3_000] * NUM_HARD),
+        topics=np.zeros((count, 14), np.float32),
+        num_windows=np.ones(count, np.int64),
+    )
+    harm = calibrate.sigmoid(logits)
+    return Scored(predictions, harm, harm)
+
+
+@pytest.mark.parametrize("rate", [0.005, 0.01, 0.05])
+def test_no_group_is_above_twice_the_rate(scored: Scored, rate: float):
+    """Stories are a small part of what is sent and score higher; their rate holds all the same."""
+    (threshold,) = calibrate.thresholds(scored, scored.full, (rate,))
+    stories = scored.of.source == HARD
+    assert (scored.full[stories] >= threshold).mean() <= calibrate.GROUP_SLACK * rate + 1 / NUM_HARD
+
+
+def test_the_rate_holds_for_all_prompts_together(scored: Scored):
+    """Where no group is worse than the others."""
+    questions = scored.of.where(scored.of.source == EASY)
+    harm = scored.full[:NUM_EASY]
+    (threshold,) = calibrate.thresholds(Scored(questions, harm, harm), harm, (0.01,))
+    assert (harm >= threshold).mean() == pytest.approx(0.01, abs=0.001)
+
+
+def test_a_group_is_a_source_of_one_length_and_script(scored: Scored):
+    """Other scripts are a group of their own."""
+    texts = scored.of.text.copy()
+    texts[: NUM_EASY // 2] = "текст"
+    groups = calibrate.groups(replace(scored.of, text=texts))
+    assert set(groups) == {
+        "benign_clinc, under 200 characters",
+        "benign_clinc, under 200 characters, other scripts",
+        "benign_fiction_long, under 4,000 characters",
+    }
+    assert groups["benign_clinc, under 200 characters, other scripts"].sum() == NUM_EASY // 2
+
+
+def test_a_few_rows_are_no_group(scored: Scored):
+    """Of 299 rows a rate of 0.4% is one."""
+    few = scored.of.where(np.arange(len(scored.full)) < calibrate.GROUP_ROWS - 1)
+    assert calibrate.groups(few) == {}
+
+
+def test_thresholds_fall_as_rates_rise(scored: Scored):
+    """Whatever groups and extrapolation make of them."""
+    thresholds = calibrate.thresholds(scored, scored.full)
+    assert thresholds == sorted(thresholds, reverse=True)
+
+
+def test_a_sample_stops_at_so_many_characters_of_a_source():
+    """A file of long texts does not take hours."""
+    rows = [Row("x" * 1_000_000, harmful=False, source=HARD) for _ in range(5)]
+    assert len(loso.sample(rows, (HARD,))) == 2
+
+
+def test_prompts_of_a_chat_are_sampled_as_joined_turns_too():
+    """The prompt screen joins a chat's newest three."""
+    source = "benign_flowgpt_chat"
+    rows = [Row(f"question {i}", harmful=False, source=source) for i in range(10)]
+    chats = [row for row in loso.sample(rows, (source,)) if row.source == loso.turns_of(source)]
+    assert len(chats) == loso.NUM_CHATS
+    assert all(row.text.count("\n") == 2 and row.harmful is False for row in chats)
