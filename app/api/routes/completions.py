@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from app.api.http.answer_format import TEXT_FORMAT
 from app.api.http.auth import Caller
-from app.api.http.rate_limit_headers import STREAM_ID
-from app.api.http.sse import EventStream
 from app.api.routes.chat import ChatRoutes
 from app.api.schema.completions import parse_completion
 from app.core import ChatRequest, Engine, IdempotencyKey, RawPrompt
-from app.errors import BadRequest, ContextOverflow, ServingError, UnsupportedParameter
+from app.errors import BadRequest, ContextOverflow, UnsupportedParameter
 from app.routing.backend import Backends
 from app.routing.router import AUTO
 
@@ -29,15 +26,6 @@ class CompletionRoutes(ChatRoutes):
         """Those of ChatRoutes, and the models, whose tokenizers read the prompts of token ids."""
         super().__init__(*arguments, **named)
         self._backends = backends
-
-    async def create(self, request: Request) -> Response | EventStream:
-        """See ChatRoutes; the stages of a generation know the prompt as a message."""
-        try:
-            return await super().create(request)
-        except ServingError as error:
-            if error.param == "messages" and STREAM_ID in request.scope:
-                error.param = "prompt"
-            raise
 
     async def _parsed(
         self,
@@ -78,5 +66,4 @@ class CompletionRoutes(ChatRoutes):
         try:
             return RawPrompt(await engine.detokenize(owner, prompt), prompt)
         except BadRequest as error:
-            error.param = "prompt"
-            raise
+            raise BadRequest(error.message, param="prompt") from None

@@ -102,8 +102,7 @@ class TokenRoutes:
         try:
             return [await engine.detokenize(owner, ids, skip_special_tokens=skip) for ids in sent.tokens]
         except BadRequest as error:
-            error.param = "tokens"
-            raise
+            raise BadRequest(error.message, param="tokens") from None
 
 
 def _json(body: dict[str, Any]) -> Response:

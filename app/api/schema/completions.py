@@ -103,7 +103,12 @@ def parse_completion(
         raise UnsupportedParameter("stream: has a single prompt; send a request for each.", param="stream")
     if len(prompts) > 1 and idempotency is not None:
         raise BadRequest("Idempotency-Key needs a single prompt.", param="Idempotency-Key")
-    return CompletionRequest(prompts, replace(template, max_tokens=template.max_tokens or DEFAULT_MAX_TOKENS))
+    named = replace(
+        template,
+        max_tokens=template.max_tokens or DEFAULT_MAX_TOKENS,
+        spelled={**template.spelled, "messages": "prompt"},
+    )
+    return CompletionRequest(prompts, named)
 
 
 def _check(name: str, value: Any) -> None:
