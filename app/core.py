@@ -110,6 +110,19 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class RawPrompt:
+    """A prompt that the model reads as it is, without a chat template.
+
+    `token_ids` are the caller's, and `text` is what they decode to. Where they are None, the engine makes
+    them of `text`, with the special tokens that its tokenizer adds. `preface` is the operator's, in front.
+    """
+
+    text: str
+    token_ids: Sequence[int] | None = None
+    preface: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A validated chat completion request.
 
@@ -123,6 +136,9 @@ class ChatRequest:
     is not has neither. Its messages hang below `parent_id`.
     `past` are runs of token ids, oldest first: each a past turn's prompt after the run before
     it, and its answer. Where the rendered text begins with theirs, the engine takes them over.
+
+    A request with a `raw` prompt has that prompt's text as the only message in `body`, a user's, for all
+    stages that read text; the engine renders `raw` in the message's place.
     """
 
     request_id: str
@@ -142,6 +158,7 @@ class ChatRequest:
     parent_id: str | None = None
     new_conversation: bool = False
     past: Sequence[Sequence[int]] = ()
+    raw: RawPrompt | None = None
     strict: bool = False
     """Whether a parameter that would have no effect is refused."""
     spelled: Mapping[str, str] = field(default_factory=dict)
@@ -308,6 +325,16 @@ class Engine(Protocol):
 
         For estimates before a request is rendered. Called once, in a thread, after `start()`.
         """
+        ...
+
+    async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """The token ids of a text, however long it is; callers take turns by owner."""
+        ...
+
+    async def detokenize(
+        self, owner: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
+    ) -> str:
+        """The text of token ids. Raises BadRequest for an id that is not in the vocabulary."""
         ...
 
     async def render(self, request: ChatRequest) -> Prompt:

@@ -196,3 +196,14 @@ def build_guard(settings: Settings, engine: Engine, counters: SafetyCounters) ->
     """The guard tier over the engine of `build_guard_engine`, once that has started."""
     guard = Guard(engine, format_of(settings.safety_guard_model))
     return GuardTier(guard, counters, fail_open=settings.safety_fail_open)
+
+
+def model_path(settings: Settings) -> str | None:
+    """The path or hub id of the main model's tokenizer, where it has one that this process knows."""
+    if settings.engine == "scripted":
+        return None
+    if settings.engine == "remote":
+        return settings.remote_tokenizer or None
+    from app.engine.sglang.args import SGLangOptions
+
+    return SGLangOptions(model=settings.model).model_path

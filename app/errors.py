@@ -45,8 +45,7 @@ CODES: Mapping[str, Code] = {
     "unsupported_content": Code(400, "The model cannot read a content part, for example an image."),
     "images_refused": Code(400, "The safety policy refuses images, which no screen reads."),
     "grammar_too_slow": Code(
-        400,
-        "The grammar costs more time than one request may take; the message says how much.",
+        400, "The grammar takes more time than a request may; the message says how much."
     ),
     "content_filter": Code(
         400,
@@ -66,9 +65,7 @@ CODES: Mapping[str, Code] = {
     "forbidden": Code(
         403, "The route needs an admin key. In open mode: the request did not come from this machine."
     ),
-    "grammar_forbidden": Code(
-        403, "The key may use JSON schemas and tools only: no `regex`, `ebnf` or structural tag."
-    ),
+    "grammar_forbidden": Code(403, "The key may use JSON schemas and tools, and no other grammar."),
     "not_found": Code(404, "The object does not exist, or is not yours."),
     "model_not_found": Code(404, "No model of that name is served, or the key may not use it."),
     "key_not_found": Code(404, "There is no key of that id."),
@@ -105,16 +102,10 @@ CODES: Mapping[str, Code] = {
     "engine_overloaded": Code(503, "The engine has no room for the request."),
     "overloaded": Code(503, "The server is full, and the request would wait for too long."),
     "queue_timeout": Code(503, "The request waited as long as its key's tier may."),
-    "too_many_bodies": Code(
-        503, "Request bodies take all of `body_memory_bytes`, or more than this caller's part of it."
-    ),
+    "too_many_bodies": Code(503, "Request bodies fill `body_memory_bytes`, or this caller's part of it."),
     "too_many_streams": Code(503, "`max_live_streams` generations are running."),
-    "storage_unavailable": Code(
-        503, "The store cannot be written or read now: disk full, locked, or broken."
-    ),
-    "safety_unavailable": Code(
-        503, "A safety check failed or took too long, so the request was not answered; send it again."
-    ),
+    "storage_unavailable": Code(503, "The store cannot be read or written: disk full, locked, or broken."),
+    "safety_unavailable": Code(503, "A safety check failed or took too long; send the request again."),
     "draining": Code(503, "The server is stopping."),
 }
 """Every code a caller can meet. Codes are stable: one may be added, none changes its meaning."""

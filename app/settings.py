@@ -73,6 +73,7 @@ class Settings:
     purge_after_days: int = _setting(
         30, "days until a deleted conversation is purged; until then it can be restored", minimum=0
     )
+    cors_origins: str = _setting("", "origins of web pages that may use the API, commas between; `*` is any")
     api_key: str = _setting(
         "",
         "an admin API key beside the stored ones; as a flag, every user of the machine can read it",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -9,26 +11,31 @@ from starlette.types import ASGIApp
 from app.api.http.auth import Gatekeeper
 from app.api.http.bodies import BodyMemory, BodyReader
 from app.api.http.body_budget import BodyBudget
+from app.api.http.cors import with_cors
 from app.api.http.errors import ErrorMiddleware, ErrorResponses
+from app.api.http.paths import TrailingSlash
 from app.api.http.rate_limit_headers import LimitHeaders
 from app.api.http.reading import Handler, ReadBounds
 from app.api.routes.abuse import AbuseRoutes
 from app.api.routes.admin import AdminKeyRoutes
 from app.api.routes.chat import ChatRoutes
+from app.api.routes.completions import CompletionRoutes
 from app.api.routes.conversations import ConversationRoutes
+from app.api.routes.info import InfoRoutes
 from app.api.routes.metrics import MetricsRoutes
 from app.api.routes.model_selection import ModelSelector
 from app.api.routes.moderations import ModerationRoutes
 from app.api.routes.prefixes import PrefixRoutes
 from app.api.routes.safety import SafetyRoutes
 from app.api.routes.service import ServiceRoutes
+from app.api.routes.tokens import TokenRoutes
 from app.api.routes.usage import UsageRoutes
-from app.api.schema.openapi import openapi
+from app.api.schema.openapi import HEALTH_PATHS, MODEL_INFO_PATHS, SERVER_INFO_PATHS, openapi
 from app.runtime import ONE_PIECE, Runtime
 
 
 def build_app(runtime: Runtime) -> ASGIApp:
-    """The application over an open runtime."""
+    """The application over an open runtime. Raises SettingsError."""
     gatekeeper = Gatekeeper(runtime.keys, runtime.settings.api_key, runtime.settings.host)
     bodies = BodyReader(
         runtime.backends,
@@ -38,7 +45,16 @@ def build_app(runtime: Runtime) -> ASGIApp:
     database, reads = runtime.database, runtime.reads
     abuse = AbuseRoutes(runtime.abuse, gatekeeper)
     admin = AdminKeyRoutes(database, runtime.keys, bodies, gatekeeper)
-    chat = _chat(runtime, bodies, gatekeeper)
+    chat, completions = _generations(runtime, bodies, gatekeeper)
+    info = InfoRoutes(runtime.settings, runtime.backends, gatekeeper, check_ready=runtime.check_ready)
+    tokens = TokenRoutes(
+        runtime.backends,
+        runtime.limiter,
+        bodies,
+        gatekeeper,
+        check_ready=runtime.check_ready,
+        check_model=runtime.check_model,
+    )
     conversations = ConversationRoutes(database, runtime.streams, reads, bodies, gatekeeper=gatekeeper)
     metrics = MetricsRoutes(runtime, gatekeeper)
     moderations = ModerationRoutes(runtime.moderator, runtime.limiter, bodies, gatekeeper)
@@ -52,7 +68,8 @@ def build_app(runtime: Runtime) -> ASGIApp:
     routes = [
         route("/openapi.json", openapi, "GET"),
         route("/healthz", service.healthz, "GET"),
-        route("/readyz", service.readyz, "GET"),
+        *(route(path, service.readyz, "GET") for path in HEALTH_PATHS),
+        route("/version", service.version, "GET"),
         route("/metrics", metrics.metrics, "GET"),
         route("/api/models", bounds.paced(service.models), "GET"),
         route("/api/usage", bounds.in_turn(usage.usage), "GET"),
@@ -74,37 +91,61 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route("/api/admin/abuse", bounds.in_turn(abuse.list), "GET"),
         route("/api/moderations", moderations.create, "POST"),
         route("/v1/moderations", moderations.create, "POST"),
+        *_token_routes(tokens, bounds),
+        *_info_routes(info, bounds),
         route("/v1/models", bounds.paced(service.models_openai), "GET"),
         route("/v1/models/{id:path}", bounds.paced(service.model_openai), "GET"),
         *_chat_routes(chat),
+        *_completion_routes(completions),
     ]
     app = Starlette(routes=routes, exception_handlers=ErrorResponses(runtime.log).handlers())
-    app.router.redirect_slashes = False  # a redirect is built from the Host header, and drops bodies
+    app.router.redirect_slashes = False
     budget = BodyBudget(runtime.settings.body_memory_bytes)
-    return ErrorMiddleware(BodyMemory(LimitHeaders(app, runtime.limiter), budget), runtime.log)
+    layers = BodyMemory(LimitHeaders(TrailingSlash(app), runtime.limiter), budget)
+    return with_cors(ErrorMiddleware(layers, runtime.log), runtime.settings.cors_origins)
 
 
-def _chat(runtime: Runtime, bodies: BodyReader, gatekeeper: Gatekeeper) -> ChatRoutes:
+def _generations(
+    runtime: Runtime, bodies: BodyReader, gatekeeper: Gatekeeper
+) -> tuple[ChatRoutes, CompletionRoutes]:
     settings, limiter = runtime.settings, runtime.limiter
     selector = ModelSelector(
         runtime.backends, runtime.router, runtime.degrade, runtime.database, count_text=limiter.count_text
     )
-    return ChatRoutes(
-        settings,
-        gatekeeper,
-        bodies=bodies,
-        selector=selector,
-        pipeline=runtime.pipeline,
-        streams=runtime.streams,
-        archive=runtime.archive,
-        limiter=limiter,
-        reads=runtime.reads,
-        budgets=runtime.budgets,
-        addresses=runtime.abuse.addresses,
-        check_ready=runtime.check_ready,
-        check_model=runtime.check_model,
-        whole_bytes=ONE_PIECE * settings.stream_bytes,
-    )
+    shared: dict[str, Any] = {
+        "bodies": bodies,
+        "selector": selector,
+        "pipeline": runtime.pipeline,
+        "streams": runtime.streams,
+        "archive": runtime.archive,
+        "limiter": limiter,
+        "reads": runtime.reads,
+        "budgets": runtime.budgets,
+        "addresses": runtime.abuse.addresses,
+        "check_ready": runtime.check_ready,
+        "check_model": runtime.check_model,
+        "whole_bytes": ONE_PIECE * settings.stream_bytes,
+    }
+    completions = CompletionRoutes(settings, gatekeeper, backends=runtime.backends, **shared)
+    return ChatRoutes(settings, gatekeeper, **shared), completions
+
+
+def _token_routes(tokens: TokenRoutes, bounds: ReadBounds) -> list[Route]:
+    """Under both paths that SGLang has; vLLM has the first."""
+    return [
+        route(prefix + path, bounds.paced(handler), "POST")
+        for prefix in ("", "/v1")
+        for path, handler in (("/tokenize", tokens.tokenize), ("/detokenize", tokens.detokenize))
+    ]
+
+
+def _info_routes(info: InfoRoutes, bounds: ReadBounds) -> list[Route]:
+    """Under SGLang's names, the older ones too."""
+    return [
+        route(path, bounds.paced(handler), "GET")
+        for paths, handler in ((MODEL_INFO_PATHS, info.model_info), (SERVER_INFO_PATHS, info.server_info))
+        for path in paths
+    ]
 
 
 def _chat_routes(chat: ChatRoutes) -> list[Route]:
@@ -120,6 +161,16 @@ def _chat_routes(chat: ChatRoutes) -> list[Route]:
         route("/v1" + by_id, chat.retrieve, "GET"),
         route("/v1" + by_id, chat.delete, "DELETE"),
         route("/v1" + by_id + "/cancel", chat.cancel, "POST"),
+    ]
+
+
+def _completion_routes(completions: CompletionRoutes) -> list[Route]:
+    by_id = "/v1/completions/{id}"
+    return [
+        route("/v1/completions", completions.create, "POST"),
+        route(by_id, completions.retrieve, "GET"),
+        route(by_id, completions.delete, "DELETE"),
+        route(by_id + "/cancel", completions.cancel, "POST"),
     ]
 
 

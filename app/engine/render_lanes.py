@@ -30,6 +30,8 @@ MAX_LONG_WORKERS = 4
 """Each takes a core while it tokenizes, and between that Python's lock from the event loop."""
 NODE_BYTES = 32
 """The cost of validating an array, an object or a scalar, as bytes of text."""
+UTF8_BYTES = 3
+"""Bytes of a character of text, but for the rare ones that have four."""
 MAKES_LONG = frozenset({"tools", "response_format", "regex", "ebnf"})
 """Checking a schema takes 20 us a byte, compiling a grammar longer."""
 
@@ -46,6 +48,11 @@ class RenderLanes:
         """`convert(request)`, in its turn. Raises what that does, EngineNotReady once they are closed."""
         lane = self._short if is_short(request) else self._long
         return await lane.run(request.owner, convert, request)
+
+    async def run_sized(self, owner: str, size_bytes: int, function: Callable[[], T]) -> T:
+        """`function()` over so many bytes of text, in the owner's turn. Raises as `run` does."""
+        lane = self._short if size_bytes <= SHORT_BYTES else self._long
+        return await lane.run(owner, function)
 
     def close(self) -> None:
         """Start nothing more; what runs goes on."""
@@ -118,7 +125,7 @@ def is_short(request: ChatRequest) -> bool:
         value = values.pop()
         room -= NODE_BYTES
         if isinstance(value, str):
-            room -= len(value) if value.isascii() else 3 * len(value)
+            room -= len(value) if value.isascii() else UTF8_BYTES * len(value)
         elif isinstance(value, dict):
             if value.get("type", "text") != "text" and "role" not in value:
                 return False

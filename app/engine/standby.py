@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from app.core import ChatRequest, Delta, Engine, EngineLoad, Health, ModelCard, Prompt
 from app.engine.restart import Backoff, restart_with_backoff
@@ -66,6 +66,16 @@ class SupervisedEngine:
     def tokenizer_json(self) -> str | None:
         """See Engine.tokenizer_json."""
         return self._present().tokenizer_json()
+
+    async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """See Engine.tokenize."""
+        return await self._present().tokenize(owner, text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(
+        self, owner: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
+    ) -> str:
+        """See Engine.detokenize."""
+        return await self._present().detokenize(owner, token_ids, skip_special_tokens=skip_special_tokens)
 
     async def render(self, request: ChatRequest) -> Prompt:
         """See Engine.render."""

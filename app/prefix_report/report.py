@@ -87,8 +87,10 @@ class PrefixReport:
         """A request's cached tokens are known: judge them. Never raises.
 
         `counts` are as billed, `request` has its history, `asked_s` is when the engine was asked, on the
-        monotonic clock: what came into the cache later is not expected.
+        monotonic clock: what came into the cache later is not expected. A raw prompt has no system prompt.
         """
+        if request.raw is not None:
+            return
         try:
             self._saw(
                 request,

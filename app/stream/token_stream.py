@@ -194,7 +194,7 @@ class TokenStream:
 
     def _finish(self) -> None:
         # The prompt has done its work: a retained stream must not hold it.
-        self.request = dataclasses.replace(self.request, body={})
+        self.request = dataclasses.replace(self.request, body={}, raw=None)
         self.finished_at_s = self._now_s()
         self._done.set_result(None)
         self._wake()

@@ -8,9 +8,9 @@ import dataclasses
 import pytest
 
 from app.core import Engine, Health
-from app.errors import ContextOverflow
+from app.errors import BadRequest, ContextOverflow
 from app.metering.estimate import text_counter
-from tests.support.engines import ask, chat, fresh_rid, next_turn
+from tests.support.engines import ask, chat, fresh_rid, next_turn, raw
 
 # SGLang's imports warn; what our own code warns of would be an error in the other tests.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -34,6 +34,49 @@ async def test_the_tokenizer_counts_prompts_before_they_are_rendered(engine: Eng
     short, long = [len((await engine.render(chat(words * n))).token_ids) for n in (1, 41)]
     if exact:
         assert long - short == count(words * 41) - count(words)
+
+
+async def test_a_text_is_tokenized_and_made_again(engine: Engine) -> None:
+    """Ids become the text that they were made of, of any length; an id beyond the vocabulary is refused."""
+    short = "Once upon a time there was a ring"
+    long = " ".join([short] * 2000)
+    for text in (short, long):
+        token_ids = await engine.tokenize("owner", text, add_special_tokens=False)
+        assert await engine.detokenize("owner", token_ids) == text
+    assert list(await engine.tokenize("owner", "", add_special_tokens=False)) == []
+    for token_id in (-1, 10**9):
+        with pytest.raises(BadRequest):
+            await engine.detokenize("owner", [1, token_id])
+
+
+async def test_a_raw_prompt_is_read_as_it_is(engine: Engine) -> None:
+    """No template is applied to text or ids, and the answer to both is the same."""
+    text = "Once upon a time there was a ring"
+    token_ids = list(await engine.tokenize("owner", text, add_special_tokens=True))
+    as_text = await ask(engine, raw(text, temperature=0, max_tokens=12))
+    as_ids = await ask(engine, raw(text, token_ids, temperature=0, max_tokens=12))
+    assert list(as_text.prompt.token_ids) == list(as_ids.prompt.token_ids) == token_ids
+    assert as_text.token_ids() == as_ids.token_ids() != []
+    assert {delta.channel for delta in as_text.deltas} == {"text"}
+    assert as_text.counts().prompt_tokens == len(token_ids)
+
+
+async def test_a_preface_stands_before_a_raw_prompt(engine: Engine) -> None:
+    """The operator's text comes first; the caller's ids stay as they are."""
+    preface = list(await engine.tokenize("owner", "Be kind.\n\n", add_special_tokens=True))
+    prompt = await engine.render(raw("one two", [5, 6, 7], preface="Be kind.\n\n"))
+    assert list(prompt.token_ids) == [*preface, 5, 6, 7]
+
+
+async def test_a_raw_prompt_that_cannot_be_is_refused(engine: Engine) -> None:
+    """An id beyond the vocabulary, more ids than the context, and a text that is too long."""
+    room = engine.model.context_length
+    for request in (raw("x", [10**9]), raw("x", [-1])):
+        with pytest.raises(BadRequest):
+            await engine.render(request)
+    for request in (raw("x", [5] * (room + 1)), raw("ring token " * room)):
+        with pytest.raises(ContextOverflow):
+            await engine.render(request)
 
 
 async def test_counts_are_exact_and_cumulative(engine: Engine) -> None:

@@ -152,7 +152,7 @@ PARAMS = [
 
 ROUTES = [
     Bad("unknown route", 404, "route_not_found", method="GET", path="/v1/embeddings"),
-    Bad("slash at the end", 404, "route_not_found", body=body(), path=CHAT + "/"),
+    Bad("two slashes at the end", 404, "route_not_found", body=body(), path=CHAT + "//"),
     Bad("wrong method", 405, "method_not_allowed", method="GET", path=CHAT),
     Bad("OPTIONS", 405, "method_not_allowed", method="OPTIONS", path=CHAT),
     Bad("PATCH on a stream", 405, "method_not_allowed", method="PATCH", path=CHAT + "/x"),

@@ -43,11 +43,13 @@ CURL: Mapping[str, Mapping[str, int]] = {
         "# About Tokenring": 1,
         '"deleted":true': 1,
     },
+    "completions": {'"object":"text_completion"': 1, '"completion_tokens":12': 1},
     "service-routes": {
         '"flagged":': 2 + 2,
         '"type":"moderation_results"': 2,
         '"object":"usage"': 2,
         '"status":"': 2,
+        '"max_model_len":': 3,
         "# TYPE tokenring_": 20,
     },
     "admin-api": {
@@ -127,7 +129,17 @@ async def test_the_curl_examples_work_in_their_order(page: str, serve: Serve, tm
 @pytest.mark.sglang
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize(
-    "page", ["../README", "quick-start", "api", "conversations", "parameters", "resume", "service-routes"]
+    "page",
+    [
+        "../README",
+        "quick-start",
+        "api",
+        "completions",
+        "conversations",
+        "parameters",
+        "resume",
+        "service-routes",
+    ],
 )
 async def test_the_built_in_model_refuses_no_curl_example(
     page: str, sglang_server: ServerProcess, tmp_path: Path

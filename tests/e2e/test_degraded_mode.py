@@ -155,6 +155,20 @@ async def test_short_then_small_then_refused_and_back(pressed: Pressed) -> None:
     assert pressed.steps == ["short", "small", "refuse", "small", "short", "normal"]
 
 
+async def test_token_ids_stay_with_the_model_of_their_vocabulary(serve: Serve) -> None:
+    """A prompt of text may go to the small model; one of ids is answered by its own, and shorter."""
+    served = await serve(Script(tokens=1000), small_model="scripted:tokens=1000", degrade_short_tokens=50)
+    await until(lambda: served.runtime.backends.small and served.runtime.backends.small.ready)
+    for prompt, model in (("one two", SMALL), ([1, 2], "scripted")):
+        go_to(served.runtime, Step.SMALL)
+        body = {"model": "scripted", "prompt": prompt, "max_tokens": 100}
+        answer = await served.call("POST", "/v1/completions", body)
+        assert (answer.headers["x-served-model"], answer.json()["model"]) == (model, model)
+        assert answer.json()["usage"]["completion_tokens"] == 50
+    auto = await served.call("POST", "/v1/completions", {"model": "auto", "prompt": [1, 2]})
+    assert auto.refusal() == (400, "unsupported_parameter", "prompt")
+
+
 async def test_what_the_mode_leaves_alone(pressed: Pressed) -> None:
     """Requests to the small model, and answers short enough by themselves."""
     go_to(pressed.served.runtime, Step.SHORT)

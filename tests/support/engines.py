@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from app.core import ChatRequest, Counts, Delta, Engine, Prompt
+from app.core import ChatRequest, Counts, Delta, Engine, Prompt, RawPrompt
 
 _numbers = itertools.count(1)
 
@@ -26,6 +27,12 @@ def chat(content: Any = "How do I resume a stream?", **body: Any) -> ChatRequest
     request = {"messages": messages, **body}
     made = ChatRequest(fresh_rid(), "owner", "model", request, 0, n, max_tokens, logprobs=logprobs, past=past)
     return made.placed(cache_salt=salt)
+
+
+def raw(text: str, token_ids: list[int] | None = None, **body: Any) -> ChatRequest:
+    """A request of a prompt without a template."""
+    preface = body.pop("preface", "")
+    return dataclasses.replace(chat(text, **body), raw=RawPrompt(text, token_ids, preface))
 
 
 @dataclass

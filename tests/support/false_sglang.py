@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import orjson
@@ -149,6 +149,14 @@ class PlainModel:
 
     async def check_grammar(self, owner: str, prompt: Prompt) -> None:
         """It knows no grammars."""
+
+    def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        del add_special_tokens
+        return [len(word) for word in text.split()]
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        del skip_special_tokens
+        return " ".join("x" * token_id for token_id in token_ids)
 
     def render(self, request: ChatRequest) -> Prompt:
         return Prompt([1, 2, 3], TOKENS, request.n)

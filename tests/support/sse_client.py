@@ -335,7 +335,7 @@ class Transcript:
         if "error" in chunk:
             self.errors.append(chunk["error"])
             return
-        assert chunk["object"] == "chat.completion.chunk"
+        assert chunk["object"] in ("chat.completion.chunk", "text_completion")
         assert self.stream_id in (None, chunk["id"])
         self.stream_id = chunk["id"]
         self.usage = chunk.get("usage") or self.usage
@@ -343,7 +343,8 @@ class Transcript:
             self._add_choice(choice)
 
     def _add_choice(self, choice: Mapping[str, Any]) -> None:
-        index, delta = choice["index"], choice["delta"]
+        index = choice["index"]
+        delta = {"content": choice["text"]} if "text" in choice else choice["delta"]
         for channel, key in (("text", "content"), ("reasoning", "reasoning_content")):
             if key in delta:
                 self._append((index, channel), delta[key])
@@ -425,6 +426,7 @@ async def open_stream(
     after: int | None = None,
     headers: Mapping[str, str] | None = None,
     receive_buffer_bytes: int | None = None,
+    path: str = "/api/chat/completions",
 ) -> Stream:
     """POST `body`, or attach to `stream_id`; returns once the headers are there, which are a 200's."""
     connection = await Connection.to(port, receive_buffer_bytes=receive_buffer_bytes)
@@ -432,9 +434,9 @@ async def open_stream(
     if after is not None:
         sent["last-event-id"] = str(after)
     if stream_id is None:
-        await connection.request("POST", "/api/chat/completions", body, sent)
+        await connection.request("POST", path, body, sent)
     else:
-        await connection.request("GET", f"/api/chat/completions/{stream_id}", None, sent)
+        await connection.request("GET", f"{path}/{stream_id}", None, sent)
     head = await connection.head()
     if head.status != 200:
         body_bytes = b"".join([p async for p in connection.pieces(head)])

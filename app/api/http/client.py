@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from app.errors import BadRequest, BodyTooLarge
+
+T = TypeVar("T")
 
 
 class Client:
@@ -60,6 +63,20 @@ class Client:
         elif self._watch is None:
             self._watch = asyncio.create_task(self._until_gone())
 
+    async def while_here(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which is cancelled when the client leaves. Raises ClientDisconnect."""
+        task = asyncio.create_task(work)
+        self.on_gone(lambda: _cancel(task))
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self.gone:
+                raise ClientDisconnect from None
+            raise
+        finally:
+            task.cancel()
+            self.stop()
+
     def stop(self) -> None:
         """Stop watching, and drop all references, so that no cycle is left to the garbage collector."""
         if self._watch is not None:
@@ -72,6 +89,10 @@ class Client:
         self.gone = True
         if self._callback is not None:
             self._callback()
+
+
+def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
 
 
 def _too_large(limit_bytes: int) -> BodyTooLarge:

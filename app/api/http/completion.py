@@ -34,15 +34,18 @@ def completion(stream: TokenStream) -> dict[str, Any]:
 
 
 def _choice(index: int, answer: ChoiceMessage, parts: Mapping[TextTrack, TextRun]) -> dict[str, Any]:
+    entries = logprob_entries(index, parts)
     return {
         "index": index,
         "message": {"reasoning_content": None, **answer.message},
-        "logprobs": _logprobs(index, parts),
+        "logprobs": {"content": entries} if entries else None,
         "finish_reason": answer.finish_reason,
         "matched_stop": answer.matched_stop,
     }
 
 
-def _logprobs(index: int, parts: Mapping[TextTrack, TextRun]) -> dict[str, Any] | None:
+def logprob_entries(index: int, parts: Mapping[TextTrack, TextRun]) -> list[dict[str, Any]]:
+    """The entries of OpenAI's `logprobs.content` of a choice; none where they were not asked for."""
     entries = b",".join(p.logprobs for lane, p in parts.items() if lane.choice == index and p.logprobs)
-    return {"content": orjson.loads(b"[" + entries + b"]")} if entries else None
+    content: list[dict[str, Any]] = orjson.loads(b"[" + entries + b"]")
+    return content

@@ -17,6 +17,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from app.api.http.client import Client
+from app.api.http.plain_events import PlainSink
 from app.core import ChatRequest
 from app.errors import ReplayExpired
 from app.stream.reader import FrameSink, Reader
@@ -43,10 +44,12 @@ _FIELD = {"text": b'"content"', "reasoning": b'"reasoning_content"'}
 class ChunkWire:
     """Writes the events of one stream as `chat.completion.chunk` frames."""
 
+    OBJECT = "chat.completion.chunk"
+
     def __init__(self, request: ChatRequest) -> None:
         head = {
             "id": request.request_id,
-            "object": "chat.completion.chunk",
+            "object": self.OBJECT,
             "created": request.created_at_unix_s,
             "model": request.model,
         }
@@ -83,12 +86,25 @@ class ChunkWire:
         by_choice: dict[int, list[TextRun]] = {}
         for run in parts:
             by_choice.setdefault(run.lane.choice, []).append(run)
-        choices = b",".join(_choice(choice, lanes) for choice, lanes in by_choice.items())
+        choices = b",".join(self._choice(choice, lanes) for choice, lanes in by_choice.items())
         tail = self._tail
         counts = parts[-1].counts  # of all choices, at the frame's last event
         if counts is not None:
             tail = b'],"usage":%b}\n\n' % orjson.dumps(usage_of({0: counts}))
         return b"id: %d\ndata: %b%b%b" % (last_id, self._head, choices, tail)
+
+    def _choice(self, choice: int, parts: Sequence[TextRun]) -> bytes:
+        fields = [_field(p.lane) + p.text + b'"' for p in parts if p.lane.channel != "tool"]
+        calls = [
+            b'{"index":%d,"function":{"arguments":"%b"}}' % (p.lane.tool_index, p.text)
+            for p in parts
+            if p.lane.channel == "tool"
+        ]
+        if calls:
+            fields.append(b'"tool_calls":[' + b",".join(calls) + b"]")
+        entries = b",".join(p.logprobs for p in parts if p.logprobs)
+        logprobs = b',"logprobs":{"content":[' + entries + b"]}" if entries else b""
+        return b'{"index":%d,"delta":{%b}%b,"finish_reason":null}' % (choice, b",".join(fields), logprobs)
 
     def special(self, event_id: int, event: ControlEvent) -> bytes:
         """See app.stream.token_stream.Wire."""
@@ -141,28 +157,21 @@ def _field(lane: TextTrack) -> bytes:
     return _FIELD[lane.channel] + b':"'
 
 
-def _choice(choice: int, parts: Sequence[TextRun]) -> bytes:
-    fields = [_field(p.lane) + p.text + b'"' for p in parts if p.lane.channel != "tool"]
-    calls = [
-        b'{"index":%d,"function":{"arguments":"%b"}}' % (p.lane.tool_index, p.text)
-        for p in parts
-        if p.lane.channel == "tool"
-    ]
-    if calls:
-        fields.append(b'"tool_calls":[' + b",".join(calls) + b"]")
-    entries = b",".join(p.logprobs for p in parts if p.logprobs)
-    logprobs = b',"logprobs":{"content":[' + entries + b"]}" if entries else b""
-    return b'{"index":%d,"delta":{%b}%b,"finish_reason":null}' % (choice, b",".join(fields), logprobs)
-
-
 class EventStream:
     """An ASGI response that follows a reader to the end of its stream."""
 
     def __init__(
-        self, reader: Reader, client: Client, headers: Mapping[str, str], on_end: Callable[[], None]
+        self,
+        reader: Reader,
+        client: Client,
+        headers: Mapping[str, str],
+        *,
+        on_end: Callable[[], None],
+        plain: bool = False,
     ) -> None:
-        """`on_end` is called once, when the response is over."""
+        """`on_end` is called once, when the response is over. A `plain` response has no event ids."""
         self._reader = reader
+        self._plain = plain
         self._on_end = on_end
         self._client = client
         self._headers = {
@@ -177,6 +186,8 @@ class EventStream:
         """Send the stream; returns when it ends or the client leaves."""
         reader = self._reader
         outlet: FrameSink = scope["extensions"][CONNECTION]
+        if self._plain:
+            outlet = PlainSink(outlet)
         self._client.on_gone(reader.close)
         headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()]
         try:

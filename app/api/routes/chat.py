@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from app.api.http.answer_format import CHAT_FORMAT
 from app.api.http.auth import Caller, Gatekeeper
 from app.api.http.bodies import BodyReader
 from app.api.http.client import Client
-from app.api.http.completion import completion
 from app.api.http.errors import RESPONSE_HEADERS
-from app.api.http.json_body import fingerprint
+from app.api.http.plain_events import wants_plain
 from app.api.http.rate_limit_headers import STREAM_ID
-from app.api.http.sse import CONNECTION, ChunkWire, EventStream
+from app.api.http.sse import CONNECTION, EventStream
+from app.api.http.stream_headers import check_fresh, idempotency_key, last_event_id, stream_headers
 from app.api.routes.model_selection import ModelSelector, RoutingHeaders
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest, IdempotencyKey, Key
 from app.errors import (
-    BadRequest,
     Forbidden,
     NotFound,
     Overloaded,
-    ReplayPositionUnknown,
     ServingError,
     Unavailable,
 )
@@ -43,6 +42,8 @@ from app.stream.token_stream import TokenStream
 
 class ChatRoutes:
     """Handlers of `/api/chat/completions` and `/v1/chat/completions`."""
+
+    format = CHAT_FORMAT
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class ChatRoutes:
         client = Client(request.receive)
         patient = "idempotency-key" in request.headers
         try:
-            stream, streaming = await self._stream_of(request, client, caller, lease)
+            stream, streaming, others = await self._stream_of(request, client, caller, lease)
         except Unavailable:
             lease.withdraw()
             raise
@@ -104,8 +105,9 @@ class ChatRoutes:
         )
         try:
             if streaming:
-                return await self._follow(_last_event_id(request), client, stream, patient=patient)
-            return await self._answer(client, stream, patient=patient)
+                return await self._follow(request, client, stream, patient=patient)
+            streams = await self._begin_others(caller, stream, others)
+            return await self._answer(client, streams, patient=patient)
         except Overloaded:
             request.scope[RESPONSE_HEADERS] = {
                 **stream.request.placement.response_headers,
@@ -136,8 +138,8 @@ class ChatRoutes:
 
     async def _stream_of(
         self, request: Request, client: Client, caller: Caller, lease: Lease
-    ) -> tuple[TokenStream, bool]:
-        """The stream that answers the request, and whether it is to be sent as one.
+    ) -> tuple[TokenStream, bool, Sequence[ChatRequest]]:
+        """The stream that answers the request, whether it is to be sent as one, and its other prompts.
 
         The lease is withdrawn where the stream was there already, and is the generation's where it was not.
         """
@@ -145,35 +147,55 @@ class ChatRoutes:
         raw = await self._bodies.read(request, client, owner, self._bodies.limit_bytes)
         socket_wait_s = request.scope["extensions"][CONNECTION].unread_s()
         wishes = RoutingHeaders.of(request)
-        key, after = await _idempotency_key(request, raw), _last_event_id(request)
+        wants_plain(request)  # a wrong value is refused now, before anything is begun
+        key, after = await idempotency_key(request, raw), last_event_id(request)
         # Before the body is parsed: who was let in uncharged for a known key may send no other one under it.
         made = None if key is None else await self._made_before(owner, key, after)
         body = self._selector.with_model(await self._bodies.parse(request, raw))
         del raw
-        # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
-        store = request.url.path.startswith("/api/")
-        chat = parse_chat_request(
-            body,
-            new_request_id(),
-            owner,
-            store=store,
-            strict=self._settings.strict_parameters,
-            idempotency=key,
-            socket_wait_s=socket_wait_s,
-        )
-        self._check_model(chat.model, caller.models)
-        self._check_grammars(caller, chat)
-        chat = with_priority_and_salt(chat, caller.key, isolated=self._settings.isolation == "owner")
+        isolated = self._settings.isolation == "owner"
+        chats = [
+            with_priority_and_salt(chat, caller.key, isolated=isolated)
+            for chat in await self._parsed(request, body, caller, key, socket_wait_s=socket_wait_s)
+        ]
+        self._check_grammars(caller, chats[0])  # the prompts of a request share it
         streaming = bool(body.get("stream"))
         if made is not None:
             if lease is not UNLIMITED:  # else it was paced before its body was read
                 self._reads.pace(owner, caller.key)
             lease.withdraw()
-            return made, streaming
-        _check_fresh(after)
-        chat = await self._selector.select(chat, caller, wishes)
+            return made, streaming, ()
+        check_fresh(after)
+        chat, *others = [await self._selector.select(chat, caller, wishes) for chat in chats]
         request.scope[RESPONSE_HEADERS] = chat.placement.response_headers
-        return await self._begin(caller, chat, lease, streaming=streaming), streaming
+        return await self._begin(caller, chat, lease, streaming=streaming), streaming, others
+
+    async def _parsed(
+        self,
+        request: Request,
+        body: Mapping[str, Any],
+        caller: Caller,
+        key: IdempotencyKey | None,
+        *,
+        socket_wait_s: float,
+    ) -> Sequence[ChatRequest]:
+        """The checked request, once for each prompt. Raises BadRequest, UnknownModel."""
+        chat = parse_chat_request(
+            body,
+            self._new_id(),
+            caller.owner,
+            # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
+            store=request.url.path.startswith("/api/"),
+            strict=self._settings.strict_parameters,
+            idempotency=key,
+            socket_wait_s=socket_wait_s,
+        )
+        self._check_model(chat.model, caller.models)
+        return [chat]
+
+    def _new_id(self) -> str:
+        """A fresh id: of fixed length, and not to be guessed."""
+        return self.format.id_prefix + secrets.token_hex(14)
 
     def _check_grammars(self, caller: Caller, chat: ChatRequest) -> None:
         """Raise Forbidden, naming the caller's own parameter, for a grammar that the key may not send."""
@@ -194,7 +216,7 @@ class ChatRoutes:
         stream = self._streams.find_by_key(owner, key)
         if stream is None and stored_id is not None:
             async with self._reads.turn(owner):
-                stream = await archive.find(owner, stored_id, ChunkWire, after)
+                stream = await archive.find(owner, stored_id, self.format.make_wire, after)
         return stream
 
     async def _begin(
@@ -232,15 +254,31 @@ class ChatRoutes:
     ) -> TokenStream:
         # An answer in one piece needs its beginning too, and has nobody who reads along.
         limit_bytes = None if streaming else self._whole_bytes
-        stream = self._streams.create(chat, ChunkWire(chat), limit_bytes=limit_bytes)
+        stream = self._streams.create(chat, self.format.make_wire(chat), limit_bytes=limit_bytes)
         serving = self._pipeline.serve(chat, stream, key=key, lease=lease, allowance=allowance)
         self._streams.run(stream, serving)
         return stream
 
+    async def _begin_others(
+        self, caller: Caller, stream: TokenStream, others: Sequence[ChatRequest]
+    ) -> list[TokenStream]:
+        """The streams of all prompts, each a request of its own in the key's limits. Raises RateLimited."""
+        streams = [stream]
+        try:
+            for chat in others:
+                begun = await self._begin(caller, chat, UNLIMITED, streaming=False)
+                streams.append(begun)
+        except BaseException:
+            for begun in streams:
+                begun.cancel("disconnect")
+            raise
+        return streams
+
     async def _follow(
-        self, after: int, client: Client, stream: TokenStream, *, patient: bool
+        self, request: Request, client: Client, stream: TokenStream, *, patient: bool
     ) -> Response | EventStream:
-        """The event stream after event `after`, once the request is admitted."""
+        """The event stream after the last event that the client has, once the request is admitted."""
+        after, plain = last_event_id(request), wants_plain(request)
         if not patient:
             client.on_gone(lambda: stream.cancel("disconnect"))
         try:
@@ -254,29 +292,40 @@ class ChatRoutes:
             client.stop()
             raise
         return EventStream(
-            reader, client, _headers(stream), on_end=lambda: self._streams.leave(stream, reader)
+            reader,
+            client,
+            stream_headers(stream),
+            on_end=lambda: self._streams.leave(stream, reader),
+            plain=plain,
         )
 
-    async def _answer(self, client: Client, stream: TokenStream, *, patient: bool) -> Response:
+    async def _answer(self, client: Client, streams: Sequence[TokenStream], *, patient: bool) -> Response:
         """The whole answer in one piece; a client that leaves stops it, unless it can return."""
-        await_reader = stream.attach()
+        readers = [(stream, stream.attach()) for stream in streams]
         grace_s = None if patient else 0.0
-        client.on_gone(lambda: self._streams.leave(stream, await_reader, grace_s=grace_s))
+
+        def leave() -> None:
+            for stream, reader in readers:
+                self._streams.leave(stream, reader, grace_s=grace_s)
+
+        client.on_gone(leave)
         try:
-            await stream.opened()
-            await stream.ended()
+            for stream in streams:
+                await stream.opened()
+            for stream in streams:
+                await stream.ended()
         finally:
             client.stop()
-            self._streams.leave(stream, await_reader, grace_s=grace_s)
-        return JSONResponse(completion(stream), headers=_headers(stream))
+            leave()
+        return JSONResponse(self.format.whole(streams), headers=stream_headers(streams[0]))
 
     async def attach(self, request: Request) -> Response | EventStream:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
-        after = _last_event_id(request)
+        after = last_event_id(request)
         stream = await self._find(request, after)
         if request.method == "HEAD":
-            return Response(media_type="text/event-stream", headers=_headers(stream))
-        return await self._follow(after, Client(request.receive), stream, patient=True)
+            return Response(media_type="text/event-stream", headers=stream_headers(stream))
+        return await self._follow(request, Client(request.receive), stream, patient=True)
 
     async def retrieve(self, request: Request) -> Response | EventStream:
         """GET /v1/…/{id}: the finished answer as JSON, or the stream to those who accept one."""
@@ -286,32 +335,34 @@ class ChatRoutes:
         self._reads.pace(caller.owner, caller.key)  # the whole answer is built each time
         stream = await self._find(request)
         if request.method == "HEAD":
-            return Response(media_type="application/json", headers=_headers(stream))
-        return await self._answer(Client(request.receive), stream, patient=True)
+            return Response(media_type="application/json", headers=stream_headers(stream))
+        return await self._answer(Client(request.receive), [stream], patient=True)
 
     async def cancel(self, request: Request) -> Response:
         """DELETE {id} and POST {id}/cancel: stop; what was generated stays attachable."""
         stream = await self._find(request)
         stream.cancel("cancelled")
         cancelled = stream.cancelled is not None
-        return JSONResponse({"id": stream.request_id, "object": "chat.completion", "cancelled": cancelled})
+        return JSONResponse({"id": stream.request_id, "object": self.format.object, "cancelled": cancelled})
 
     async def delete(self, request: Request) -> Response:
         """DELETE /v1/…/{id}: stop and forget, in OpenAI's shape."""
         stream = await self._find(request)
         self._streams.delete(stream)
         await self._archive.erase(stream.request.owner, stream.request_id)
-        return JSONResponse({"id": stream.request_id, "object": "chat.completion.deleted", "deleted": True})
+        deleted = f"{self.format.object}.deleted"
+        return JSONResponse({"id": stream.request_id, "object": deleted, "deleted": True})
 
     async def _find(self, request: Request, after: int = 0) -> TokenStream:
         """The stream in memory, or as it was stored. Raises NotFound."""
         caller, request_id = self._gatekeeper.caller(request), request.path_params["id"]
         owner = caller.owner
-        stream = self._streams.find(request_id, owner)
-        if stream is None:
+        mine = request_id.startswith(self.format.id_prefix)
+        stream = self._streams.find(request_id, owner) if mine else None
+        if stream is None and mine:
             self._reads.pace(owner, caller.key)
             async with self._reads.turn(owner):
-                stream = await self._archive.find(owner, request_id, ChunkWire, after)
+                stream = await self._archive.find(owner, request_id, self.format.make_wire, after)
         if stream is None:
             raise NotFound(
                 f"No stream {request_id!r}: it does not exist, is not yours, or was not stored and ended"
@@ -319,45 +370,3 @@ class ChatRoutes:
                 code="stream_not_found",
             )
         return stream
-
-
-def new_request_id() -> str:
-    """A fresh id: of fixed length, and not to be guessed."""
-    return f"chatcmpl-{secrets.token_hex(14)}"
-
-
-def _headers(stream: TokenStream) -> dict[str, str]:
-    headers = {"x-request-id": stream.request_id, **stream.request.placement.response_headers}
-    if stream.request.conversation_id is not None:
-        headers["x-conversation-id"] = stream.request.conversation_id
-    return headers
-
-
-async def _idempotency_key(request: Request, raw: bytes) -> IdempotencyKey | None:
-    key = request.headers.get("idempotency-key")
-    if key is None:
-        return None
-    if not 0 < len(key) <= 255:
-        raise BadRequest("Idempotency-Key must have 1 to 255 characters.", param="Idempotency-Key")
-    return IdempotencyKey(key, await fingerprint(raw))
-
-
-def _check_fresh(after: int) -> None:
-    """Refuse to start a generation for a client that believes it has seen a part of it."""
-    if after:
-        raise ReplayPositionUnknown(
-            f"Last-Event-ID {after} was never sent: there is no generation under this request's"
-            " Idempotency-Key. Attach with GET …/chat/completions/{id}, or send no Last-Event-ID.",
-            param="Last-Event-ID",
-        )
-
-
-def _last_event_id(request: Request) -> int:
-    raw: Any = request.headers.get("last-event-id", request.query_params.get("last_event_id"))
-    if raw is None or raw == "":
-        return 0
-    if not (raw.isascii() and raw.isdigit() and len(raw) < 16):
-        raise ReplayPositionUnknown(
-            f"Last-Event-ID must be the id of an event, got {raw[:40]!r}.", param="Last-Event-ID"
-        )
-    return int(raw)

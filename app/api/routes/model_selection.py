@@ -113,6 +113,8 @@ class ModelSelector:
         so_far: SoFar,
     ) -> ChatRequest:
         small, insists = self._taker(caller), wishes.insists(caller)
+        if chat.raw is not None and chat.raw.token_ids is not None:
+            small = None  # its vocabulary may be another
         done = degrade.apply(chat, tokens + so_far.tokens, small=small, so_far=so_far, insists=insists)
         capped = done.max_tokens != chat.max_tokens
         served = _served_by(chat, done.model)

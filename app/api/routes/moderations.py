@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.api.http.auth import Caller, Gatekeeper
@@ -78,30 +78,7 @@ class ModerationRoutes:
         lease.reserve_tokens(texts_estimate(texts, self._limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
         with self._lines.enter(caller.owner) as turn:
-            return await self._classify(client, texts, level, turn, moderator=self._moderator)
-
-    async def _classify(
-        self,
-        client: Client,
-        texts: Sequence[str],
-        level: str | None,
-        turn: asyncio.Lock,
-        *,
-        moderator: Moderator,
-    ) -> list[moderation.Result]:
-        """The results, unless the client leaves before. Raises ClientDisconnect."""
-        results = self._results(moderator, texts, level, turn)
-        work = asyncio.create_task(results, name="moderation")
-        client.on_gone(lambda: _cancel(work))
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if client.gone:
-                raise ClientDisconnect from None
-            raise
-        finally:
-            work.cancel()
-            client.stop()
+            return await client.while_here(self._results(self._moderator, texts, level, turn))
 
     async def _results(
         self, moderator: Moderator, texts: Sequence[str], level: str | None, turn: asyncio.Lock
@@ -114,10 +91,6 @@ class ModerationRoutes:
                 results.append(await moderator.result(text, level))
             await asyncio.sleep(0)  # what is known already is found without waiting
         return results
-
-
-def _cancel(work: asyncio.Task[Any]) -> None:
-    work.cancel()
 
 
 def parse_moderation(body: Mapping[str, Any]) -> list[str]:

@@ -1,8 +1,9 @@
-"""The routes about the server itself: alive, ready, which models."""
+"""The routes about the server itself: alive, ready, which version, which models."""
 
 from __future__ import annotations
 
 import time
+from importlib import metadata
 from typing import Any
 
 from starlette.requests import Request
@@ -19,7 +20,7 @@ from app.runtime import Runtime
 
 
 class ServiceRoutes:
-    """Handlers of `/healthz`, `/readyz` and the model lists.
+    """Handlers of the health routes, `/version` and the model lists.
 
     They report on the whole process, so they take the runtime, as `/metrics` does.
     """
@@ -45,6 +46,10 @@ class ServiceRoutes:
                 {"status": "not_ready", **detail}, status_code=503, headers={"retry-after": "5"}
             )
         return JSONResponse({"status": "ready", **detail})
+
+    async def version(self, request: Request) -> Response:
+        """The version of this program, in the shape of vLLM's route."""
+        return JSONResponse({"version": metadata.version("tokenring")})
 
     def _details(self) -> dict[str, Any]:
         """The server's state: its load, the store, the ledger, the queue."""
@@ -93,7 +98,7 @@ class ServiceRoutes:
     def _detailed(self, place: Backend) -> dict[str, Any]:
         """A model's entry; what is not known before it has been loaded is null."""
         card = _card(place)
-        return self._openai(place.id) | {
+        return self._openai(place) | {
             "context_length": card and card.context_length,
             "kv_capacity_tokens": card and card.kv_capacity_tokens,
             "capabilities": sorted(card.capabilities) if card else [],
@@ -119,7 +124,7 @@ class ServiceRoutes:
 
     async def models_openai(self, request: Request) -> Response:
         """GET /v1/models, in OpenAI's exact shape."""
-        return JSONResponse({"object": "list", "data": [self._openai(p.id) for p in self._places(request)]})
+        return JSONResponse({"object": "list", "data": [self._openai(p) for p in self._places(request)]})
 
     async def model_openai(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
@@ -127,14 +132,18 @@ class ServiceRoutes:
         self._runtime.check_ready()
         model_id = request.path_params["id"]
         self._runtime.check_model(model_id, caller.models)
-        return JSONResponse(self._openai(model_id))
+        return JSONResponse(self._openai(self._runtime.backends.of(model_id)) | {"id": model_id})
 
-    def _openai(self, model_id: str) -> dict[str, Any]:
+    def _openai(self, place: Backend) -> dict[str, Any]:
+        """OpenAI's fields of a model, and the two that vLLM and SGLang add to them."""
+        card = _card(place)
         return {
-            "id": model_id,
+            "id": place.id,
             "object": "model",
             "created": self._created_at_unix_s,
             "owned_by": "tokenring",
+            "root": place.id,
+            "max_model_len": card and card.context_length,
         }
 
 

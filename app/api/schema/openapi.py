@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.http.listing import DEFAULT_LIMIT, MAX_LIMIT
+from app.api.http.plain_events import HEADER, VALUES
 from app.api.routes.conversations import MAX_QUERY
 from app.api.schema import openapi_schemas as schemas
 from app.errors import CODES
@@ -78,29 +79,45 @@ HEADERS: Mapping[str, Schema] = {
     "Last-Event-ID": _EVENT_ID,
     "x-route": {"enum": list(get_args(Size))},
     "x-no-degrade": {"enum": ["0", "1"]},
+    HEADER: {"enum": list(VALUES), "default": "0"},
 }
 BODIES: Mapping[str, Schema] = {
     "ChatRequest": schemas.chat_request(),
+    "CompletionRequest": schemas.completion_request(),
     "ModerationRequest": schemas.moderation_request(),
+    "TokenizeRequest": schemas.tokenize_request(),
+    "DetokenizeRequest": schemas.detokenize_request(),
     "NewTitle": schemas.new_title(),
     "NewKey": schemas.new_key(),
     "ChangedKey": schemas.changed_key(),
     "Rotation": schemas.rotation(),
 }
 
+HEALTH_PATHS = ("/readyz", "/health", "/health_generate", "/ping")
+"""Paths of one route: the names that clients of Kubernetes, vLLM, SGLang and SageMaker know it by."""
+MODEL_INFO_PATHS = ("/model_info", "/get_model_info")
+SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
+_MODEL_INFO = Operation("The model, as SGLang's clients read it", errors=(404,))
+_SERVER_INFO = Operation("Sizes of the server; to admins also its settings and load", errors=(404,))
+_TOKENIZE = Operation("The token ids of texts or of a conversation", body="TokenizeRequest", errors=(404,))
+_DETOKENIZE = Operation("The text of token ids", body="DetokenizeRequest", errors=(404,))
+_READY = Operation("Whether requests can be served", "public", errors=(503,))
 _CREATE = Operation(
     "Start a generation; attach to it by its Idempotency-Key",
     body="ChatRequest",
-    headers=("Idempotency-Key", "Last-Event-ID", "x-route", "x-no-degrade"),
+    headers=("Idempotency-Key", "Last-Event-ID", "x-route", "x-no-degrade", HEADER),
     media=(JSON, EVENTS),
     errors=(404, 409, 410, 429, 503),
 )
 _ATTACH = Operation(
     "Attach to a stream after an event",
     query=("last_event_id",),
-    headers=("Last-Event-ID",),
+    headers=("Last-Event-ID", HEADER),
     media=(EVENTS,),
     errors=(410,),
+)
+_RETRIEVE = _ATTACH._replace(
+    summary="The stored answer, or its stream", media=(JSON, EVENTS), errors=(409, 410)
 )
 _CANCEL = Operation("Stop a generation")
 _MODERATE = Operation("Classify texts", body="ModerationRequest", errors=(404, 429, 503))
@@ -111,7 +128,8 @@ _SAFETY_FILTERS = ("subject", "stage", "action", "category", "owner", "key", "re
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/openapi.json"): Operation("This document", "public"),
     ("GET", "/healthz"): Operation("Whether the process lives", "public"),
-    ("GET", "/readyz"): Operation("Whether requests can be served", "public", errors=(503,)),
+    **{("GET", path): _READY for path in HEALTH_PATHS},
+    ("GET", "/version"): Operation("The version of this program", "public"),
     ("GET", "/metrics"): Operation("Numbers for Prometheus", "admin", media=("text/plain",)),
     ("GET", "/api/models"): Operation("The models, with limits and prices"),
     ("GET", "/api/usage"): Operation(
@@ -147,6 +165,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/api/admin/abuse"): Operation("Keys to look at", "admin", query=("owner",)),
     ("POST", "/api/moderations"): _MODERATE,
     ("POST", "/v1/moderations"): _MODERATE,
+    **{("POST", prefix + "/tokenize"): _TOKENIZE for prefix in ("", "/v1")},
+    **{("POST", prefix + "/detokenize"): _DETOKENIZE for prefix in ("", "/v1")},
+    **{("GET", path): _MODEL_INFO for path in MODEL_INFO_PATHS},
+    **{("GET", path): _SERVER_INFO for path in SERVER_INFO_PATHS},
     ("GET", "/v1/models"): Operation("The models in OpenAI's shape"),
     ("GET", "/v1/models/{id}"): Operation("One model in OpenAI's shape"),
     ("POST", "/api/chat/completions"): _CREATE,
@@ -154,11 +176,15 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("DELETE", "/api/chat/completions/{id}"): _CANCEL,
     ("POST", "/api/chat/completions/{id}/cancel"): _CANCEL,
     ("POST", "/v1/chat/completions"): _CREATE,
-    ("GET", "/v1/chat/completions/{id}"): _ATTACH._replace(
-        summary="The stored answer, or its stream", media=(JSON, EVENTS), errors=(409, 410)
-    ),
+    ("GET", "/v1/chat/completions/{id}"): _RETRIEVE,
     ("DELETE", "/v1/chat/completions/{id}"): Operation("Stop and delete"),
     ("POST", "/v1/chat/completions/{id}/cancel"): _CANCEL,
+    ("POST", "/v1/completions"): _CREATE._replace(
+        summary="Go on from prompts without a template", body="CompletionRequest"
+    ),
+    ("GET", "/v1/completions/{id}"): _RETRIEVE,
+    ("DELETE", "/v1/completions/{id}"): Operation("Stop and delete"),
+    ("POST", "/v1/completions/{id}/cancel"): _CANCEL,
 }
 _STATUS_TEXTS = {
     400: "The request is wrong",
@@ -236,7 +262,7 @@ def _responses(path: str, operation: Operation) -> Schema:
     responses: Schema = {str(operation.status): {"description": "Done", "content": content}}
     if EVENTS in operation.media:
         responses["204"] = {"description": "The stream has no further event"}
-    if path == "/readyz":
+    if path in HEALTH_PATHS:
         content = {JSON: {"schema": {"type": "object"}}}
         responses["503"] = {"description": "Not ready, and why", "content": content}
     for status in sorted(_error_statuses(path, operation)):

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.api.routes import moderations
 from app.api.routes.conversations import MAX_TITLE
-from app.api.schema import key_terms
+from app.api.schema import completions, key_terms, tokens
 from app.api.schema.aliases import FORMS
 from app.api.schema.formats import KINDS
 from app.api.schema.messages import ROLES, TAKEN, TAKEN_OF_ASSISTANT
@@ -38,6 +38,8 @@ _JSON_TYPES: Mapping[type, str] = {
     list: "array",
     dict: "object",
 }
+_TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+_NULLABLE_TEXT: Schema = {"type": ["string", "null"]}
 _MAX_TOKEN_ID = 2**31 - 1
 _USD = r"^[0-9]{1,9}(\.[0-9]{1,6})?$"
 _TIME = "A UTC day or time, as 2026-11-20 or 2026-11-20T18:00Z, or Unix seconds"
@@ -277,6 +279,61 @@ def moderation_request() -> Schema:
     model: Schema = {"enum": [*sorted(MODERATION_MODELS), None]}
     parts: Schema = {"type": "array", "minItems": 1, "maxItems": moderations.MAX_INPUTS, "items": text_part}
     return strict_object({"input": {"anyOf": [text, texts, parts]}, "model": model}, ["input"])
+
+
+def completion_request() -> Schema:
+    """The body of a text completion request."""
+    text: Schema = {"type": "string", "minLength": 1}
+    ids: Schema = {"type": "array", "minItems": 1, "items": _TOKEN_ID}
+    prompts: Schema = {"type": "array", "minItems": 1, "maxItems": completions.MAX_CHOICES}
+    own: Mapping[str, Schema] = {
+        "prompt": {"anyOf": [text, ids, {**prompts, "items": {"anyOf": [text, ids]}}]},
+        "logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": completions.MAX_LOGPROBS},
+        "best_of": {
+            "type": ["integer", "null"],
+            "minimum": 1,
+            "maximum": completions.MAX_CHOICES,
+            "description": "The same as `n`.",
+        },
+    }
+    refused: Mapping[str, Schema] = {
+        name: {"enum": [passes, None], "description": f"Refused: {why}."}
+        for name, (why, passes) in completions.REFUSED.items()
+    }
+    shared = {name: _parameter(name, PARAMETERS[name]) for name in completions.SHARED}
+    shared["max_tokens"] |= {"default": completions.DEFAULT_MAX_TOKENS}
+    return strict_object({**own, **refused, **shared}, ["prompt"])
+
+
+def tokenize_request() -> Schema:
+    """The body of a tokenize request: a prompt, or messages."""
+    text: Schema = {"type": "string"}
+    texts: Schema = {"type": "array", "minItems": 1, "maxItems": tokens.MAX_TEXTS, "items": text}
+    chat = {name: _parameter(name, PARAMETERS[name]) for name in ("messages", *tokens.TEMPLATE)}
+    return strict_object(
+        {
+            "model": _NULLABLE_TEXT,
+            "prompt": {"anyOf": [text, texts, {"type": "null"}]},
+            "add_special_tokens": {"type": ["boolean", "null"]},
+            "add_generation_prompt": {"enum": [True, None]},
+            "return_token_strs": {"enum": [False, None]},
+            **chat,
+        }
+    )
+
+
+def detokenize_request() -> Schema:
+    """The body of a detokenize request."""
+    ids: Schema = {"type": "array", "items": _TOKEN_ID}
+    lists: Schema = {"type": "array", "minItems": 1, "maxItems": tokens.MAX_TEXTS, "items": ids}
+    return strict_object(
+        {
+            "model": _NULLABLE_TEXT,
+            "tokens": {"anyOf": [ids, lists]},
+            "skip_special_tokens": {"type": ["boolean", "null"]},
+        },
+        ["tokens"],
+    )
 
 
 def new_title() -> Schema:

@@ -13,6 +13,7 @@ import gc
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,7 +28,7 @@ from app.engine.remote.exchange import ChoiceRequest
 from app.engine.remote.model import Facts, LoadModel, RemoteModel
 from app.engine.remote.server import RemoteServer, ServerGone, Timeouts
 from app.engine.remote.server_pool import POLL_S, ServerPool, describe
-from app.engine.render_lanes import RenderLanes
+from app.engine.render_lanes import NODE_BYTES, UTF8_BYTES, RenderLanes
 from app.engine.tally import Tallies, TokenTally
 from app.errors import EngineFailed, EngineNotReady
 from app.settings import SettingsError
@@ -146,6 +147,18 @@ class RemoteEngine:
     def tokenizer_json(self) -> str | None:
         """See Engine.tokenizer_json."""
         return self._ready_model().tokenizer_json()
+
+    async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """See Engine.tokenize."""
+        work = partial(self._ready_model().tokenize, text, add_special_tokens=add_special_tokens)
+        return await self._lanes.run_sized(owner, UTF8_BYTES * len(text), work)
+
+    async def detokenize(
+        self, owner: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
+    ) -> str:
+        """See Engine.detokenize."""
+        work = partial(self._ready_model().detokenize, token_ids, skip_special_tokens=skip_special_tokens)
+        return await self._lanes.run_sized(owner, NODE_BYTES * len(token_ids), work)
 
     async def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request, here. Raises BadRequest naming it, ContextOverflow."""

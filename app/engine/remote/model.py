@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,6 +54,14 @@ class RemoteModel(Protocol):
 
     def render(self, request: ChatRequest) -> Prompt:
         """See Engine.render; blocks."""
+        ...
+
+    def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """See Engine.tokenize; blocks."""
+        ...
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """See Engine.detokenize; blocks."""
         ...
 
     async def start(self) -> None:

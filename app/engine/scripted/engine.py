@@ -10,14 +10,25 @@ import asyncio
 import dataclasses
 import random
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.core import ChatRequest, Counts, Delta, EngineLoad, FinishReason, Health, ModelCard, Prompt, ToolCall
+from app.core import (
+    ChatRequest,
+    Counts,
+    Delta,
+    EngineLoad,
+    FinishReason,
+    Health,
+    ModelCard,
+    Prompt,
+    ToolCall,
+)
 from app.engine.limits import answer_budget, check_text_only
 from app.engine.scripted.run import Run
 from app.engine.scripted.service import Seat, Service, ServiceRates
+from app.engine.scripted.vocabulary import Vocabulary, prompt_ids, taken_over, token_id
 from app.engine.tally import Tallies
 from app.errors import EngineFailed, EngineNotReady, EngineOverloaded
 from app.settings import SettingsError
@@ -27,7 +38,6 @@ _SENTENCE = (
     ' when the line drops naïve 世界 😀 "quoted" back\\slash <tag> & done'
 )
 _WORDS = (*_SENTENCE.split(), "tab\tnew\nline", "e\u0301", "\u05e9\u05dc\u05d5\u05dd")
-_VOCABULARY = 50_000
 _REMEMBERED_PAGES = 4096
 _FAULTS = ("", "fail", "die", "hang", "overload", "miscount")
 _FINISHES = ("stop", "length")
@@ -116,6 +126,7 @@ class ScriptedEngine:
         self._runs: dict[str, Run] = {}
         self._tallies = Tallies()
         self._seen_prefixes: dict[int, None] = {}
+        self._vocabulary = Vocabulary()
         self._used_tokens = 0
         self._service = _service(self._default)
         self._card = ModelCard(
@@ -139,15 +150,31 @@ class ScriptedEngine:
     def tokenizer_json(self) -> None:
         """None: its ids are made of words."""
 
+    async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """See Engine.tokenize; there are no special tokens to add."""
+        del owner, add_special_tokens
+        return self._vocabulary.ids(text)
+
+    async def detokenize(
+        self, owner: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
+    ) -> str:
+        """See Engine.detokenize."""
+        del owner, skip_special_tokens
+        return self._vocabulary.text(token_ids)
+
     async def render(self, request: ChatRequest) -> Prompt:
         """Ids made from the words of the messages. Raises ContextOverflow, BadRequest."""
         check_text_only(request)
-        token_ids = list(_prompt_ids(request.body["messages"]))
         script = self._script_for(request)
+        if request.raw is None:
+            token_ids = list(prompt_ids(request.body["messages"]))
+        else:
+            token_ids = self._vocabulary.raw_ids(request.raw)
+            script = dataclasses.replace(script, reasoning=0, tool="")
         max_tokens = answer_budget(len(token_ids), request.max_tokens, self._card)
         cached_tokens = self._cached_tokens(token_ids, request.placement.cache_salt)
         answer = _ScriptedAnswer(request, script, len(token_ids), cached_tokens, max_tokens)
-        past_runs, rerendered = _taken_over(token_ids, request.past)
+        past_runs, rerendered = taken_over(token_ids, request.past)
         return Prompt(
             token_ids, max_tokens, answer, past_runs, rerendered, space=request.placement.cache_salt
         )
@@ -291,27 +318,6 @@ def _service(script: Script) -> Service | None:
     return Service(pace, script.seed)
 
 
-def _prompt_ids(messages: Iterable[Mapping[str, Any]]) -> Iterator[int]:
-    """One id a word; an answer's words have the ids they were generated as, and no role before them."""
-    for message in messages:
-        if message.get("role") != "assistant":
-            yield _token_id(str(message.get("role")))
-        content = message.get("content") or ""
-        parts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
-        for word in filter(None, " ".join(parts).split(" ")):
-            yield _token_id(word)
-
-
-def _taken_over(token_ids: list[int], past: Sequence[Sequence[int]]) -> tuple[int, str | None]:
-    """The number of runs that the ids begin with, and the reason why not with all."""
-    at = 0
-    for turn, run in enumerate(past, start=1):
-        if token_ids[at : at + len(run)] != list(run):
-            return turn - 1, f"template changed turn {turn}"
-        at += len(run)
-    return len(past), None
-
-
 def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:
     """The pieces of text that a plain scripted answer consists of, one a token."""
     rng = random.Random(f"{seed}:{choice}")  # noqa: S311  # reproducible, not secret
@@ -332,7 +338,7 @@ def _choice(answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
         claimed = index + (index > miscounted)
         counts = Counts(answer.prompt_tokens, claimed, answer.cached_tokens, min(index, script.reasoning))
         text = piece if thinking else cut.kept(piece)
-        token_ids = (_token_id(piece.rstrip(" ")),)
+        token_ids = (token_id(piece.rstrip(" ")),)
         yield Delta(choice, "reasoning" if thinking else "text", text, token_ids, counts)
         if cut.hit is not None:
             yield Delta(choice, "text", "", (), counts, "stop", matched_stop=cut.hit)
@@ -362,10 +368,6 @@ class _Stop:
         if self.hit is None:
             return piece
         return self._text.split(self.hit)[0][len(previous) :]
-
-
-def _token_id(piece: str) -> int:
-    return zlib.crc32(piece.encode()) % _VOCABULARY
 
 
 def _aborted(choice: int, counts: Counts) -> Delta:

@@ -14,15 +14,16 @@ import secrets
 import signal
 import threading
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, ModelCard, Prompt
 from app.engine.generation_stream import GenerationStream
 from app.engine.image_limits import check_images
 from app.engine.limits import check_text_only
-from app.engine.render_lanes import RenderLanes
+from app.engine.render_lanes import NODE_BYTES, UTF8_BYTES, RenderLanes
 from app.engine.sglang.args import NO_MEDIA_DOMAIN, SGLangOptions
 from app.engine.sglang.platform import prepare_process
 from app.engine.tally import Tallies, TokenTally
@@ -122,6 +123,20 @@ class SGLangEngine:
         launched, _ = self._running()
         backend = getattr(launched.manager.tokenizer, "backend_tokenizer", None)
         return None if backend is None else backend.to_str()
+
+    async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """See Engine.tokenize."""
+        _, renderer = self._running()
+        work = partial(renderer.tokenize, text, add_special_tokens=add_special_tokens)
+        return await self._lanes.run_sized(owner, UTF8_BYTES * len(text), work)
+
+    async def detokenize(
+        self, owner: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
+    ) -> str:
+        """See Engine.detokenize."""
+        _, renderer = self._running()
+        work = partial(renderer.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
+        return await self._lanes.run_sized(owner, NODE_BYTES * len(token_ids), work)
 
     async def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request. Raises BadRequest naming the parameter, ContextOverflow."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -167,6 +167,16 @@ class SGLangRemoteModel:
             rerendered=spliced.rerendered,
             space=request.placement.cache_salt,
         )
+
+    def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """See Engine.tokenize; blocks."""
+        token_ids: Sequence[int] = self._renderer.tokenize(text, add_special_tokens=add_special_tokens)
+        return token_ids
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """See Engine.detokenize; blocks."""
+        text: str = self._renderer.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
 
     async def start(self) -> None:
         """Start a worker for grammars."""

@@ -21,13 +21,13 @@ import pydantic
 from fastapi import HTTPException
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
-from sglang.srt.utils.patch_tokenizer import decode_without_hf_kwargs
 
-from app.core import ChatRequest
+from app.core import ChatRequest, RawPrompt
 from app.engine.sglang.args import BUILTIN_TOOL_PARSER
 from app.engine.sglang.chat import MeasuredChat, PromptTooLong
 from app.engine.sglang.constraints import check_kept, mend_grammar, prepare_tools
 from app.engine.sglang.splice import Splice, splice
+from app.engine.sglang.tokenizer import TokenizerText
 from app.engine.token_bound import TokenBound, token_bound
 from app.errors import BadRequest, ContextOverflow, InternalError, ServingError, UnsupportedParameter
 
@@ -117,29 +117,6 @@ class Rendered:
     seed: int | None
 
 
-class TokenizerText:
-    """The model's tokenizer for `splice`, with the arguments that make it add and drop nothing."""
-
-    def __init__(self, tokenizer: Any, vocabulary: int, *, adds_specials: bool) -> None:
-        self._tokenizer = tokenizer
-        self.vocabulary = vocabulary
-        # As SGLang encodes a rendered template: other tokenizers do not take the argument.
-        self._encode_options = {"add_special_tokens": False} if adds_specials else {}
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        if not getattr(self._tokenizer, "is_fast", False):
-            return decode_without_hf_kwargs(self._tokenizer, list(token_ids), skip_special_tokens=False)
-        return self._tokenizer.decode(
-            list(token_ids),
-            skip_special_tokens=False,
-            spaces_between_special_tokens=False,
-            clean_up_tokenization_spaces=False,
-        )
-
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, **self._encode_options)
-
-
 class Renderer:
     """Converts requests for one loaded model, several at a time if its tokenizer can.
 
@@ -186,12 +163,35 @@ class Renderer:
         with self._converting:
             return self._convert(body, request)
 
+    def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """See Engine.tokenize; blocks."""
+        with self._converting:
+            return self._text.encode(text, add_special_tokens=add_special_tokens)
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """See Engine.detokenize; blocks."""
+        self._text.check_ids(token_ids)
+        with self._converting:
+            return self._text.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def _raw_ids(self, raw: RawPrompt) -> list[int]:
+        """The ids of a prompt without a template. Raises ContextOverflow, BadRequest."""
+        preface = self._text.encode(raw.preface, add_special_tokens=True) if raw.preface else []
+        if raw.token_ids is None:
+            self._check_length(raw.text)
+            return preface + self._text.encode(raw.text, add_special_tokens=not preface)
+        self._limits.check_least(len(raw.token_ids))
+        self._text.check_ids(raw.token_ids)
+        return [*preface, *raw.token_ids]
+
     def _check_length(self, prompt: str) -> None:
         self._limits.check_least(self._bound.over(prompt, self._limits.max_prompt_tokens))
 
     def _convert(
         self, body: dict[str, Any], request: ChatRequest
     ) -> tuple[Any, ChatCompletionRequest, Splice]:
+        if request.raw is not None:  # SGLang then applies no template, and reads no reasoning
+            body |= {"input_ids": self._raw_ids(request.raw), "separate_reasoning": False}
         try:
             chat_request = ChatCompletionRequest.model_validate(body)
         except pydantic.ValidationError as exc:
@@ -203,6 +203,9 @@ class Renderer:
         prepare_tools(chat_request)
         try:
             internal, chat_request = self._chat._convert_to_internal_request(chat_request)  # noqa: SLF001
+            if request.raw is not None:
+                internal.require_reasoning = False
+                internal.sampling_params["skip_special_tokens"] = body.get("skip_special_tokens", True)
             self._check_sampling(internal.sampling_params, strict=request.strict)
             mend_grammar(internal.sampling_params, chat_request, self._chat)
             spliced = self._take_over(internal, request.past)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.core import ChatRequest, Engine, Prompt
+from app.core import ChatRequest, Engine, Prompt, RawPrompt
 from app.errors import ServingError
 
 _SYSTEM = ("system", "developer")
@@ -29,6 +29,8 @@ class PolicyPrompt:
 
     async def render(self, engine: Engine, request: ChatRequest, text: str) -> Prompt:
         """The prompt with `text` in front. Raises what `Engine.render` does."""
+        if request.raw is not None:
+            return await self._render_raw(engine, request, request.raw, text + _BETWEEN)
         messages: Sequence[Message] = request.body["messages"]
         place = messages[0]["role"] if messages[0]["role"] in _SYSTEM else ""
         tokens = await self._measured(engine, request, text, place)
@@ -38,14 +40,25 @@ class PolicyPrompt:
         prompt = await engine.render(_with(request, _in_front(text, messages, place)))
         return replace(prompt, unbilled_tokens=min(tokens, len(prompt.token_ids)))
 
+    async def _render_raw(self, engine: Engine, request: ChatRequest, raw: RawPrompt, preface: str) -> Prompt:
+        """The same where no template is applied."""
+        key = (engine.model.id, preface, "raw")
+        if key not in self._tokens:
+            self._remember(key, len(await engine.tokenize(request.owner, preface, add_special_tokens=False)))
+        prompt = await engine.render(replace(request, raw=replace(raw, preface=preface)))
+        return replace(prompt, unbilled_tokens=self._tokens[key] or 0)
+
     async def _measured(self, engine: Engine, request: ChatRequest, text: str, place: str) -> int | None:
         """How many tokens the text takes there; None where the model's template refuses it."""
         key = (engine.model.id, text, place)
         if key not in self._tokens:
-            if len(self._tokens) >= _REMEMBERED:
-                self._tokens.clear()
-            self._tokens[key] = await _measure(engine, request, text, place)
+            self._remember(key, await _measure(engine, request, text, place))
         return self._tokens[key]
+
+    def _remember(self, key: tuple[str, str, str], tokens: int | None) -> None:
+        if len(self._tokens) >= _REMEMBERED:
+            self._tokens.clear()
+        self._tokens[key] = tokens
 
 
 async def _measure(engine: Engine, request: ChatRequest, text: str, place: str) -> int | None:

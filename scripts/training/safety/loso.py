@@ -37,8 +37,8 @@ NUM_CHATS = 600
 NGRAMS = 0.6
 """How much a logit of the n-grams counts for one of the encoder.
 
-At a rate of 0.2% of all ordinary prompts, sources left out, weights of 0.1, 0.25 and 0.6 find 27%, 29% and 31%
-of harmful prompts (the mean of sources) and refuse 16%, 15% and 11% of look-alikes.
+At a rate of 0.2% of all ordinary prompts, sources left out, weights of 0.1, 0.25 and 0.6 find 27%, 29% and
+31% of harmful prompts (the mean of sources) and refuse 16%, 15% and 11% of look-alikes.
 """
 OWN_AGAIN = 0.4
 """How often a fold's encoder sees the project's rows once it goes on from one that saw nothing else."""

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from app.core import ChatRequest, Counts, Prompt
+from app.core import ChatRequest, Counts, Prompt, RawPrompt
 from app.prefix_report.family import CAUSES, Break, PromptSeries
 from app.prefix_report.report import MAX_EDITIONS, MAX_FAMILIES, PrefixReport
 
@@ -308,6 +308,15 @@ def test_without_a_system_prompt_nothing_is_expected() -> None:
         node.ask(None)
         node.keep(0)
     assert not node.report.breaks.total()
+
+
+def test_a_prompt_without_a_template_is_in_no_series() -> None:
+    """It has no system prompt, and its text is no user's turn of those that have none."""
+    node = Node()
+    body = {"messages": [{"role": "user", "content": "Once"}]}
+    request = ChatRequest("cmpl-1", "ann", "m", body, 0, raw=RawPrompt("Once"))
+    node.report.saw(request, Prompt(range(300), 9, None), Counts(300, 1, 0))
+    assert list(node.report.families()) == []
 
 
 def test_owners_and_keys_are_apart(node: Node) -> None:

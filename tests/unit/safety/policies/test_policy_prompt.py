@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from app.core import ChatRequest, Counts, Prompt
+from app.core import ChatRequest, Counts, Prompt, RawPrompt
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import BadRequest
 from app.safety.policies.policy_prompt import PolicyPrompt
@@ -35,6 +36,18 @@ def asked(*messages: tuple[str, Any]) -> ChatRequest:
     """A request of these roles and contents."""
     body = {"messages": [{"role": role, "content": content} for role, content in messages]}
     return ChatRequest("chatcmpl-1", "local", "scripted", body, 0)
+
+
+async def test_the_text_stands_before_a_prompt_without_a_template():
+    """As text in front, and its tokens are not billed; they are counted once."""
+    engine, policy_prompt = Engine(), PolicyPrompt()
+    request = replace(asked(("user", "one two")), raw=RawPrompt("one two"))
+    for text in (TEXT, TEXT, "Short"):
+        prompt = await policy_prompt.render(engine, request, text)
+        words = await engine.tokenize("", f"{text}\n\n", add_special_tokens=True)
+        assert list(prompt.token_ids)[: len(words)] == words
+        assert (prompt.unbilled_tokens, prompt.billed_tokens) == (len(words), 2)
+    assert request.raw == RawPrompt("one two")
 
 
 @pytest.mark.parametrize(

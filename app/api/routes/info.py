@@ -1,0 +1,94 @@
+"""`/model_info` and `/server_info`, as SGLang's clients read them; paths and settings are for admins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from app.api.http.auth import Gatekeeper
+from app.engine_factory import model_path
+from app.errors import UnknownModel
+from app.routing.backend import Backend, Backends
+from app.settings import Settings, table
+
+
+class InfoRoutes:
+    """Handlers of both routes and of their older names."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        backends: Backends,
+        gatekeeper: Gatekeeper,
+        *,
+        check_ready: Callable[[], None],
+    ) -> None:
+        """`check_ready` raises EngineNotReady while nothing is served."""
+        self._settings = settings
+        self._backends = backends
+        self._gatekeeper = gatekeeper
+        self._check_ready = check_ready
+
+    async def model_info(self, request: Request) -> Response:
+        """The first model that the caller may use. Where its files are is told to admins."""
+        caller = self._gatekeeper.caller(request)
+        backend = self._backend(caller.models)
+        card = backend.engine.model
+        path = model_path(self._settings) if caller.is_admin and backend is self._backends.large else None
+        return JSONResponse(
+            {
+                "model_path": path or backend.id,
+                "tokenizer_path": path,
+                "served_model_name": backend.id,
+                "is_generation": True,
+                "max_model_len": card.context_length,
+                "has_image_understanding": "vision" in card.capabilities,
+                "has_audio_understanding": False,
+            }
+        )
+
+    async def server_info(self, request: Request) -> Response:
+        """The same model's sizes; to admins also the settings in force, without secrets, and the load."""
+        caller = self._gatekeeper.caller(request)
+        backend = self._backend(caller.models)
+        card = backend.engine.model
+        body: dict[str, Any] = {
+            "version": metadata.version("tokenring"),
+            "served_model_name": backend.id,
+            "context_length": card.context_length,
+            "max_total_num_tokens": card.kv_capacity_tokens,
+            "max_req_input_len": card.max_prompt_tokens,
+            "internal_states": [],
+        }
+        if caller.is_admin:
+            settings = self._settings
+            body["tokenizer_path"] = model_path(settings)
+            body["settings"] = {s.name: _plain(getattr(settings, s.name)) for s in table() if not s.secret}
+            load = backend.engine.load()
+            body["internal_states"] = [
+                {
+                    "num_running_reqs": load.num_running_reqs,
+                    "num_waiting_reqs": load.num_queue_reqs,
+                    "num_used_tokens": load.used_tokens,
+                    "last_gen_throughput": load.gen_throughput_tokens_per_s,
+                }
+            ]
+        return JSONResponse(body)
+
+    def _backend(self, allowed: tuple[str, ...] | None) -> Backend:
+        """The first backend that the caller may use. Raises EngineNotReady, UnknownModel."""
+        self._check_ready()
+        backends = self._backends.allowed(allowed)
+        if not backends:
+            raise UnknownModel("This key may use none of the models that are served here.")
+        backends[0].check_ready()
+        return backends[0]
+
+
+def _plain(value: Any) -> Any:
+    """A setting's value as JSON has it; a path is its text."""
+    return value if isinstance(value, bool | int | float) else str(value)

@@ -1,0 +1,144 @@
+"""The request of `/v1/completions`: a prompt without a template, and what it shares with a chat request.
+
+What it shares is read as a chat request's: checked, translated and refused by the same tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from app.api.schema.parameters import PARAMETERS, check_kind
+from app.api.schema.tokens import check_token_ids
+from app.api.schema.wire import parse_chat_request
+from app.core import ChatRequest, IdempotencyKey, RawPrompt
+from app.errors import BadRequest, UnsupportedParameter
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's, and that of vLLM and SGLang."""
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+"""Choices of all prompts together; a chat request's."""
+OWN = ("prompt", "logprobs", "best_of", "echo", "suffix")
+"""The parameters that a chat request does not have, or has with another meaning."""
+REFUSED: Mapping[str, tuple[str, bool | str]] = {
+    "echo": ("the prompt is not repeated in the answer, and its tokens have no logprobs", False),
+    "suffix": ("no model here fills in the middle", ""),
+}
+"""Why they are refused, and the value that asks for nothing and passes."""
+CHAT_ONLY = (
+    "messages",
+    "max_completion_tokens",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning",
+    "reasoning_effort",
+    "separate_reasoning",
+    "stream_reasoning",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "store",
+    "conversation_id",
+    "parent_id",
+)
+"""Parameters of a conversation, of its template and of the parsers of its answer."""
+SHARED = tuple(name for name, p in PARAMETERS.items() if p.refusal is None and name not in (*OWN, *CHAT_ONLY))
+"""Parameters of a chat request that mean the same here."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A checked request: its prompts, and a chat request that has everything else."""
+
+    prompts: Sequence[str | Sequence[int]]
+    template: ChatRequest
+
+    @property
+    def model(self) -> str:
+        """The model that is to answer."""
+        return self.template.model
+
+    def as_chat(self, prompt: RawPrompt, request_id: str) -> ChatRequest:
+        """The request that generates from one of the prompts."""
+        messages = [{"role": "user", "content": prompt.text}]
+        body = {**self.template.body, "messages": messages}
+        return replace(self.template, request_id=request_id, body=body, raw=prompt)
+
+
+def parse_completion(
+    body: Mapping[str, Any],
+    owner: str,
+    *,
+    strict: bool = False,
+    idempotency: IdempotencyKey | None = None,
+    socket_wait_s: float = 0.0,
+) -> CompletionRequest:
+    """The checked request. Raises BadRequest and UnsupportedParameter, naming the parameter."""
+    values = {name: value for name, value in body.items() if value is not None}
+    if "prompt" not in values:
+        raise BadRequest("prompt is required.", code="missing_parameter", param="prompt")
+    for name, value in values.items():
+        _check(name, value)
+    prompts = _prompts(values["prompt"])
+    chat = {name: value for name, value in values.items() if name not in OWN}
+    if (top := values.get("logprobs")) is not None:
+        chat |= {"logprobs": True, "top_logprobs": top}
+    chat["messages"] = [{"role": "user", "content": ""}]  # the prompt takes its place
+    template = parse_chat_request(
+        chat, "", owner, strict=strict, idempotency=idempotency, socket_wait_s=socket_wait_s
+    )
+    n = template.n
+    if values.get("best_of", n) != n:
+        raise UnsupportedParameter("best_of: every choice is returned; send n.", param="best_of")
+    if len(prompts) * n > MAX_CHOICES:
+        raise BadRequest(
+            f"prompt and n ask for {len(prompts) * n:,} choices, and at most {MAX_CHOICES} are generated.",
+            param="prompt",
+        )
+    if len(prompts) > 1 and values.get("stream"):
+        raise UnsupportedParameter("stream: has a single prompt; send a request for each.", param="stream")
+    if len(prompts) > 1 and idempotency is not None:
+        raise BadRequest("Idempotency-Key needs a single prompt.", param="Idempotency-Key")
+    named = replace(
+        template,
+        max_tokens=template.max_tokens or DEFAULT_MAX_TOKENS,
+        spelled={**template.spelled, "messages": "prompt"},
+    )
+    return CompletionRequest(prompts, named)
+
+
+def _check(name: str, value: Any) -> None:
+    """Raise BadRequest or UnsupportedParameter for what a chat request would read in another way."""
+    if name in REFUSED:
+        why, passes = REFUSED[name]
+        if type(value) is not type(passes) or value != passes:
+            raise UnsupportedParameter(f"{name}: {why}; remove it.", param=name)
+    elif name in ("logprobs", "best_of"):
+        check_kind(name, value, int)
+        low, high = (0, MAX_LOGPROBS) if name == "logprobs" else (1, MAX_CHOICES)
+        if not low <= value <= high:
+            raise BadRequest(f"{name} must be {low} to {high}, got {value}.", param=name)
+    elif name in CHAT_ONLY:
+        raise UnsupportedParameter(f"{name}: belongs to /v1/chat/completions; remove it.", param=name)
+
+
+def _prompts(prompt: Any) -> Sequence[str | Sequence[int]]:
+    """A text, an array of ids, or an array of either. Raises BadRequest naming the place."""
+    check_kind("prompt", prompt, str, list)
+    if isinstance(prompt, str) or (prompt and type(prompt[0]) is int):
+        prompts, places = [prompt], ["prompt"]
+    else:
+        prompts, places = prompt, [f"prompt[{i}]" for i in range(min(len(prompt), MAX_CHOICES + 1))]
+    if not 0 < len(prompts) <= MAX_CHOICES:
+        raise BadRequest(f"prompt takes 1 to {MAX_CHOICES} prompts, got {len(prompts):,}.", param="prompt")
+    for place, text_or_ids in zip(places, prompts, strict=True):
+        check_kind(place, text_or_ids, str, list)
+        if not text_or_ids:
+            raise BadRequest(f"{place} is empty.", param=place)
+        if not isinstance(text_or_ids, str):
+            check_token_ids(place, text_or_ids)
+    return prompts
