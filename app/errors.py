@@ -44,9 +44,7 @@ CODES: Mapping[str, Code] = {
     "unsupported_parameter": Code(400, "This server, or the model, cannot honour the parameter."),
     "unsupported_content": Code(400, "The model cannot read a content part, for example an image."),
     "images_refused": Code(400, "The safety policy refuses images, which no screen reads."),
-    "grammar_too_slow": Code(
-        400, "The grammar takes more time than a request may; the message says how much."
-    ),
+    "grammar_too_slow": Code(400, "The grammar takes more time than a request may, as the message says."),
     "content_filter": Code(
         400,
         "The safety policy blocks the prompt; `moderation` beside `error` says why. No answer was sent.",
