@@ -12,18 +12,18 @@ def answer_budget(prompt_tokens: int, max_tokens: int | None, model: ModelCard) 
     Without `max_tokens` it is what the context leaves. Raises ContextOverflow, which says
     by how much prompt and answer are too long together.
     """
-    room = min(model.context_length, model.max_prompt_tokens + 1) - prompt_tokens
-    asked = 1 if max_tokens is None else max_tokens
-    if asked > room:
+    left_tokens = min(model.context_length, model.max_prompt_tokens + 1) - prompt_tokens
+    requested = 1 if max_tokens is None else max_tokens
+    if requested > left_tokens:
         answer = "" if max_tokens is None else f" and max_tokens asks for {max_tokens} more"
-        limit = prompt_tokens + room
+        limit = prompt_tokens + left_tokens
         raise ContextOverflow(
             f"This model holds {limit} tokens; the messages take {prompt_tokens}{answer}:"
-            f" {asked - room} too many. Shorten the messages"
+            f" {requested - left_tokens} too many. Shorten the messages"
             f"{' or lower max_tokens' if max_tokens is not None else ''}.",
             param="messages",
         )
-    return room if max_tokens is None else max_tokens
+    return left_tokens if max_tokens is None else max_tokens
 
 
 def check_text_only(request: ChatRequest) -> None:

@@ -47,7 +47,7 @@ class EngineRun:
         self._rid = context.check.rid
         self._opening: asyncio.Task[None] | None = None
         self._screen: AnswerScreen | None = None
-        self._asked_s = 0.0
+        self._sent_s = 0.0
         # Looked up once: `counted` is called for every token.
         self._on_ticket, self._on_trace = context.ticket.on_delta, context.trace.saw
         self._has_unbilled = prompt.unbilled_tokens > 0
@@ -64,7 +64,7 @@ class EngineRun:
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
         else:
             stream.open(self._context.request.n)
-        self._asked_s = time.monotonic()
+        self._sent_s = time.monotonic()
         self.deltas: AsyncIterator[Delta] = self._engine.generate(self._rid, self._prompt)
         stream.on_cancel(partial(self._engine.abort, self._rid))
         if self._opening is None:  # the screen of the answer is made while the engine reads the prompt
@@ -113,7 +113,7 @@ class EngineRun:
             context.request,
             self._prompt,
             first.counts,
-            self._asked_s,
+            self._sent_s,
             key_id=None if key is None else key.id,
             salt=context.request.placement.cache_salt,
         )

@@ -42,7 +42,7 @@ class Reads:
         self._lines = Lines("reads", MAX_WAITING, MAX_WAITING_TOTAL)
         self._slots = asyncio.Semaphore(AT_ONCE)
 
-    def pace(self, owner: str, key: Key | None) -> None:
+    def charge(self, owner: str, key: Key | None) -> None:
         """Charge one request. Raises RateLimited."""
         if not self._max_per_s:
             return

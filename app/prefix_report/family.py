@@ -48,7 +48,7 @@ class Break:
 class PromptSeries:
     """A system prompt through its editions."""
 
-    place: SeriesKey
+    series_key: SeriesKey
     id: str
     lines: list[PromptEdition] = field(default_factory=list)
     """The editions, as they were first seen."""

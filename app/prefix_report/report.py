@@ -79,14 +79,14 @@ class PrefixReport:
         request: ChatRequest,
         prompt: Prompt,
         counts: Counts,
-        asked_s: float | None = None,
+        sent_s: float | None = None,
         *,
         key_id: str | None = None,
         salt: str = "",
     ) -> None:
         """A request's cached tokens are known: judge them. Never raises.
 
-        `counts` are as billed, `request` has its history, `asked_s` is when the engine was asked, on the
+        `counts` are as billed, `request` has its history, `sent_s` is when the engine was asked, on the
         monotonic clock: what came into the cache later is not expected. A raw prompt has no system prompt.
         """
         if request.raw is not None:
@@ -98,7 +98,7 @@ class PrefixReport:
                 counts,
                 SeriesKey(request.owner, key_id, request.model),
                 salt=salt,
-                asked_s=asked_s,
+                sent_s=sent_s,
             )
         except Exception as exc:  # noqa: BLE001  # a report is no reason to fail a request
             self._log.error("prefix_report_broke", request_id=request.request_id, error=where(exc))
@@ -108,27 +108,25 @@ class PrefixReport:
         request: ChatRequest,
         prompt: Prompt,
         counts: Counts,
-        place: SeriesKey,
+        series_key: SeriesKey,
         *,
         salt: str,
-        asked_s: float | None,
+        sent_s: float | None,
     ) -> None:
         stable = _bounded(stable_of(request.body))
-        now_s, epoch = self._clock_s(), self._epochs[place.model]
-        seen = _Seen(
-            request, prompt, counts.cached_tokens, salt, epoch, now_s if asked_s is None else asked_s
-        )
-        entry = self._lines.get((place, stable))
+        now_s, epoch = self._clock_s(), self._epochs[series_key.model]
+        seen = _Seen(request, prompt, counts.cached_tokens, salt, epoch, now_s if sent_s is None else sent_s)
+        entry = self._lines.get((series_key, stable))
         if entry is None:
-            self._meet(seen, place, stable, now_s)
+            self._meet(seen, series_key, stable, now_s)
             return
         line, family = entry
-        self._lines.move_to_end((place, stable))
+        self._lines.move_to_end((series_key, stable))
         line.saw(now_s)
         family.asked()
         if line.boundary is None:
             self._learn(seen, line, family, now_s)
-        elif seen.asked_s >= line.since_s:
+        elif seen.sent_s >= line.since_s:
             expected = line.boundary - prompt.unbilled_tokens
             missing = expected - seen.cached
             if missing <= 0 or (not line.slack and missing < self._page):
@@ -137,11 +135,11 @@ class PrefixReport:
             else:
                 self._explain(seen, line, family, now_s)
 
-    def _meet(self, seen: _Seen, place: SeriesKey, stable: Stable, now_s: float) -> None:
+    def _meet(self, seen: _Seen, series_key: SeriesKey, stable: Stable, now_s: float) -> None:
         """A text with tools that was not seen before: an edition of a known one, or new."""
-        family, passing = self._family(place, stable), None
+        family, passing = self._family(series_key, stable), None
         if family is None:
-            family = self._new_family(place, stable)
+            family = self._new_family(series_key, stable)
         else:
             passing = self._edited(seen, family, stable)
         family.asked()
@@ -153,9 +151,9 @@ class PrefixReport:
             self._drop_line(family, passing)
         self._add(line, family)
 
-    def _family(self, place: SeriesKey, stable: Stable) -> PromptSeries | None:
+    def _family(self, series_key: SeriesKey, stable: Stable) -> PromptSeries | None:
         """The family that a new edition belongs to, the one seen last first."""
-        families = sorted(self._families.get(place, ()), key=lambda f: f.seen_us, reverse=True)
+        families = sorted(self._families.get(series_key, ()), key=lambda f: f.seen_us, reverse=True)
         for family in families:
             if any(line.stable.text == stable.text for line in family.lines):
                 return family
@@ -164,12 +162,12 @@ class PrefixReport:
                 return family
         return None
 
-    def _new_family(self, place: SeriesKey, stable: Stable) -> PromptSeries:
+    def _new_family(self, series_key: SeriesKey, stable: Stable) -> PromptSeries:
         text = stable.text.encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(text, digest_size=6, key=self._secret)
-        family = PromptSeries(place, f"prefix-{digest.hexdigest()}")
-        families = self._families.setdefault(place, [])
-        self._families.move_to_end(place)
+        family = PromptSeries(series_key, f"prefix-{digest.hexdigest()}")
+        families = self._families.setdefault(series_key, [])
+        self._families.move_to_end(series_key)
         families.append(family)
         if len(families) > MAX_FAMILIES:
             self._drop_family(min(families[:-1], key=lambda f: f.seen_us))
@@ -192,7 +190,7 @@ class PrefixReport:
             difference = text_difference(old.stable.text, stable.text)
             family.vary(difference)
         passing = old if difference.kind in _PASSING else None
-        if seen.asked_s < old.since_s:
+        if seen.sent_s < old.since_s:
             return passing
         ours = estimate_of(seen.request, seen.prompt, stable) or old.expected
         expected = min(old.expected, ours) - seen.prompt.unbilled_tokens
@@ -215,7 +213,7 @@ class PrefixReport:
             self._rendered_anew(seen, line, family, at, now_s=now_s)
             return
         self._resize(line)
-        if line.boundary is not None and seen.asked_s >= line.since_s:
+        if line.boundary is not None and seen.sent_s >= line.since_s:
             self._judge(seen, line, family)
 
     def _explain(self, seen: _Seen, line: PromptEdition, family: PromptSeries, now_s: float) -> None:
@@ -240,7 +238,7 @@ class PrefixReport:
     ) -> None:
         """The same text and tools are other tokens from `at` on; from here on these are expected."""
         expected = line.expected - seen.prompt.unbilled_tokens
-        if seen.asked_s >= line.since_s and seen.cached + self._page <= expected:
+        if seen.sent_s >= line.since_s and seen.cached + self._page <= expected:
             cause = self._known_cause(seen, line) or "template"
             what = line.changed_option(seen.request, seen.prompt)
             self._broke(
@@ -296,8 +294,8 @@ class PrefixReport:
             self._log.warning(
                 "prefix_hit_rate_fell",
                 prefix=family.id,
-                key=family.place.key_id,
-                model=family.place.model,
+                key=family.series_key.key_id,
+                model=family.series_key.model,
                 usual=round(family.usual, 2),
                 recent=round(family.recent, 2),
                 cause=None if last is None else last.cause,
@@ -313,7 +311,7 @@ class PrefixReport:
             self._drop_line(family, min(family.lines, key=lambda entry: entry.seen_s))
         family.lines.append(line)
         family.saw(self._wall_us())
-        self._lines[family.place, line.stable] = (line, family)
+        self._lines[family.series_key, line.stable] = (line, family)
         self._resize(line)
         self._shrink(line.seen_s)
 
@@ -332,23 +330,23 @@ class PrefixReport:
 
     def _drop_line(self, family: PromptSeries, line: PromptEdition) -> None:
         family.lines.remove(line)
-        del self._lines[family.place, line.stable]
+        del self._lines[family.series_key, line.stable]
         self.size_bytes -= line.counted_bytes
 
     def _drop_family(self, family: PromptSeries) -> None:
         for line in list(family.lines):
             self._drop_line(family, line)
-        families = self._families[family.place]
+        families = self._families[family.series_key]
         families.remove(family)
         if not families:
-            del self._families[family.place]
+            del self._families[family.series_key]
 
     # What is shown
 
     def families(self, owner: str | None = None) -> Iterator[PromptSeries]:
         """Every system prompt in memory, or one owner's, the key seen first at the beginning."""
-        for place, families in self._families.items():
-            if owner is None or place.owner == owner:
+        for series_key, families in self._families.items():
+            if owner is None or series_key.owner == owner:
                 yield from families
 
 
@@ -358,7 +356,7 @@ class _Seen(NamedTuple):
     cached: int
     salt: str
     epoch: int
-    asked_s: float
+    sent_s: float
 
 
 def _bounded(stable: Stable) -> Stable:

@@ -87,7 +87,7 @@ class Router:
     """Chooses between a small model and a large one, and counts what it chose."""
 
     def __init__(self, small: Backend, large: Backend) -> None:
-        self._places: Mapping[Size, Backend] = {"small": small, "large": large}
+        self._backends: Mapping[Size, Backend] = {"small": small, "large": large}
         self.routed: dict[str, Counter[str]] = defaultdict(Counter)
         """Requests by model and reason."""
 
@@ -96,16 +96,16 @@ class Router:
         request: ChatRequest,
         prompt_tokens: int,
         *,
-        asked: Size | None = None,
+        requested: Size | None = None,
         allowed: Collection[str] | None = None,
         so_far: SoFar = NOTHING_BEFORE,
     ) -> Route:
         """The model for a request whose own messages have about so many tokens.
 
-        `asked` is the caller's own choice (`x-route`), `allowed` the models of the key. Where neither model
-        can serve it, the large one refuses.
+        `requested` is the caller's choice (`x-route`), `allowed` the models of the key. If neither model
+        can serve the request, the large one refuses it.
         """
-        route = self._decide(request, prompt_tokens + so_far.tokens, asked, allowed, so_far=so_far)
+        route = self._decide(request, prompt_tokens + so_far.tokens, requested, allowed, so_far=so_far)
         self.routed[route.model][route.reason] += 1
         return route
 
@@ -113,24 +113,24 @@ class Router:
         self,
         request: ChatRequest,
         prompt_tokens: int,
-        asked: Size | None,
+        requested: Size | None,
         allowed: Collection[str] | None,
         *,
         so_far: SoFar,
     ) -> Route:
-        usable = [s for s, place in self._places.items() if allowed is None or place.id in allowed]
-        there = [size for size in usable if self._places[size].ready]
-        if asked is not None and asked in there:
-            return self._to(asked, "asked")
+        usable = [s for s, backend in self._backends.items() if allowed is None or backend.id in allowed]
+        there = [size for size in usable if self._backends[size].ready]
+        if requested is not None and requested in there:
+            return self._to(requested, "asked")
         if len(usable) == 1:
             return self._to(usable[0], "key")
         if len(there) < len(usable):
             return self._to(there[0] if there else "large", "alone")
         for size, other in _OTHERS:
-            lacking = unserved(self._places[size].engine.model, request, prompt_tokens, so_far)
+            lacking = unserved(self._backends[size].engine.model, request, prompt_tokens, so_far)
             if lacking is not None:
                 return self._to(other, lacking)
-        if so_far.model == self._places["large"].id:
+        if so_far.model == self._backends["large"].id:
             return self._to("large", "conversation")
         return self._by_points(points_of(request, prompt_tokens, so_far.turns))
 
@@ -140,7 +140,7 @@ class Router:
         return self._to("small", "simple", points)
 
     def _to(self, size: Size, reason: str, points: Mapping[str, int] | None = None) -> Route:
-        return Route(self._places[size].id, size, reason, points or {})
+        return Route(self._backends[size].id, size, reason, points or {})
 
 
 def unserved(

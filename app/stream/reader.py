@@ -36,7 +36,7 @@ class Reader:
     """One client's position in a stream.
 
     A reader that has sent everything waits in `_wait`. The generation's own task then writes the next event
-    into the outlet, without a task switch. A lagging client, a heartbeat and the end wake the reader's task.
+    into the sink, without a task switch. A lagging client, a heartbeat and the end wake the reader's task.
     """
 
     __slots__ = (
@@ -49,7 +49,7 @@ class Reader:
         "_waiter",
         "closed",
         "cursor",
-        "outlet",
+        "sink",
         "stalling",
     )
 
@@ -74,58 +74,58 @@ class Reader:
         self._on_close = on_close
         self.cursor = cursor
         self.closed = False
-        self.outlet: FrameSink | None = None
+        self.sink: FrameSink | None = None
         self.stalling = False
         self._moved = False
         self._moved_at_s = now_s
         self._waiter: asyncio.Future[None] | None = None
 
-    async def follow(self, outlet: FrameSink, heartbeat: bytes) -> None:
+    async def follow(self, sink: FrameSink, heartbeat: bytes) -> None:
         """Send all events after the cursor, until the stream ends or the reader is closed.
 
         Raises ReplayExpired if the client lags so far that its next event has left the ring.
         """
-        self.outlet = outlet
+        self.sink = sink
         while not self.at_end():
-            if not outlet.ready():
-                await self.caught_up(outlet)
+            if not sink.ready():
+                await self.caught_up(sink)
                 continue  # the client may have left meanwhile
             if self.cursor == self._ring.last_id:
                 await self._wait()
             if not self.closed:
                 self._send(heartbeat)
 
-    async def caught_up(self, outlet: FrameSink) -> None:
+    async def caught_up(self, sink: FrameSink) -> None:
         """Wait until a lagging client has caught up. The registry disconnects a client that reads nothing."""
-        self.outlet = outlet
+        self.sink = sink
         self.stalling = True
         try:
-            await outlet.drained()
+            await sink.drained()
         finally:
             self.stalling = False
 
     def _send(self, idle: bytes = b"") -> None:
         """Send the events after the cursor. If there are none and the stream goes on, send `idle`."""
-        assert self.outlet is not None
+        assert self.sink is not None
         last_id = self._ring.last_id
         if self.cursor != last_id:
             self.cursor, frame = self._frame_after(self.cursor)
             if self.cursor == last_id:
-                self.outlet.write(frame)
+                self.sink.write(frame)
             else:
                 self._send_several(frame, last_id)
         elif not self.at_end():
-            self.outlet.write(idle)
+            self.sink.write(idle)
         self._moved = True
 
     def _send_several(self, frame: bytes, last_id: int) -> None:
-        assert self.outlet is not None
+        assert self.sink is not None
         frames, size = [frame], len(frame)
         while self.cursor != last_id and size < MAX_WRITE_BYTES:
             self.cursor, frame = self._frame_after(self.cursor)
             frames.append(frame)
             size += len(frame)
-        self.outlet.write(*frames)
+        self.sink.write(*frames)
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
@@ -144,11 +144,11 @@ class Reader:
 
     def on_event(self) -> None:
         """Called for each new event: sends it if the reader waits and its client keeps up."""
-        if self._waiter is None or self.outlet is None:
+        if self._waiter is None or self.sink is None:
             return
         last_id = self._ring.last_id
         try:
-            while self.cursor != last_id and self.outlet.ready():
+            while self.cursor != last_id and self.sink.ready():
                 self._send()
         except ReplayExpired:  # this runs in the generation's task: the reader's own meets it again
             self.wake()

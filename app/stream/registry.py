@@ -271,9 +271,9 @@ class StreamRegistry:
             if not reader.stalling:
                 if silent_s >= self._settings.heartbeat_s:
                     reader.wake()
-            elif silent_s > self._settings.stall_timeout_s and reader.outlet is not None:
+            elif silent_s > self._settings.stall_timeout_s and reader.sink is not None:
                 self._log.warning("reader_stalled", request_id=stream.request_id, silent_s=silent_s)
-                reader.outlet.abort()
+                reader.sink.abort()
 
     def _forget_old(self, now_s: float) -> None:
         """Drop finished streams past their retention, then the oldest over the memory limit."""

@@ -56,8 +56,8 @@ class _EndApart:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    def text(self, event_id: int, lane: TextTrack, text: bytes) -> bytes:
-        return self._wire.text(event_id, lane, text)
+    def text(self, event_id: int, track: TextTrack, text: bytes) -> bytes:
+        return self._wire.text(event_id, track, text)
 
     def delta(self, last_id: int, parts: Sequence[TextRun]) -> bytes:
         return self._wire.delta(last_id, parts)

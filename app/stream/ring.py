@@ -1,7 +1,7 @@
 """The events of one stream as columns: every event's text once, no object per event.
 
     index   0        1       2       3        4
-    lane    special  text    text    special  special       which choice and channel
+    track   special  text    text    special  special       which choice and channel
     end     0        5       11      11       11            where the event's text ends
     text    "Hello world"                                   JSON-escaped UTF-8, shared by all readers
     special {0: Opened(…)}           {3: Finished(…)} …
@@ -44,13 +44,13 @@ class TextTrack(NamedTuple):
 
 
 class TextRun(NamedTuple):
-    """Text of one lane: JSON-escaped, without quotes; logprobs entries joined by commas.
+    """Text of one track: JSON-escaped, without quotes; logprobs entries joined by commas.
 
-    `counts` are those of all choices at the last event of the frame, whatever its lane. So the counts at
+    `counts` are those of all choices at the last event of the frame, whatever its track. So the counts at
     an event do not depend on how events were joined into frames.
     """
 
-    lane: TextTrack
+    track: TextTrack
     text: bytes
     logprobs: bytes | None
     counts: Counts | None
@@ -120,14 +120,14 @@ class Ring:
         "_counts",
         "_counts_of",
         "_ends",
-        "_lane_of",
-        "_lanes",
         "_limit_bytes",
         "_logprob_ends",
         "_logprobs",
         "_names",
         "_specials",
         "_text",
+        "_track_of",
+        "_tracks",
         "first_id",
     )
 
@@ -136,11 +136,11 @@ class Ring:
     ) -> None:
         self._limit_bytes = limit_bytes
         self.first_id = first_id
-        self._lanes = array("H")
+        self._tracks = array("H")
         self._ends = array("I")
         self._text = bytearray()
         self._names: list[TextTrack] = []
-        self._lane_of: dict[tuple[int, Channel, int], int] = {}
+        self._track_of: dict[tuple[int, Channel, int], int] = {}
         self._specials: dict[int, ControlEvent] = {}
         self._logprobs = bytearray() if logprobs else None
         self._logprob_ends = array("I")
@@ -151,7 +151,7 @@ class Ring:
     @property
     def last_id(self) -> int:
         """Id of the newest event; `first_id - 1` if there is none."""
-        return self.first_id + len(self._lanes) - 1
+        return self.first_id + len(self._tracks) - 1
 
     @property
     def last(self) -> ControlEvent | None:
@@ -161,9 +161,9 @@ class Ring:
     @property
     def nbytes(self) -> int:
         """Memory of the ring in bytes, exact to a few hundred."""
-        size = _EMPTY_BYTES + len(self._text) + 6 * len(self._lanes) + _SPECIAL_BYTES * len(self._specials)
+        size = _EMPTY_BYTES + len(self._text) + 6 * len(self._tracks) + _SPECIAL_BYTES * len(self._specials)
         if self._logprobs is not None:
-            size += len(self._logprobs) + 4 * len(self._lanes)
+            size += len(self._logprobs) + 4 * len(self._tracks)
         if self._counts is not None:
             size += 96 * len(self._counts)
         return size
@@ -176,13 +176,13 @@ class Ring:
     def append(self, delta: Delta) -> tuple[int, TextTrack, bytes]:
         """Add a delta's text. The caller adds the finish reason as a control event.
 
-        Returns the event's id, lane and escaped text.
+        Returns the event's id, track and escaped text.
         """
         tool = delta.tool
         key = (delta.choice, delta.channel, 0 if tool is None else tool.index)
-        lane = self._lane_of.get(key)
-        if lane is None:
-            lane = self._new_lane(key)
+        track = self._track_of.get(key)
+        if track is None:
+            track = self._new_track(key)
         text = _escape(delta.text)
         self._text += text
         if self._logprobs is not None and delta.logprobs:
@@ -190,38 +190,38 @@ class Ring:
             self._logprobs += b"," + orjson.dumps(delta.logprobs)[1:-1]
         if self._counts is not None:
             self._counts_of[delta.choice] = delta.counts
-        self._push(lane)
-        return self.last_id, self._names[lane - 1], text
+        self._push(track)
+        return self.last_id, self._names[track - 1], text
 
-    def _new_lane(self, key: tuple[int, Channel, int]) -> int:
+    def _new_track(self, key: tuple[int, Channel, int]) -> int:
         self._names.append(TextTrack(*key))
-        lane = self._lane_of[key] = len(self._names)
-        return lane
+        track = self._track_of[key] = len(self._names)
+        return track
 
     def append_special(self, event: ControlEvent) -> None:
         """Add a control event."""
         self._specials[self.last_id + 1] = event
         self._push(_SPECIAL)
 
-    def _push(self, lane: int) -> None:
-        self._lanes.append(lane)
+    def _push(self, track: int) -> None:
+        self._tracks.append(track)
         self._ends.append(len(self._text))
         if self._logprobs is not None:
             self._logprob_ends.append(len(self._logprobs))
         if self._counts is not None:
             self._counts.append(total_counts(self._counts_of))
         # The cheap test first: plain events are little but their text.
-        if len(self._text) + 6 * len(self._lanes) > self._limit_bytes or not self.plain:
+        if len(self._text) + 6 * len(self._tracks) > self._limit_bytes or not self.plain:
             self._trim()
 
     def _trim(self) -> None:
-        if self.nbytes <= self._limit_bytes or len(self._lanes) < 2:
+        if self.nbytes <= self._limit_bytes or len(self._tracks) < 2:
             return
-        drop = len(self._lanes) // 2
+        drop = len(self._tracks) // 2
         base = self._ends[drop - 1]
         del self._text[:base]
         self._ends = array("I", (end - base for end in self._ends[drop:]))
-        del self._lanes[:drop]
+        del self._tracks[:drop]
         if self._logprobs is not None:
             base = self._logprob_ends[drop - 1]
             del self._logprobs[:base]
@@ -234,33 +234,33 @@ class Ring:
     def after(self, cursor: int) -> tuple[int, ControlEvent | Sequence[TextRun]]:
         """The next step after event `cursor`: `(id of its last event, content)`.
 
-        A control event is a step of its own. Consecutive text events are one step, with one run per lane;
+        A control event is a step of its own. Consecutive text events are one step, with one run per track;
         within a choice the runs have the order reasoning, text, tool. The caller makes sure that
         `first_id - 1 <= cursor < last_id`.
         """
         start = cursor - self.first_id + 1
-        lanes = self._lanes
-        lane = lanes[start]
-        if lane == _SPECIAL:
+        tracks = self._tracks
+        track = tracks[start]
+        if track == _SPECIAL:
             return cursor + 1, self._specials[cursor + 1]
         stop = start + 1
-        if stop == len(lanes):
-            return cursor + 1, (self._text_run(lane, start, stop),)
+        if stop == len(tracks):
+            return cursor + 1, (self._text_run(track, start, stop),)
         return self._coalesced(start)
 
     def _coalesced(self, start: int) -> tuple[int, Sequence[TextRun]]:
         merged: dict[int, list[TextRun]] = {}
         rank: dict[int, int] = {}
         stop, size = start, 0
-        for lane, run_start, run_stop in self._runs(start):
-            if lane == _SPECIAL or size > _MAX_FRAME_BYTES:
+        for track, run_start, run_stop in self._runs(start):
+            if track == _SPECIAL or size > _MAX_FRAME_BYTES:
                 break
-            name = self._names[lane - 1]
+            name = self._names[track - 1]
             if _RANK[name.channel] < rank.get(name.choice, 0):
                 break
             rank[name.choice] = _RANK[name.channel]
-            run = self._text_run(lane, run_start, run_stop)
-            merged.setdefault(lane, []).append(run)
+            run = self._text_run(track, run_start, run_stop)
+            merged.setdefault(track, []).append(run)
             size += len(run.text)
             stop = run_stop
         counts = self._counts[stop - 1] if self._counts is not None else None
@@ -268,18 +268,18 @@ class Ring:
         return self.first_id + stop - 1, joined
 
     def _runs(self, start: int) -> Iterator[tuple[int, int, int]]:
-        """Runs of one lane from index `start`: lane, first index, end. At most a frame's bytes each."""
-        lanes, ends = self._lanes, self._ends
-        index, count = start, len(lanes)
+        """Runs of one track from index `start`: track, first index, end. At most a frame's bytes each."""
+        tracks, ends = self._tracks, self._ends
+        index, count = start, len(tracks)
         while index < count:
-            lane, first = lanes[index], index
+            track, first = tracks[index], index
             limit = ends[index] + _MAX_FRAME_BYTES
             index += 1
-            while index < count and lanes[index] == lane != _SPECIAL and ends[index] <= limit:
+            while index < count and tracks[index] == track != _SPECIAL and ends[index] <= limit:
                 index += 1
-            yield lane, first, index
+            yield track, first, index
 
-    def _text_run(self, lane: int, start: int, stop: int) -> TextRun:
+    def _text_run(self, track: int, start: int, stop: int) -> TextRun:
         ends = self._ends
         text = bytes(self._text[ends[start - 1] if start else 0 : ends[stop - 1]])
         logprobs = None
@@ -287,15 +287,15 @@ class Ring:
             lp = self._logprob_ends
             logprobs = bytes(self._logprobs[lp[start - 1] if start else 0 : lp[stop - 1]][1:])
         counts = self._counts[stop - 1] if self._counts is not None else None
-        return TextRun(self._names[lane - 1], text, logprobs, counts)
+        return TextRun(self._names[track - 1], text, logprobs, counts)
 
     def whole(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """All text by lane, and all control events, in the order in which they began."""
+        """All text by track, and all control events, in the order in which they began."""
         merged: dict[int, list[TextRun]] = {}
-        for lane, start, stop in self._runs(0):
-            if lane != _SPECIAL:
-                merged.setdefault(lane, []).append(self._text_run(lane, start, stop))
-        parts = {self._names[lane - 1]: _join(runs) for lane, runs in merged.items()}
+        for track, start, stop in self._runs(0):
+            if track != _SPECIAL:
+                merged.setdefault(track, []).append(self._text_run(track, start, stop))
+        parts = {self._names[track - 1]: _join(runs) for track, runs in merged.items()}
         return parts, [self._specials[i] for i in sorted(self._specials)]
 
     def dump(self, after: int, *, done: bool = False) -> tuple[int, bytes] | None:
@@ -304,7 +304,7 @@ class Ring:
         With `done`, the segment ends in the `Done` that is still to come.
         """
         start = max(0, after + 1 - self.first_id)
-        if start >= len(self._lanes) and not done:
+        if start >= len(self._tracks) and not done:
             return None
         first_id = self.first_id + start
         lengths, text = _cut(self._ends, self._text, start)
@@ -313,10 +313,10 @@ class Ring:
         if self._logprobs is not None:
             logprob_lengths, logprobs = _cut(self._logprob_ends, self._logprobs, start)
         specials = [(i - first_id, _KIND_OF[type(e)], e) for i, e in self._specials.items() if i >= first_id]
-        lanes = self._lanes[start:]
+        tracks = self._tracks[start:]
         counts = None if self._counts is None else list(chain.from_iterable(self._counts[start:]))
         piece = segment.Segment(
-            first_id, self._names, specials, lanes, lengths, text, logprobs, logprob_lengths, counts
+            first_id, self._names, specials, tracks, lengths, text, logprobs, logprob_lengths, counts
         )
         return first_id, segment.pack(piece.with_last(_KIND_OF[Done], Done()) if done else piece)
 
@@ -348,10 +348,10 @@ class Ring:
             piece = piece.without_first(self.last_id + 1 - piece.first_id)
         if (self._logprobs is None, self._counts is None) != (piece.logprobs is None, piece.counts is None):
             raise ValueError("segments of different streams")
-        lane_of = [_SPECIAL, *(self._lane_of.get(key) or self._new_lane(key) for key in piece.names)]
+        track_of = [_SPECIAL, *(self._track_of.get(key) or self._new_track(key) for key in piece.names)]
         for index, kind, fields in piece.specials:
             self._specials[piece.first_id + index] = _special(kind, fields)
-        self._lanes.extend(lane_of[lane] for lane in piece.lanes)
+        self._tracks.extend(track_of[track] for track in piece.tracks)
         self._ends.extend(_ends(piece.lengths, len(self._text)))
         self._text += piece.text
         if self._logprobs is not None and piece.logprobs is not None:
@@ -360,7 +360,7 @@ class Ring:
         if self._counts is not None:
             numbers = iter(piece.counts or ())
             self._counts.extend(map(Counts, numbers, numbers, numbers, numbers))
-        while self.nbytes > self._limit_bytes and len(self._lanes) > 1:
+        while self.nbytes > self._limit_bytes and len(self._tracks) > 1:
             self._trim()
 
 
@@ -387,7 +387,7 @@ def _join(parts: Sequence[TextRun]) -> TextRun:
     logprobs = None
     if parts[0].logprobs is not None:
         logprobs = b",".join(p.logprobs for p in parts if p.logprobs)
-    return TextRun(parts[0].lane, b"".join(p.text for p in parts), logprobs, parts[-1].counts)
+    return TextRun(parts[0].track, b"".join(p.text for p in parts), logprobs, parts[-1].counts)
 
 
 def _escape(text: str) -> bytes:

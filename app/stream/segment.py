@@ -2,7 +2,7 @@
 
     version, 1 byte  crc32 of what follows, 4 bytes  header as JSON, one line  columns
 
-    header   {"first_id", "names": lanes, "specials": [[index, kind, fields]…],
+    header   {"first_id", "names": tracks, "specials": [[index, kind, fields]…],
               "columns": [[name, type, bytes]…]}
     columns  lanes, lengths, text; logprobs, logprob_lengths, counts if the ring has them
 
@@ -30,14 +30,14 @@ _WIDTHS = (("B", 1 << 8), ("H", 1 << 16), ("I", 1 << 32))
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Events from `first_id` on, column by column; lane 0 is a control event."""
+    """Events from `first_id` on, column by column; track 0 is a control event."""
 
     first_id: int
     names: Sequence[tuple[int, Channel, int]]
-    """Choice, channel and tool of lane 1, 2, …"""
+    """Choice, channel and tool of track 1, 2, …"""
     specials: Sequence[tuple[int, str, Any]]
     """Index and kind of each control event, and the event or its fields."""
-    lanes: Sequence[int]
+    tracks: Sequence[int]
     lengths: Sequence[int]
     text: bytes
     logprobs: bytes | None = None
@@ -50,8 +50,8 @@ class Segment:
         return Segment(
             self.first_id,
             self.names,
-            [*self.specials, (len(self.lanes), kind, event)],
-            [*self.lanes, 0],
+            [*self.specials, (len(self.tracks), kind, event)],
+            [*self.tracks, 0],
             [*self.lengths, 0],
             self.text,
             self.logprobs,
@@ -69,7 +69,7 @@ class Segment:
             self.first_id + num_events,
             self.names,
             [(i - num_events, kind, fields) for i, kind, fields in self.specials if i >= num_events],
-            self.lanes[num_events:],
+            self.tracks[num_events:],
             self.lengths[num_events:],
             self.text[sum(self.lengths[:num_events]) :],
             logprobs,
@@ -107,12 +107,13 @@ def unpack(raw: bytes) -> Segment:
     for name, kind, size in header.pop("columns"):
         columns[name] = _numbers(kind, content[start : start + size])
         start += size
+    columns["tracks"] = columns.pop("lanes")
     header["names"] = [tuple(name) for name in header["names"]]
     return Segment(**header, **columns)
 
 
 def _columns(piece: Segment) -> Iterator[tuple[str, str, bytes]]:
-    yield "lanes", *_narrow(piece.lanes)
+    yield "lanes", *_narrow(piece.tracks)
     yield "lengths", *_narrow(piece.lengths)
     yield "text", "", piece.text
     if piece.logprobs is not None and piece.logprob_lengths is not None:

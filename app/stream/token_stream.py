@@ -50,7 +50,7 @@ STORAGE = "storage"
 class Wire(Protocol):
     """Writes events as the bytes of frames."""
 
-    def text(self, event_id: int, lane: TextTrack, text: bytes) -> bytes:
+    def text(self, event_id: int, track: TextTrack, text: bytes) -> bytes:
         """One frame with the escaped text of one event, without log probabilities and counts."""
         ...
 
@@ -152,9 +152,9 @@ class TokenStream:
         self._wake()
 
     def _append_text(self, delta: Delta) -> None:
-        event_id, lane, text = self._ring.append(delta)
+        event_id, track, text = self._ring.append(delta)
         if self.readers and self._plain:
-            self._frame = (event_id - 1, event_id, self._wire.text(event_id, lane, text))
+            self._frame = (event_id - 1, event_id, self._wire.text(event_id, track, text))
 
     def notice(self, field: str, value: Mapping[str, Any]) -> None:
         """Release a chunk without choices."""
@@ -232,7 +232,7 @@ class TokenStream:
         return self._ring.dump(after, done=done)
 
     def held(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """Text by lane and control events, as far as they are still in the ring."""
+        """Text by track and control events, as far as they are still in the ring."""
         return self._ring.whole()
 
     async def opened(self) -> None:
@@ -306,7 +306,7 @@ class TokenStream:
         return last_id, frame
 
     def whole(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
-        """All text by lane and control events so far, for an answer in one piece. Raises ReplayExpired."""
+        """All text by track and control events so far, for an answer in one piece. Raises ReplayExpired."""
         self._check_held(0)
         return self._ring.whole()
 

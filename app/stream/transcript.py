@@ -24,7 +24,7 @@ def answers(parts: Mapping[TextTrack, TextRun], specials: Sequence[ControlEvent]
     """The answers in everything that a ring holds, by choice."""
     calls: dict[int, list[dict[str, Any]]] = {}
     ends: dict[int, tuple[str, str | int | None]] = {}
-    choices = dict.fromkeys(lane.choice for lane in parts)
+    choices = dict.fromkeys(track.choice for track in parts)
     for event in specials:
         match event:
             case ToolStarted(choice, tool):
@@ -55,6 +55,6 @@ def _message(
     return message
 
 
-def _text(parts: Mapping[TextTrack, TextRun], lane: TextTrack) -> str | None:
-    run = parts.get(lane)
+def _text(parts: Mapping[TextTrack, TextRun], track: TextTrack) -> str | None:
+    run = parts.get(track)
     return None if run is None else orjson.loads(b'"' + run.text + b'"')

@@ -22,7 +22,7 @@ PATH = "/api/chat/completions"
 
 
 @dataclass(slots=True)
-class Asked:
+class Attempt:
     """One attempt. Times are monotonic, in seconds; status 0 is no answer at all."""
 
     key: int
@@ -86,25 +86,25 @@ class Asker:
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
 
-    async def ask(self, key: int, body: bytes) -> Asked:
+    async def ask(self, key: int, body: bytes) -> Attempt:
         """Send one chat, and read its answer to the end whatever it is. Raises nothing of the network's."""
         payload = b"%s%d\r\n\r\n%s" % (self._heads[key], len(body), body)
-        asked = Asked(key, time.monotonic())
+        attempt = Attempt(key, time.monotonic())
         try:
-            if not (self._idle and await self._used_again(payload, asked)):
+            if not (self._idle and await self._used_again(payload, attempt)):
                 connection = await self._connect()
-                await connection.exchange(payload, asked)
+                await connection.exchange(payload, attempt)
         except OSError:
-            asked.code = "connection"
-        asked.ended_at_s = time.monotonic()
-        return asked
+            attempt.code = "connection"
+        attempt.ended_at_s = time.monotonic()
+        return attempt
 
-    async def _used_again(self, payload: bytes, asked: Asked) -> bool:
+    async def _used_again(self, payload: bytes, attempt: Attempt) -> bool:
         """Whether a kept connection took it: the server may close one just when it is used."""
         try:
-            await self._idle.pop().exchange(payload, asked)
+            await self._idle.pop().exchange(payload, attempt)
         except OSError:
-            if asked.status:
+            if attempt.status:
                 raise
             return False
         return True
@@ -142,15 +142,15 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, asker: Asker) -> None:
         self._asker = asker
-        self._asked: Asked | None = None
+        self._attempt: Attempt | None = None
         self._done: asyncio.Future[None] | None = None
         self._head = b""
         self._tail = b""
         self._left = 0
         """Bytes of a body of known length still to come."""
 
-    async def exchange(self, payload: bytes, asked: Asked) -> None:
-        self._asked, self._head, self._tail = asked, b"", b""
+    async def exchange(self, payload: bytes, attempt: Attempt) -> None:
+        self._attempt, self._head, self._tail = attempt, b"", b""
         self._done = asyncio.get_running_loop().create_future()
         self.transport.write(payload)
         try:
@@ -169,63 +169,63 @@ class _Connection(asyncio.Protocol):
             self._done.set_exception(ConnectionError("closed within an answer"))
 
     def data_received(self, data: bytes) -> None:
-        asked = self._asked
-        if asked is None:
+        attempt = self._attempt
+        if attempt is None:
             return
-        if not asked.status:
+        if not attempt.status:
             self._head += data
             head, end, data = self._head.partition(b"\r\n\r\n")
             if not end:
                 return
-            self._read_head(head, asked)
-        self._take(data, asked)
+            self._read_head(head, attempt)
+        self._take(data, attempt)
 
-    def _read_head(self, head: bytes, asked: Asked) -> None:
+    def _read_head(self, head: bytes, attempt: Attempt) -> None:
         first, *lines = head.split(b"\r\n")
-        asked.status = int(first.split(b" ", 2)[1])
+        attempt.status = int(first.split(b" ", 2)[1])
         headers = {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}
         self._left = int(headers.get(b"content-length", b"-1"))
         if b"retry-after" in headers:
-            asked.retry_after_s = float(headers[b"retry-after"])
-        asked.should_retry = headers.get(b"x-should-retry") != b"false"
+            attempt.retry_after_s = float(headers[b"retry-after"])
+        attempt.should_retry = headers.get(b"x-should-retry") != b"false"
 
-    def _take(self, data: bytes, asked: Asked) -> None:
+    def _take(self, data: bytes, attempt: Attempt) -> None:
         self._tail = (self._tail + data)[-TAIL_BYTES:]
         if self._left >= 0:
             self._left -= len(data)
             if self._left <= 0:
-                self._end(asked)
+                self._end(attempt)
             return
-        if asked.first_at_s is None and _CONTENT.search(data):
-            asked.first_at_s = time.monotonic()
+        if attempt.first_at_s is None and _CONTENT.search(data):
+            attempt.first_at_s = time.monotonic()
         frames = data.count(b"\n\n")
         if frames:
-            asked.frames += frames
-            self._asker.on_frames(asked.key, frames)
+            attempt.frames += frames
+            self._asker.on_frames(attempt.key, frames)
         if self._tail.endswith(LAST_CHUNK):
-            self._end(asked)
+            self._end(attempt)
 
-    def _end(self, asked: Asked) -> None:
-        if asked.status == 200:
+    def _end(self, attempt: Attempt) -> None:
+        if attempt.status == 200:
             for event in _DATA.findall(self._tail):
-                _read_event(json.loads(event), asked)
+                _read_event(json.loads(event), attempt)
         else:
-            asked.code = _code(self._tail)
-        self._asked = None
+            attempt.code = _code(self._tail)
+        self._attempt = None
         if self._done is not None and not self._done.done():
             self._asker.free(self)
             self._done.set_result(None)
 
 
-def _read_event(chunk: dict[str, Any], asked: Asked) -> None:
+def _read_event(chunk: dict[str, Any], attempt: Attempt) -> None:
     if error := chunk.get("error"):
-        asked.code = str(error.get("code"))
+        attempt.code = str(error.get("code"))
     for choice in chunk.get("choices") or ():
-        asked.finish_reason = choice.get("finish_reason") or asked.finish_reason
+        attempt.finish_reason = choice.get("finish_reason") or attempt.finish_reason
     if usage := chunk.get("usage"):
-        asked.prompt_tokens = usage["prompt_tokens"]
-        asked.completion_tokens = usage["completion_tokens"]
-        asked.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        attempt.prompt_tokens = usage["prompt_tokens"]
+        attempt.completion_tokens = usage["completion_tokens"]
+        attempt.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
 def _code(body: bytes) -> str:

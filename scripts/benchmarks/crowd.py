@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scripts.benchmarks.asking import Asked, Asker
+from scripts.benchmarks.asking import Asker, Attempt
 
 MOST_ATTEMPTS = 6
 UNTOLD_S = 1.0
@@ -23,11 +23,11 @@ NextChat = Callable[[int], bytes]
 
 
 @dataclass(slots=True)
-class Wish:
+class ClientRequest:
     """One request of one client, and every attempt at it that has ended."""
 
     obeys: bool
-    attempts: list[Asked] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
 
 
 class Crowd:
@@ -38,14 +38,14 @@ class Crowd:
         asker: Asker,
         next_chat: NextChat,
         rng: random.Random,
-        on_ended: Callable[[Asked], None] = lambda _asked: None,
+        on_ended: Callable[[Attempt], None] = lambda _attempt: None,
     ) -> None:
         self._asker = asker
         self._next_chat = next_chat
         self._rng = rng
         self._on_ended = on_ended
         self._tasks: set[asyncio.Task[None]] = set()
-        self.wishes: list[Wish] = []
+        self.requests: list[ClientRequest] = []
 
     def spawn(self, client: Coroutine[Any, Any, None]) -> None:
         """Run a client beside the others."""
@@ -67,8 +67,8 @@ class Crowd:
     async def in_turn(self, key: int, at_most_s: float = math.inf) -> None:
         """A closed-loop client, without end. After a refusal it waits `Retry-After`, `at_most_s` at most."""
         while True:
-            wish = await self.once(key, obeys=False)
-            last = wish.attempts[-1]
+            request = await self.once(key, obeys=False)
+            last = request.attempts[-1]
             if last.status != 200:
                 await asyncio.sleep(min(last.retry_after_s or UNTOLD_S, at_most_s))
 
@@ -76,19 +76,19 @@ class Crowd:
         """A client that sends one request."""
         await self.once(key, obeys=obeys)
 
-    async def once(self, key: int, *, obeys: bool) -> Wish:
+    async def once(self, key: int, *, obeys: bool) -> ClientRequest:
         """Send one request, with its retries, and return it."""
-        wish = Wish(obeys)
-        self.wishes.append(wish)
+        request = ClientRequest(obeys)
+        self.requests.append(request)
         body = self._next_chat(key)
         while True:
-            asked = await self._asker.ask(key, body)
-            wish.attempts.append(asked)
-            self._on_ended(asked)
-            comes_back = obeys and asked.status in (429, 503) and asked.should_retry
-            if not comes_back or asked.retry_after_s is None or len(wish.attempts) == MOST_ATTEMPTS:
-                return wish
-            await asyncio.sleep(asked.retry_after_s)
+            attempt = await self._asker.ask(key, body)
+            request.attempts.append(attempt)
+            self._on_ended(attempt)
+            comes_back = obeys and attempt.status in (429, 503) and attempt.should_retry
+            if not comes_back or attempt.retry_after_s is None or len(request.attempts) == MOST_ATTEMPTS:
+                return request
+            await asyncio.sleep(attempt.retry_after_s)
 
     async def come(self, rate_per_s: float, seconds: float, obeying: float) -> None:
         """New clients at random times, `rate_per_s` a second. The share `obeying` of them obeys (0 to 1)."""
@@ -107,6 +107,6 @@ class Crowd:
             raise error
 
 
-def attempts(wishes: Sequence[Wish]) -> list[Asked]:
+def attempts(requests: Sequence[ClientRequest]) -> list[Attempt]:
     """Every attempt that has ended."""
-    return [asked for wish in wishes for asked in wish.attempts]
+    return [attempt for request in requests for attempt in request.attempts]

@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from scripts.benchmarks import findings
-from scripts.benchmarks.asking import Asked, Asker
+from scripts.benchmarks.asking import Asker, Attempt
 from scripts.benchmarks.chats import Chats, Shape
 from scripts.benchmarks.crowd import Crowd, attempts
 from scripts.benchmarks.findings import Finding
@@ -95,9 +95,9 @@ class Fairness:
         return results
 
     async def _light_key(self) -> list[Finding]:
-        alone: list[Asked] = []
-        beside: list[Asked] = []
-        flooding: list[Asked] = []
+        alone: list[Attempt] = []
+        beside: list[Attempt] = []
+        flooding: list[Attempt] = []
         for turn in range(self._arguments.turns):
             alone += await self._one_a_second()
             flood = self._crowd()
@@ -106,13 +106,13 @@ class Fairness:
             await asyncio.sleep(STEP_S)
             beside += await self._one_a_second()
             await flood.leave()
-            flooding += attempts(flood.wishes)
+            flooding += attempts(flood.requests)
             await self._node.idle()
             both = f"{_p99_ms(alone):.0f} ms alone, {_p99_ms(beside):.0f} beside the flood"
             findings.tell(f"turn {turn + 1}: TTFT p99 {both}")
         return _light_findings(alone, beside, flooding)
 
-    async def _one_a_second(self) -> list[Asked]:
+    async def _one_a_second(self) -> list[Attempt]:
         """The light key for one turn; the first request warms up."""
         crowd = self._crowd()
         await crowd.once(LIGHT, obeys=False)
@@ -120,7 +120,7 @@ class Fairness:
             crowd.spawn(crowd.want(LIGHT, obeys=False))
             await asyncio.sleep(1)
         await crowd.all_served()
-        return attempts(crowd.wishes[1:])
+        return attempts(crowd.requests[1:])
 
     async def _backlogged(self) -> list[Finding]:
         arguments, crowd = self._arguments, self._crowd()
@@ -133,7 +133,7 @@ class Fairness:
             await asyncio.sleep(STEP_S)
             marks.append(Counter(self._served))
         await crowd.leave()
-        return _backlog_findings(marks, attempts(crowd.wishes))
+        return _backlog_findings(marks, attempts(crowd.requests))
 
     def _crowd(self) -> Crowd:
         return Crowd(self._asker, lambda key: self._chats[key].next(key), self._rng, on_ended=self._settle)
@@ -142,8 +142,8 @@ class Fairness:
         """A frame has one token, nearly always; `_settle` knows the truth."""
         self._served[key] += frames
 
-    def _settle(self, asked: Asked) -> None:
-        self._served[asked.key] += asked.served_tokens - asked.frames
+    def _settle(self, attempt: Attempt) -> None:
+        self._served[attempt.key] += attempt.served_tokens - attempt.frames
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
     return measure_node(arguments, lambda node: Fairness(arguments, node).run(), keys=4)
 
 
-def _light_findings(alone: list[Asked], beside: list[Asked], flooding: list[Asked]) -> list[Finding]:
+def _light_findings(alone: list[Attempt], beside: list[Attempt], flooding: list[Attempt]) -> list[Finding]:
     first, second = ([request.ttft_s for request in seen if request.whole] for seen in (alone, beside))
     p99 = bootstrap_ratio(second, first, partial(np.percentile, q=99))
     p50 = bootstrap_ratio(second, first, np.median)
@@ -167,7 +167,7 @@ def _light_findings(alone: list[Asked], beside: list[Asked], flooding: list[Aske
     ]
 
 
-def _backlog_findings(marks: Sequence[Counter[int]], seen: list[Asked]) -> list[Finding]:
+def _backlog_findings(marks: Sequence[Counter[int]], seen: list[Attempt]) -> list[Finding]:
     total = {key: marks[-1][key] - marks[0][key] for key in (SHORT, LONG)}
     apart = abs(total[SHORT] - total[LONG]) / max(*total.values(), 1)
     steps = [
@@ -206,5 +206,5 @@ def _ms(values_s: Sequence[float], percent: float) -> float:
     return percentile(values_s, percent) * 1e3
 
 
-def _p99_ms(seen: Sequence[Asked]) -> float:
+def _p99_ms(seen: Sequence[Attempt]) -> float:
     return _ms([request.ttft_s for request in seen if request.whole], 99)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from scripts.benchmarks.asking import Asked
+from scripts.benchmarks.asking import Attempt
 from scripts.benchmarks.stats import Ratio, percentile
 
 ALLOWED = (200, 429, 503)
@@ -21,7 +21,7 @@ Better = Literal["lower", "higher"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the table. `verdict` is empty where nothing is asked of the figure."""
+    """One line of the table. `verdict` is empty where nothing is attempt of the figure."""
 
     label: str
     value: str
@@ -64,7 +64,7 @@ def at_least(label: str, value: float, bound: float, form: str = "{:.3g}") -> Fi
 
 
 def unjudged(label: str, value: object, form: str = "{}") -> Finding:
-    """A figure of which nothing is asked."""
+    """A figure of which nothing is attempt."""
     return Finding(label, form.format(value))
 
 
@@ -100,9 +100,9 @@ def write(path: Path, settings: Mapping[str, Any], findings: Sequence[Finding]) 
     path.write_text(json.dumps(record, indent=1, default=str) + "\n")
 
 
-def statuses(seen: Sequence[Asked]) -> list[Finding]:
+def statuses(seen: Sequence[Attempt]) -> list[Finding]:
     """What attempts ended in, and whether every refusal was one that clients can go by."""
-    counts = Counter((asked.status, asked.code) for asked in seen)
+    counts = Counter((attempt.status, attempt.code) for attempt in seen)
     rows = [
         unjudged(f"answers {status or 'none'} {code}".rstrip(), count)
         for (status, code), count in sorted(counts.items())
@@ -110,8 +110,8 @@ def statuses(seen: Sequence[Asked]) -> list[Finding]:
     broken = sum(
         n for (status, code), n in counts.items() if status not in ALLOWED or (status == 200 and code)
     )
-    refused = [asked for asked in seen if asked.status in (429, 503)]
-    waits = [asked.retry_after_s for asked in refused if asked.retry_after_s is not None]
+    refused = [attempt for attempt in seen if attempt.status in (429, 503)]
+    waits = [attempt.retry_after_s for attempt in refused if attempt.retry_after_s is not None]
     honest = sum(1 <= wait <= MAX_RETRY_S for wait in waits)
     return [
         *rows,

@@ -16,9 +16,9 @@ import time
 from collections.abc import Sequence
 
 from scripts.benchmarks import findings
-from scripts.benchmarks.asking import Asked, Asker
+from scripts.benchmarks.asking import Asker, Attempt
 from scripts.benchmarks.chats import Chats, Shape
-from scripts.benchmarks.crowd import Crowd, Wish, attempts
+from scripts.benchmarks.crowd import ClientRequest, Crowd, attempts
 from scripts.benchmarks.findings import Finding, retractions, statuses
 from scripts.benchmarks.node import RETRACTIONS, Node, add_node_arguments, measure_node
 from scripts.benchmarks.stats import percentile
@@ -71,7 +71,7 @@ class Herd:
             steady = await self._full()
             findings.tell(f"a full node: {steady:.0f} tokens/s")
             down_s, answered_s = await asyncio.to_thread(self._restart)
-            series, wishes, ready_s = await self._come()
+            series, requests, ready_s = await self._come()
             end = self._node.metrics()
         finally:
             self._asker.close()
@@ -82,9 +82,9 @@ class Herd:
                 "stop; port answers after start; ready after that, s",
                 f"{down_s:.1f}; {answered_s:.1f}; {ready_s:.1f}",
             ),
-            *statuses(attempts(wishes)),
+            *statuses(attempts(requests)),
             retractions(end.get(RETRACTIONS)),
-            *_first_tokens(wishes, arguments.ttft),
+            *_first_tokens(requests, arguments.ttft),
             findings.unjudged("tokens/s of a full node", f"{steady:.0f}"),
             findings.within(f"seconds until {BACK:.0%} of it", back_s, BACK_WITHIN_S),
             findings.unjudged("tokens/s after that, mean", f"{sum(ended) / max(len(ended), 1):.0f}"),
@@ -114,7 +114,7 @@ class Herd:
             _wait_for_port(self._node.port)
         return stopped_s - began_s, time.monotonic() - stopped_s
 
-    async def _come(self) -> tuple[list[tuple[float, float]], list[Wish], float]:
+    async def _come(self) -> tuple[list[tuple[float, float]], list[ClientRequest], float]:
         """Tokens a second by time since the engine was ready, what the herd met, and when it was ready."""
         arguments, crowd = self._arguments, self._crowd()
         came_at_s = time.monotonic()
@@ -126,7 +126,7 @@ class Herd:
             await asyncio.sleep(STEP_S)
             marks.append((at_s + STEP_S, self._frames))
         await crowd.leave()
-        return _rates(marks), crowd.wishes, ready_at_s - came_at_s
+        return _rates(marks), crowd.requests, ready_at_s - came_at_s
 
     def _crowd(self) -> Crowd:
         return Crowd(self._asker, self._chats.next, self._rng)
@@ -149,14 +149,14 @@ def _rates(marks: Sequence[tuple[float, int]]) -> list[tuple[float, float]]:
     ]
 
 
-def _first_tokens(wishes: Sequence[Wish], target_s: float) -> list[Finding]:
-    let_in: list[Asked] = [request for request in attempts(wishes) if request.first_at_s is not None]
+def _first_tokens(requests: Sequence[ClientRequest], target_s: float) -> list[Finding]:
+    let_in: list[Attempt] = [request for request in attempts(requests) if request.first_at_s is not None]
     ttfts = [request.ttft_s for request in let_in]
     late = sum(ttft_s > target_s for ttft_s in ttfts)
     return [
         findings.unjudged(
             "let in; of them at once",
-            f"{len(let_in)}; {sum(w.attempts[:1] != [] and w.attempts[0].status == 200 for w in wishes)}",
+            f"{len(let_in)}; {sum(w.attempts[:1] != [] and w.attempts[0].status == 200 for w in requests)}",
         ),
         findings.unjudged(
             "TTFT p50, p99, most, s",

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 
 from scripts.benchmarks import findings
-from scripts.benchmarks.asking import Asked, Asker
+from scripts.benchmarks.asking import Asker, Attempt
 from scripts.benchmarks.chats import Chats, Shape
 from scripts.benchmarks.crowd import Crowd, attempts
 from scripts.benchmarks.findings import Finding, statuses
@@ -47,7 +47,7 @@ async def _measure(arguments: argparse.Namespace, node: Node) -> list[Finding]:
     return _findings(seen, Used(at_start, Reading.of(node)), arguments)
 
 
-async def _crowd(arguments: argparse.Namespace, node: Node) -> Sequence[Asked]:
+async def _crowd(arguments: argparse.Namespace, node: Node) -> Sequence[Attempt]:
     """All clients for so long; every attempt that ended."""
     asker = Asker(node.port, node.keys)
     chats = Chats(node.model, CHATS, arguments.seed)
@@ -59,10 +59,10 @@ async def _crowd(arguments: argparse.Namespace, node: Node) -> Sequence[Asked]:
         await crowd.leave()
     finally:
         asker.close()
-    return attempts(crowd.wishes)
+    return attempts(crowd.requests)
 
 
-def _findings(seen: Sequence[Asked], used: Used, arguments: argparse.Namespace) -> list[Finding]:
+def _findings(seen: Sequence[Attempt], used: Used, arguments: argparse.Namespace) -> list[Finding]:
     served = sorted((request for request in seen if request.whole), key=lambda request: request.sent_at_s)
     busiest_tokens = most_within(
         [(request.sent_at_s, request.prompt_tokens + request.completion_tokens) for request in served]

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scripts.benchmarks import findings
-from scripts.benchmarks.asking import Asked, Asker
+from scripts.benchmarks.asking import Asker, Attempt
 from scripts.benchmarks.chats import Chats, Shape
-from scripts.benchmarks.crowd import Crowd, Wish, attempts
+from scripts.benchmarks.crowd import ClientRequest, Crowd, attempts
 from scripts.benchmarks.findings import Finding, retractions, statuses
 from scripts.benchmarks.node import RETRACTIONS, Node, Reading, Used, add_node_arguments, measure_node
 from scripts.benchmarks.stats import bootstrap_ratio, percentile, share
@@ -58,12 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of load: what was asked in it, and how many good answers ended in each of its bins."""
+    """A stretch of load: what was sent in it, and how many good answers ended in each of its bins."""
 
-    wishes: Sequence[Wish]
+    requests: Sequence[ClientRequest]
     started_at_s: float
     seconds: float
-    good: list[Asked]
+    good: list[Attempt]
 
     @property
     def per_s(self) -> float:
@@ -73,10 +73,10 @@ class Phase:
     def bins(self, weight: str = "") -> list[float]:
         """Good answers, or a sum over them, by when they ended."""
         totals = [0.0] * max(int(self.seconds / BIN_S), 1)
-        for asked in self.good:
-            at = int(((asked.ended_at_s or 0.0) - self.started_at_s) / BIN_S)
+        for attempt in self.good:
+            at = int(((attempt.ended_at_s or 0.0) - self.started_at_s) / BIN_S)
             if at < len(totals):
-                totals[at] += getattr(asked, weight) if weight else 1
+                totals[at] += getattr(attempt, weight) if weight else 1
         return totals
 
 
@@ -103,10 +103,10 @@ class Overload:
         finally:
             self._asker.close()
         return [
-            *statuses(attempts(over.wishes)),
+            *statuses(attempts(over.requests)),
             retractions(used.risen(RETRACTIONS)),
             *_throughput(alone, over, rate, arguments),
-            *_retries(over.wishes),
+            *_retries(over.requests),
             findings.unjudged("waited for room, mean, s", f"{used.mean('tokenring_queue_seconds'):.2f}"),
             findings.unjudged("server, engine, whole machine busy, CPUs", used.cpus()),
         ]
@@ -117,7 +117,7 @@ class Overload:
         for number in map(int, self._arguments.clients.split(",")):
             phase = await self._closed(number, self._arguments.search)
             findings.tell(
-                f"{number} clients: {phase.per_s:.2f} good answers/s of {len(phase.wishes)} requests"
+                f"{number} clients: {phase.per_s:.2f} good answers/s of {len(phase.requests)} requests"
             )
             if best is not None and phase.per_s < 0.8 * best.per_s:
                 break
@@ -148,13 +148,13 @@ class Overload:
         await crowd.leave()
         await self._node.idle()
         good = [
-            asked
-            for asked in attempts(crowd.wishes)
-            if asked.ttft_s <= self._arguments.ttft
-            and asked.took_s <= self._arguments.deadline
-            and started_at_s <= (asked.ended_at_s or 0.0) < ended_at_s
+            attempt
+            for attempt in attempts(crowd.requests)
+            if attempt.ttft_s <= self._arguments.ttft
+            and attempt.took_s <= self._arguments.deadline
+            and started_at_s <= (attempt.ended_at_s or 0.0) < ended_at_s
         ]
-        return Phase(crowd.wishes, started_at_s, ended_at_s - started_at_s, good)
+        return Phase(crowd.requests, started_at_s, ended_at_s - started_at_s, good)
 
     def _crowd(self) -> Crowd:
         return Crowd(self._asker, self._chats.next, self._rng)
@@ -168,8 +168,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _throughput(
     alone: Sequence[Phase], over: Phase, rate: float, arguments: argparse.Namespace
 ) -> list[Finding]:
-    ttfts = [asked.ttft_s for asked in attempts(over.wishes) if asked.first_at_s is not None]
-    late = [asked for asked in attempts(over.wishes) if asked.whole and asked.ttft_s > arguments.ttft]
+    ttfts = [attempt.ttft_s for attempt in attempts(over.requests) if attempt.first_at_s is not None]
+    late = [
+        attempt for attempt in attempts(over.requests) if attempt.whole and attempt.ttft_s > arguments.ttft
+    ]
     name = "completion_tokens"
     return [
         findings.unjudged("clients/s that came", f"{rate:.1f}"),
@@ -192,11 +194,13 @@ def _throughput(
     ]
 
 
-def _retries(wishes: Sequence[Wish]) -> list[Finding]:
-    came = [wish for wish in wishes if wish.obeys and len(wish.attempts) > 1]
-    let_in = sum(wish.attempts[1].status == 200 for wish in came)
-    refused = [wish for wish in wishes if wish.attempts and wish.attempts[0].status in (429, 503)]
-    hopeless = sum(not wish.attempts[0].should_retry for wish in refused)
+def _retries(requests: Sequence[ClientRequest]) -> list[Finding]:
+    came = [request for request in requests if request.obeys and len(request.attempts) > 1]
+    let_in = sum(request.attempts[1].status == 200 for request in came)
+    refused = [
+        request for request in requests if request.attempts and request.attempts[0].status in (429, 503)
+    ]
+    hopeless = sum(not request.attempts[0].should_retry for request in refused)
     return [
         findings.unjudged("refused at first; of them told not to come again", f"{len(refused)}; {hopeless}"),
         findings.unjudged("came back when told", len(came)),

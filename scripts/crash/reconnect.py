@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.crash.asked import Asked, Heard, Misheard
 from scripts.crash.books import Row
 from scripts.crash.findings import Findings
 from scripts.crash.http import Connection, get_json
+from scripts.crash.sent_request import Heard, Misheard, SentRequest
 
 CHECKPOINT_S = 1.0
 _UNTOLD = 8
@@ -36,13 +36,13 @@ class Replay:
     misheard: str | None = None
 
 
-async def come_back(port: int, asked: Asked, after: int) -> Replay:
+async def come_back(port: int, sent: SentRequest, after: int) -> Replay:
     """Attach to a stream after event `after`. Raises one of `Gone`."""
-    path = f"{asked.path}/chat/completions/{asked.request_id}"
+    path = f"{sent.path}/chat/completions/{sent.request_id}"
     async with await Connection.to(port) as connection:
         back = {"accept": "text/event-stream", "last-event-id": str(after)}
         answer = await connection.ask("GET", path, headers=back)
-        replay = Replay(answer.status, None, Heard(counted=asked.heard.counted, last_id=after))
+        replay = Replay(answer.status, None, Heard(counted=sent.heard.counted, last_id=after))
         if answer.status == 200:
             try:
                 async for event in answer.events():
@@ -57,44 +57,44 @@ async def come_back(port: int, asked: Asked, after: int) -> Replay:
 class Reconnect:
     """The checks of one request whose server has died or stopped."""
 
-    def __init__(self, asked: Asked, row: Row | None, bounds: Bounds, findings: Findings) -> None:
-        self._asked = asked
+    def __init__(self, sent: SentRequest, row: Row | None, bounds: Bounds, findings: Findings) -> None:
+        self._sent = sent
         self._row = row
         self._bounds = bounds
         self._findings = findings
 
     def _check(self, holds: object, what: str, **facts: object) -> bool:
-        asked, row = self._asked, self._row
+        sent, row = self._sent, self._row
         identity = {
-            "id": asked.request_id,
-            "number": asked.number,
-            "body": asked.body,
-            "key": asked.key,
-            "heard": (asked.heard.last_id, asked.heard.tokens, asked.heard.finish_reasons, asked.heard.done),
+            "id": sent.request_id,
+            "number": sent.number,
+            "body": sent.body,
+            "key": sent.key,
+            "heard": (sent.heard.last_id, sent.heard.tokens, sent.heard.finish_reasons, sent.heard.done),
             "bill": None if row is None else row.bill._asdict(),
         }
         return self._findings.check(holds, what, **identity, **facts)
 
     async def run(self, port: int, rng: random.Random) -> None:
         """Do all checks. Raises one of `Gone`: then do them again."""
-        asked, row = self._asked, self._row
-        self._check(asked.misheard is None, "what a client hears is in order", misheard=asked.misheard)
+        sent, row = self._sent, self._row
+        self._check(sent.misheard is None, "what a client hears is in order", misheard=sent.misheard)
         if row is None:
             await self._check_never_was(port)
             return
-        whole = await come_back(port, asked, 0)
-        places = [asked.heard.last_id, *(mark.id for mark in asked.heard.marks)]
-        resumed = [(after, await come_back(port, asked, after)) for after in {places[0], rng.choice(places)}]
+        whole = await come_back(port, sent, 0)
+        places = [sent.heard.last_id, *(mark.id for mark in sent.heard.marks)]
+        resumed = [(after, await come_back(port, sent, after)) for after in {places[0], rng.choice(places)}]
         path = f"/api/conversations/{row.conversation_id}"
-        view = await get_json(port, path) if asked.stored and not asked.refused else None
+        view = await get_json(port, path) if sent.stored and not sent.refused else None
         self._findings.ended("interrupted" if row.interrupted else str(row.bill.outcome))
-        at_end = await come_back(port, asked, whole.heard.last_id)
+        at_end = await come_back(port, sent, whole.heard.last_id)
         self._check_prompt(row)
         if row.interrupted:
             self._check_interrupted_bill(row)
         else:
             self._check_settled_bill(row)
-        if asked.refused:
+        if sent.refused:
             return
         self._check_whole(row, whole)
         self._check(at_end.status == 204, "after [DONE] there is nothing", status=at_end.status)
@@ -106,11 +106,11 @@ class Reconnect:
 
     async def _check_never_was(self, port: int) -> None:
         """A request without a row has released nothing, and is not known."""
-        asked = self._asked
-        released = asked.heard.tokens > 0 or asked.heard.done
+        sent = self._sent
+        released = sent.heard.tokens > 0 or sent.heard.done
         self._check(not released, "no token is released before its reservation is durable")
-        if asked.request_id is not None and not asked.refused:
-            replay = await come_back(port, asked, asked.heard.last_id)
+        if sent.request_id is not None and not sent.refused:
+            replay = await come_back(port, sent, sent.heard.last_id)
             facts = {"status": replay.status, "code": replay.code}
             self._check(replay.status == 404, "what died before its reservation is not found", **facts)
 
@@ -118,14 +118,14 @@ class Reconnect:
 
     def _check_prompt(self, row: Row) -> None:
         """The scripted prompt is its words and one for the role."""
-        asked = self._asked
-        if asked.scripted and asked.continues is None and row.bill.outcome != "draining":
-            words = asked.prompt_words + 1
+        sent = self._sent
+        if sent.scripted and sent.continues is None and row.bill.outcome != "draining":
+            words = sent.prompt_words + 1
             self._check(row.bill.prompt_tokens == words, "the prompt is billed as it was sent", words=words)
 
     def _check_interrupted_bill(self, row: Row) -> None:
-        asked, heard, billed = self._asked, self._asked.heard, row.bill.released_tokens
-        killed_at_s = asked.life.killed_at_s
+        sent, heard, billed = self._sent, self._sent.heard, row.bill.released_tokens
+        killed_at_s = sent.life.killed_at_s
         self._check(not heard.done or heard.error is not None, "an end is told only once it is settled")
         due_before_s = killed_at_s - CHECKPOINT_S - self._bounds.margin_s
         due = max((mark.tokens for mark in heard.marks if mark.at_s <= due_before_s), default=0)
@@ -135,31 +135,31 @@ class Reconnect:
         if heard.tokens > billed:
             self._findings.short(heard.tokens - billed, killed_at_s - first_unbilled)
         self._check_not_over(billed)
-        if asked.body.get("stream") and not asked.left and heard.tokens:
+        if sent.body.get("stream") and not sent.left and heard.tokens:
             self._findings.ahead_tokens = max(self._findings.ahead_tokens, billed - heard.tokens)
-            in_flight = asked.n * (2 + self._bounds.rate * self._bounds.margin_s)
+            in_flight = sent.n * (2 + self._bounds.rate * self._bounds.margin_s)
             self._check(billed <= heard.tokens + in_flight, "nothing is billed that was not on its way")
 
     def _check_not_over(self, billed: int) -> None:
         """Not more than the whole answer, nor than the engine can have made in the time."""
-        asked = self._asked
-        self._check(billed <= asked.length * asked.n, "no more is billed than the whole answer")
-        lived_s = asked.life.killed_at_s - asked.sent_at_s
-        made = asked.n * (2 + 1.25 * self._bounds.rate * lived_s)
-        self._check(billed <= made or not asked.scripted, "no more is billed than was generated", made=made)
+        sent = self._sent
+        self._check(billed <= sent.length * sent.n, "no more is billed than the whole answer")
+        lived_s = sent.life.killed_at_s - sent.sent_at_s
+        made = sent.n * (2 + 1.25 * self._bounds.rate * lived_s)
+        self._check(billed <= made or not sent.scripted, "no more is billed than was generated", made=made)
 
     def _check_settled_bill(self, row: Row) -> None:
-        asked, heard, bill = self._asked, self._asked.heard, row.bill
-        if bill.outcome == asked.finish_reason:
+        sent, heard, bill = self._sent, self._sent.heard, row.bill
+        if bill.outcome == sent.finish_reason:
             made = bill.released_tokens + bill.cut_tokens
-            self._check(made == asked.length * asked.n, "a whole answer is billed whole")
+            self._check(made == sent.length * sent.n, "a whole answer is billed whole")
             return
-        stopped = bill.outcome == "abort" and asked.cancelled
-        died = bill.outcome == "draining" and (heard.error is not None or asked.refused is not None)
-        unheard = asked.left or not heard.done
+        stopped = bill.outcome == "abort" and sent.cancelled
+        died = bill.outcome == "draining" and (heard.error is not None or sent.refused is not None)
+        unheard = sent.left or not heard.done
         self._check(stopped or died or unheard, "the outcome is the one that the client was told")
         self._check_not_over(bill.released_tokens)
-        if heard.done and (asked.scripted or heard.error is None):
+        if heard.done and (sent.scripted or heard.error is None):
             self._check(bill.released_tokens == heard.tokens, "what was heard to its end is billed exactly")
 
     # The replay
@@ -169,10 +169,10 @@ class Reconnect:
         facts = {"status": whole.status, "code": whole.code, "misheard": whole.misheard}
         if not self._check(whole.status == 200 and not whole.misheard, "it can be replayed", **facts):
             return
-        asked, heard, billed = self._asked, whole.heard, row.bill.released_tokens
-        right = asked.is_beginning(heard.text)
+        sent, heard, billed = self._sent, whole.heard, row.bill.released_tokens
+        right = sent.is_beginning(heard.text)
         self._check(right, "what is stored is how the answer begins", text=heard.text)
-        of_one = heard.tokens <= billed <= heard.tokens + (0 if asked.scripted else _UNTOLD)
+        of_one = heard.tokens <= billed <= heard.tokens + (0 if sent.scripted else _UNTOLD)
         self._check(of_one, "text and bill are of one moment", replayed=heard.tokens)
         if heard.usage is not None and not heard.counted:
             reported = heard.usage["completion_tokens"]
@@ -180,7 +180,7 @@ class Reconnect:
         self._check_end(row, whole, 0)
 
     def _check_end(self, row: Row, replay: Replay, after: int) -> None:
-        asked, heard = self._asked, replay.heard
+        sent, heard = self._sent, replay.heard
         if not self._check(heard.done, "a replay ends with [DONE]"):
             return
         code = None if heard.error is None else heard.error["code"]
@@ -191,7 +191,7 @@ class Reconnect:
             self._check(counts == billed, "the interruption has the counts", error=heard.error)
             return
         if row.bill.outcome == "draining":
-            was_told = asked.heard.error_id is not None and asked.heard.error_id <= after
+            was_told = sent.heard.error_id is not None and sent.heard.error_id <= after
             self._check(
                 was_told or code == "draining", "a stream cut off by a stop says so", error=heard.error
             )
@@ -199,13 +199,13 @@ class Reconnect:
         outcome = set(str(row.bill.outcome).split(","))
         ended = set(heard.finish_reasons.values()) or outcome
         self._check(code is None and ended == outcome, "the end is as it was", error=heard.error)
-        if asked.heard.done:
-            same = heard.finish_reasons.items() <= asked.heard.finish_reasons.items()
+        if sent.heard.done:
+            same = heard.finish_reasons.items() <= sent.heard.finish_reasons.items()
             self._check(same, "the end is the one that was heard", replayed=heard.finish_reasons)
 
     def _check_resumed(self, row: Row, whole: Replay, after: int, replay: Replay) -> None:
         """After an event that its client had seen: nothing lost, nothing twice."""
-        asked, heard = self._asked, replay.heard
+        sent, heard = self._sent, replay.heard
         facts = {"after": after, "status": replay.status, "code": replay.code, "misheard": replay.misheard}
         if after == whole.heard.last_id:
             self._check(replay.status == 204, "after [DONE] there is nothing", **facts)
@@ -218,15 +218,15 @@ class Reconnect:
             # It had heard more than was stored.
             self._check(not heard.text, "a client that is ahead gets the end alone", **facts)
             return
-        joined = joined_text(asked.heard.text_until(after), heard.text)
+        joined = joined_text(sent.heard.text_until(after), heard.text)
         self._check(joined == whole.heard.text, "what was heard and what is replayed join", **facts)
 
     # The conversation
 
     def _check_stored(self, row: Row, whole: Replay) -> None:
-        asked = self._asked
-        self._check(row.conversation_id == asked.conversation_id, "the answer is in its conversation")
-        self._check(len(row.answers) == asked.n, "each choice has its message", answers=row.answers)
+        sent = self._sent
+        self._check(row.conversation_id == sent.conversation_id, "the answer is in its conversation")
+        self._check(len(row.answers) == sent.n, "each choice has its message", answers=row.answers)
         stored = {answer.choice: answer.text for answer in row.answers if answer.text}
         replayed = {choice: text for choice, text in whole.heard.text.items() if text}
         self._check(stored == replayed, "message and stream say the same", answers=row.answers)
@@ -234,8 +234,8 @@ class Reconnect:
         statuses = {answer.status for answer in row.answers}
         self._check(statuses == {status}, "the message says how it ended", answers=row.answers)
         if status == "complete":
-            as_asked = asked.is_beginning if row.bill.cut_tokens else asked.is_whole
-            self._check(as_asked(stored), "a complete answer is whole", answers=row.answers)
+            as_sent = sent.is_beginning if row.bill.cut_tokens else sent.is_whole
+            self._check(as_sent(stored), "a complete answer is whole", answers=row.answers)
 
     def _check_view(self, row: Row, status: int, view: dict[str, Any]) -> None:
         if not self._check(status == 200, "its conversation can be looked at", view=view):

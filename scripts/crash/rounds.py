@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from app.store.database import FILE_NAME
-from scripts.crash.asked import Asked
 from scripts.crash.books import PRICES, Books, Row
 from scripts.crash.findings import Findings
 from scripts.crash.http import Gone, get_json
 from scripts.crash.reconnect import Bounds, Reconnect
+from scripts.crash.sent_request import SentRequest
 from scripts.crash.server import Server, ServerFailed
 from scripts.crash.traffic import Engine, Traffic
 
@@ -83,7 +83,7 @@ class Rounds:
         self._bounds = Bounds(engine.rate, margin_s)
         self._traffic = Traffic(engine, self._rng, self.findings)
         self._books = Books(self._data_dir / FILE_NAME, self.findings)
-        self._to_check: deque[tuple[Asked, Row | None]] = deque()
+        self._to_check: deque[tuple[SentRequest, Row | None]] = deque()
 
     async def run(self, kills: int) -> None:
         """All rounds, and at last a stop that nobody kills; a server that cannot start ends them."""
@@ -122,11 +122,11 @@ class Rounds:
             await asyncio.sleep(death.drained_s)
         await server.kill()
         await self._over(asking, checking)
-        live = sum(1 for a in self._traffic.asked if a.status in (None, 200) and not a.heard.done)
+        live = sum(1 for a in self._traffic.sent if a.status in (None, 200) and not a.heard.done)
         self.killed_in_flight += live
         print(
             f"kill {kill:3}/{kills}  {death.how:8} after {death.after_s + death.drained_s:4.2f} s"
-            f"  start {ready_s:4.2f} s  asked {len(self._traffic.asked):3}  in flight {live:3}"
+            f"  start {ready_s:4.2f} s  sent {len(self._traffic.sent):3}  in flight {live:3}"
             f"  reconciled {server.reconciled:3}  left to check {len(self._to_check):3}"
             f"  checks {self.findings.num_checks:6}  violations {len(self.findings.violations)}",
             flush=True,
@@ -187,60 +187,60 @@ class Rounds:
     def _take_stock(self) -> None:
         """Read the books, and find the row of each request since the last time."""
         rows = self._books.read()
-        asked = self._traffic.take()
-        for server in {request.life for request in asked}:
+        sent = self._traffic.take()
+        for server in {request.life for request in sent}:
             self._check_log(server)
-        by_id = {request.request_id: request for request in asked if request.request_id is not None}
-        headless = [request for request in asked if request.request_id is None]
+        by_id = {request.request_id: request for request in sent if request.request_id is not None}
+        headless = [request for request in sent if request.request_id is None]
         for row in rows.values():
             if row.id not in by_id:
                 self._adopt(row, headless)
-        for request in asked:
+        for request in sent:
             if request.request_id is not None:
                 self._to_check.append((request, rows.get(request.request_id)))
             elif request.repeats is not None and request.refused is None:
                 self._traffic.to_ask_anew.append(request.repeats)
 
-    def _adopt(self, row: Row, headless: list[Asked]) -> None:
+    def _adopt(self, row: Row, headless: list[SentRequest]) -> None:
         """Give a row to the request whose client never learned its id."""
-        for asked in headless:
+        for sent in headless:
             if row.question is not None:
-                mine = asked.stored and row.question.split(" ")[0] == asked.tag
+                mine = sent.stored and row.question.split(" ")[0] == sent.tag
             else:
-                mine = not asked.stored and asked.body["max_tokens"] * asked.n == row.max_tokens
-                mine &= not asked.scripted or asked.prompt_words + 1 == row.bill.prompt_tokens
+                mine = not sent.stored and sent.body["max_tokens"] * sent.n == row.max_tokens
+                mine &= not sent.scripted or sent.prompt_words + 1 == row.bill.prompt_tokens
             if mine:
-                headless.remove(asked)
-                asked.request_id, asked.conversation_id = row.id, row.conversation_id
-                asked.left = True
+                headless.remove(sent)
+                sent.request_id, sent.conversation_id = row.id, row.conversation_id
+                sent.left = True
                 return
         self.findings.check(holds=False, what="each row is of a request that was sent", row=row)
 
     async def _check_left(self, server: Server) -> None:
         """Let the clients of before come back, until all have or the server is gone."""
         while self._to_check:
-            asked, row = self._to_check[0]
+            sent, row = self._to_check[0]
             try:
-                await Reconnect(asked, row, self._bounds, self.findings).run(server.port, self._rng)
+                await Reconnect(sent, row, self._bounds, self.findings).run(server.port, self._rng)
             except Gone:
                 return
             self._to_check.popleft()
-            self._go_on(asked, row)
+            self._go_on(sent, row)
 
-    def _go_on(self, asked: Asked, row: Row | None) -> None:
-        """What is to be asked of a checked request: its key once more, its conversation's next turn."""
+    def _go_on(self, sent: SentRequest, row: Row | None) -> None:
+        """What is to be sent after a checked request: its key once more, its conversation's next turn."""
         completed = row is not None and row.bill.outcome in ("stop", "length", "abort")
-        if asked.key is not None and not asked.refused:
-            if completed and asked.heard.done and asked.repeats is None:
-                self._traffic.to_repeat.append(asked)
-            elif not completed and asked.continues is None:
-                self._traffic.to_ask_anew.append(asked)
+        if sent.key is not None and not sent.refused:
+            if completed and sent.heard.done and sent.repeats is None:
+                self._traffic.to_repeat.append(sent)
+            elif not completed and sent.continues is None:
+                self._traffic.to_ask_anew.append(sent)
         if row is None or row.conversation_id is None:
-            if asked.continues is not None and row is None:
-                self._traffic.at_rest(asked.continues, first=True)
+            if sent.continues is not None and row is None:
+                self._traffic.at_rest(sent.continues, first=True)
         elif not completed:
             self._traffic.at_rest(row.conversation_id, first=True)
-        elif not asked.heard.done:
+        elif not sent.heard.done:
             self._traffic.at_rest(row.conversation_id)
 
     # A stop that nobody kills
@@ -255,10 +255,10 @@ class Rounds:
         status = await server.stopped()
         self.findings.check(status == 0, "a stop by SIGTERM exits with 0", status=status)
         await self._over(asking)
-        for asked in self._traffic.asked:
-            if asked.status == 200 and not asked.left:
-                has_end = asked.heard.done and (asked.heard.error or asked.heard.finish_reasons)
-                self.findings.check(has_end, "a stop tells each client an end", id=asked.request_id)
+        for sent in self._traffic.sent:
+            if sent.status == 200 and not sent.left:
+                has_end = sent.heard.done and (sent.heard.error or sent.heard.finish_reasons)
+                self.findings.check(has_end, "a stop tells each client an end", id=sent.request_id)
 
     async def _last_look(self) -> None:
         """Once more from the start: nothing was interrupted by the stop; then the file itself."""

@@ -13,9 +13,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.crash.asked import Asked, Heard, Misheard, tag
 from scripts.crash.findings import Findings
 from scripts.crash.http import Answer, Connection, Gone
+from scripts.crash.sent_request import Heard, Misheard, SentRequest, tag
 from scripts.crash.server import Server
 
 MAX_TURNS = 5
@@ -50,23 +50,23 @@ class Traffic:
         self._engine = engine
         self._rng = rng
         self._findings = findings
-        self._num_asked = 0
+        self._num_sent = 0
         self._turns: dict[str, int] = {}
         self.conversations: list[str] = []
         """Conversations that are at rest and can be continued."""
         self.to_continue: deque[str] = deque()
         """Those whose last turn was cut off; they come first."""
-        self.to_repeat: deque[Asked] = deque()
+        self.to_repeat: deque[SentRequest] = deque()
         """Completed ones to send again with their key, which must find the same answer."""
-        self.to_ask_anew: deque[Asked] = deque()
+        self.to_ask_anew: deque[SentRequest] = deque()
         """Interrupted ones to send again with their key, which must make another answer."""
-        self.asked: list[Asked] = []
+        self.sent: list[SentRequest] = []
         """The requests sent since the last `take`."""
 
-    def take(self) -> list[Asked]:
+    def take(self) -> list[SentRequest]:
         """The requests since the last call."""
-        asked, self.asked = self.asked, []
-        return asked
+        sent, self.sent = self.sent, []
+        return sent
 
     async def run(self, server: Server, streams: int) -> None:
         """Keep `streams` clients busy until the server is gone or refuses because it stops."""
@@ -83,15 +83,15 @@ class Traffic:
                 return
 
     async def _one(self, server: Server) -> None:
-        asked = self._next()
-        asked.life = server
-        self.asked.append(asked)
+        sent = self._next()
+        sent.life = server
+        self.sent.append(sent)
         try:
-            await self._ask(server.port, asked)
+            await self._ask(server.port, sent)
         except Misheard as error:
-            asked.misheard = str(error)
-        self._rest(asked)
-        if asked.refused:
+            sent.misheard = str(error)
+        self._rest(sent)
+        if sent.refused:
             await asyncio.sleep(_PAUSE_S)
 
     async def _repeat(self, port: int) -> None:
@@ -112,10 +112,10 @@ class Traffic:
         facts = {"id": first.request_id, "found": again.request_id, "misheard": again.misheard}
         self._findings.check(same and again.misheard is None and again.heard.done, what, **facts)
 
-    def _rest(self, asked: Asked) -> None:
+    def _rest(self, sent: SentRequest) -> None:
         """The conversation of an answer heard to its end can have another turn."""
-        if asked.heard.done and asked.heard.error is None and asked.conversation_id is not None:
-            self.at_rest(asked.conversation_id)
+        if sent.heard.done and sent.heard.error is None and sent.conversation_id is not None:
+            self.at_rest(sent.conversation_id)
 
     def at_rest(self, conversation_id: str, *, first: bool = False) -> None:
         """The conversation can be continued, unless it is long enough."""
@@ -127,7 +127,7 @@ class Traffic:
 
     # What to ask
 
-    def _next(self) -> Asked:
+    def _next(self) -> SentRequest:
         if self.to_ask_anew and self._chance(0.5):
             return _again(self.to_ask_anew.popleft())
         if self.to_continue and self._chance(0.6):
@@ -136,12 +136,12 @@ class Traffic:
             return self._new(self.conversations.pop(self._rng.randrange(len(self.conversations))))
         return self._new(None)
 
-    def _new(self, conversation_id: str | None) -> Asked:
-        number = self._num_asked = self._num_asked + 1
+    def _new(self, conversation_id: str | None) -> SentRequest:
+        number = self._num_sent = self._num_sent + 1
         stored = conversation_id is not None or self._chance(0.5)
         path = "/api" if stored or self._chance(0.25) else "/v1"
         length = self._length()
-        asked = Asked(
+        sent = SentRequest(
             number=number,
             path=path,
             body=self._body(number, length),
@@ -153,10 +153,10 @@ class Traffic:
             heard=Heard(counted=not self._engine.scripted),
         )
         if conversation_id is not None:
-            asked.body["conversation_id"] = conversation_id
+            sent.body["conversation_id"] = conversation_id
         if path == "/api" and not stored:
-            asked.body["store"] = False
-        return asked
+            sent.body["store"] = False
+        return sent
 
     def _length(self) -> int:
         shortest, longest = self._engine.lengths
@@ -186,81 +186,79 @@ class Traffic:
 
     # Asking
 
-    async def _ask(self, port: int, asked: Asked) -> None:
+    async def _ask(self, port: int, sent: SentRequest) -> None:
         """Send a request and hear its answer, as far as this client cares to. Raises Gone, Misheard."""
-        keyed = {} if asked.key is None else {"idempotency-key": asked.key}
-        asked.sent_at_s = time.monotonic()
+        keyed = {} if sent.key is None else {"idempotency-key": sent.key}
+        sent.sent_at_s = time.monotonic()
         async with await Connection.to(port) as connection:
-            answer = await connection.ask("POST", asked.path + "/chat/completions", asked.body, keyed)
-            asked.status = answer.status
+            answer = await connection.ask("POST", sent.path + "/chat/completions", sent.body, keyed)
+            sent.status = answer.status
             if answer.status != 200:
-                await self._refused(asked, answer)
+                await self._refused(sent, answer)
                 return
-            asked.request_id = answer.headers["x-request-id"]
-            self._check_place(asked, answer)
-            asked.conversation_id = answer.headers.get("x-conversation-id")
-            if not asked.body.get("stream"):
-                _hear_whole(asked.heard, await answer.json())
+            sent.request_id = answer.headers["x-request-id"]
+            self._check_place(sent, answer)
+            sent.conversation_id = answer.headers.get("x-conversation-id")
+            if not sent.body.get("stream"):
+                _hear_whole(sent.heard, await answer.json())
                 return
-            left = await self._listen(asked, answer)
+            left = await self._listen(sent, answer)
         if left == "stop":
             async with await Connection.to(port) as connection:
-                path = f"{asked.path}/chat/completions/{asked.request_id}/cancel"
+                path = f"{sent.path}/chat/completions/{sent.request_id}/cancel"
                 await (await connection.ask("POST", path)).json()
-            asked.cancelled = True
+            sent.cancelled = True
         if left in ("stop", "return"):
-            await self._come_back(port, asked)
+            await self._come_back(port, sent)
 
-    def _check_place(self, asked: Asked, answer: Answer) -> None:
+    def _check_place(self, sent: SentRequest, answer: Answer) -> None:
         check = self._findings.check
-        if asked.continues is not None:
-            same = answer.headers.get("x-conversation-id") == asked.continues
-            check(same, "a conversation goes on after a crash", id=asked.request_id)
-        if asked.repeats is not None and asked.life is not None:
-            another = asked.request_id != asked.repeats.request_id
-            check(another, "the key of an interrupted request starts anew", id=asked.request_id)
+        if sent.continues is not None:
+            same = answer.headers.get("x-conversation-id") == sent.continues
+            check(same, "a conversation goes on after a crash", id=sent.request_id)
+        if sent.repeats is not None and sent.life is not None:
+            another = sent.request_id != sent.repeats.request_id
+            check(another, "the key of an interrupted request starts anew", id=sent.request_id)
 
-    async def _listen(self, asked: Asked, answer: Answer) -> str | None:
+    async def _listen(self, sent: SentRequest, answer: Answer) -> str | None:
         """Hear the stream; None at its end, or how the client left it."""
         leaves_as = self._rng.choices([None, "leave", "return", "stop"], [82, 6, 6, 6])[0]
-        leaves_at = self._rng.randint(0, asked.length)
+        leaves_at = self._rng.randint(0, sent.length)
         async for event in answer.events():
-            asked.heard.add(event, time.monotonic())
-            if leaves_as is not None and asked.heard.tokens >= leaves_at and not asked.heard.done:
-                asked.left = True
+            sent.heard.add(event, time.monotonic())
+            if leaves_as is not None and sent.heard.tokens >= leaves_at and not sent.heard.done:
+                sent.left = True
                 return leaves_as
         return None
 
-    async def _come_back(self, port: int, asked: Asked) -> None:
+    async def _come_back(self, port: int, sent: SentRequest) -> None:
         """Attach where the client had left."""
         await asyncio.sleep(self._rng.uniform(0, 0.3))
         async with await Connection.to(port) as connection:
-            path = f"{asked.path}/chat/completions/{asked.request_id}"
-            back = {"accept": "text/event-stream", "last-event-id": str(asked.heard.last_id)}
+            path = f"{sent.path}/chat/completions/{sent.request_id}"
+            back = {"accept": "text/event-stream", "last-event-id": str(sent.heard.last_id)}
             answer = await connection.ask("GET", path, headers=back)
-            if self._findings.check(
-                answer.status == 200, "a live stream is found again", id=asked.request_id
-            ):
-                asked.left = False
+            if self._findings.check(answer.status == 200, "a live stream is found again", id=sent.request_id):
+                sent.left = False
                 async for event in answer.events():
-                    asked.heard.add(event, time.monotonic())
+                    sent.heard.add(event, time.monotonic())
 
-    async def _refused(self, asked: Asked, answer: Answer) -> None:
-        asked.request_id = answer.headers.get("x-request-id")
-        asked.refused = (await answer.json())["error"]["code"]
+    async def _refused(self, sent: SentRequest, answer: Answer) -> None:
+        sent.request_id = answer.headers.get("x-request-id")
+        sent.refused = (await answer.json())["error"]["code"]
         what = "a request is refused only by a server that starts or stops"
         self._findings.check(
-            asked.refused in _TRUTHFUL_REFUSALS,
+            sent.refused in _TRUTHFUL_REFUSALS,
             what,
-            code=asked.refused,
-            asked=asked.body,
-            number=asked.number,
+            code=sent.refused,
+            request=sent.body,
+            number=sent.number,
         )
 
 
-def _again(first: Asked) -> Asked:
+def _again(first: SentRequest) -> SentRequest:
     """The same body with the same key, from a client that knows nothing yet."""
-    return Asked(
+    return SentRequest(
         number=first.number,
         path=first.path,
         body=first.body,

@@ -105,10 +105,10 @@ async def cut_once(served: Served, after: int) -> None:
     """Cut the connection of the only reader once it is past event `after`."""
 
     def reading() -> bool:
-        readers = [r for s in served.live() for r in s.readers if r.outlet and r.cursor > after]
+        readers = [r for s in served.live() for r in s.readers if r.sink and r.cursor > after]
         for reader in readers:
-            assert reader.outlet is not None
-            reader.outlet.abort()
+            assert reader.sink is not None
+            reader.sink.abort()
         return bool(readers)
 
     await until(reading, timeout_s=30)

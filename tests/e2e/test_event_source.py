@@ -16,8 +16,8 @@ from tests.support.sse_client import until
 async def cut(served: Served, stream_id: str, after: int) -> None:
     """Cut the stream's only connection once its client is past event `after`."""
     readers = served.stream(stream_id).readers
-    reader = await until(lambda: next((r for r in readers if r.outlet and r.cursor > after), None))
-    reader.outlet.abort()
+    reader = await until(lambda: next((r for r in readers if r.sink and r.cursor > after), None))
+    reader.sink.abort()
     await until(lambda: reader not in readers)
 
 

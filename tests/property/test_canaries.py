@@ -253,7 +253,7 @@ def read_store(path: Path) -> Kept:
             slices = c.execute("SELECT slice FROM events WHERE request_seq = ? ORDER BY first_id", (seq,))
             parts, _ = Ring.restore((piece for (piece,) in slices), 10**9).whole()
             told[request_id] = {
-                (lane.choice, lane.channel): part.text.decode() for lane, part in parts.items()
+                (track.choice, track.channel): part.text.decode() for track, part in parts.items()
             }
         ledger = {
             request_id: tuple(row)
@@ -271,14 +271,14 @@ def read_store(path: Path) -> Kept:
     return Kept(told, ledger, messages, words, events)
 
 
-def tokens_of(plan: Plan, choice: int, lanes: dict[tuple[int, str], str]) -> int:
+def tokens_of(plan: Plan, choice: int, tracks: dict[tuple[int, str], str]) -> int:
     """How many of a choice's tokens make up what was told of it: its first ones, each whole."""
     pieces = plan.speech[choice]
     for number in range(len(pieces) + 1):
         told: dict[str, str] = {}
         for piece in pieces[:number]:
             told[piece.channel] = told.get(piece.channel, "") + piece.text
-        if told == {channel: text for (its, channel), text in lanes.items() if its == choice}:
+        if told == {channel: text for (its, channel), text in tracks.items() if its == choice}:
             return number
     raise AssertionError(f"seed {plan.seed}, choice {choice}: told is no beginning of what was said")
 
@@ -287,12 +287,12 @@ def check_kept(kept: Kept, plans: dict[str, Plan], engine: Engine) -> None:
     """Ring, store, index and ledger, request by request."""
     for request_id, plan in plans.items():
         state, outcome, completion_tokens, withheld_tokens = kept.ledger[request_id]
-        lanes = kept.told[request_id]
+        tracks = kept.told[request_id]
         assert state == "settled"
-        released = sum(tokens_of(plan, choice, lanes) for choice in range(plan.n))
+        released = sum(tokens_of(plan, choice, tracks) for choice in range(plan.n))
         assert completion_tokens - withheld_tokens == released, (plan.seed, outcome)
         assert completion_tokens == engine.counted.get(request_id, 0), plan.seed
-        for text in lanes.values():
+        for text in tracks.values():
             assert not LETTERS & set(text), plan.seed
             assert AFTER not in text or not plan.triggers, plan.seed
     for request_id, choice, text, body, answer_ids, status in kept.messages:

@@ -25,7 +25,7 @@ SEEDS_AT_ONCE = 100
 PATH = "/api/chat/completions"
 READ_SIZES = (1, 7, 60, 500, 4096, 65536)
 
-Lanes = Mapping[tuple[int, str], str]
+Tracks = Mapping[tuple[int, str], str]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Case:
 
     port: int
     body: Mapping[str, Any]
-    lanes: Lanes
+    tracks: Tracks
     finish_reason: str
     rng: random.Random
     key: str | None
@@ -58,17 +58,17 @@ def script_of(seed: int) -> Script:
     )
 
 
-def scripted_lanes(script: Script, n: int) -> Lanes:
+def scripted_tracks(script: Script, n: int) -> Tracks:
     """What a client must have understood at the end, from the script alone."""
-    lanes = {}
+    tracks = {}
     for choice in range(n):
         pieces = scripted_text(script.seed, choice, script.tokens)
-        lanes[choice, "reasoning"] = "".join(pieces[: script.reasoning])
-        lanes[choice, "text"] = "".join(pieces[script.reasoning :])
+        tracks[choice, "reasoning"] = "".join(pieces[: script.reasoning])
+        tracks[choice, "text"] = "".join(pieces[script.reasoning :])
         if script.tool:
-            lanes[choice, "name0"] = script.tool
-            lanes[choice, "tool0"] = '{"city": "Paris"}'
-    return {lane: text for lane, text in lanes.items() if text}
+            tracks[choice, "name0"] = script.tool
+            tracks[choice, "tool0"] = '{"city": "Paris"}'
+    return {track: text for track, text in tracks.items() if text}
 
 
 class CutReader:
@@ -148,7 +148,7 @@ async def run_case(case: Case) -> None:
 def check(transcript: Transcript, case: Case) -> None:
     """Nothing lost, nothing twice, in order, to the end."""
     transcript.check_ids()
-    assert {lane: text for lane, text in transcript.text.items() if text} == case.lanes
+    assert {track: text for track, text in transcript.text.items() if text} == case.tracks
     assert transcript.finish_reasons == dict.fromkeys(range(case.body.get("n", 1)), case.finish_reason)
     assert not transcript.errors
     assert transcript.done
@@ -178,7 +178,7 @@ def scripted_case(port: int, seed: int) -> Case:
     return Case(
         port=port,
         body=chat(f"seed {seed}", n=n),
-        lanes=scripted_lanes(script, n),
+        tracks=scripted_tracks(script, n),
         finish_reason="tool_calls" if script.tool else "stop",
         rng=rng,
         key=f"key {seed}" if rng.random() < 0.4 else None,
@@ -219,7 +219,7 @@ async def test_cut_streams_of_sglang_lose_nothing(sglang_server: ServerProcess):
         rng = random.Random(f"sglang {seed}")
         number = rng.randrange(len(bodies))
         choice = answers[number].json()["choices"][0]
-        lanes = {(0, "text"): choice["message"]["content"]}
+        tracks = {(0, "text"): choice["message"]["content"]}
         key = f"sglang {seed}" if rng.random() < 0.4 else None
-        cases[seed] = Case(port, bodies[number], lanes, choice["finish_reason"], rng, key)
+        cases[seed] = Case(port, bodies[number], tracks, choice["finish_reason"], rng, key)
     await run_seeds(cases)

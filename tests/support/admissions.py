@@ -290,7 +290,7 @@ def key_of(name: str, tier: Tier = "standard", weight: float = 1.0) -> Key:
 
 
 def tenant_of(admission: Admission, name: str) -> Tenant:
-    """A key's lane, which has come lately."""
+    """A key's track, which has come lately."""
     return next(tenant for tenant in admission.queue.tenants if tenant.name == name)
 
 

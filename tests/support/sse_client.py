@@ -356,8 +356,8 @@ class Transcript:
             assert index not in self.finish_reasons
             self.finish_reasons[index] = choice["finish_reason"]
 
-    def _append(self, lane: tuple[int, str], piece: str) -> None:
-        self.text[lane] = self.text.get(lane, "") + piece
+    def _append(self, track: tuple[int, str], piece: str) -> None:
+        self.text[track] = self.text.get(track, "") + piece
 
     def content(self, choice: int = 0) -> str:
         """The answer text of one choice."""

@@ -57,9 +57,9 @@ class BodyReader:
 
     def _cards(self) -> list[ModelCard]:
         cards = []
-        for place in self._backends:
+        for backend in self._backends:
             try:
-                cards.append(place.engine.model)
+                cards.append(backend.engine.model)
             except EngineNotReady:
                 continue
         return cards

@@ -46,6 +46,6 @@ def _choice(index: int, answer: ChoiceMessage, parts: Mapping[TextTrack, TextRun
 
 def logprob_entries(index: int, parts: Mapping[TextTrack, TextRun]) -> list[dict[str, Any]]:
     """The entries of OpenAI's `logprobs.content` of a choice; none where they were not asked for."""
-    entries = b",".join(p.logprobs for lane, p in parts.items() if lane.choice == index and p.logprobs)
+    entries = b",".join(p.logprobs for track, p in parts.items() if track.choice == index and p.logprobs)
     content: list[dict[str, Any]] = orjson.loads(b"[" + entries + b"]")
     return content

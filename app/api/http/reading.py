@@ -25,7 +25,7 @@ class ReadBounds:
 
         async def handle(request: Request) -> ASGIApp:
             caller = self._gatekeeper.caller(request)
-            self._reads.pace(caller.owner, caller.key)
+            self._reads.charge(caller.owner, caller.key)
             return await handler(request)
 
         return handle
@@ -35,7 +35,7 @@ class ReadBounds:
 
         async def handle(request: Request) -> ASGIApp:
             caller = self._gatekeeper.caller(request)
-            self._reads.pace(caller.owner, caller.key)
+            self._reads.charge(caller.owner, caller.key)
             async with self._reads.turn(caller.owner):
                 return await handler(request)
 

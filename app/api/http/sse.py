@@ -65,28 +65,28 @@ class ChunkWire:
         self._tool_closing = b'"}}]},"finish_reason":null}' + self._tail
         self._openings: dict[TextTrack, bytes] = {}
 
-    def text(self, event_id: int, lane: TextTrack, text: bytes) -> bytes:
+    def text(self, event_id: int, track: TextTrack, text: bytes) -> bytes:
         """See app.stream.token_stream.Wire. The token path: one dictionary look-up and one join."""
-        opening = self._openings.get(lane)
+        opening = self._openings.get(track)
         if opening is None:
-            opening = self._openings[lane] = self._head + b'{"index":%d,"delta":{%b' % (
-                lane.choice,
-                _field(lane),
+            opening = self._openings[track] = self._head + b'{"index":%d,"delta":{%b' % (
+                track.choice,
+                _field(track),
             )
-        closing = self._tool_closing if lane.channel == "tool" else self._closing
+        closing = self._tool_closing if track.channel == "tool" else self._closing
         return b"id: %d\ndata: %b%b%b" % (event_id, opening, text, closing)
 
     def delta(self, last_id: int, parts: Sequence[TextRun]) -> bytes:
         """See app.stream.token_stream.Wire."""
         if len(parts) == 1 and parts[0].logprobs is None and parts[0].counts is None:
-            return self.text(last_id, parts[0].lane, parts[0].text)
+            return self.text(last_id, parts[0].track, parts[0].text)
         return self._several(last_id, parts)
 
     def _several(self, last_id: int, parts: Sequence[TextRun]) -> bytes:
         by_choice: dict[int, list[TextRun]] = {}
         for run in parts:
-            by_choice.setdefault(run.lane.choice, []).append(run)
-        choices = b",".join(self._choice(choice, lanes) for choice, lanes in by_choice.items())
+            by_choice.setdefault(run.track.choice, []).append(run)
+        choices = b",".join(self._choice(choice, tracks) for choice, tracks in by_choice.items())
         tail = self._tail
         counts = parts[-1].counts  # of all choices, at the frame's last event
         if counts is not None:
@@ -94,11 +94,11 @@ class ChunkWire:
         return b"id: %d\ndata: %b%b%b" % (last_id, self._head, choices, tail)
 
     def _choice(self, choice: int, parts: Sequence[TextRun]) -> bytes:
-        fields = [_field(p.lane) + p.text + b'"' for p in parts if p.lane.channel != "tool"]
+        fields = [_field(p.track) + p.text + b'"' for p in parts if p.track.channel != "tool"]
         calls = [
-            b'{"index":%d,"function":{"arguments":"%b"}}' % (p.lane.tool_index, p.text)
+            b'{"index":%d,"function":{"arguments":"%b"}}' % (p.track.tool_index, p.text)
             for p in parts
-            if p.lane.channel == "tool"
+            if p.track.channel == "tool"
         ]
         if calls:
             fields.append(b'"tool_calls":[' + b",".join(calls) + b"]")
@@ -150,11 +150,11 @@ class ChunkWire:
         return b"id: %d\ndata: %b%b%b" % (event_id, self._head, orjson.dumps(entry), self._tail)
 
 
-def _field(lane: TextTrack) -> bytes:
-    """The delta's field up to and with the quote that opens the lane's text."""
-    if lane.channel == "tool":
-        return b'"tool_calls":[{"index":%d,"function":{"arguments":"' % lane.tool_index
-    return _FIELD[lane.channel] + b':"'
+def _field(track: TextTrack) -> bytes:
+    """The delta's field up to and with the quote that opens the track's text."""
+    if track.channel == "tool":
+        return b'"tool_calls":[{"index":%d,"function":{"arguments":"' % track.tool_index
+    return _FIELD[track.channel] + b':"'
 
 
 class EventStream:
@@ -185,23 +185,23 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; returns when it ends or the client leaves."""
         reader = self._reader
-        outlet: FrameSink = scope["extensions"][CONNECTION]
+        sink: FrameSink = scope["extensions"][CONNECTION]
         if self._plain:
-            outlet = PlainSink(outlet)
+            sink = PlainSink(sink)
         self._client.on_gone(reader.close)
         headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             if scope["method"] != "HEAD":
-                await self._follow(outlet)
+                await self._follow(sink)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._client.stop()
             self._on_end()
 
-    async def _follow(self, outlet: FrameSink) -> None:
+    async def _follow(self, sink: FrameSink) -> None:
         try:
-            await self._reader.follow(outlet, PING)
+            await self._reader.follow(sink, PING)
         except ReplayExpired as error:
-            outlet.write(b"data: %b\n\ndata: [DONE]\n\n" % orjson.dumps(error.as_body()))
-        await self._reader.caught_up(outlet)
+            sink.write(b"data: %b\n\ndata: [DONE]\n\n" % orjson.dumps(error.as_body()))
+        await self._reader.caught_up(sink)

@@ -24,11 +24,11 @@ class CompletionWire(ChunkWire):
         super().__init__(request)
         self._closing = b'","logprobs":null,"finish_reason":null}' + self._tail
 
-    def text(self, event_id: int, lane: TextTrack, text: bytes) -> bytes:
+    def text(self, event_id: int, track: TextTrack, text: bytes) -> bytes:
         """See app.stream.token_stream.Wire."""
-        opening = self._openings.get(lane)
+        opening = self._openings.get(track)
         if opening is None:
-            opening = self._openings[lane] = self._head + b'{"index":%d,"text":"' % lane.choice
+            opening = self._openings[track] = self._head + b'{"index":%d,"text":"' % track.choice
         return b"id: %d\ndata: %b%b%b" % (event_id, opening, text, self._closing)
 
     def _choice(self, choice: int, parts: Sequence[TextRun]) -> bytes:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from app.api.metrics.kinds import counter, gauge
 
-OF_PLACES = (
+OF_BACKENDS = (
     gauge(
         "tokenring_model_ready",
         "0 or 1",
         "Whether the model takes requests; the small model may be away while the server is ready.",
-        lambda place: place.ready,
+        lambda backend: backend.ready,
     ),
 )
 

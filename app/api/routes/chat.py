@@ -88,7 +88,7 @@ class ChatRoutes:
         if caller.key is not None and request.client is not None:
             self._addresses.saw(caller.key, request.client.host)
         self._check_ready()
-        lease = await self._let_in(request, caller)
+        lease = await self._charge(request, caller)
         client = Client(request.receive)
         patient = "idempotency-key" in request.headers
         try:
@@ -118,7 +118,7 @@ class ChatRoutes:
             error.respell(stream.request.spelled)
             raise
 
-    async def _let_in(self, request: Request, caller: Caller) -> Lease:
+    async def _charge(self, request: Request, caller: Caller) -> Lease:
         """Charge the request, of which only the head was read. Raises RateLimited.
 
         Where the limit is reached, a request with a known Idempotency-Key is let in uncharged: it attaches.
@@ -130,7 +130,7 @@ class ChatRoutes:
 
     async def _is_known(self, caller: Caller, key: str) -> bool:
         """Whether a stream was made with this Idempotency-Key. Raises RateLimited."""
-        self._reads.pace(caller.owner, caller.key)
+        self._reads.charge(caller.owner, caller.key)
         if self._streams.has_key(caller.owner, key):
             return True
         async with self._reads.turn(caller.owner):
@@ -146,7 +146,7 @@ class ChatRoutes:
         owner = caller.owner
         raw = await self._bodies.read(request, client, owner, self._bodies.limit_bytes)
         socket_wait_s = request.scope["extensions"][CONNECTION].unread_s()
-        wishes = RoutingHeaders.of(request)
+        routing = RoutingHeaders.of(request)
         wants_plain(request)  # a wrong value is refused now, before anything is begun
         key, after = await idempotency_key(request, raw), last_event_id(request)
         # Before the body is parsed: who was let in uncharged for a known key may send no other one under it.
@@ -161,12 +161,12 @@ class ChatRoutes:
         self._check_grammars(caller, chats[0])  # the prompts of a request share it
         streaming = bool(body.get("stream"))
         if made is not None:
-            if lease is not UNLIMITED:  # else it was paced before its body was read
-                self._reads.pace(owner, caller.key)
+            if lease is not UNLIMITED:  # else it was charged before its body was read
+                self._reads.charge(owner, caller.key)
             lease.withdraw()
             return made, streaming, ()
         check_fresh(after)
-        chat, *others = [await self._selector.select(chat, caller, wishes) for chat in chats]
+        chat, *others = [await self._selector.select(chat, caller, routing) for chat in chats]
         request.scope[RESPONSE_HEADERS] = chat.placement.response_headers
         return await self._begin(caller, chat, lease, streaming=streaming), streaming, others
 
@@ -332,7 +332,7 @@ class ChatRoutes:
         if "text/event-stream" in request.headers.get("accept", ""):
             return await self.attach(request)
         caller = self._gatekeeper.caller(request)
-        self._reads.pace(caller.owner, caller.key)  # the whole answer is built each time
+        self._reads.charge(caller.owner, caller.key)  # the whole answer is built each time
         stream = await self._find(request)
         if request.method == "HEAD":
             return Response(media_type="application/json", headers=stream_headers(stream))
@@ -360,7 +360,7 @@ class ChatRoutes:
         mine = request_id.startswith(self.format.id_prefix)
         stream = self._streams.find(request_id, owner) if mine else None
         if stream is None and mine:
-            self._reads.pace(owner, caller.key)
+            self._reads.charge(owner, caller.key)
             async with self._reads.turn(owner):
                 stream = await self._archive.find(owner, request_id, self.format.make_wire, after)
         if stream is None:

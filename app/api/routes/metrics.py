@@ -21,7 +21,7 @@ from starlette.responses import Response
 from app.api.http.auth import Gatekeeper
 from app.api.metrics.admission import OF_ADMISSION
 from app.api.metrics.kinds import Described
-from app.api.metrics.models import OF_DEGRADED, OF_MODE, OF_PLACES, OF_ROUTES
+from app.api.metrics.models import OF_BACKENDS, OF_DEGRADED, OF_MODE, OF_ROUTES
 from app.api.metrics.safety import OF_OBSERVED, OF_SCREEN_FAILURES, OF_SCREENS, OF_VERDICTS
 from app.api.metrics.tables import (
     OF_ABUSE,
@@ -67,19 +67,19 @@ class RuntimeCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """Every family, those that have no sample yet too."""
         runtime = self._runtime
-        engines = _by_model(runtime, lambda place: place.engine.load())
+        engines = _by_model(runtime, lambda backend: backend.engine.load())
         for model in engines:
             # Its counters begin at 0, not with its first request: `rate` must see them rise.
             runtime.traffic.of(model)
             runtime.balance.of(model)
         yield from _families(OF_PROCESS, {"": runtime})
-        yield from _families(OF_PLACES, _by_model(runtime, lambda place: place))
+        yield from _families(OF_BACKENDS, _by_model(runtime, lambda backend: backend))
         yield from _families(OF_ROUTES, {} if runtime.router is None else runtime.router.routed)
         mode = runtime.degrade
         yield from _families(OF_MODE, {} if mode is None else {"": mode})
         yield from _families(OF_DEGRADED, {} if mode is None else mode.touched)
         yield from _families(OF_TRAFFIC, runtime.traffic.models)
-        yield from _families(OF_ADMISSION, _by_model(runtime, lambda place: place.admission))
+        yield from _families(OF_ADMISSION, _by_model(runtime, lambda backend: backend.admission))
         yield from _families(OF_ENGINE, engines)
         yield from _families(OF_BALANCE, runtime.balance.models)
         yield from _families(OF_LIMITS, runtime.limiter.refused)
@@ -95,9 +95,9 @@ class RuntimeCollector(Collector):
 def _by_model(runtime: Runtime, read: Callable[[Backend], T]) -> Mapping[str, T]:
     """Something of each model; nothing before its engine has one, and once it is dead."""
     readings = {}
-    for place in runtime.backends:
+    for backend in runtime.backends:
         with contextlib.suppress(EngineNotReady):
-            readings[place.id] = read(place)
+            readings[backend.id] = read(backend)
     return readings
 
 

@@ -79,7 +79,7 @@ class ModelSelector:
             return {**body, "model": self._backends.large.id}
         return body
 
-    async def select(self, chat: ChatRequest, caller: Caller, wishes: RoutingHeaders) -> ChatRequest:
+    async def select(self, chat: ChatRequest, caller: Caller, routing: RoutingHeaders) -> ChatRequest:
         """The request as it is to be served, and what is told of that. Raises StorageUnavailable."""
         router = self._router if chat.model == AUTO else None
         degrade = self._degrade
@@ -92,9 +92,9 @@ class ModelSelector:
             so_far = await self._load_so_far(chat)
             tokens = prompt_estimate(chat, self._count_text)
         if router is not None:
-            chat = _routed(router, chat, tokens, caller, wishes=wishes, so_far=so_far)
+            chat = _routed(router, chat, tokens, caller, routing=routing, so_far=so_far)
         if degrade is not None and chat.model == self._backends.large.id:
-            chat = self._degraded(degrade, chat, tokens, caller, wishes=wishes, so_far=so_far)
+            chat = self._degraded(degrade, chat, tokens, caller, routing=routing, so_far=so_far)
         return chat
 
     def refused(self, model: str) -> Mapping[str, str]:
@@ -109,10 +109,10 @@ class ModelSelector:
         tokens: int,
         caller: Caller,
         *,
-        wishes: RoutingHeaders,
+        routing: RoutingHeaders,
         so_far: SoFar,
     ) -> ChatRequest:
-        small, insists = self._taker(caller), wishes.insists(caller)
+        small, insists = self._taker(caller), routing.insists(caller)
         if chat.raw is not None and chat.raw.token_ids is not None:
             small = None  # its vocabulary may be another
         done = degrade.apply(chat, tokens + so_far.tokens, small=small, so_far=so_far, insists=insists)
@@ -141,9 +141,9 @@ class ModelSelector:
 
 
 def _routed(
-    router: Router, chat: ChatRequest, tokens: int, caller: Caller, *, wishes: RoutingHeaders, so_far: SoFar
+    router: Router, chat: ChatRequest, tokens: int, caller: Caller, *, routing: RoutingHeaders, so_far: SoFar
 ) -> ChatRequest:
-    route = router.route(chat, tokens, asked=wishes.route, allowed=caller.models, so_far=so_far)
+    route = router.route(chat, tokens, requested=routing.route, allowed=caller.models, so_far=so_far)
     headers = _as_headers({"x-route-reason": route.header, "x-served-model": route.model})
     return _served_by(chat, route.model).placed(response_headers=headers)
 

@@ -41,11 +41,11 @@ class PrefixRoutes:
     def _answer(self, request: Request, owner: str | None, reader: str) -> Response:
         report, limit, key = self._report, limit_of(request), request.query_params.get("key")
         shown_to = reader if _wants_text(request) else None
-        entries = [f for f in report.families(owner) if key in (None, f.place.key_id)]
+        entries = [f for f in report.families(owner) if key in (None, f.series_key.key_id)]
         entries.sort(key=lambda f: (f.expected_tokens - f.cached_tokens, f.seen_us), reverse=True)
         body = {
             "object": "list",
-            "data": [_as_json(f, text=f.place.owner == shown_to) for f in entries[:limit]],
+            "data": [_as_json(f, text=f.series_key.owner == shown_to) for f in entries[:limit]],
             "has_more": len(entries) > limit,
         }
         return Response(orjson.dumps(body), headers=_NOT_KEPT, media_type="application/json")
@@ -64,9 +64,9 @@ def _as_json(family: PromptSeries, *, text: bool) -> dict[str, Any]:
     return {
         "id": family.id,
         "object": "prefix",
-        "owner": family.place.owner,
-        "key": family.place.key_id,
-        "model": family.place.model,
+        "owner": family.series_key.owner,
+        "key": family.series_key.key_id,
+        "model": family.series_key.model,
         "characters": len(family.newest.stable.text),
         "requests": family.requests,
         "expected_tokens": expected,

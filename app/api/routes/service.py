@@ -64,13 +64,13 @@ class ServiceRoutes:
             "ledger": runtime.balance.detail(),
             "queue": _queue(runtime.backends.large.admission),
         }
-        small, place = runtime.small_engine, runtime.backends.small
-        if small is not None and place is not None:
+        small, backend = runtime.small_engine, runtime.backends.small
+        if small is not None and backend is not None:
             detail["small_model"] = {
                 "model": small.name,
                 "state": small.state,
                 "failures": small.num_failures,
-                "queue": _queue(place.admission),
+                "queue": _queue(backend.admission),
             }
         if runtime.degrade is not None:
             mode = runtime.degrade
@@ -87,27 +87,27 @@ class ServiceRoutes:
 
     async def models(self, request: Request) -> Response:
         """GET /api/models: what is served to the caller, its limits and capabilities."""
-        return JSONResponse({"object": "list", "data": [self._detailed(p) for p in self._places(request)]})
+        return JSONResponse({"object": "list", "data": [self._detailed(p) for p in self._visible(request)]})
 
-    def _places(self, request: Request) -> list[Backend]:
+    def _visible(self, request: Request) -> list[Backend]:
         """The backends of the models that the caller may use."""
         allowed = self._gatekeeper.caller(request).models
         self._runtime.check_ready()
         return self._runtime.backends.allowed(allowed)
 
-    def _detailed(self, place: Backend) -> dict[str, Any]:
+    def _detailed(self, backend: Backend) -> dict[str, Any]:
         """A model's entry; what is not known before it has been loaded is null."""
-        card = _card(place)
-        return self._openai(place) | {
+        card = _card(backend)
+        return self._openai(backend) | {
             "context_length": card and card.context_length,
             "kv_capacity_tokens": card and card.kv_capacity_tokens,
             "capabilities": sorted(card.capabilities) if card else [],
             "images": self._images(card),
             "price_usd_per_1k": as_usd_per_1k(
-                self._runtime.prices.price_of(place.id, time.time_ns() // 1000)
+                self._runtime.prices.price_of(backend.id, time.time_ns() // 1000)
             ),
-            "state": "ready" if place.ready else "not_ready",
-            "degraded": self._degraded(place),
+            "state": "ready" if backend.ready else "not_ready",
+            "degraded": self._degraded(backend),
         }
 
     def _images(self, card: ModelCard | None) -> str | None:
@@ -117,14 +117,14 @@ class ServiceRoutes:
             return None
         return "allow" if policies is None else policies.current.images
 
-    def _degraded(self, place: Backend) -> bool:
+    def _degraded(self, backend: Backend) -> bool:
         """Whether less is done now for requests to a model than they ask for."""
         mode = self._runtime.degrade
-        return mode is not None and place is self._runtime.backends.large and mode.step is not Step.NORMAL
+        return mode is not None and backend is self._runtime.backends.large and mode.step is not Step.NORMAL
 
     async def models_openai(self, request: Request) -> Response:
         """GET /v1/models, in OpenAI's exact shape."""
-        return JSONResponse({"object": "list", "data": [self._openai(p) for p in self._places(request)]})
+        return JSONResponse({"object": "list", "data": [self._openai(p) for p in self._visible(request)]})
 
     async def model_openai(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
@@ -134,22 +134,22 @@ class ServiceRoutes:
         self._runtime.check_model(model_id, caller.models)
         return JSONResponse(self._openai(self._runtime.backends.of(model_id)) | {"id": model_id})
 
-    def _openai(self, place: Backend) -> dict[str, Any]:
+    def _openai(self, backend: Backend) -> dict[str, Any]:
         """OpenAI's fields of a model, and the two that vLLM and SGLang add to them."""
-        card = _card(place)
+        card = _card(backend)
         return {
-            "id": place.id,
+            "id": backend.id,
             "object": "model",
             "created": self._created_at_unix_s,
             "owned_by": "tokenring",
-            "root": place.id,
+            "root": backend.id,
             "max_model_len": card and card.context_length,
         }
 
 
-def _card(place: Backend) -> ModelCard | None:
+def _card(backend: Backend) -> ModelCard | None:
     try:
-        return place.engine.model
+        return backend.engine.model
     except EngineNotReady:
         return None
 

@@ -47,13 +47,13 @@ class UsageRoutes:
             report["budget_usd"] = as_usd(key.terms.budget_micro_usd)
         return JSONResponse(report)
 
-    def _whose(self, caller: Caller, asked: str | None) -> tuple[str | None, Key | None]:
+    def _whose(self, caller: Caller, named: str | None) -> tuple[str | None, Key | None]:
         """The owner whose usage it is, None for everyone's, and the key whose budget. Raises Forbidden."""
         if not caller.is_admin:
-            if caller.key is None or asked not in (None, caller.owner, caller.key.id):
+            if caller.key is None or named not in (None, caller.owner, caller.key.id):
                 raise Forbidden("Only an admin key is shown the usage of another one.", param="key")
             return caller.owner, caller.key
-        if asked is None:
+        if named is None:
             return None, None
-        key = self._keys.get(asked)
-        return (asked if key is None else key.owner), key
+        key = self._keys.get(named)
+        return (named if key is None else key.owner), key

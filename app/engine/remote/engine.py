@@ -28,7 +28,7 @@ from app.engine.remote.exchange import ChoiceRequest
 from app.engine.remote.model import Facts, LoadModel, RemoteModel
 from app.engine.remote.server import RemoteServer, ServerGone, Timeouts
 from app.engine.remote.server_pool import POLL_S, ServerPool, describe
-from app.engine.render_lanes import NODE_BYTES, UTF8_BYTES, RenderLanes
+from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
 from app.engine.tally import Tallies, TokenTally
 from app.errors import EngineFailed, EngineNotReady
 from app.settings import SettingsError
@@ -60,7 +60,7 @@ class RemoteEngine:
         self._child = child
         self._health = Health.STARTING
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
-        self._lanes = RenderLanes()
+        self._render_queues = RenderQueues()
         self._session: aiohttp.ClientSession | None = None
         self._pool = ServerPool(())
         self._model: RemoteModel | None = None
@@ -140,7 +140,7 @@ class RemoteEngine:
         if self._child is not None:
             await self._child.aclose()
         self._thread.shutdown(wait=False)
-        self._lanes.close()
+        self._render_queues.close()
 
     # --- requests
 
@@ -151,19 +151,19 @@ class RemoteEngine:
     async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """See Engine.tokenize."""
         work = partial(self._ready_model().tokenize, text, add_special_tokens=add_special_tokens)
-        return await self._lanes.run_sized(owner, UTF8_BYTES * len(text), work)
+        return await self._render_queues.run_sized(owner, UTF8_BYTES * len(text), work)
 
     async def detokenize(
         self, owner: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
     ) -> str:
         """See Engine.detokenize."""
         work = partial(self._ready_model().detokenize, token_ids, skip_special_tokens=skip_special_tokens)
-        return await self._lanes.run_sized(owner, NODE_BYTES * len(token_ids), work)
+        return await self._render_queues.run_sized(owner, NODE_BYTES * len(token_ids), work)
 
     async def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request, here. Raises BadRequest naming it, ContextOverflow."""
         model = self._ready_model()
-        prompt = await self._lanes.run(model.render, request)
+        prompt = await self._render_queues.run(model.render, request)
         await model.check_grammar(request.owner, prompt)
         return prompt
 

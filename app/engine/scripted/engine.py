@@ -306,7 +306,7 @@ def _service(script: Script) -> Service | None:
     """The service that the requests of a script share; None where each goes by itself."""
     if not script.shared:
         return None
-    pace = ServiceRates(
+    rates = ServiceRates(
         pool_tokens=script.pool or script.context * 64,
         prefill_tokens_per_s=script.prefill_rate,
         step_s=script.step_s,
@@ -315,7 +315,7 @@ def _service(script: Script) -> Service | None:
         wake_s=script.wake_s,
         spread=script.spread,
     )
-    return Service(pace, script.seed)
+    return Service(rates, script.seed)
 
 
 def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:

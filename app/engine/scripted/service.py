@@ -65,8 +65,8 @@ class Seat:
 class Service:
     """Serves the seats that are taken, while there are any."""
 
-    def __init__(self, pace: ServiceRates, seed: int = 0) -> None:
-        self._pace = pace
+    def __init__(self, rates: ServiceRates, seed: int = 0) -> None:
+        self._rates = rates
         self._rng = random.Random(seed)  # noqa: S311  # reproducible, not secret
         self._waiting: deque[Seat] = deque()
         self._running: dict[Seat, None] = {}
@@ -113,14 +113,14 @@ class Service:
 
     async def _pass(self, more_s: float) -> None:
         """One pass through the model, with so much to do in it."""
-        pace = self._pace
-        took_s = pace.step_s + more_s + (pace.wake_s if self._asleep else 0.0)
+        rates = self._rates
+        took_s = rates.step_s + more_s + (rates.wake_s if self._asleep else 0.0)
         self._asleep = False
-        await asyncio.sleep(took_s * self._rng.lognormvariate(0.0, pace.spread) if pace.spread else took_s)
+        await asyncio.sleep(took_s * self._rng.lognormvariate(0.0, rates.spread) if rates.spread else took_s)
 
     def _fits(self, seat: Seat) -> bool:
         """A prompt needs a page beyond itself; into an empty pool everything fits."""
-        return not self._running or self.used_tokens + seat.held_tokens + 16 <= self._pace.pool_tokens
+        return not self._running or self.used_tokens + seat.held_tokens + 16 <= self._rates.pool_tokens
 
     def _taken_in(self) -> Iterator[Seat]:
         """The first of those that wait, as many as fit; beside others no more than so much prompt."""
@@ -135,7 +135,7 @@ class Service:
             yield seat
 
     async def _prefill(self, seats: Sequence[Seat]) -> None:
-        rate = self._pace.prefill_tokens_per_s
+        rate = self._rates.prefill_tokens_per_s
         uncached_tokens = sum(seat.uncached_tokens for seat in seats)
         await self._pass(uncached_tokens / rate if rate else 0.0)
         for seat in seats:
@@ -145,11 +145,11 @@ class Service:
 
     async def _step(self) -> None:
         """A token for each that runs."""
-        while len(self._running) > 1 and self.used_tokens + len(self._running) > self._pace.pool_tokens:
+        while len(self._running) > 1 and self.used_tokens + len(self._running) > self._rates.pool_tokens:
             self._retract(next(reversed(self._running)))
-        pace = self._pace
-        each_s = pace.step_per_request_s * len(self._running)
-        await self._pass(each_s + pace.step_per_held_token_s * self.used_tokens)
+        rates = self._rates
+        each_s = rates.step_per_request_s * len(self._running)
+        await self._pass(each_s + rates.step_per_held_token_s * self.used_tokens)
         for seat in [waiting for waiting in self._asking if waiting in self._running]:
             del self._asking[seat]
             self.used_tokens += seat.take_wanted()

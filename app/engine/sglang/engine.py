@@ -2,7 +2,7 @@
 
 This module imports nothing of SGLang until `start()`, and that in a thread of its own, so that the
 server answers while the model loads. The thread lives as long as the engine: SGLang's children are
-killed with the thread that started them. Requests are rendered in threads too (`render_lanes`).
+killed with the thread that started them. Requests are rendered in threads too (`render_queues`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, ModelCard, 
 from app.engine.generation_stream import GenerationStream
 from app.engine.image_limits import check_images
 from app.engine.limits import check_text_only
-from app.engine.render_lanes import NODE_BYTES, UTF8_BYTES, RenderLanes
+from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
 from app.engine.sglang.args import NO_MEDIA_DOMAIN, SGLangOptions
 from app.engine.sglang.platform import prepare_process
 from app.engine.tally import Tallies, TokenTally
@@ -51,7 +51,7 @@ class SGLangEngine:
         self._on_death = on_death or (lambda _reason: None)
         self._health = Health.STARTING
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sglang")
-        self._lanes = RenderLanes()
+        self._render_queues = RenderQueues()
         self._launched: Launched | None = None
         self._renderer: Renderer | None = None
         self._grammar: GrammarCheck | None = None
@@ -107,7 +107,7 @@ class SGLangEngine:
                 process.close()
             gc.unfreeze()
         self._thread.shutdown(wait=False)
-        self._lanes.close()
+        self._render_queues.close()
         if self._owns_sigquit:
             self._owns_sigquit = False
             loop.remove_signal_handler(signal.SIGQUIT)
@@ -128,7 +128,7 @@ class SGLangEngine:
         """See Engine.tokenize."""
         _, renderer = self._running()
         work = partial(renderer.tokenize, text, add_special_tokens=add_special_tokens)
-        return await self._lanes.run_sized(owner, UTF8_BYTES * len(text), work)
+        return await self._render_queues.run_sized(owner, UTF8_BYTES * len(text), work)
 
     async def detokenize(
         self, owner: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
@@ -136,7 +136,7 @@ class SGLangEngine:
         """See Engine.detokenize."""
         _, renderer = self._running()
         work = partial(renderer.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
-        return await self._lanes.run_sized(owner, NODE_BYTES * len(token_ids), work)
+        return await self._render_queues.run_sized(owner, NODE_BYTES * len(token_ids), work)
 
     async def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request. Raises BadRequest naming the parameter, ContextOverflow."""
@@ -154,7 +154,7 @@ class SGLangEngine:
                 check_text_only(request)
             return renderer.convert(request)
 
-        internal, chat_request, spliced = await self._lanes.run(convert, request)
+        internal, chat_request, spliced = await self._render_queues.run(convert, request)
         if self._grammar is not None:
             await self._grammar.check(request.owner, internal.sampling_params, chat_request)
         internal.rid = f"render-{request.request_id}"

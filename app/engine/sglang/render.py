@@ -72,22 +72,22 @@ class RenderLimits:
         in_context -= self.reserved_tokens
         return min(in_context, self.kv_capacity_tokens - pages - self.page_size - 1)
 
-    def max_tokens(self, prompt_tokens: int, asked: int | None) -> int:
+    def max_tokens(self, prompt_tokens: int, requested: int | None) -> int:
         """Tokens to generate at most. Raises ContextOverflow saying by how many it is too much."""
         if prompt_tokens > self.max_prompt_tokens:
             self._refuse_prompt(prompt_tokens)
         room = self.room_tokens(prompt_tokens)
-        if asked is None:
+        if requested is None:
             return min(room, self.default_max_tokens)
-        total = prompt_tokens + asked
+        total = prompt_tokens + requested
         if total > self.context_length:
             raise ContextOverflow(
                 f"This model's maximum context length is {self.context_length} tokens, but you asked for "
-                f"{total}: {prompt_tokens} in the messages and {asked} in the completion. That is "
+                f"{total}: {prompt_tokens} in the messages and {requested} in the completion. That is "
                 f"{total - self.context_length} too many.",
                 param="max_tokens",
             )
-        return min(room, asked)
+        return min(room, requested)
 
     def check_least(self, tokens: int) -> None:
         """Raise ContextOverflow if a prompt of at least so many tokens cannot fit."""
@@ -246,14 +246,14 @@ class Renderer:
                 raise UnsupportedParameter(
                     f"{name}: this server does not have that parameter.", code="unknown_parameter", param=name
                 )
-        asked = request.max_tokens
+        requested = request.max_tokens
         body = {name: value for name, value in body.items() if name not in REPLACED}
         if "tools" in body and len(orjson.dumps(body["tools"])) > MAX_TOOLS_BYTES:
             raise BadRequest(f"tools: more than {MAX_TOOLS_BYTES:,} bytes; send fewer.", param="tools")
         if "tools" in body and self._chat.tool_call_parser == BUILTIN_TOOL_PARSER:
             # A model this small does not find the end of a list of calls.
             body.setdefault("parallel_tool_calls", False)
-        return body | {"model": self._name, "stream": True, "n": 1, "max_completion_tokens": asked}
+        return body | {"model": self._name, "stream": True, "n": 1, "max_completion_tokens": requested}
 
     def _check(self, request: ChatCompletionRequest, *, strict: bool) -> None:
         self._check_media(request)

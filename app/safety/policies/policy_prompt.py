@@ -1,7 +1,7 @@
 """Prompts that begin with the operator's words, where no client can override them.
 
 They stand in the first system message, before what the client says there. Their tokens are not
-billed: how many they are is measured once for each model, text and place, as the difference between two
+billed: how many they are is measured once for each model, text and role, as the difference between two
 renderings, for it depends on the model's template.
 """
 
@@ -32,12 +32,12 @@ class PolicyPrompt:
         if request.raw is not None:
             return await self._render_raw(engine, request, request.raw, text + _BETWEEN)
         messages: Sequence[Message] = request.body["messages"]
-        place = messages[0]["role"] if messages[0]["role"] in _SYSTEM else ""
-        tokens = await self._measured(engine, request, text, place)
+        role = messages[0]["role"] if messages[0]["role"] in _SYSTEM else ""
+        tokens = await self._measured(engine, request, text, role)
         if tokens is None:  # the template has no place for system messages
-            place = "user"
-            tokens = await self._measured(engine, request, text, place) or 0
-        prompt = await engine.render(_with(request, _in_front(text, messages, place)))
+            role = "user"
+            tokens = await self._measured(engine, request, text, role) or 0
+        prompt = await engine.render(_with(request, _in_front(text, messages, role)))
         return replace(prompt, unbilled_tokens=min(tokens, len(prompt.token_ids)))
 
     async def _render_raw(self, engine: Engine, request: ChatRequest, raw: RawPrompt, preface: str) -> Prompt:
@@ -48,11 +48,11 @@ class PolicyPrompt:
         prompt = await engine.render(replace(request, raw=replace(raw, preface=preface)))
         return replace(prompt, unbilled_tokens=self._tokens[key] or 0)
 
-    async def _measured(self, engine: Engine, request: ChatRequest, text: str, place: str) -> int | None:
+    async def _measured(self, engine: Engine, request: ChatRequest, text: str, role: str) -> int | None:
         """How many tokens the text takes there; None where the model's template refuses it."""
-        key = (engine.model.id, text, place)
+        key = (engine.model.id, text, role)
         if key not in self._tokens:
-            self._remember(key, await _measure(engine, request, text, place))
+            self._remember(key, await _measure(engine, request, text, role))
         return self._tokens[key]
 
     def _remember(self, key: tuple[str, str, str], tokens: int | None) -> None:
@@ -61,14 +61,14 @@ class PolicyPrompt:
         self._tokens[key] = tokens
 
 
-async def _measure(engine: Engine, request: ChatRequest, text: str, place: str) -> int | None:
+async def _measure(engine: Engine, request: ChatRequest, text: str, role: str) -> int | None:
     probe: list[Message] = [{"role": "user", "content": "Hi."}]
-    if place in _SYSTEM:
-        probe.insert(0, {"role": place, "content": "Hi."})
+    if role in _SYSTEM:
+        probe.insert(0, {"role": role, "content": "Hi."})
     plain = replace(request, body={"model": request.model, "messages": probe}, max_tokens=1, past=(), n=1)
     without = await engine.render(plain)
     try:
-        beside = await engine.render(_with(plain, _in_front(text, probe, place)))
+        beside = await engine.render(_with(plain, _in_front(text, probe, role)))
     except ServingError:
         return None
     return max(len(beside.token_ids) - len(without.token_ids), 0)
@@ -78,13 +78,13 @@ def _with(request: ChatRequest, messages: Sequence[Message]) -> ChatRequest:
     return replace(request, body={**request.body, "messages": messages})
 
 
-def _in_front(text: str, messages: Sequence[Message], place: str) -> list[Message]:
-    """The messages with the text before all else: in the message at that place, or in one of its own."""
-    if not place:
+def _in_front(text: str, messages: Sequence[Message], role: str) -> list[Message]:
+    """The messages with the text before all else: in the message at that role, or in one of its own."""
+    if not role:
         return [{"role": "system", "content": text}, *messages]
-    at = next((i for i, message in enumerate(messages) if message["role"] == place), None)
+    at = next((i for i, message in enumerate(messages) if message["role"] == role), None)
     if at is None:
-        return [{"role": place, "content": text}, *messages]
+        return [{"role": role, "content": text}, *messages]
     content = messages[at]["content"]
     joined = (
         text + _BETWEEN + content if isinstance(content, str) else [{"type": "text", "text": text}, *content]

@@ -21,20 +21,20 @@ def test_so_many_a_second_and_ten_seconds_worth_at_once():
     now_s, limiter = [100.0], Limiter()
     reads = Reads(limiter, 2.0, lambda: now_s[0])
     for _ in range(int(2 * BURST_S)):
-        reads.pace("ann", KEY)
+        reads.charge("ann", KEY)
     with pytest.raises(RateLimited, match="max_reads_per_s") as caught:
-        reads.pace("ann", KEY)
+        reads.charge("ann", KEY)
     assert caught.value.retry_after_s == 1
     assert limiter.refused["standard"]["reads"] == 1
-    reads.pace("bob", None)
+    reads.charge("bob", None)
     now_s[0] += 1
     for _ in range(2):
-        reads.pace("ann", KEY)
+        reads.charge("ann", KEY)
     with pytest.raises(RateLimited):
-        reads.pace("ann", KEY)
+        reads.charge("ann", KEY)
     now_s[0] += 3600
     for _ in range(int(2 * BURST_S)):
-        reads.pace("ann", KEY)
+        reads.charge("ann", KEY)
 
 
 @pytest.mark.parametrize(("max_per_s", "num"), [(0.0, 10_000), (0.001, 1)])
@@ -42,7 +42,7 @@ def test_no_limit_and_a_small_one(max_per_s: float, num: int):
     """0 is none; below one in ten seconds it is still one at a time."""
     reads = Reads(Limiter(), max_per_s, lambda: 0.0)
     for _ in range(num):
-        reads.pace("ann", KEY)
+        reads.charge("ann", KEY)
 
 
 async def test_readers_are_left_for_chat():
@@ -84,7 +84,7 @@ def test_owner_without_a_stored_key_is_refused_all_the_same():
     """There is no tier to count it by."""
     limiter = Limiter()
     reads = Reads(limiter, 0.1, lambda: 0.0)
-    reads.pace("local", None)
+    reads.charge("local", None)
     with pytest.raises(RateLimited):
-        reads.pace("local", None)
+        reads.charge("local", None)
     assert all(not sum(refused.values()) for refused in limiter.refused.values())

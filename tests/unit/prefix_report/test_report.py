@@ -297,7 +297,7 @@ def test_requests_at_the_same_time_expect_nothing_of_each_other() -> None:
     body = {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "me too"}]}
     request = ChatRequest("req_x", "ann", "m", body, 0)
     prompt = Prompt(range(300), 10, None)
-    node.report.saw(request, prompt, Counts(300, 1, 0), key_id="tr-a", asked_s=100.5)
+    node.report.saw(request, prompt, Counts(300, 1, 0), key_id="tr-a", sent_s=100.5)
     assert not node.report.breaks.total()
 
 
@@ -323,12 +323,12 @@ def test_owners_and_keys_are_apart(node: Node) -> None:
     """The same prompt of another owner is another's; the filter shows one owner's alone."""
     node.ask(owner="bob")
     assert not node.report.breaks.total()
-    assert [family.place.owner for family in node.report.families()] == ["ann", "bob"]
+    assert [family.series_key.owner for family in node.report.families()] == ["ann", "bob"]
     assert [family.requests for family in node.report.families("bob")] == [1]
 
 
 def test_a_rate_that_falls_by_half_is_logged_once() -> None:
-    """After twenty requests with hits a clock is put in; the log names cause and place, never text."""
+    """After twenty requests with hits a clock is put in; the log names cause and series_key, never text."""
     node = Node()
     with capture_logs() as lines:
         for _ in range(20):
@@ -365,7 +365,7 @@ def test_memory_is_bounded() -> None:
     assert node.report.size_bytes <= 200_000
     node.now_s += 100_000
     node.ask("short", owner="last")
-    assert [family.place.owner for family in node.report.families()] == ["last"]
+    assert [family.series_key.owner for family in node.report.families()] == ["last"]
 
 
 def test_what_cannot_be_read_is_logged_and_fails_nothing() -> None:
@@ -400,7 +400,7 @@ def test_a_cache_that_forgets_nothing_is_never_broken(asked: list[tuple[int, boo
 @settings(deadline=None)
 @given(st.lists(USERS, min_size=3, max_size=10), st.integers(0, 200))
 def test_what_was_evicted_is_called_evicted(users: list[str], kept: int) -> None:
-    """At any place, whatever was asked before."""
+    """At any series_key, whatever was asked before."""
     node = Node()
     for user in users:
         node.ask(user=user)

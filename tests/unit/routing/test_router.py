@@ -141,9 +141,9 @@ def test_tools_that_are_not_to_be_called_are_none(router: Router) -> None:
 def test_the_caller_s_choice_is_first(router: Router) -> None:
     """`x-route` overrides every rule, but not what the key may use."""
     hard = next(iter(HARD))
-    assert router.route(asked(hard), 30, asked="small").header == "small; asked"
-    assert router.route(asked(), 30, asked="large").model == "large-70b"
-    route = router.route(asked(hard), 30, asked="large", allowed={"small-1b"})
+    assert router.route(asked(hard), 30, requested="small").header == "small; asked"
+    assert router.route(asked(), 30, requested="large").model == "large-70b"
+    route = router.route(asked(hard), 30, requested="large", allowed={"small-1b"})
     assert (route.model, route.reason) == ("small-1b", "key")
 
 
@@ -179,7 +179,7 @@ def test_where_one_is_away_the_other_answers(away: str) -> None:
     other = "large" if away == "small" else "small"
     for text in ("Hi!", next(iter(HARD))):
         assert router.route(asked(text), 30).header == f"{other}; alone"
-    assert router.route(asked(), 30, asked=cast("Any", away)).header == f"{other}; alone"
+    assert router.route(asked(), 30, requested=cast("Any", away)).header == f"{other}; alone"
     own = {"small": "small-1b", "large": "large-70b"}[away]
     assert router.route(asked(), 30, allowed={own}).header == f"{away}; key"
 
@@ -200,7 +200,7 @@ def test_every_decision_is_counted(router: Router) -> None:
     """By model and reason."""
     router.route(asked(), 30)
     router.route(asked(), 30)
-    router.route(asked(), 30, asked="large")
+    router.route(asked(), 30, requested="large")
     assert router.routed == {"small-1b": {"simple": 2}, "large-70b": {"asked": 1}}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from scripts.benchmarks.asking import Asked, Asker
+from scripts.benchmarks.asking import Asker, Attempt
 from scripts.benchmarks.crowd import Crowd
 
 USAGE = b'{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}'
@@ -65,7 +65,7 @@ async def served(answers: list[bytes], ask: Callable[[Asker], Awaitable[None]], 
 @pytest.mark.parametrize("cut", [0, 1, 7])
 async def test_an_answer_is_read_wherever_it_is_cut(cut: int) -> None:
     """Status, first content, usage and end, whole or in pieces; two answers over one connection."""
-    seen: list[Asked] = []
+    seen: list[Attempt] = []
 
     async def ask(asker: Asker) -> None:
         seen.extend([await asker.ask(0, b"{}"), await asker.ask(0, b"{}")])
@@ -81,7 +81,7 @@ async def test_an_answer_is_read_wherever_it_is_cut(cut: int) -> None:
 
 async def test_an_error_within_a_stream_is_no_answer() -> None:
     """A stream that ends with an error event is not whole, and has the error's code."""
-    seen: list[Asked] = []
+    seen: list[Attempt] = []
 
     async def ask(asker: Asker) -> None:
         seen.append(await asker.ask(0, b"{}"))
@@ -92,7 +92,7 @@ async def test_an_error_within_a_stream_is_no_answer() -> None:
 
 async def test_a_closed_connection_is_made_again_or_told() -> None:
     """A kept connection that the server has closed is replaced; one that breaks within an answer counts."""
-    seen: list[Asked] = []
+    seen: list[Attempt] = []
 
     async def ask(asker: Asker) -> None:
         seen.append(await asker.ask(0, b"{}"))
@@ -116,7 +116,7 @@ async def test_who_obeys_comes_back_when_told(obeys: bool, again: bytes, attempt
         await crowd.once(0, obeys=obeys)
 
     await served([refused(again), streamed(*STREAM)], ask)
-    made = crowds[0].wishes[0].attempts
+    made = crowds[0].requests[0].attempts
     assert len(made) == attempts
     assert (made[0].status, made[0].code) == (503, "overloaded")
     assert made[-1].whole == (attempts == 2)

@@ -1,6 +1,6 @@
 """What a load bench says of what it found."""
 
-from scripts.benchmarks.asking import Asked
+from scripts.benchmarks.asking import Attempt
 from scripts.benchmarks.findings import judged, markdown, missed, none_of, statuses, unjudged, within
 from scripts.benchmarks.stats import Ratio
 
@@ -21,13 +21,13 @@ def test_a_bound_is_met_missed_or_open():
 def test_every_answer_that_is_no_answer_counts():
     """A 500, a stream that broke and no answer at all; a refusal without Retry-After."""
     seen = [
-        Asked(0, 0.0, 200),
-        Asked(0, 0.0, 200, "engine_failed"),
-        Asked(0, 0.0, 500, "internal_error"),
-        Asked(0, 0.0, 0, "connection"),
-        Asked(0, 0.0, 429, "key_overloaded", retry_after_s=2),
-        Asked(0, 0.0, 503, "overloaded"),
-        Asked(0, 0.0, 503, "overloaded", retry_after_s=121),
+        Attempt(0, 0.0, 200),
+        Attempt(0, 0.0, 200, "engine_failed"),
+        Attempt(0, 0.0, 500, "internal_error"),
+        Attempt(0, 0.0, 0, "connection"),
+        Attempt(0, 0.0, 429, "key_overloaded", retry_after_s=2),
+        Attempt(0, 0.0, 503, "overloaded"),
+        Attempt(0, 0.0, 503, "overloaded", retry_after_s=121),
     ]
     found = {one.label: one for one in statuses(seen)}
     assert found["attempts that ended in anything but 200, 429, 503"].value == "3"

@@ -17,7 +17,7 @@ from app.stream.token_stream import TokenStream
 class NoWire:
     """Frames of no content."""
 
-    def text(self, event_id, lane, text):  # noqa: ARG002  # the signature of Wire
+    def text(self, event_id, track, text):  # noqa: ARG002  # the signature of Wire
         """One event."""
         return b""
 
@@ -30,7 +30,7 @@ class NoWire:
         return b""
 
 
-class Outlet:
+class Sink:
     """A connection that never takes anything."""
 
     def __init__(self) -> None:
@@ -306,8 +306,8 @@ async def test_stalled_reader_is_cut_after_its_time(forgotten: bool):
     registry = Registry(stall_timeout_s=60)
     stream = registry.create()
     await stream.opened()
-    outlet, reader = Outlet(), stream.attach()
-    following = asyncio.create_task(reader.follow(outlet, b""))
+    sink, reader = Sink(), stream.attach()
+    following = asyncio.create_task(reader.follow(sink, b""))
     await turns()
     if forgotten:
         await registry.end(stream)
@@ -315,9 +315,9 @@ async def test_stalled_reader_is_cut_after_its_time(forgotten: bool):
     now_s = asyncio.get_running_loop().time()
     await registry.streams._look_after_readers(now_s)
     await registry.streams._look_after_readers(now_s + 59)
-    assert not outlet.aborted.is_set()
+    assert not sink.aborted.is_set()
     await registry.streams._look_after_readers(now_s + 61)
-    assert outlet.aborted.is_set()
+    assert sink.aborted.is_set()
     reader.close()
     await following
     await registry.streams._look_after_readers(now_s + 62)

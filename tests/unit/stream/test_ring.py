@@ -13,7 +13,7 @@ from app.core import Counts, Delta, ToolCall
 from app.stream.ring import Done, Failed, Finished, Notice, Opened, Ring, TextRun, TextTrack, ToolStarted
 
 BIG = 10**9
-LANES = (
+TRACKS = (
     TextTrack(0, "reasoning"),
     TextTrack(0, "text"),
     TextTrack(0, "tool", 0),
@@ -23,10 +23,10 @@ LANES = (
 RANK = {"reasoning": 0, "text": 1, "tool": 2}
 
 
-def delta(text: str, lane: TextTrack = LANES[1], **fields) -> Delta:
-    """A delta of one lane."""
-    tool = ToolCall(lane.tool_index) if lane.channel == "tool" else None
-    return Delta(lane.choice, lane.channel, text, (), fields.pop("counts", Counts()), tool=tool, **fields)
+def delta(text: str, track: TextTrack = TRACKS[1], **fields) -> Delta:
+    """A delta of one track."""
+    tool = ToolCall(track.tool_index) if track.channel == "tool" else None
+    return Delta(track.choice, track.channel, text, (), fields.pop("counts", Counts()), tool=tool, **fields)
 
 
 def unescaped(part: TextRun) -> str:
@@ -51,10 +51,10 @@ class Reading:
             return
         order: dict[int, list[int]] = {}
         for part in content:
-            order.setdefault(part.lane.choice, []).append(RANK[part.lane.channel])
-            self.text[part.lane] = self.text.get(part.lane, "") + unescaped(part)
+            order.setdefault(part.track.choice, []).append(RANK[part.track.channel])
+            self.text[part.track] = self.text.get(part.track, "") + unescaped(part)
         assert all(ranks == sorted(ranks) for ranks in order.values()), "reasoning, text, tool"
-        assert len({part.lane for part in content}) == len(content), "one part per lane"
+        assert len({part.track for part in content}) == len(content), "one part per track"
 
 
 # Any text an engine may give, less the lone surrogates that UTF-8 cannot carry.
@@ -62,7 +62,7 @@ text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 long_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
 events = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(LANES), text),
+        st.tuples(st.sampled_from(TRACKS), text),
         st.integers(0, 1).map(lambda choice: Finished(choice, "stop", None)),
     ),
     max_size=40,
@@ -80,9 +80,9 @@ def test_any_walk_reads_the_appended_text(events, walks):
         if isinstance(event, Finished):
             ring.append_special(event)
         else:
-            lane, piece = event
-            ring.append(delta(piece, lane))
-            expected[lane] = expected.get(lane, "") + piece
+            track, piece = event
+            ring.append(delta(piece, track))
+            expected[track] = expected.get(track, "") + piece
         for reading, walk in zip(readings, walks, strict=True):
             for _ in range(walk.count(number)):
                 if reading.cursor < ring.last_id:
@@ -215,16 +215,16 @@ def test_special_event_is_a_step_of_its_own():
     assert [ring.after(i)[0] for i in range(3)] == [1, 2, 3]
 
 
-@given(events=st.lists(st.tuples(st.sampled_from(LANES), text), max_size=40))
-def test_whole_is_all_text_by_lane(events):
+@given(events=st.lists(st.tuples(st.sampled_from(TRACKS), text), max_size=40))
+def test_whole_is_all_text_by_track(events):
     """The answer in one piece is the same text as the frames."""
     ring = Ring(BIG)
     expected: dict[TextTrack, str] = {}
-    for lane, piece in events:
-        ring.append(delta(piece, lane))
-        expected[lane] = expected.get(lane, "") + piece
+    for track, piece in events:
+        ring.append(delta(piece, track))
+        expected[track] = expected.get(track, "") + piece
     parts, specials = ring.whole()
-    assert {lane: unescaped(part) for lane, part in parts.items()} == expected
+    assert {track: unescaped(part) for track, part in parts.items()} == expected
     assert not specials
 
 
@@ -269,7 +269,7 @@ entries = st.one_of(st.none(), st.lists(st.builds(dict, token=text, logprob=st.f
 any_events = st.lists(
     st.one_of(
         st.sampled_from(SPECIALS),
-        st.builds(lambda lane, *rest: (lane, *rest), st.sampled_from(LANES), long_text, counts, entries),
+        st.builds(lambda track, *rest: (track, *rest), st.sampled_from(TRACKS), long_text, counts, entries),
     ),
     max_size=40,
 )
@@ -279,8 +279,8 @@ def fill(ring: Ring, events) -> None:
     """Append what `any_events` gave."""
     for event in events:
         if isinstance(event, tuple):
-            lane, piece, of_event, logprobs = event
-            ring.append(delta(piece, lane, counts=of_event, logprobs=logprobs))
+            track, piece, of_event, logprobs = event
+            ring.append(delta(piece, track, counts=of_event, logprobs=logprobs))
         else:
             ring.append_special(event)
 
@@ -351,10 +351,10 @@ def test_segment_of_a_trimmed_ring_begins_where_the_ring_does():
 def test_gap_between_segments_ends_what_is_held():
     """What lies before a gap cannot be joined with what follows it: it has left the ring."""
     ring = Ring(BIG)
-    fill(ring, [(LANES[1], f"{number} ", Counts(), None) for number in range(9)])
+    fill(ring, [(TRACKS[1], f"{number} ", Counts(), None) for number in range(9)])
     _, last = ring.dump(6)
     ring = Ring(BIG)
-    fill(ring, [(LANES[1], "0 ", Counts(), None)])
+    fill(ring, [(TRACKS[1], "0 ", Counts(), None)])
     first = ring.dump(0)[1]
     restored = Ring.restore([first, last], BIG)
     assert (restored.first_id, restored.last_id) == (7, 9)
@@ -378,9 +378,9 @@ def test_restored_ring_keeps_its_limit():
 
 
 def test_restored_ring_goes_on():
-    """Events appended to a restored ring follow the last one, in their lanes."""
+    """Events appended to a restored ring follow the last one, in their tracks."""
     ring = Ring(BIG)
-    fill(ring, [(LANES[1], "a", Counts(), None), (LANES[4], "b", Counts(), None)])
+    fill(ring, [(TRACKS[1], "a", Counts(), None), (TRACKS[4], "b", Counts(), None)])
     restored = Ring.restore([ring.dump(0)[1]], BIG)
     restored.append(delta("c"))
     assert [unescaped(part) for part in restored.after(0)[1]] == ["ac", "b"]

@@ -22,7 +22,7 @@ def columns(segment: Segment) -> tuple[object, ...]:
     """All fields, with sequences of any type as lists."""
     lists = [
         list(c) if c is not None else None
-        for c in (segment.lanes, segment.lengths, segment.logprob_lengths, segment.counts)
+        for c in (segment.tracks, segment.lengths, segment.logprob_lengths, segment.counts)
     ]
     specials = [tuple(special) for special in segment.specials]
     return segment.first_id, list(segment.names), specials, *lists, segment.text, segment.logprobs
@@ -52,7 +52,7 @@ def test_a_cut_segment_is_found() -> None:
 def test_the_first_events_can_be_left_out() -> None:
     """The others keep their ids, texts and fields."""
     rest = FULL.without_first(1)
-    assert (rest.first_id, list(rest.lanes), rest.text, rest.logprobs) == (8, [2, 0], b"x", b"")
+    assert (rest.first_id, list(rest.tracks), rest.text, rest.logprobs) == (8, [2, 0], b"x", b"")
     assert rest.specials == [(1, "finished", {"choice": 0, "reason": "stop"})]
     assert list(rest.counts or ()) == [1, 2, 3, 70_000] * 2
     assert PLAIN.without_first(1).specials == []
@@ -63,5 +63,5 @@ def test_a_last_event_can_be_added() -> None:
     longer = FULL.with_last("done", {})
     assert columns(unpack(pack(longer))) == columns(longer)
     assert longer.specials[-1] == (3, "done", {})
-    assert (longer.lanes[-1], longer.lengths[-1]) == (0, 0)
+    assert (longer.tracks[-1], longer.lengths[-1]) == (0, 0)
     assert PLAIN.with_last("done", {}).counts is None

@@ -23,7 +23,7 @@ def delta(text: str, **fields) -> Delta:
 class PlainWire:
     """Frames a test can read: `id:text`, or the event's name."""
 
-    def text(self, event_id, lane, text):  # noqa: ARG002  # the signature of Wire
+    def text(self, event_id, track, text):  # noqa: ARG002  # the signature of Wire
         """One event."""
         return b"%d:%b" % (event_id, text)
 
@@ -37,7 +37,7 @@ class PlainWire:
 
 
 class Client:
-    """An outlet whose client reads when told."""
+    """An sink whose client reads when told."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []

@@ -91,8 +91,8 @@ def test_any_text_makes_the_same_transcript_in_any_framing(pieces, usage):
             transcript.add(event)
         transcript.check_ids()
         assert transcript.done
-        transcripts.append({lane: text for lane, text in transcript.text.items() if text})
-    assert transcripts == [{lane: text for lane, text in expected.items() if text}] * 3
+        transcripts.append({track: text for track, text in transcript.text.items() if text})
+    assert transcripts == [{track: text for track, text in expected.items() if text}] * 3
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udc00\ud800b"])

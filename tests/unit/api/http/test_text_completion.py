@@ -52,8 +52,8 @@ def test_text_is_the_same_in_frames_of_any_size(pieces: list[tuple[int, str]]):
     ring, writer = Ring(1 << 20), wire(n=3)
     spoken = ["", "", ""]
     for choice, text in pieces:
-        event_id, lane, escaped = ring.append(delta(text, choice))
-        (alone,) = chunk(writer.text(event_id, lane, escaped))["choices"]
+        event_id, track, escaped = ring.append(delta(text, choice))
+        (alone,) = chunk(writer.text(event_id, track, escaped))["choices"]
         assert (alone["index"], alone["text"]) == (choice, text)
         spoken[choice] += text
     together, cursor = ["", "", ""], 0

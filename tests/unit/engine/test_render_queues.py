@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.core import ChatRequest
-from app.engine.render_lanes import SHORT_BYTES, RenderLanes, is_short
+from app.engine.render_queues import SHORT_BYTES, RenderQueues, is_short
 from app.errors import EngineNotReady
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +42,7 @@ LONG = "x" * (SHORT_BYTES + 1)
     ids=lambda request: str(request.body)[:60],
 )
 def test_what_may_take_long_is_not_short(request_: ChatRequest):
-    """Long text, many parts, media, tools, grammars and a long past belong to the long lane."""
+    """Long text, many parts, media, tools, grammars and a long past belong to the long queue."""
     assert not is_short(request_)
 
 
@@ -55,75 +55,75 @@ def test_an_ordinary_question_is_short(request_: ChatRequest):
 
 
 async def test_a_short_request_does_not_wait_for_long_ones():
-    """While every thread of the long lane is busy and more wait, a short request is converted."""
-    lanes, gate = RenderLanes(), threading.Event()
-    busy = [asyncio.create_task(lanes.run(lambda _: gate.wait(10), asked(LONG))) for _ in range(20)]
+    """While every thread of the long queue is busy and more wait, a short request is converted."""
+    queues, gate = RenderQueues(), threading.Event()
+    busy = [asyncio.create_task(queues.run(lambda _: gate.wait(10), asked(LONG))) for _ in range(20)]
     await asyncio.sleep(0)
-    assert await lanes.run(lambda request: request.owner, asked(owner="bob")) == "bob"
+    assert await queues.run(lambda request: request.owner, asked(owner="bob")) == "bob"
     assert not any(task.done() for task in busy)
     gate.set()
     await asyncio.gather(*busy)
-    lanes.close()
+    queues.close()
 
 
 async def test_owners_take_turns():
     """An owner's only request is converted before the many that another owner sent earlier."""
-    lanes, gate = RenderLanes(), threading.Event()
+    queues, gate = RenderQueues(), threading.Event()
     order: list[str] = []
 
     def convert(request: ChatRequest) -> None:
         gate.wait(10)
         order.append(request.owner)
 
-    many = [asyncio.create_task(lanes.run(convert, asked(LONG, "ada"))) for _ in range(30)]
+    many = [asyncio.create_task(queues.run(convert, asked(LONG, "ada"))) for _ in range(30)]
     await asyncio.sleep(0)
-    lonely = asyncio.create_task(lanes.run(convert, asked(LONG, "bob")))
+    lonely = asyncio.create_task(queues.run(convert, asked(LONG, "bob")))
     await asyncio.sleep(0)
     gate.set()
     await asyncio.gather(*many, lonely)
     assert order.index("bob") < 10
-    lanes.close()
+    queues.close()
 
 
 async def test_a_request_that_is_given_up_leaves_its_turn_to_the_next():
     """Cancelled requests, waiting or running, hold no thread once their work has ended."""
-    lanes, gate = RenderLanes(), threading.Event()
-    tasks = [asyncio.create_task(lanes.run(lambda _: gate.wait(10), asked(LONG))) for _ in range(20)]
+    queues, gate = RenderQueues(), threading.Event()
+    tasks = [asyncio.create_task(queues.run(lambda _: gate.wait(10), asked(LONG))) for _ in range(20)]
     await asyncio.sleep(0)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     gate.set()
-    assert await lanes.run(lambda _: "converted", asked(LONG)) == "converted"
-    lanes.close()
+    assert await queues.run(lambda _: "converted", asked(LONG)) == "converted"
+    queues.close()
 
 
 async def test_what_a_conversion_raises_is_raised():
     """A refusal comes through, and the thread is free again."""
-    lanes = RenderLanes()
+    queues = RenderQueues()
     for _ in range(5):
         with pytest.raises(ZeroDivisionError):
-            await lanes.run(lambda _: 1 / 0, asked())
-    assert await lanes.run(lambda _: 1, asked()) == 1
-    lanes.close()
+            await queues.run(lambda _: 1 / 0, asked())
+    assert await queues.run(lambda _: 1, asked()) == 1
+    queues.close()
 
 
-async def test_whoever_waits_when_the_lanes_close_is_told():
+async def test_whoever_waits_when_the_queues_close_is_told():
     """What runs goes on; all that wait, and whoever comes later, are refused, and none waits for ever."""
-    lanes, gate, begun = RenderLanes(), threading.Event(), threading.Semaphore(0)
+    queues, gate, begun = RenderQueues(), threading.Event(), threading.Semaphore(0)
 
     def convert(_: ChatRequest) -> str:
         begun.release()
         gate.wait(10)
         return "converted"
 
-    tasks = [asyncio.create_task(lanes.run(convert, asked(LONG, f"owner {i}"))) for i in range(20)]
+    tasks = [asyncio.create_task(queues.run(convert, asked(LONG, f"owner {i}"))) for i in range(20)]
     await asyncio.to_thread(begun.acquire)
-    lanes.close()
+    queues.close()
     gate.set()
     async with asyncio.timeout(10):
         results = await asyncio.gather(*tasks, return_exceptions=True)
     assert results.count("converted") >= 1
     assert {type(result) for result in results} == {str, EngineNotReady}
     with pytest.raises(EngineNotReady):
-        await lanes.run(convert, asked())
+        await queues.run(convert, asked())

@@ -90,7 +90,7 @@ class Heard:
 
 
 @dataclass(eq=False)
-class Asked:
+class SentRequest:
     """A request as it was sent, and what came of it for its client."""
 
     number: int
@@ -112,7 +112,7 @@ class Asked:
     """Whether its client did not stay to the end."""
     cancelled: bool = False
     misheard: str | None = None
-    repeats: Asked | None = None
+    repeats: SentRequest | None = None
     """The earlier request whose Idempotency-Key and body these are."""
     heard: Heard = field(default_factory=Heard)
     life: Any = None

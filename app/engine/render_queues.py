@@ -1,11 +1,12 @@
 """Threads for rendering: short requests have one of their own, the others share several.
 
-| lane | which requests | time of a request |
+| queue | which requests | time of a request |
 |---|---|---|
 | short | at most `SHORT_BYTES` of text, without tools, grammar and media | below 25 ms, at 1.5 us a byte |
 | long | all others | that of tokenizing the longest prompt that fits |
 
-In each lane owners take turns, so that nobody's many requests stand before another's. Used by one event loop.
+In each queue owners take turns, so that one owner's many requests do not delay another's.
+Used by one event loop.
 """
 
 from __future__ import annotations
@@ -36,31 +37,31 @@ MAKES_LONG = frozenset({"tools", "response_format", "regex", "ebnf"})
 """Checking a schema takes 20 us a byte, compiling a grammar longer."""
 
 
-class RenderLanes:
+class RenderQueues:
     """Runs conversions in threads; see the module."""
 
     def __init__(self) -> None:
         workers = max(MIN_LONG_WORKERS, min(MAX_LONG_WORKERS, len(os.sched_getaffinity(0)) // 4))
-        self._short = _Lane("render-short", 1)
-        self._long = _Lane("render-long", workers)
+        self._short = _RenderQueue("render-short", 1)
+        self._long = _RenderQueue("render-long", workers)
 
     async def run(self, convert: Callable[[ChatRequest], T], request: ChatRequest) -> T:
         """`convert(request)`, in its turn. Raises what that does, EngineNotReady once they are closed."""
-        lane = self._short if is_short(request) else self._long
-        return await lane.run(request.owner, convert, request)
+        queue = self._short if is_short(request) else self._long
+        return await queue.run(request.owner, convert, request)
 
     async def run_sized(self, owner: str, size_bytes: int, function: Callable[[], T]) -> T:
         """`function()` over so many bytes of text, in the owner's turn. Raises as `run` does."""
-        lane = self._short if size_bytes <= SHORT_BYTES else self._long
-        return await lane.run(owner, function)
+        queue = self._short if size_bytes <= SHORT_BYTES else self._long
+        return await queue.run(owner, function)
 
     def close(self) -> None:
         """Start nothing more; what runs goes on."""
-        for lane in (self._short, self._long):
-            lane.close()
+        for queue in (self._short, self._long):
+            queue.close()
 
 
-class _Lane:
+class _RenderQueue:
     """A few threads that owners take turns at."""
 
     def __init__(self, name: str, workers: int) -> None:
@@ -119,19 +120,19 @@ def is_short(request: ChatRequest) -> bool:
     body = request.body
     if any(body.get(name) is not None for name in MAKES_LONG):
         return False
-    room = SHORT_BYTES - NODE_BYTES * sum(map(len, request.past))
+    left_bytes = SHORT_BYTES - NODE_BYTES * sum(map(len, request.past))
     values: list[Any] = list(body.values())
-    while values and room >= 0:
+    while values and left_bytes >= 0:
         value = values.pop()
-        room -= NODE_BYTES
+        left_bytes -= NODE_BYTES
         if isinstance(value, str):
-            room -= len(value) if value.isascii() else UTF8_BYTES * len(value)
+            left_bytes -= len(value) if value.isascii() else UTF8_BYTES * len(value)
         elif isinstance(value, dict):
             if value.get("type", "text") != "text" and "role" not in value:
                 return False
             values += value.values()
         elif isinstance(value, list | tuple):
-            if len(value) * NODE_BYTES > room:
+            if len(value) * NODE_BYTES > left_bytes:
                 return False
             values += value
-    return room >= 0
+    return left_bytes >= 0
