@@ -25,8 +25,15 @@ from tests.support.sse_client import Connection, Response, fetch, until
 CANARY = "canary-51d0"
 ADMIN_KEYS = "/api/admin/keys"
 TEXT = re.compile(r"tr-[0-9a-f]{12}-[0-9a-f]{64}")
-PUBLIC = {"/healthz", "/readyz", "/openapi.json"}
+PUBLIC = {"/healthz", "/readyz", "/health", "/health_generate", "/ping", "/version", "/openapi.json"}
 """Routes that want no key. Every other one must refuse a wrong one."""
+BODIES = {
+    "/tokenize": {"prompt": "hello"},
+    "/v1/tokenize": {"prompt": "hello"},
+    "/detokenize": {"tokens": [104]},
+    "/v1/detokenize": {"tokens": [104]},
+}
+"""Requests to routes that keep nothing."""
 FOR_ADMINS = ("/api/admin/", "/metrics")
 EVERYONES = {
     "/api/models",
@@ -37,6 +44,12 @@ EVERYONES = {
     "/api/usage",
     "/api/prefixes",
     "/api/conversations",
+    "/v1/completions",
+    *BODIES,
+    "/model_info",
+    "/get_model_info",
+    "/server_info",
+    "/get_server_info",
 }
 """Routes on which each key gets an answer of its own. Every other one must refuse another owner's key."""
 
@@ -98,6 +111,10 @@ class World:
             body = {"title": "mine"}
         elif path.endswith("/moderations"):
             body = {"input": "hello"}
+        elif path in BODIES:
+            body = BODIES[path]
+        elif path.endswith("/v1/completions"):
+            body = {"model": "scripted", "prompt": "hello", "max_tokens": 2}
         elif method == "POST":
             body = chat("hello", conversation_id=self.conversation_id, stream=False)
             headers = {**headers, "idempotency-key": "ann-1"}
