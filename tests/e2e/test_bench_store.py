@@ -61,7 +61,8 @@ def test_bench_ledger_compares_two_servers_of_which_one_writes_nothing(tmp_path)
 async def test_the_server_without_a_ledger_answers_and_writes_nothing(tmp_path, monkeypatch):
     """Otherwise it would be no measure of what the ledger costs."""
     monkeypatch.setattr(servers, "Runtime", RuntimeWithoutLedger)
-    served = await servers.serve_here(Script(tokens=5), Settings(port=0, data_dir=tmp_path))
+    settings = Settings(port=0, data_dir=tmp_path, safety="off")  # which has records of its own
+    served = await servers.serve_here(Script(tokens=5), settings)
     try:
         response = await served.post(servers.chat())
         assert response.status == 200
