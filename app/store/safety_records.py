@@ -110,6 +110,9 @@ def trim(c: sqlite3.Connection, from_day: int, limit: int = MAX_RECORDS) -> bool
     Deletes a bounded number of rows, and returns whether all is done. The newest day goes by its age alone.
     """
     days = c.execute("SELECT day, count(*) FROM safety_records GROUP BY day ORDER BY day").fetchall()
+    # A day without totals is one that an earlier piece has begun to delete.
+    counted = {day for (day,) in c.execute("SELECT DISTINCT day FROM safety_totals")}
+    from_day = max([from_day, *(day + 1 for day, _ in days if day not in counted)])
     kept = sum(count for _, count in days)
     for day, count in days[:-1]:
         if day >= from_day and kept <= limit:
