@@ -20,7 +20,7 @@ from structlog.typing import FilteringBoundLogger
 from app.log import where
 from app.safety.policies.policy import Policy
 from app.safety.text.groups import Group, group_of
-from app.safety.verdict import Reading, Scores, Verdict, harm
+from app.safety.verdict import Reading, Scores, Verdict, harm, judged
 from app.store import safety_records
 from app.store.database import Database
 from app.store.ledger import day_of
@@ -120,6 +120,19 @@ class SafetyRecorder:
             future.add_done_callback(then)
 
 
+def as_enforced(verdict: Verdict, policy: Policy) -> Verdict:
+    """The verdict on a prompt, with the category, score and threshold that decide where `policy` is enforced.
+
+    Of an observing policy a verdict names what acted, which may be another category that would do less.
+    """
+    if verdict.action in (None, verdict.enforced) or not verdict.readings:
+        return verdict
+    decided = judged(policy.enforced, verdict.readings)
+    if decided.action != verdict.enforced:
+        return verdict
+    return replace(decided, action=verdict.action, observed=verdict.observed, policy_hash=verdict.policy_hash)
+
+
 class RequestRecords:
     """The records of one request: of its prompt, and of each choice of its answer."""
 
@@ -139,6 +152,7 @@ class RequestRecords:
         """Record a prompt; returns whether the policy, enforced, does something about it."""
         if verdict.unread:
             return False
+        verdict = as_enforced(verdict, policy)
         self._watched = verdict.enforced == "watch"
         full = [harm(reading.scores) for reading in verdict.readings if reading.stage != "ngrams"]
         is_recorded = verdict.enforced is not None or max(full, default=0.0) >= policy.prompt_record_floor

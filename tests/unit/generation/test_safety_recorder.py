@@ -12,11 +12,14 @@ import pytest
 from app.errors import StorageUnavailable
 from app.generation import safety_recorder
 from app.generation.safety_recorder import RequestRecords, SafetyRecorder
+from app.safety.policies.policy import Policy
+from app.safety.policies.policy_file import parse
+from app.safety.policies.thresholds import Thresholds
 from app.safety.verdict import Reading, judged, stricter
 from app.store import safety_records
 from app.store.database import Database
 from app.store.safety_records import SafetyRecord, Total
-from tests.support.policies import policy
+from tests.support.policies import calibration, policy
 from tests.support.sse_client import until
 
 DAY_US = 86_400_000_000
@@ -135,6 +138,25 @@ async def test_what_was_done_is_recorded(database: Database):
         ("hard_list", "block", "block"),
         ("stream", "flag", "flag"),
     ]
+
+
+async def test_a_record_has_what_decides_where_the_policy_is_enforced(database: Database):
+    """Though a locked category acts while the policy observes, and does less."""
+    recorder, _, _ = recorder_of(database)
+    tables = calibration()
+    tables["categories"]["S9"]["threshold"] = [0.95, 0.8, 0.5]
+    rules = Policy(parse(OBSERVE), Thresholds.parse(tables))
+    scores = {"S1": 0.991, "S9": 0.76}
+    verdict = judged(rules, [Reading("ngrams", {"S1": 0.2}), Reading("encoder", scores)])
+    assert (verdict.action, verdict.observed, verdict.category) == ("watch", "block", "S9")
+    records = RequestRecords(recorder, "tr-1")
+    records.begin("How are you?", "user", again=False)
+    assert records.prompt(verdict, rules)
+    (record,) = await written(recorder, database)
+    assert (record.action, record.done, record.category) == ("block", "watch", "S1")
+    enforced = rules.enforced.judge_prompt(scores, "encoder")
+    assert (record.score, record.threshold) == (0.991, enforced.threshold)
+    assert record.policy_hash == rules.hash
 
 
 async def test_a_prompt_that_nobody_read_is_not_counted(database: Database):
