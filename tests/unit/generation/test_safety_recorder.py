@@ -159,6 +159,25 @@ async def test_a_record_has_what_decides_where_the_policy_is_enforced(database: 
     assert record.policy_hash == rules.hash
 
 
+async def test_the_time_of_a_record_is_the_hour(database: Database):
+    """An exact one would lead to the request in the ledger."""
+    recorder, _, clock = recorder_of(database)
+    hour_us = NOW_US // 3_600_000_000 * 3_600_000_000
+    for clock.us in (hour_us, hour_us + 3_599_999_999, hour_us + 3_600_000_000):
+        ask(recorder, 0.7)
+    times_us = [record.at_us for record in await written(recorder, database)]
+    assert times_us == [hour_us, hour_us, hour_us + 3_600_000_000]
+
+
+async def test_a_deletion_that_fails_loses_no_record(database: Database):
+    """It is tried again on the next day, and nothing is logged as lost."""
+    recorder, log, _ = recorder_of(database, keep_days=0)
+    await database.write(lambda c: c.execute("DROP TABLE safety_totals"))
+    ask(recorder, 0.7)
+    assert await written(recorder, database) == []
+    assert log.entries == []
+
+
 async def test_a_prompt_that_nobody_read_is_not_counted(database: Database):
     """A screen failed, and the server lets that pass."""
     recorder, _, _ = recorder_of(database)
@@ -238,7 +257,7 @@ async def test_a_store_that_fails_is_logged_and_ends_nothing(database: Database)
     await database.write(lambda c: c.execute("DROP TABLE safety_totals"))
     ask(recorder, 0.7)
     assert await written(recorder, database) == []
-    assert set(log.entries) == {"safety_records_lost"}
+    assert log.entries == ["safety_records_lost"]
 
     class Closed:
         def submit(self, _unit: Any) -> None:
