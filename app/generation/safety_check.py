@@ -161,7 +161,7 @@ class ScreenedRequest:
         service, body = self._service, turn.request.body
         guard = service.guard()
         _check_images(self._policy, body["messages"])
-        self._steering = steering_of(body, body["messages"])
+        self._steering = steering_of(body, body["messages"], is_raw=turn.request.raw is not None)
         self._turns = turns = read_request(body, self._judged, turn.from_store)
         if guard is not None:
             self._guarded = conversation_of(body, self._judged, turn.from_store)

@@ -106,7 +106,7 @@ class World:
         id_ = {"conversations": self.conversation_id, "keys": self.ann.key.id, "models": "scripted"}
         part = next((name for name in id_ if f"/{name}/" in path), "")
         path = re.sub(r"\{id.*?\}", id_.get(part, self.stream_id), path)
-        body = None
+        body: Any = None
         if method == "PATCH":
             body = {"title": "mine"}
         elif path.endswith("/moderations"):

@@ -253,14 +253,49 @@ async def test_each_prompt_counts_in_the_limits_and_on_the_bill(serve: Serve):
 
 
 async def test_a_client_that_leaves_stops_all_prompts(serve: Serve):
-    """Nobody is there to take the answer in one piece."""
+    """Nobody is there to take the answer in one piece; the prompts after the one that ran are not begun."""
     served = await serve(Script(tokens=4000, rate=50))
     stream = served.call("POST", PATH, body(["a", "b", "c"], max_tokens=4000))
     asking = asyncio.create_task(stream)
-    await until(lambda: served.running == 3)
+    await until(lambda: [s for s in served.live() if s.last_id > 0])
     asking.cancel()
-    await until(lambda: served.running == 0)
-    assert served.live() == [] or {s.cancelled for s in served.live()} == {"disconnect"}
+    await until(lambda: served.running == 0 and served.live() == [])
+    await served.runtime.database.write(lambda _: None)  # after what was queued before
+    assert (await served.call("GET", "/api/usage")).json()["requests"] == 1
+
+
+async def test_several_prompts_run_one_after_another(serve: Serve):
+    """However many they are, they need a single stream of the key's."""
+    served = await serve(SCRIPT)
+    key = (await served.call("POST", "/api/admin/keys", {"name": "ann", "max_streams": 1})).json()["key"]
+    made = await served.call("POST", PATH, body(["a", "b", "c"]), authorization=f"Bearer {key}")
+    assert (made.status, [choice["text"] for choice in made.json()["choices"]]) == (200, [TEXT] * 3)
+
+
+async def test_the_answer_to_several_prompts_is_not_kept(serve: Serve):
+    """Their caller knows one id, so that none of them could be deleted later but the first."""
+    served = await serve(SCRIPT)
+    made = (await complete(served, ["a", "b"])).json()
+    assert (await served.call("GET", f"{PATH}/{made['id']}")).status == 404
+    assert served.live() == []
+
+
+async def test_a_span_that_begins_in_the_prompt_and_ends_in_the_answer_is_halted(
+    serve: Serve, tmp_path: Path
+):
+    """A completion goes on with its prompt, so both are read together."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text('hard_list = ["Project Nightingale"]')
+    served = await serve(
+        SCRIPT,
+        engine_type=speaking(lambda _request, _choice: words("ingale is it")),
+        load_models=lambda: word_models(tmp_path / "models"),
+        safety="on",
+        safety_policy=str(policy),
+    )
+    made = (await complete(served, "the name is Project Night")).json()
+    assert made["choices"][0]["finish_reason"] == "content_filter"
+    assert "ingale" not in made["choices"][0]["text"]
 
 
 def entry(token: str) -> dict[str, Any]:

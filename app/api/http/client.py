@@ -63,9 +63,12 @@ class Client:
         elif self._watch is None:
             self._watch = asyncio.create_task(self._until_gone())
 
-    async def while_here(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which is cancelled when the client leaves. Raises ClientDisconnect."""
-        task = asyncio.create_task(work)
+    async def while_here(self, work: Coroutine[Any, Any, T], name: str) -> T:
+        """The result of `work`, a task of that name, cancelled when the client leaves.
+
+        Raises ClientDisconnect.
+        """
+        task = asyncio.create_task(work, name=name)
         self.on_gone(lambda: _cancel(task))
         try:
             return await task

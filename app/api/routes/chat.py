@@ -106,8 +106,9 @@ class ChatRoutes:
         try:
             if streaming:
                 return await self._follow(request, client, stream, patient=patient)
-            streams = await self._begin_others(caller, stream, others)
-            return await self._answer(client, streams, patient=patient)
+            if others:
+                return await self._answer_all(client, caller, stream, others)
+            return await self._answer(client, stream, patient=patient)
         except Overloaded:
             request.scope[RESPONSE_HEADERS] = {
                 **stream.request.placement.response_headers,
@@ -259,20 +260,29 @@ class ChatRoutes:
         self._streams.run(stream, serving)
         return stream
 
-    async def _begin_others(
-        self, caller: Caller, stream: TokenStream, others: Sequence[ChatRequest]
-    ) -> list[TokenStream]:
-        """The streams of all prompts, each a request of its own in the key's limits. Raises RateLimited."""
-        streams = [stream]
+    async def _answer_all(
+        self, client: Client, caller: Caller, first: TokenStream, others: Sequence[ChatRequest]
+    ) -> Response:
+        """The whole answer to several prompts, served one after another. Raises RateLimited.
+
+        Each is a request of its own in the key's limits and in the ledger. At the end their streams are
+        forgotten, because their caller knows the id of the first alone.
+        """
+        streams = [first]
+        client.on_gone(lambda: streams[-1].cancel("disconnect"))
         try:
+            await _ended(first)
             for chat in others:
-                begun = await self._begin(caller, chat, UNLIMITED, streaming=False)
-                streams.append(begun)
-        except BaseException:
-            for begun in streams:
-                begun.cancel("disconnect")
-            raise
-        return streams
+                if client.gone or streams[-1].error is not None:
+                    break
+                streams.append(await self._begin(caller, chat, UNLIMITED, streaming=False))
+                await _ended(streams[-1])
+            return JSONResponse(self.format.whole(streams), headers=stream_headers(first))
+        finally:
+            client.stop()
+            for stream in streams:
+                self._streams.delete(stream)
+                await self._archive.erase(caller.owner, stream.request_id)
 
     async def _follow(
         self, request: Request, client: Client, stream: TokenStream, *, patient: bool
@@ -299,25 +309,17 @@ class ChatRoutes:
             plain=plain,
         )
 
-    async def _answer(self, client: Client, streams: Sequence[TokenStream], *, patient: bool) -> Response:
+    async def _answer(self, client: Client, stream: TokenStream, *, patient: bool) -> Response:
         """The whole answer in one piece; a client that leaves stops it, unless it can return."""
-        readers = [(stream, stream.attach()) for stream in streams]
+        reader = stream.attach()
         grace_s = None if patient else 0.0
-
-        def leave() -> None:
-            for stream, reader in readers:
-                self._streams.leave(stream, reader, grace_s=grace_s)
-
-        client.on_gone(leave)
+        client.on_gone(lambda: self._streams.leave(stream, reader, grace_s=grace_s))
         try:
-            for stream in streams:
-                await stream.opened()
-            for stream in streams:
-                await stream.ended()
+            await _ended(stream)
         finally:
             client.stop()
-            leave()
-        return JSONResponse(self.format.whole(streams), headers=stream_headers(streams[0]))
+            self._streams.leave(stream, reader, grace_s=grace_s)
+        return JSONResponse(self.format.whole([stream]), headers=stream_headers(stream))
 
     async def attach(self, request: Request) -> Response | EventStream:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
@@ -336,7 +338,7 @@ class ChatRoutes:
         stream = await self._find(request)
         if request.method == "HEAD":
             return Response(media_type="application/json", headers=stream_headers(stream))
-        return await self._answer(Client(request.receive), [stream], patient=True)
+        return await self._answer(Client(request.receive), stream, patient=True)
 
     async def cancel(self, request: Request) -> Response:
         """DELETE {id} and POST {id}/cancel: stop; what was generated stays attachable."""
@@ -370,3 +372,9 @@ class ChatRoutes:
                 code="stream_not_found",
             )
         return stream
+
+
+async def _ended(stream: TokenStream) -> None:
+    """Wait for the end of a stream. Raises what it was refused with."""
+    await stream.opened()
+    await stream.ended()

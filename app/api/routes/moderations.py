@@ -78,7 +78,7 @@ class ModerationRoutes:
         lease.reserve_tokens(texts_estimate(texts, self._limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
         with self._lines.enter(caller.owner) as turn:
-            return await client.while_here(self._results(self._moderator, texts, level, turn))
+            return await client.while_here(self._results(self._moderator, texts, level, turn), "moderation")
 
     async def _results(
         self, moderator: Moderator, texts: Sequence[str], level: str | None, turn: asyncio.Lock

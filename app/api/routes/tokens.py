@@ -50,7 +50,7 @@ class TokenRoutes:
         client = Client(request.receive)
         sent = parse_tokenize(await self._read(request, client, caller))
         engine = self._engine(sent.model, caller)
-        ids = await client.while_here(self._ids(engine, caller.owner, sent))
+        ids = await client.while_here(self._ids(engine, caller.owner, sent), "tokenize")
         several = not isinstance(sent.prompt, str) and sent.messages is None
         return _json(
             {
@@ -66,7 +66,9 @@ class TokenRoutes:
         caller = self._gatekeeper.caller(request)
         client = Client(request.receive)
         sent = parse_detokenize(await self._read(request, client, caller))
-        texts = await client.while_here(self._texts(self._engine(sent.model, caller), caller.owner, sent))
+        texts = await client.while_here(
+            self._texts(self._engine(sent.model, caller), caller.owner, sent), "detokenize"
+        )
         text = texts if sent.several else texts[0]
         return _json({"prompt": text, "text": text})
 

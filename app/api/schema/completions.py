@@ -101,14 +101,14 @@ def parse_completion(
         )
     if len(prompts) > 1 and values.get("stream"):
         raise UnsupportedParameter("stream: has a single prompt; send a request for each.", param="stream")
+    if len(prompts) > 1 and values.get("moderation"):
+        raise UnsupportedParameter("moderation: needs a single prompt; remove it.", param="moderation")
     if len(prompts) > 1 and idempotency is not None:
         raise BadRequest("Idempotency-Key needs a single prompt.", param="Idempotency-Key")
-    named = replace(
-        template,
-        max_tokens=template.max_tokens or DEFAULT_MAX_TOKENS,
-        spelled={**template.spelled, "messages": "prompt"},
-    )
-    return CompletionRequest(prompts, named)
+    if values.keys().isdisjoint(("max_tokens", "n_predict")):
+        template = replace(template, max_tokens=DEFAULT_MAX_TOKENS)
+    spelled = {**template.spelled, "messages": "prompt"}
+    return CompletionRequest(prompts, replace(template, spelled=spelled))
 
 
 def _check(name: str, value: Any) -> None:

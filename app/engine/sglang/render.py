@@ -179,7 +179,10 @@ class Renderer:
         preface = self._text.encode(raw.preface, add_special_tokens=True) if raw.preface else []
         if raw.token_ids is None:
             self._check_length(raw.text)
-            return preface + self._text.encode(raw.text, add_special_tokens=not preface)
+            ids = preface + self._text.encode(raw.text, add_special_tokens=not preface)
+            if not ids:
+                raise BadRequest("prompt has no tokens; send a longer text.", param="prompt")
+            return ids
         self._limits.check_least(len(raw.token_ids))
         self._text.check_ids(raw.token_ids)
         return [*preface, *raw.token_ids]

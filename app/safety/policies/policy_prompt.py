@@ -43,10 +43,12 @@ class PolicyPrompt:
     async def _render_raw(self, engine: Engine, request: ChatRequest, raw: RawPrompt, preface: str) -> Prompt:
         """The same where no template is applied."""
         key = (engine.model.id, preface, "raw")
-        if key not in self._tokens:
-            self._remember(key, len(await engine.tokenize(request.owner, preface, add_special_tokens=False)))
+        tokens = self._tokens.get(key)
+        if tokens is None:
+            tokens = len(await engine.tokenize(request.owner, preface, add_special_tokens=False))
+            self._remember(key, tokens)
         prompt = await engine.render(replace(request, raw=replace(raw, preface=preface)))
-        return replace(prompt, unbilled_tokens=self._tokens[key] or 0)
+        return replace(prompt, unbilled_tokens=tokens)
 
     async def _measured(self, engine: Engine, request: ChatRequest, text: str, role: str) -> int | None:
         """How many tokens the text takes there; None where the model's template refuses it."""

@@ -85,9 +85,14 @@ _LAST_SAID_CHARS = 65_536
 _FORCING = ("regex", "ebnf", "structural_tag", "logit_bias", "min_tokens", "custom_logit_processor")
 
 
-def steering_of(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> Steering:
-    """Read it off a request's body, and off the messages that the model sees."""
-    answers = (message for message in reversed(messages) if message.get("role") == "assistant")
+def steering_of(
+    body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], *, is_raw: bool = False
+) -> Steering:
+    """Read it off a request's body, and off the messages that the model sees.
+
+    An answer goes on with a prompt that has no template (`is_raw`), as with an assistant's message.
+    """
+    answers = (message for message in reversed(messages) if is_raw or message.get("role") == "assistant")
     answer = next(answers, None)
     answer_format = body.get("response_format")
     kind = answer_format.get("type") if isinstance(answer_format, Mapping) else None

@@ -155,3 +155,19 @@ def test_an_error_of_the_engine_is_respelled() -> None:
     unnamed = BadRequest("Something is wrong.")
     unnamed.respell({"regex": "guided_regex"})
     assert unnamed.param is None
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('{"a":' * 65 + "{}" + "}" * 65, "nesting_too_deep"),
+        ('{"a":[' + "1," * 100_000 + "1]}", "too_many_values"),
+        ('{"type":"object","type":"string"}', "invalid_value"),
+        ('{"description":"' + "a" * 262_144 + '"}', "invalid_value"),
+    ],
+)
+def test_json_within_a_string_is_bounded_as_a_body_is(text: str, code: str) -> None:
+    """A text would otherwise get past the bounds of nesting, values and names."""
+    assert refusal(guided_json=text) == (code, "guided_json")
+    assert refusal(structured_outputs={"json": text}) == (code, "structured_outputs.json")
+    assert refusal(structured_outputs={"structural_tag": text}) == (code, "structured_outputs.structural_tag")

@@ -726,3 +726,9 @@ def test_what_an_answer_goes_on_with_is_all_parts_of_the_last_assistant_message(
     last = {"role": "assistant", "content": parts}
     assert steering_of({}, [last]) == Steering("canary so", continues=True)
     assert steering_of({}, [last, {"role": "user", "content": "go on"}]) == Steering("canary so")
+
+
+def test_a_prompt_without_a_template_is_continued_by_its_answer():
+    """A span that begins in it and ends in the answer is found."""
+    message = {"role": "user", "content": "Project Xylo"}
+    assert steering_of({}, [message], is_raw=True) == Steering("Project Xylo", continues=True)
