@@ -53,7 +53,7 @@ class QueueBounds:
 
 
 class RetrySlots:
-    """The times at which a key's refused requests were told to come back, as whole seconds of the clock."""
+    """A key's retry slots: when its refused requests may come back, as whole seconds of the clock."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -206,8 +206,9 @@ class LoadShedder:
 
     def _may_wait(self, queued: Queued, now_s: float, *, returns: bool) -> bool:
         tenant, queue = queued.tenant, self._queue
-        room, places = self.max_queued_tokens - queue.tokens, self.bounds.max_queued_requests - len(queue)
-        full = places < 1 or (queued.tokens > room and queue.tokens)
+        free_tokens = self.max_queued_tokens - queue.tokens
+        free_requests = self.bounds.max_queued_requests - len(queue)
+        full = free_requests < 1 or (queued.tokens > free_tokens and queue.tokens)
         if full or self.too_old(queued, returns=returns):
             return False
         if not queue or self._scheduler.has_room(tenant, queued.tokens, queued.age_s, now_s):
@@ -215,10 +216,10 @@ class LoadShedder:
         rate, line = self._rate(tenant), tenant.waiting_tokens + queued.tokens
         if returns:
             return line + self._ahead(tenant, line) <= self._tuning.late * self.max_wait_s(tenant) * rate
-        if tenant.waiting and len(tenant.waiting) + 1 > places:
+        if tenant.waiting and len(tenant.waiting) + 1 > free_requests:
             return False
         left_s = self.max_wait_s(tenant) - queued.age_s - self._scheduler.ends_after_s(now_s, rate)
-        limit = min(room, max(left_s, 0.0) * rate)
+        limit = min(free_tokens, max(left_s, 0.0) * rate)
         own = tenant.waiting_tokens + self.slots_of(tenant).due_tokens(now_s)
         return (
             tenant.waiting_tokens <= limit and own + self._ahead(tenant, own + queued.tokens, now_s) <= limit
@@ -287,8 +288,8 @@ class LoadShedder:
         at_s = slots.later(queued.fingerprint, now_s)
         if at_s is not None:
             return math.ceil(at_s - now_s), True
-        room = max(self.max_queued_tokens - self._queue.tokens, 0)
-        limit = min(room + tenant.waiting_tokens, self.max_wait_s(tenant) * rate)
+        free_tokens = max(self.max_queued_tokens - self._queue.tokens, 0)
+        limit = min(free_tokens + tenant.waiting_tokens, self.max_wait_s(tenant) * rate)
         line = tenant.waiting_tokens + slots.tokens + queued.tokens
         ahead = line + self._ahead(tenant, line, math.inf)
         wait_s = max(ahead - tuning.return_at * limit, 0.0) / (tuning.promised * rate)

@@ -13,17 +13,14 @@ class AdmissionTuning:
     """How admission estimates, reserves, lets in and refuses. A comment has unit, range and reason."""
 
     # KV memory
-    kv_margin_deviations: float = (
-        2.5  # deviations over the mean growth, >= 0: no retraction in `bench overload`
-    )
+    # Deviations over the mean growth, >= 0: no retraction in `bench overload`.
+    kv_margin_deviations: float = 2.5
     kv_headroom: float = 0.02  # share of the pool that is never reserved: pages that are not full
     drift_samples: int = 6  # looks, >= 1, of which the least counts: the engine's own count is some steps old
-    spare: float = (
-        0.125  # share of pool and places kept for keys that use less than theirs: they need not wait
-    )
-    step_tokens: int = (
-        32  # tokens of an answer, >= 1, between looks at its reservation; later 1/8 of its length
-    )
+    # Share of pool and places kept for keys that use less than theirs: they need not wait.
+    spare: float = 0.125
+    # Tokens of an answer, >= 1, between looks at its reservation; later 1/8 of its length.
+    step_tokens: int = 32
 
     # Prefill window
     prefill_step_tokens: int = 2048  # tokens, >= 1: the window after a start, its least, and what it grows by
@@ -36,15 +33,12 @@ class AdmissionTuning:
     decode_first_choices: float = 8.0  # choices, >= 1, of the window after a start
     decode_decrease: float = 0.7  # share that a look leaves at least: a long prompt makes one slow second
     decode_overrun: float = 1.5  # windows, >= 1: with more running it was narrowed for them already
-    decode_filled: float = (
-        0.75  # share of the window from which its time per token tells how far it may widen
-    )
-    decode_unproven: float = (
-        3.0  # times, >= 1, what has run in time: requests of many choices come in together
-    )
-    decode_smoothing: float = (
-        0.3  # weight of a look in the least time per token: a burst after a stall is none
-    )
+    # Share of the window from which its time per token tells how far it may widen.
+    decode_filled: float = 0.75
+    # Times, >= 1, what has run in time: requests of many choices come in together.
+    decode_unproven: float = 3.0
+    # Weight of a look in the least time per token: a burst after a stall is none.
+    decode_smoothing: float = 0.3
 
     # Estimates
     answers_remembered: float = 200.0  # answers, >= 1, after which the older ones count half
@@ -53,12 +47,10 @@ class AdmissionTuning:
     model_answers: float = 4.0
     prior_tokens: tuple[float, ...] = (64.0, 256.0, 1024.0)  # tokens still to come where nothing is known
     prior_weight: float = 0.5  # answers, > 0, that each of these is worth
-    new_weight: float = (
-        0.05  # weight of a prompt in the ratio of new to estimated tokens: beginnings are shared
-    )
-    max_new_ratio: float = (
-        4.0  # tokens, >= 1, that a prompt is believed for each estimated one: unread history
-    )
+    # Weight of a prompt in the ratio of new to estimated tokens: beginnings are shared.
+    new_weight: float = 0.05
+    # Tokens, >= 1, that a prompt is believed for each estimated one: unread history.
+    max_new_ratio: float = 4.0
     throughput_memory_s: float = 15.0  # seconds, > 0: time constant, and what a stored throughput is worth
     throughput_measured_s: float = 10.0  # seconds of waiting, below the above, after which it is stored
     guess_pool_s: float = 8.0  # seconds, > 0, that a full pool is taken to run where nothing is known

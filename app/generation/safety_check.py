@@ -16,7 +16,7 @@ from app.core import ChatRequest, Counts, Engine, Key, Prompt
 from app.errors import BadRequest, ContentFiltered, ReplayExpired
 from app.generation.history import LoadedTurn
 from app.generation.request_safety import AnswerScreen, RequestSafety
-from app.generation.safety_recorder import RequestRecords, SafetyRecorder
+from app.generation.safety_recorder import RequestRecords, SafetyRecorder, as_enforced
 from app.log import where
 from app.messages import count_media
 from app.safety import moderation
@@ -224,7 +224,7 @@ class ScreenedRequest:
         self._verdict = verdict
         if verdict.stage != "guard":  # which counts for itself
             self._service.counters.judged(verdict)
-        self._service.counters.would_act(verdict)
+        self._service.counters.would_act(as_enforced(verdict, self._policy))
         self._service.keep(self, verdict, "prompt", self._text)
         if self._records.prompt(verdict, self._policy):
             self._judged.add_recorded(self._turns.recent[-1:])
@@ -278,13 +278,14 @@ class ScreenedRequest:
         if screen is None or screening is None:
             return None
         assert self._verdict is not None
+        prompt = as_enforced(self._verdict, self._policy)
         halted = screening.halted
         verdicts = screening.verdicts(scored=self.request.moderated or halted is not None)
         if screening.broken:
             if not self.request.moderated:
                 return None
             failed = moderation.failed("safety_unavailable", "The stream screen failed; this was let pass.")
-            return moderation.moderation(moderation.results([self._verdict]), failed)
+            return moderation.moderation(moderation.results([prompt]), failed)
         for choice, peak in enumerate(screening.peaks()):
             ended_it = halted if choice == screening.halted_choice else None
             judged = self._records.answer(peak, self._policy, ended_it)
@@ -292,13 +293,13 @@ class ScreenedRequest:
                 self._service.counters.would_act(judged)
         if halted is not None:
             self._halted(screening, halted, counts, withheld_tokens)
-            body = moderation.of_answer(self._scored(self._verdict), verdicts)
+            body = moderation.of_answer(self._scored(prompt), verdicts)
             return {**body, "message": self._policy.notice(halted.category)}
         for verdict in verdicts:
             self._service.counters.judged(verdict)
             if verdict.action == "flag":
                 self._service.keep(self, verdict, "answer", "")
-        return moderation.of_answer(self._verdict, verdicts) if self.request.moderated else None
+        return moderation.of_answer(prompt, verdicts) if self.request.moderated else None
 
     def _halted(
         self, screening: Screening, halted: Verdict, counts: Mapping[int, Counts], withheld_tokens: int

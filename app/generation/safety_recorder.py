@@ -20,7 +20,7 @@ from structlog.typing import FilteringBoundLogger
 from app.log import where
 from app.safety.policies.policy import Policy
 from app.safety.text.groups import Group, group_of
-from app.safety.verdict import Reading, Scores, Verdict, harm
+from app.safety.verdict import Reading, Scores, Verdict, harm, judged
 from app.store import safety_records
 from app.store.database import Database
 from app.store.ledger import day_of
@@ -28,7 +28,8 @@ from app.store.safety_records import MAX_RECORDS, SafetyRecord, Total
 
 FLUSH_S = 1.0
 """Seconds between two writes."""
-_DAY_US = 86_400_000_000
+_HOUR_US = 3_600_000_000
+_DAY_US = 24 * _HOUR_US
 Subject = Literal["prompt", "answer"]
 
 
@@ -51,8 +52,8 @@ class SafetyRecorder:
         self._flushing: asyncio.TimerHandle | None = None
         self._numbered_day = (-1, 0)
         self._day = 0
-        self._room = MAX_RECORDS
-        """Records that may be written today yet."""
+        self._left_today = MAX_RECORDS
+        """Records that this process may still write today."""
 
     def now_us(self) -> int:
         """The time of a record."""
@@ -68,15 +69,15 @@ class SafetyRecorder:
     def add(self, total: Total, record: SafetyRecord | None) -> None:
         """Count a text, and keep its record if it has one; neither once the day has too many records."""
         if total.day != self._day:
-            self._day, self._room = total.day, MAX_RECORDS
+            self._day, self._left_today = total.day, MAX_RECORDS
             self._trim()
-        if not self.keep_days or not self._room:
+        if not self.keep_days or not self._left_today:
             return
         self._totals[total] += 1
         if record is not None:
             self._records.append(record)
-            self._room -= 1
-            if not self._room:
+            self._left_today -= 1
+            if not self._left_today:
                 self._log.warning("safety_records_full", day=total.day, records=MAX_RECORDS)
         if self._flushing is None:
             self._flushing = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
@@ -115,9 +116,20 @@ class SafetyRecorder:
             if then is None:  # a deletion is tried again on the next day
                 self._log.error("safety_records_lost", error=where(exc))
             return
-        future.add_done_callback(written)
-        if then is not None:
-            future.add_done_callback(then)
+        future.add_done_callback(written if then is None else then)
+
+
+def as_enforced(verdict: Verdict, policy: Policy) -> Verdict:
+    """The verdict on a prompt, with the category, score and threshold that decide where `policy` is enforced.
+
+    Of an observing policy a verdict names what acted, which may be another category that would do less.
+    """
+    if verdict.action in (None, verdict.enforced) or not verdict.readings:
+        return verdict
+    decided = judged(policy.enforced, verdict.readings)
+    if decided.action != verdict.enforced:
+        return verdict
+    return replace(decided, action=verdict.action, observed=verdict.observed, policy_hash=verdict.policy_hash)
 
 
 class RequestRecords:
@@ -139,6 +151,7 @@ class RequestRecords:
         """Record a prompt; returns whether the policy, enforced, does something about it."""
         if verdict.unread:
             return False
+        verdict = as_enforced(verdict, policy)
         self._watched = verdict.enforced == "watch"
         full = [harm(reading.scores) for reading in verdict.readings if reading.stage != "ngrams"]
         is_recorded = verdict.enforced is not None or max(full, default=0.0) >= policy.prompt_record_floor
@@ -175,7 +188,7 @@ class RequestRecords:
     def _add(self, subject: Subject, verdict: Verdict, readings: Sequence[Reading], done: str | None) -> None:
         at_us, (length, role, script) = self._recorder.now_us(), self._group
         record = SafetyRecord(
-            at_us=at_us,
+            at_us=at_us // _HOUR_US * _HOUR_US,  # an exact time would lead to the request in the ledger
             day=self._recorder.day_of(at_us),
             key_id=self._key_id,
             subject=subject,

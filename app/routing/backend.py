@@ -1,4 +1,4 @@
-"""A model's place in this process: its engine, and the way into it."""
+"""A model's backend: its engine, and the admission in front of it."""
 
 from __future__ import annotations
 
@@ -67,4 +67,4 @@ class Backends:
 
     def allowed(self, models: Collection[str] | None) -> list[Backend]:
         """The backends of a key that may use `models`; all of them for None."""
-        return [place for place in self if models is None or place.id in models]
+        return [backend for backend in self if models is None or backend.id in models]

@@ -15,7 +15,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 MAX_RECORDS = 200_000
-"""Records kept: 50 to 100 MB. The oldest days go first."""
+"""Records left at the beginning of a day, 50 to 100 MB: the oldest days go first.
+
+A process adds at most as many in a day.
+"""
 DELETED_AT_ONCE = 500
 """Records that one unit deletes: it holds the writer, and streams wait for it."""
 _DIGITS = 6
@@ -40,7 +43,7 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SafetyRecord:
-    """A text that some policy could make something of. `at_us` is UTC, `day` as in Total.
+    """A text that some policy could make something of. `at_us` is the hour in UTC, `day` as in Total.
 
     `action` is what the policy in force says, `done` what was done: nothing by a policy that observes.
     `again` says that an earlier turn of the conversation was recorded too; `watched` that the policy would
@@ -110,6 +113,9 @@ def trim(c: sqlite3.Connection, from_day: int, limit: int = MAX_RECORDS) -> bool
     Deletes a bounded number of rows, and returns whether all is done. The newest day goes by its age alone.
     """
     days = c.execute("SELECT day, count(*) FROM safety_records GROUP BY day ORDER BY day").fetchall()
+    # A day without totals is one that an earlier piece has begun to delete.
+    counted = {day for (day,) in c.execute("SELECT DISTINCT day FROM safety_totals")}
+    from_day = max([from_day, *(day + 1 for day, _ in days if day not in counted)])
     kept = sum(count for _, count in days)
     for day, count in days[:-1]:
         if day >= from_day and kept <= limit:

@@ -122,7 +122,7 @@ def test_ten_minutes_of_two_backlogged_keys() -> None:
 def test_backlogged_keys_that_are_sent_away(insists: bool, weight: float) -> None:
     """With a queue as short as the settings have it, refusals by the hundred: within 5% in five minutes.
 
-    Clients obey, or come back every second with something else, which leaves appointments that nobody keeps.
+    Clients obey, or come back every second with something else, which leaves retry slots that nobody keeps.
     """
     sizes = {"short": ((40, 120), (20, 60)), "long": ((400, 1200), (100, 400))}
 

@@ -41,9 +41,9 @@ CHARS_A_SECOND = 20_000
 QUICK_CHARS = 2 * SLICE_CHARS
 """What `ngram_verdict` reads of one text: the whole of it, or its first and last slice."""
 QUICK_EARLIER = 3
-"""How many earlier turns `fast` scores that it does not know yet; `full` scores all."""
+"""Earlier turns without remembered scores that `ngram_verdict` scores; `full_verdict` scores all."""
 LOOKED_AT = 512
-"""How many of them it looks for among those that it knows."""
+"""Earlier turns of which `ngram_verdict` looks up the remembered scores."""
 ENCODED_TEXTS = 128
 """How many texts before the newest turns the encoder reads: those that the n-grams find worst."""
 ENCODED = 8
@@ -195,14 +195,14 @@ class PromptScreen:
         return scores, doubted
 
     async def _read(self, turns: Turns, policy: Policed, *, skip_below: float) -> Verdict:
-        ends: Scores = {}
+        at_ends: Scores = {}
         doubted: Scores = {}
         between: list[Reading] = []
         watched: list[Reading] = []
         passed_over = await self._passed_over(turns.earlier, skip_below)
         for number, read in enumerate((*turns.newest, *turns.earlier), start=-len(turns.newest)):
             text = passed_over.get(number) or await self._read_one(read)
-            ends = highest(ends, _faded(text.ends, read.weight))
+            at_ends = highest(at_ends, _faded(text.ends, read.weight))
             if text.num_between:
                 between.append(Reading("encoder", _faded(text.between, read.weight), text.num_between))
             if read.watch:
@@ -211,7 +211,7 @@ class PromptScreen:
                     watched.append(Reading("encoder", text.between, text.num_between, watch_only=True))
         if doubted:
             watched.insert(0, Reading("encoder", doubted, watch_only=True))
-        return judged(policy, [Reading("encoder", ends), *between, *watched])
+        return judged(policy, [Reading("encoder", at_ends), *between, *watched])
 
     async def _passed_over(self, earlier: Sequence[Read], skip_below: float) -> dict[int, _TextScores]:
         """The texts before the newest turns, by number, that the encoder has not to read, and their scores.
@@ -222,11 +222,10 @@ class PromptScreen:
             return {}
         quick: dict[int, _TextScores] = {}
         for number, read in enumerate(earlier):
-            if skip_below or len(earlier) > ENCODED_TEXTS:
-                ends: Scores = {}
-                for piece in slices(read.text):
-                    ends = highest(ends, await self._remembered(self._quick, self._quick_scores, piece))
-                quick[number] = _TextScores(ends, {}, 0)
+            at_ends: Scores = {}
+            for piece in slices(read.text):
+                at_ends = highest(at_ends, await self._remembered(self._quick, self._quick_scores, piece))
+            quick[number] = _TextScores(at_ends, {}, 0)
         worst = sorted(quick, key=lambda number: -harm(quick[number].ends))[:ENCODED_TEXTS]
         for number in worst:
             if harm(quick[number].ends) >= skip_below:
@@ -237,14 +236,14 @@ class PromptScreen:
         thorough = self._classifier.full
         pieces = slices(read.text)
         between = pieces[1:-1]
-        ends: Scores = {}
+        at_ends: Scores = {}
         for piece in (pieces[0], pieces[-1])[: len(pieces)]:
-            ends = highest(ends, await self._remembered(self._thorough, thorough, piece))
+            at_ends = highest(at_ends, await self._remembered(self._thorough, thorough, piece))
         quick = [await self._remembered(self._quick, self._quick_scores, piece) for piece in between]
         worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED]
         for i in worst:
             quick[i] = await self._remembered(self._thorough, thorough, between[i])
-        return _TextScores(ends, highest(*quick), len(between))
+        return _TextScores(at_ends, highest(*quick), len(between))
 
     def _quickly(self, text: str, looked: Mapping[str, Quick]) -> Scores:
         key = self._quick.key(text)

@@ -191,7 +191,7 @@ async def test_one_key_fills_half_of_the_queue() -> None:
 
 
 async def test_who_comes_back_when_told_has_its_place() -> None:
-    """The appointment is kept before what comes unannounced; too early it is none."""
+    """The retry slot goes before requests without one; too early it is none."""
     world = World(max_queued_requests=4, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
     first = await world.admit(900)
     tasks = [world.later(500) for _ in range(2)]
@@ -216,7 +216,7 @@ async def test_who_comes_back_when_told_has_its_place() -> None:
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-async def test_an_appointment_is_kept_where_nobody_waits_any_more(comes_back: bool) -> None:
+async def test_a_retry_slot_is_kept_where_nobody_waits_any_more(comes_back: bool) -> None:
     """Who comes when told counts as come, also when there is room at once; who does not, as missed."""
     world = World(max_queued_requests=1, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
     flying = [await world.admit(900)]
@@ -241,7 +241,7 @@ async def test_an_appointment_is_kept_where_nobody_waits_any_more(comes_back: bo
 
 
 async def test_who_comes_back_for_a_shorter_answer_is_known_again() -> None:
-    """Degraded mode may have cut `max_tokens` meanwhile: the appointment is kept all the same."""
+    """Degraded mode may have cut `max_tokens` meanwhile: the retry slot is kept all the same."""
     world = World(max_queued_requests=2, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
     first = await world.admit(900)
     waiting = world.later(500)
@@ -260,11 +260,11 @@ async def test_who_comes_back_for_a_shorter_answer_is_known_again() -> None:
     first.release()
 
 
-async def test_what_would_be_refused_is_refused_at_the_first_knock() -> None:
+async def test_what_would_be_refused_is_refused_by_the_precheck() -> None:
     """Before it is rendered; who comes when told is let pass, and with nobody waiting so is everyone."""
     world = World(max_queued_requests=1, deadline_s=dict.fromkeys(("interactive", "standard", "batch"), 1e6))
-    body = {"messages": [{"content": "knocking"}]}
-    request = ChatRequest("knock", "a", "m", body, 0, max_tokens=500)
+    body = {"messages": [{"content": "a question"}]}
+    request = ChatRequest("checked", "a", "m", body, 0, max_tokens=500)
     world.admission.precheck(request, key_of("a"))
     first = await world.admit(900)
     waiting = world.later(500)

@@ -182,7 +182,7 @@ def test_nobody_waits_for_room_while_all_that_run_are_young() -> None:
 
 
 def test_what_is_too_far_away_is_not_promised() -> None:
-    """Beyond two minutes there is no appointment."""
+    """Beyond two minutes there is no retry slot."""
     world = World()
     retries_s = [world.come("a", 100) for _ in range(200)]
     assert retries_s[-1] == 999

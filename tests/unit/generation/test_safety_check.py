@@ -20,6 +20,7 @@ from app.generation.history import LoadedTurn
 from app.generation.safety_check import SafetyService
 from app.generation.safety_recorder import SafetyRecorder
 from app.metering.traffic import Histogram
+from app.safety import moderation
 from app.safety.classifiers.bundled_models import Models
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.guard.tier import GuardTier
@@ -39,6 +40,7 @@ from tests.support.generations import (
     generations,
     text_of,
 )
+from tests.support.policies import WordClassifier
 from tests.support.screens import (
     BLOCKED,
     HARM,
@@ -290,6 +292,23 @@ async def test_strict_key_has_the_strict_policy(world: World, running):
         (event,) = await recorded(made)
     current = world.service.policies.current
     assert event["policy_hash"] == current.at_level("strict").hash != current.hash
+
+
+async def test_what_is_observed_is_counted_by_what_would_decide(world: World, running):
+    """Though a locked category acts, and does less: the event names that; the moderation says what would."""
+    world.policy = {"mode": "observe"}
+    classifier = WordClassifier(full={BLOCKED: {"S1": 0.991, "S9": 0.5}})
+    world.models = Models(classifier, WordModel(), world.models.directory)
+    async with running() as made:
+        says(made, "fine")
+        stream = await made.serve(asked(f"a {BLOCKED} thing", moderated=True))
+        (event,) = await recorded(made)
+        (notice,) = controls(stream, Notice)
+    assert (event["action"], event["category"]) == ("watch", "S9")
+    assert world.counters.observed["encoder"] == {"S1": {"block": 1}}
+    (result,) = notice.value["input"]["results"]
+    flagged = {key for key, is_flagged in result["categories"].items() if is_flagged}
+    assert (result["flagged"], flagged) == (True, set(moderation.KEYS["S1"]))
 
 
 async def test_prompt_that_the_ngrams_doubt_gets_the_strict_text(world: World, running):

@@ -12,11 +12,14 @@ import pytest
 from app.errors import StorageUnavailable
 from app.generation import safety_recorder
 from app.generation.safety_recorder import RequestRecords, SafetyRecorder
+from app.safety.policies.policy import Policy
+from app.safety.policies.policy_file import parse
+from app.safety.policies.thresholds import Thresholds
 from app.safety.verdict import Reading, judged, stricter
 from app.store import safety_records
 from app.store.database import Database
 from app.store.safety_records import SafetyRecord, Total
-from tests.support.policies import policy
+from tests.support.policies import calibration, policy
 from tests.support.sse_client import until
 
 DAY_US = 86_400_000_000
@@ -137,6 +140,44 @@ async def test_what_was_done_is_recorded(database: Database):
     ]
 
 
+async def test_a_record_has_what_decides_where_the_policy_is_enforced(database: Database):
+    """Though a locked category acts while the policy observes, and does less."""
+    recorder, _, _ = recorder_of(database)
+    tables = calibration()
+    tables["categories"]["S9"]["threshold"] = [0.95, 0.8, 0.5]
+    rules = Policy(parse(OBSERVE), Thresholds.parse(tables))
+    scores = {"S1": 0.991, "S9": 0.76}
+    verdict = judged(rules, [Reading("ngrams", {"S1": 0.2}), Reading("encoder", scores)])
+    assert (verdict.action, verdict.observed, verdict.category) == ("watch", "block", "S9")
+    records = RequestRecords(recorder, "tr-1")
+    records.begin("How are you?", "user", again=False)
+    assert records.prompt(verdict, rules)
+    (record,) = await written(recorder, database)
+    assert (record.action, record.done, record.category) == ("block", "watch", "S1")
+    enforced = rules.enforced.judge_prompt(scores, "encoder")
+    assert (record.score, record.threshold) == (0.991, enforced.threshold)
+    assert record.policy_hash == rules.hash
+
+
+async def test_the_time_of_a_record_is_the_hour(database: Database):
+    """An exact one would lead to the request in the ledger."""
+    recorder, _, clock = recorder_of(database)
+    hour_us = NOW_US // 3_600_000_000 * 3_600_000_000
+    for clock.us in (hour_us, hour_us + 3_599_999_999, hour_us + 3_600_000_000):
+        ask(recorder, 0.7)
+    times_us = [record.at_us for record in await written(recorder, database)]
+    assert times_us == [hour_us, hour_us, hour_us + 3_600_000_000]
+
+
+async def test_a_deletion_that_fails_loses_no_record(database: Database):
+    """It is tried again on the next day, and nothing is logged as lost."""
+    recorder, log, _ = recorder_of(database, keep_days=0)
+    await database.write(lambda c: c.execute("DROP TABLE safety_totals"))
+    ask(recorder, 0.7)
+    assert await written(recorder, database) == []
+    assert log.entries == []
+
+
 async def test_a_prompt_that_nobody_read_is_not_counted(database: Database):
     """A screen failed, and the server lets that pass."""
     recorder, _, _ = recorder_of(database)
@@ -216,7 +257,7 @@ async def test_a_store_that_fails_is_logged_and_ends_nothing(database: Database)
     await database.write(lambda c: c.execute("DROP TABLE safety_totals"))
     ask(recorder, 0.7)
     assert await written(recorder, database) == []
-    assert set(log.entries) == {"safety_records_lost"}
+    assert log.entries == ["safety_records_lost"]
 
     class Closed:
         def submit(self, _unit: Any) -> None:

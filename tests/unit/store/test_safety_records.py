@@ -110,6 +110,17 @@ def test_a_deletion_goes_by_pieces(c, monkeypatch):
     assert every(c) == [RECORD]
 
 
+def test_a_day_that_was_begun_to_be_deleted_goes_whole(c, monkeypatch):
+    """Though no more than the limit is left after a piece of it: the totals of that day are gone already."""
+    monkeypatch.setattr(safety_records, "DELETED_AT_ONCE", 2)
+    for day in (20260919, 20260920):
+        add(c, [replace(RECORD, day=day)] * 5, {TOTAL._replace(day=day): 10})
+    while not trim(c, 0, limit=9):
+        pass
+    assert [record.day for record in every(c)] == [20260920] * 5
+    assert list(totals(c, 0, 99_999_999)) == [TOTAL._replace(day=20260920)]
+
+
 def test_a_key_keeps_its_level_in_the_migration():
     """From a store whose keys could be standard or strict only."""
     connection = sqlite3.connect(":memory:", isolation_level=None)

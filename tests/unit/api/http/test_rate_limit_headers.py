@@ -60,7 +60,7 @@ async def test_a_flood_without_a_key_holds_no_owners_refusals():
     ("status", "scope"), [(200, {}), (503, {}), (500, {}), (429, {STREAM_ID: "chatcmpl-1"})]
 )
 async def test_nothing_else_is_held(status: int, scope: dict[str, Any]):
-    """Not answers, not what a full server says, and no appointment."""
+    """Not answers, not what a full server says, and no retry slot."""
     app = refusing(status)
     for _ in range(3 * int(REFUSALS_PER_S)):
         assert await answered_s(app, scope) < HELD_S / 2
