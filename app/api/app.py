@@ -36,50 +36,76 @@ from app.runtime import ONE_PIECE, Runtime
 
 def build_app(runtime: Runtime) -> ASGIApp:
     """The application over an open runtime. Raises SettingsError."""
+    handlers = ErrorResponses(runtime.log).handlers()
+    app = Starlette(routes=_routes(runtime), exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    budget = BodyBudget(runtime.settings.body_memory_bytes)
+    layers = BodyMemory(LimitHeaders(TrailingSlash(app), runtime.limiter), budget)
+    return with_cors(ErrorMiddleware(layers, runtime.log), runtime.settings.cors_origins)
+
+
+def _routes(runtime: Runtime) -> list[Route]:
     gatekeeper = Gatekeeper(runtime.keys, runtime.settings.api_key, runtime.settings.host)
     bodies = BodyReader(
         runtime.backends,
         max_bytes=runtime.settings.max_body_bytes,
         timeout_s=runtime.settings.body_timeout_s,
     )
-    database, reads = runtime.database, runtime.reads
-    abuse = AbuseRoutes(runtime.abuse, gatekeeper)
-    admin = AdminKeyRoutes(database, runtime.keys, bodies, gatekeeper)
+    bounds = ReadBounds(runtime.reads, gatekeeper)
     chat, completions = _generations(runtime, bodies, gatekeeper)
-    info = InfoRoutes(runtime.settings, runtime.backends, gatekeeper, check_ready=runtime.check_ready)
-    tokens = TokenRoutes(
-        runtime.backends,
-        runtime.limiter,
-        bodies,
-        gatekeeper,
-        check_ready=runtime.check_ready,
-        check_model=runtime.check_model,
-    )
-    conversations = ConversationRoutes(database, runtime.streams, reads, bodies, gatekeeper=gatekeeper)
     metrics = MetricsRoutes(runtime, gatekeeper)
     moderations = ModerationRoutes(runtime.moderator, runtime.limiter, bodies, gatekeeper)
     prefixes = PrefixRoutes(runtime.prefixes, gatekeeper)
-    safety = SafetyRoutes(database, runtime.policies, runtime.reload_policy, gatekeeper)
     service = ServiceRoutes(runtime, gatekeeper)
-    usage = UsageRoutes(database, runtime.keys, gatekeeper)
-    bounds = ReadBounds(reads, gatekeeper)
-    conversation = "/api/conversations/{id}"
-    keys = "/api/admin/keys"
-    routes = [
+    usage = UsageRoutes(runtime.database, runtime.keys, gatekeeper)
+    return [
         route("/openapi.json", openapi, "GET"),
         route("/healthz", service.healthz, "GET"),
         *(route(path, service.readyz, "GET") for path in HEALTH_PATHS),
         route("/version", service.version, "GET"),
         route("/metrics", metrics.metrics, "GET"),
         route("/api/models", bounds.paced(service.models), "GET"),
+        route("/v1/models", bounds.paced(service.models_openai), "GET"),
+        route("/v1/models/{id:path}", bounds.paced(service.model_openai), "GET"),
         route("/api/usage", bounds.in_turn(usage.usage), "GET"),
         route("/api/prefixes", bounds.paced(prefixes.own), "GET"),
+        route("/api/admin/prefixes", prefixes.list, "GET"),
+        route("/api/moderations", moderations.create, "POST"),
+        route("/v1/moderations", moderations.create, "POST"),
+        *_conversation_routes(runtime, bodies, gatekeeper, bounds),
+        *_admin_routes(runtime, bodies, gatekeeper, bounds),
+        *_token_routes(runtime, bodies, gatekeeper, bounds),
+        *_info_routes(runtime, gatekeeper, bounds),
+        *_chat_routes(chat),
+        *_completion_routes(completions),
+    ]
+
+
+def _conversation_routes(
+    runtime: Runtime, bodies: BodyReader, gatekeeper: Gatekeeper, bounds: ReadBounds
+) -> list[Route]:
+    conversations = ConversationRoutes(
+        runtime.database, runtime.streams, runtime.reads, bodies, gatekeeper=gatekeeper
+    )
+    by_id = "/api/conversations/{id}"
+    return [
         route("/api/conversations", bounds.in_turn(conversations.list), "GET"),
-        route(conversation, bounds.in_turn(conversations.view), "GET"),
-        route(conversation, bounds.paced(conversations.rename), "PATCH"),
-        route(conversation, bounds.paced(conversations.delete), "DELETE"),
-        route(conversation + "/restore", bounds.paced(conversations.restore), "POST"),
-        route(conversation + "/export", bounds.in_turn(conversations.export), "GET"),
+        route(by_id, bounds.in_turn(conversations.view), "GET"),
+        route(by_id, bounds.paced(conversations.rename), "PATCH"),
+        route(by_id, bounds.paced(conversations.delete), "DELETE"),
+        route(by_id + "/restore", bounds.paced(conversations.restore), "POST"),
+        route(by_id + "/export", bounds.in_turn(conversations.export), "GET"),
+    ]
+
+
+def _admin_routes(
+    runtime: Runtime, bodies: BodyReader, gatekeeper: Gatekeeper, bounds: ReadBounds
+) -> list[Route]:
+    abuse = AbuseRoutes(runtime.abuse, gatekeeper)
+    admin = AdminKeyRoutes(runtime.database, runtime.keys, bodies, gatekeeper)
+    safety = SafetyRoutes(runtime.database, runtime.policies, runtime.reload_policy, gatekeeper)
+    keys = "/api/admin/keys"
+    return [
         route(keys, admin.list, "GET"),
         route(keys, admin.create, "POST"),
         route(keys + "/{id}", admin.change, "PATCH"),
@@ -87,22 +113,8 @@ def build_app(runtime: Runtime) -> ASGIApp:
         route(keys + "/{id}/rotate", admin.rotate, "POST"),
         route("/api/admin/safety", bounds.in_turn(safety.list), "GET"),
         route("/api/admin/safety/reload", safety.reload, "POST"),
-        route("/api/admin/prefixes", prefixes.list, "GET"),
         route("/api/admin/abuse", bounds.in_turn(abuse.list), "GET"),
-        route("/api/moderations", moderations.create, "POST"),
-        route("/v1/moderations", moderations.create, "POST"),
-        *_token_routes(tokens, bounds),
-        *_info_routes(info, bounds),
-        route("/v1/models", bounds.paced(service.models_openai), "GET"),
-        route("/v1/models/{id:path}", bounds.paced(service.model_openai), "GET"),
-        *_chat_routes(chat),
-        *_completion_routes(completions),
     ]
-    app = Starlette(routes=routes, exception_handlers=ErrorResponses(runtime.log).handlers())
-    app.router.redirect_slashes = False
-    budget = BodyBudget(runtime.settings.body_memory_bytes)
-    layers = BodyMemory(LimitHeaders(TrailingSlash(app), runtime.limiter), budget)
-    return with_cors(ErrorMiddleware(layers, runtime.log), runtime.settings.cors_origins)
 
 
 def _generations(
@@ -130,8 +142,18 @@ def _generations(
     return ChatRoutes(settings, gatekeeper, **shared), completions
 
 
-def _token_routes(tokens: TokenRoutes, bounds: ReadBounds) -> list[Route]:
+def _token_routes(
+    runtime: Runtime, bodies: BodyReader, gatekeeper: Gatekeeper, bounds: ReadBounds
+) -> list[Route]:
     """Under both paths that SGLang has; vLLM has the first."""
+    tokens = TokenRoutes(
+        runtime.backends,
+        runtime.limiter,
+        bodies,
+        gatekeeper,
+        check_ready=runtime.check_ready,
+        check_model=runtime.check_model,
+    )
     return [
         route(prefix + path, bounds.paced(handler), "POST")
         for prefix in ("", "/v1")
@@ -139,8 +161,9 @@ def _token_routes(tokens: TokenRoutes, bounds: ReadBounds) -> list[Route]:
     ]
 
 
-def _info_routes(info: InfoRoutes, bounds: ReadBounds) -> list[Route]:
+def _info_routes(runtime: Runtime, gatekeeper: Gatekeeper, bounds: ReadBounds) -> list[Route]:
     """Under SGLang's names, the older ones too."""
+    info = InfoRoutes(runtime.settings, runtime.backends, gatekeeper, check_ready=runtime.check_ready)
     return [
         route(path, bounds.paced(handler), "GET")
         for paths, handler in ((MODEL_INFO_PATHS, info.model_info), (SERVER_INFO_PATHS, info.server_info))
