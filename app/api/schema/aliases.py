@@ -59,12 +59,11 @@ def _parsed(text: str, where: str, noun: str) -> dict[str, Any]:
     try:
         return parse_body(raw)
     except BadRequest as error:
-        message = error.message.replace("The body", where, 1)
-        if error.code == "invalid_json":
-            is_array = text.lstrip().startswith("[")
-            code = "invalid_type" if is_array else "invalid_value"
-            raise BadRequest(f"{where} must be {noun}. {message}", code=code, param=where) from None
-        raise BadRequest(message, code=error.code, param=where) from None
+        message, code = error.message.replace("The body", where, 1), error.code
+        if code == "invalid_json":
+            message = f"{where} must be {noun}. {message}"
+            code = "invalid_type" if text.lstrip().startswith("[") else "invalid_value"
+        raise BadRequest(message, code=code, param=where) from None
 
 
 def _regex(value: Any, where: str) -> Translated:
