@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from app.admission.tuning import AdmissionTuning
 
@@ -149,7 +149,7 @@ class ThroughputProfile:
         """Lengths of the model's answers when it was last full; empty where they are not known."""
         if self._lengths is None:
             with contextlib.suppress(TypeError, ValueError):
-                self._lengths = LengthHistogram(self._tuning, self._stored(model).get("answers"))  # type: ignore[arg-type]
+                self._lengths = LengthHistogram(self._tuning, self._stored(model).get("answers"))
         return self._lengths or LengthHistogram(self._tuning)
 
     def observe(self, model: str, throughput: Throughput, lengths: LengthHistogram, now_s: float) -> None:
@@ -164,7 +164,7 @@ class ThroughputProfile:
             stored = {"tokens_per_s": round(self._tokens_per_s), "answers": answers}
             self._write(self._file, self._read() | {model: stored})
 
-    def _stored(self, model: str) -> dict[str, object]:
+    def _stored(self, model: str) -> dict[str, Any]:
         stored = self._read().get(model)
         return stored if isinstance(stored, dict) else {}
 

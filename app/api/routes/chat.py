@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from app.errors import (
     NotFound,
     Overloaded,
     ServingError,
+    StorageUnavailable,
     Unavailable,
 )
 from app.metering.addresses import Addresses
@@ -282,7 +284,8 @@ class ChatRoutes:
             client.stop()
             for stream in streams:
                 self._streams.delete(stream)
-                await self._archive.erase(caller.owner, stream.request_id)
+                with contextlib.suppress(StorageUnavailable):  # the retention's end erases them too
+                    await self._archive.erase(caller.owner, stream.request_id)
 
     async def _follow(
         self, request: Request, client: Client, stream: TokenStream, *, patient: bool
