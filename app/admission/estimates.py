@@ -149,7 +149,7 @@ class ThroughputProfile:
         """Lengths of the model's answers when it was last full; empty where they are not known."""
         if self._lengths is None:
             with contextlib.suppress(TypeError, ValueError):
-                self._lengths = LengthHistogram(self._tuning, self._stored(model).get("answers"))
+                self._lengths = LengthHistogram(self._tuning, self._stored(model).get("answers") or ())
         return self._lengths or LengthHistogram(self._tuning)
 
     def observe(self, model: str, throughput: Throughput, lengths: LengthHistogram, now_s: float) -> None:
