@@ -188,6 +188,11 @@ class Prompt:
     unbilled_tokens: int = 0
     space: str | None = ""
     """Prompts of one space share what the engine has cached of their beginnings; with None it shares none."""
+    continued: Sequence[Sequence[int]] = ()
+    """The token ids that each choice has generated already, before its engine or its server ended.
+
+    Empty for a new answer, else one run for each choice. The engine goes on behind them. It hands over all of
+    the answer, these ids and their text first, and its counts include them."""
 
     @property
     def billed_tokens(self) -> int:
