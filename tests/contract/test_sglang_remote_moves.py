@@ -73,7 +73,7 @@ def requests() -> list[ChatRequest]:
         {"min_tokens": 60, "ignore_eos": False},
     ]
     return [
-        chat(question, **({"temperature": 0, "max_tokens": 120, "ignore_eos": True} | option))
+        chat(question, **({"temperature": 0, "max_tokens": 400, "ignore_eos": True} | option))
         for question in questions
         for option in options
     ]
@@ -108,14 +108,13 @@ async def test_sixteen_answers_survive_one_of_two_servers(pair: Any) -> None:
     repeated = [again(request) for request in asked]
     asking = [asyncio.create_task(ask(engine, request)) for request in repeated]
     victim = engine._pool.servers[0]
-    await until(lambda: victim.num_open >= 8 and _tokens(engine, repeated) > 16 * 10, 60)
+    await until(lambda: victim.num_open >= 4 and _tokens(engine, repeated) > 16 * 4, 60)
     os.killpg(servers[0].pid, signal.SIGKILL)
     disturbed = await asyncio.gather(*asking)
     assert engine.load().moved["resumed"] >= 4
     assert not engine.load().moved.get("ended")
     for before, after in zip(undisturbed, disturbed, strict=True):
         assert comparable(after) == comparable(before)
-        assert engine.emitted_tokens("") == 0
     await both_well(engine)
 
 
