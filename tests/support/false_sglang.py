@@ -25,7 +25,7 @@ Fault = Callable[["FalseServer", web.StreamResponse, web.Request], Awaitable[Non
 class FalseServer:
     """An HTTP server with SGLang's routes; `fault` replaces what it answers to `/generate`."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.fault: Fault | None = None
         self.asked: list[dict[str, Any]] = []
         self.aborted: set[str] = set()
@@ -37,7 +37,7 @@ class FalseServer:
         self.pause_s = 0.0
         self.num_left = 0
         self._runner: web.AppRunner | None = None
-        self.port = 0
+        self.port = port
 
     @property
     def url(self) -> str:

@@ -1,9 +1,9 @@
 """The remote servers of one model: which of them takes the next request, and which are well.
 
-A task per server polls its load once a second. Where nothing has come from it meanwhile, a failed poll
-counts for its breaker; once that is open, what is still open on the server is cut off, and probes look
-whether it is back, and still has the same model. Where none of a server's streams has brought anything for a
-time, its health decides: it generates a token. One that lives and does not generate is cut off too.
+A task per server polls its load once a second. Where nothing has come from it meanwhile, a failed poll counts
+for its breaker; once that is open, what is still open on the server is cut off, and probes look whether it is
+back, and still has the same model. Another task asks for its health, at once where none of its streams has
+brought anything for a time: one that answers and does not generate is cut off too.
 """
 
 from __future__ import annotations
@@ -86,7 +86,11 @@ class ServerPool:
     def watch(self, facts: Facts) -> None:
         """Begin to poll; servers are expected to have the model of `facts`."""
         self._identity = facts.identity
-        self._watching = [asyncio.create_task(self._watch(s), name=f"watch {s.url}") for s in self.servers]
+        self._watching = [
+            asyncio.create_task(watch(server), name=f"watch {server.url}")
+            for server in self.servers
+            for watch in (self._watch_load, self._watch_health)
+        ]
 
     async def aclose(self) -> None:
         """Stop polling."""
@@ -95,22 +99,28 @@ class ServerPool:
         await asyncio.gather(*self._watching, return_exceptions=True)
         self._watching = []
 
-    async def _watch(self, server: RemoteServer) -> None:
+    async def _watch_load(self, server: RemoteServer) -> None:
+        """Poll it while it is well, probe it while it is not."""
         loop = asyncio.get_running_loop()
-        polls = True
-        next_health_s, probed_s = loop.time() + HEALTH_S, 0.0
+        polls, probed_s = True, 0.0
         while True:
-            now_s = loop.time()
             if server.breaker.is_open:
                 wanted_s = probed_s + WAITED_PROBE_S if self._num_waiting else math.inf
-                if now_s >= min(server.breaker.next_probe_s, wanted_s):
+                if loop.time() >= min(server.breaker.next_probe_s, wanted_s):
                     await self._probe(server)
                     probed_s = loop.time()
-            elif now_s >= next_health_s or self._is_silent(server):
-                next_health_s = now_s + HEALTH_S
-                await self._check_health(server)
             elif polls:
                 polls = await self._poll(server)
+            await asyncio.sleep(self._poll_s)
+
+    async def _watch_health(self, server: RemoteServer) -> None:
+        """Ask for its health now and then, and where its streams are silent; polls go on meanwhile."""
+        loop = asyncio.get_running_loop()
+        next_s = loop.time() + HEALTH_S
+        while True:
+            if not server.breaker.is_open and (loop.time() >= next_s or self._is_silent(server)):
+                next_s = loop.time() + HEALTH_S
+                await self._check_health(server)
             await asyncio.sleep(self._poll_s)
 
     async def _poll(self, server: RemoteServer) -> bool:
@@ -132,15 +142,21 @@ class ServerPool:
         try:
             await server.get("/health", HEALTH_TIMEOUT_S)
         except Refusal as refused:
-            if refused.status == NOT_FOUND:
-                server.hear_stream()  # nothing here tells whether it hangs: its streams have their own time
-            else:
-                server.breaker.trip(began_s)
-                self._cut_if_silent(server)
+            if refused.status != NOT_FOUND:
+                self._found_ill(server)
+                return
         except ServerGone:
-            self._missed(server, began_s)
-        else:
-            server.hear_stream()
+            if self._is_silent(server):
+                self._found_ill(server)
+            else:
+                self._missed(server, began_s)
+            return
+        server.hear_stream()  # it generates, or nothing here tells whether it does: each stream has its time
+
+    def _found_ill(self, server: RemoteServer) -> None:
+        if not server.breaker.is_open:
+            server.breaker.trip(asyncio.get_running_loop().time())
+            self._cut_if_silent(server)
 
     def _is_silent(self, server: RemoteServer) -> bool:
         return server.silent_s(asyncio.get_running_loop().time()) >= self._stall_s
@@ -157,8 +173,9 @@ class ServerPool:
     def _missed(self, server: RemoteServer, began_s: float) -> None:
         if server.heard_since(began_s):
             return
+        was_open = server.breaker.is_open
         server.breaker.failed(asyncio.get_running_loop().time())
-        if server.breaker.is_open:
+        if server.breaker.is_open and not was_open:
             self._cut(server)
 
     async def _probe(self, server: RemoteServer) -> None:

@@ -39,7 +39,7 @@ def check_weight_cache(arguments: Mapping[str, Any], where: str, *, has_gpu: boo
 
 
 def _quantization(arguments: Mapping[str, Any]) -> tuple[str, bool]:
-    """The method of a checkpoint, empty without one, and whether it is block-wise; of a hub id, as asked for."""
+    """The quantisation of a checkpoint, empty without one, and whether it is block-wise."""
     asked = str(arguments.get("quantization") or "")
     path = Path(arguments["model_path"]) / "config.json"
     if not path.is_file():
