@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-from array import array
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -347,9 +345,7 @@ class ChoiceRequest:
             return
         self._ended = True
         if self._begun or self._attempts.has_moved:
-            prompt = array("q", self._choice.body["input_ids"]).tobytes()
-            fingerprint = hashlib.sha256(prompt).hexdigest()[:16]
-            self._route.faults.ended(self._choice.rid, error.code, fingerprint=fingerprint)
+            self._route.faults.ended(self._choice.rid, error.code, self._choice.body["input_ids"])
         self._sink.fail(error)
 
     async def _abort(self) -> None:

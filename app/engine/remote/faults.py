@@ -5,7 +5,11 @@ A line names the request and the server. It never quotes what came.
 
 from __future__ import annotations
 
+import hashlib
+import secrets
+from array import array
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 import structlog
@@ -31,6 +35,7 @@ class FaultLog:
     """Belongs to one engine."""
 
     def __init__(self) -> None:
+        self._key = secrets.token_bytes(16)
         self.faults: Counter[str] = Counter()
         self.moved: Counter[str] = Counter()
         """Choices that lost their server: `resumed` by another or the same one, or `ended` with an error."""
@@ -47,9 +52,11 @@ class FaultLog:
             "remote_resumed", server=server, request_id=rid, tokens=tokens, waited_s=round(waited_s, 2)
         )
 
-    def ended(self, rid: str, why: str, *, fingerprint: str) -> None:
-        """Note that a choice could not go on; `fingerprint` is a hash of its prompt."""
+    def ended(self, rid: str, why: str, prompt_ids: Sequence[int]) -> None:
+        """Note that a choice could not go on. A keyed hash of its prompt tells its repetitions."""
         self.moved["ended"] += 1
+        prompt = array("q", prompt_ids).tobytes()
+        fingerprint = hashlib.blake2b(prompt, key=self._key, digest_size=8).hexdigest()
         structlog.get_logger().warning(
             "remote_request_lost", request_id=rid, why=why, fingerprint=fingerprint
         )
