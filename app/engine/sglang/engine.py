@@ -25,6 +25,7 @@ from app.engine.image_limits import check_images
 from app.engine.limits import check_text_only
 from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
 from app.engine.sglang.args import NO_MEDIA_DOMAIN, SGLangOptions
+from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.platform import prepare_process
 from app.engine.tally import Tallies, TokenTally
 from app.errors import BadRequest, EngineFailed, EngineNotReady
@@ -57,6 +58,7 @@ class SGLangEngine:
         self._grammar: GrammarCheck | None = None
         self._model: ModelCard | None = None
         self._streams: dict[str, GenerationStream] = {}
+        self._live = LiveChoices()
         self._tallies = Tallies()
         self._owns_sigquit = False
 
@@ -100,7 +102,7 @@ class SGLangEngine:
         if launched is not None:
             for _, process in launched.processes:
                 loop.remove_reader(process.sentinel)
-            launched.manager.fail_all("The engine was stopped.")
+            self._live.fail_all(lambda: EngineFailed("The engine was stopped."))
             await loop.run_in_executor(self._thread, launched.stop)
             await launched.manager.stop()
             for _, process in launched.processes:
@@ -199,6 +201,7 @@ class SGLangEngine:
         if stream is None or self._launched is None:
             return
         stream.abort()
+        self._live.abort(f"{rid}-")
         if stream.begun:
             # SGLang aborts by prefix: ids are of fixed length, so this is exactly our choices.
             self._launched.manager.abort_all_of(f"{rid}-")
@@ -247,7 +250,12 @@ class SGLangEngine:
 
         The child's descriptor becomes readable when it exits.
         """
-        launched.manager.start(max_tokens=limits.max_tokens, on_failure=self._die)
+        launched.manager.start(
+            self._live,
+            max_tokens=limits.max_tokens,
+            on_failure=self._die,
+            on_contradiction=lambda _rid, _what: None,
+        )
         for name, process in launched.processes:
             loop.add_reader(process.sentinel, self._child_exited, name, process)
 
@@ -263,7 +271,7 @@ class SGLangEngine:
         was_ready = self._health is Health.READY
         self._health = Health.DEAD
         if self._launched is not None:
-            self._launched.manager.fail_all(f"The engine died: {reason}.")
+            self._live.fail_all(lambda: EngineFailed(f"The engine died: {reason}."))
         if was_ready:
             self._on_death(reason)
 
@@ -336,7 +344,8 @@ class SGLangEngine:
             request = rendered.tokenized
             if launched.deterministic:
                 request = _with_seed(request, rendered.seed, index)
-            await launched.manager.submit(request, f"{rid}-{index:03d}", sink, tally)
+            prior = prompt.continued[index] if prompt.continued else ()
+            await launched.manager.submit(LiveChoice(f"{rid}-{index:03d}", request, sink, tally, prior))
 
     def _ended(self, rid: str) -> None:
         stream = self._streams.pop(rid, None)
