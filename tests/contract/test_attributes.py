@@ -24,7 +24,7 @@ ALLOWED: Mapping[str, str] = {
     "app/engine/sglang/detokenizer.py": "SGLang's batch, on its way to this process",
     "app/engine/sglang/engine.py": "SGLang's request, a copy of ours",
     "app/engine/sglang/grammar_guard.py": "SGLang's methods are replaced, and a meter goes with its grammar",
-    "app/engine/sglang/handover.py": "SGLang's request, a copy of ours; a choice's characters, where a call per token costs too much",
+    "app/engine/sglang/handover.py": "SGLang's request, a copy of ours, and its choices, once per token",
     "app/engine/sglang/launch.py": "SGLang takes the controller's entry from a module's attribute",
     "app/engine/sglang/remote.py": "SGLang's chat takes these arguments from a running server only",
     "app/engine/sglang/render.py": "SGLang's request and its chat, copies of ours",
