@@ -63,6 +63,8 @@ class HandoverTokenizerManager(TokenizerManager):
         self._max_tokens: Callable[[int, int | None], int] | None = None
         self.num_retractions = 0
         """Times that requests of ours, ended by now, were set aside for lack of KV memory."""
+        self.num_batches = 0
+        """Messages received; while choices are open, an engine that sends none makes no progress."""
         self._live = LiveChoices()
         # The socket without asyncio around it: a future for each batch costs more than the batch.
         self._inbox: Any = zmq.Socket.shadow(self.recv_from_detokenizer.underlying)
@@ -131,17 +133,18 @@ class HandoverTokenizerManager(TokenizerManager):
         *,
         max_tokens: Callable[[int, int | None], int],
         on_failure: Callable[[str], None],
-        on_contradiction: Callable[[str, str], None],
     ) -> None:
         """Start receiving on the running loop, for the choices in `live`.
 
         `max_tokens` makes of a prompt's tokens, and of the tokens asked for, the tokens to generate at most;
-        it raises where the prompt does not fit. `on_failure` gets the reason when receiving breaks,
-        `on_contradiction` a choice's id and how its output disagrees with what came before.
+        it raises where the prompt does not fit. `on_failure` gets the reason when receiving breaks.
         """
-        self._live = live
-        self._max_tokens, self._on_failure, self._on_contradiction = max_tokens, on_failure, on_contradiction
+        self._live, self._max_tokens, self._on_failure = live, max_tokens, on_failure
         self.auto_create_handle_loop()
+
+    def serve(self, live: LiveChoices, on_contradiction: Callable[[str, str], None]) -> None:
+        """Go over to other choices; `on_contradiction` gets a choice's id, and what is wrong with it."""
+        self._live, self._on_contradiction = live, on_contradiction
 
     def auto_create_handle_loop(self) -> None:
         """Start receiving on the running loop; unlike SGLang's, installs no signal handlers."""
@@ -151,10 +154,15 @@ class HandoverTokenizerManager(TokenizerManager):
         loop.add_reader(self._inbox.fileno(), self._on_readable)
         self.asyncio_tasks.add(loop.create_task(self._handle_others()))
 
+    def disconnect(self) -> None:
+        """Take nothing more of what comes; a second call does nothing."""
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None:
+            receiving.remove_reader(self._inbox.fileno())
+
     async def stop(self) -> None:
         """Stop receiving and close the sockets that SGLang leaves open."""
-        if self._receiving is not None:
-            self._receiving.remove_reader(self._inbox.fileno())
+        self.disconnect()
         tasks = list(self.asyncio_tasks)
         for task in tasks:
             task.cancel()
@@ -174,7 +182,7 @@ class HandoverTokenizerManager(TokenizerManager):
         inbox = self._inbox
         until_s = time.monotonic() + RECEIVING_S
         try:
-            while not inbox.closed and inbox.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            while self._receiving is not None and inbox.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 if time.monotonic() > until_s:
                     asyncio.get_running_loop().call_soon(self._on_readable)
                     return
@@ -183,6 +191,7 @@ class HandoverTokenizerManager(TokenizerManager):
             self._broken(exc)
 
     def _receive(self, message: Any) -> None:
+        self.num_batches += 1
         if type(message) is not BatchStrOutput:
             self._others.put_nowait(message)
             return

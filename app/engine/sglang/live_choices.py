@@ -21,6 +21,8 @@ from app.errors import ServingError
 BROKEN = "\ufffd"
 LONGEST_CHARACTER = 8
 """Tokens that one character may take; longer broken runs are no character."""
+PROGRESS_TOKENS = 8
+"""New tokens after which a choice is not what an engine died of; one that is may get a few."""
 ABORTED = {"type": "abort"}
 
 Finish = dict[str, Any] | None
@@ -37,7 +39,19 @@ _numbers = itertools.count()
 class LiveChoice:
     """One choice on its way. `prior` are the ids that its answer began with, in another process."""
 
-    __slots__ = ("aborted", "ids", "num_chars", "number", "prior", "request", "rid", "sink", "tally")
+    __slots__ = (
+        "_lost_at_ids",
+        "_num_losses",
+        "aborted",
+        "ids",
+        "num_chars",
+        "number",
+        "prior",
+        "request",
+        "rid",
+        "sink",
+        "tally",
+    )
 
     def __init__(
         self, rid: str, request: Any, sink: ChoiceSink, tally: TokenTally, prior: Sequence[int] = ()
@@ -54,6 +68,33 @@ class LiveChoice:
         self.num_chars = 0
         """Characters that the sink has taken."""
         self.aborted = False
+        self._num_losses = 0
+        self._lost_at_ids = 0
+
+    @property
+    def request_id(self) -> str:
+        """The id of its request; the choices of one share it."""
+        return self.rid.rpartition("-")[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that an engine has to read before it goes on."""
+        return len(self.request.input_ids) + len(self.known_ids)
+
+    @property
+    def has_got_on(self) -> bool:
+        """Whether it has come some way since its last engine was lost."""
+        return len(self.ids) >= self._lost_at_ids + PROGRESS_TOKENS
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether engines were lost with it in a row, without progress in between."""
+        return self._num_losses > 1
+
+    def lose_engine(self) -> None:
+        """Note that the engine that had it was lost."""
+        self._num_losses = 1 if self.has_got_on else self._num_losses + 1
+        self._lost_at_ids = len(self.known_ids)
 
     @property
     def known_ids(self) -> Sequence[int]:
@@ -90,6 +131,14 @@ class LiveChoices:
     def __len__(self) -> int:
         return len(self.running) + len(self.replaying) + len(self.waiting)
 
+    def wait(self, choice: LiveChoice) -> None:
+        """Take a choice in that cannot be sent yet."""
+        self.waiting[choice.rid] = choice
+
+    def has(self, rid: str) -> bool:
+        """Whether a choice has not ended."""
+        return rid in self.running or rid in self.replaying or rid in self.waiting
+
     def pop(self, rid: str) -> LiveChoice | None:
         """Take a choice out that the engine has; None if there is none."""
         replay = self.replaying.pop(rid, None)
@@ -116,11 +165,14 @@ class LiveChoices:
 
     def lose_engine(self) -> list[LiveChoice]:
         """Have all choices wait, in their order, as their engine has gone; returns them. Aborted ones end."""
+        unsent = set(self.waiting)
         for choice in self.pop_all():
             if choice.aborted:
                 choice.end_aborted()
-            else:
-                self.waiting[choice.rid] = choice
+                continue
+            if choice.rid not in unsent:
+                choice.lose_engine()
+            self.waiting[choice.rid] = choice
         return list(self.waiting.values())
 
     def fail_all(self, error: Callable[[], ServingError]) -> None:
