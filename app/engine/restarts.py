@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args, runtime_checkable
 
+from app.core import Engine
+
 LossCause = Literal["exited", "hung", "failed"]
 """A process of the engine ended, made no progress, or could not be started or understood."""
 LOSS_CAUSES: tuple[LossCause, ...] = get_args(LossCause)
@@ -124,3 +126,8 @@ class Restarting(Protocol):
     """An engine that starts itself again after its end."""
 
     restarts: RestartHistory
+
+
+def history_of(engine: Engine) -> RestartHistory:
+    """The history of an engine's restarts; one that stays empty where it does not start itself again."""
+    return engine.restarts if isinstance(engine, Restarting) else RestartHistory()

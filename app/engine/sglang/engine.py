@@ -39,6 +39,7 @@ from app.settings import SettingsError
 
 if TYPE_CHECKING:
     from app.engine.sglang.grammar import GrammarCheck
+    from app.engine.sglang.launch import Launched
     from app.engine.sglang.splice import Splice
 
 
@@ -172,7 +173,7 @@ class SGLangEngine:
 
     def tokenizer_json(self) -> str | None:
         """See Engine.tokenizer_json; None for tokenizers that are not of the `tokenizers` library."""
-        backend = getattr(self._running().launched.manager.tokenizer, "backend_tokenizer", None)
+        backend = getattr(self._launched.manager.tokenizer, "backend_tokenizer", None)
         return None if backend is None else backend.to_str()
 
     async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
@@ -267,6 +268,10 @@ class SGLangEngine:
         return self._health
 
     # --- inside
+
+    @property
+    def _launched(self) -> Launched:
+        return self._running().launched
 
     def _running(self) -> SGLangRun:
         if self._run is None or self._health is not Health.READY:

@@ -92,10 +92,12 @@ class Recovery:
         waiting = self._live.lose_engine()
         self._history.lost(cause, reason, len(waiting))
         self._reason, self._is_lost = reason, True
-        if tried:
-            self._end(tried)
-        else:
+        if not tried:
             self._failures_s.append(self._clock_s())
+        else:
+            self._end(tried)
+            if self._failures_s:
+                self._failures_s.pop()  # the loss that made it a suspect is explained, as this one is
         if self._task is None:
             self._task = asyncio.create_task(self._recover(), name="engine recovery")
 
