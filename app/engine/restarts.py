@@ -59,7 +59,7 @@ class RestartHistory:
         self._lost_at_s: float | None = None
         self.start_s = FIRST_GUESS_S
         """Seconds that the last start took."""
-        self.losses: dict[LossCause, int] = dict.fromkeys(LOSS_CAUSES, 0)
+        self.losses: dict[str, int] = dict.fromkeys(LOSS_CAUSES, 0)
         self.num_restarts = 0
         """Restarts after which requests were served again."""
         self.away_s = 0.0

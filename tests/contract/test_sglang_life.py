@@ -116,7 +116,7 @@ def test_losses_are_counted_and_the_one_too_many_is_the_end(restarts: dict[str, 
 
 @pytest.mark.parametrize("process", ["scheduler", "detokenizer"])
 def test_a_killed_child_ends_streams_and_not_the_server(lives: dict[str, Any], process: str) -> None:
-    """Without restarts kill -9 of a child is told within 2 s, once; streams raise; nothing is left running."""
+    """Without restarts kill -9 of a child is told within 2 s, once; streams raise; nothing runs on."""
     seen = lives["deaths"][process]
     assert seen["error"] == "EngineFailed"
     assert seen["noticed_s"] < 2

@@ -120,7 +120,7 @@ async def restarts(_: str) -> dict[str, Any]:
         rounds.append([_same(*pair) for pair in zip(given, undisturbed, strict=True)])
         held.append(_held())
     history = engine.restarts
-    counts = [history.losses, history.num_restarts, history.num_resumed, history.num_lost, deaths[:]]
+    counts = [dict(history.losses), history.num_restarts, history.num_resumed, history.num_lost, deaths[:]]
     request = chat(**LONG)
     reading = asyncio.create_task(ask(engine, request))
     while not _running(engine):
