@@ -209,9 +209,8 @@ class SGLangEngine:
         internal, chat_request, spliced = await self._render_queues.run(convert, request)
         if self._grammar is not None:
             await self._grammar.check(request.owner, internal.sampling_params, chat_request)
-        internal.rid = f"render-{request.request_id}"
         try:
-            tokenized = await run.tokenize(internal)
+            tokenized = await run.tokenize(internal, f"render-{request.request_id}")
         except ValueError as exc:
             if not internal.contains_mm_input():
                 raise refused(exc) from None

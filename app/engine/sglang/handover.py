@@ -99,8 +99,9 @@ class HandoverTokenizerManager(TokenizerManager):
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
 
-    async def tokenize(self, obj: Any) -> TokenizedGenerateReqInput:
+    async def tokenize(self, obj: Any, rid: str) -> TokenizedGenerateReqInput:
         """SGLang's own checks, image processing and sampling parameters for one request, unsent."""
+        obj.rid = rid
         obj.normalize_batch_and_arguments()
         self._init_req_state(obj)
         try:

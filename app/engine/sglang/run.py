@@ -157,9 +157,9 @@ class SGLangRun:
             num_retractions=manager.num_retractions,
         )
 
-    async def tokenize(self, internal: Any) -> Any:
+    async def tokenize(self, internal: Any, rid: str) -> Any:
         """SGLang's tokenized request; raises ValueError as SGLang does."""
-        return await self.launched.manager.tokenize(internal)
+        return await self.launched.manager.tokenize(internal, rid)
 
     async def submit(self, choice: LiveChoice) -> None:
         """Send a choice to the scheduler."""
@@ -200,8 +200,7 @@ class SGLangRun:
             rid = f"warm-up-{number}"
             request = ChatRequest(rid, "", self.model.id, body, 0, max_tokens=2)
             internal, chat_request, _ = await asyncio.to_thread(self.renderer.convert, request)
-            internal.rid = rid
-            tokenized = await self.tokenize(internal)
+            tokenized = await self.tokenize(internal, rid)
             await self._generate_unread(rid, tokenized, chat_request)
 
     async def _generate_unread(self, rid: str, tokenized: Any, chat_request: Any) -> None:
