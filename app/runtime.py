@@ -17,6 +17,7 @@ from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.admission.tuning import AdmissionTuning
 from app.core import Engine, Health
+from app.engine.restarts import history_of
 from app.engine_factory import (
     OnDeath,
     build_engine,
@@ -46,6 +47,7 @@ from app.prefix_report.report import PrefixReport
 from app.routing.backend import Backend, Backends
 from app.routing.degraded_mode import degrade_of
 from app.routing.pressure import pressure_of
+from app.routing.restart_log import RestartLog
 from app.routing.router import AUTO, Router
 from app.safety.classifiers.bundled_models import Models, load
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
@@ -90,6 +92,7 @@ class Runtime:
         self._started = False
         self.engine_ended: asyncio.Event = asyncio.Event()
         self.engine = (make_engine or build_engine)(settings, self._engine_died)
+        self.restarts = history_of(self.engine)
         self.small_engine = build_small_engine(settings)
         """None without `small_model`; so is the router."""
         self.streams = StreamRegistry(settings, log)
@@ -110,6 +113,7 @@ class Runtime:
         self.budgets = Budgets(self.database, self.limiter)
         self.abuse = AbuseWatch(self.database)
         self.prefixes = PrefixReport(log)
+        self.restarts.listen(RestartLog(log, lambda: self.prefixes.restarted(self.engine.model.id)))
         self.num_reconciled = 0
         """Requests that a dead process had left open and this one's start has settled."""
         self.journal = Journal(
@@ -168,7 +172,7 @@ class Runtime:
             max_prefill_tokens=settings.max_prefill_tokens,
             abort_unread=lambda: streams.abort_unread(engine.model.id),
         )
-        return Backend(engine, admission, name)
+        return Backend(engine, admission, name, self.retry_after_s)
 
     def build_safety(self, load_models: ModelLoader) -> SafetyService | None:
         """The screens and their policy; None with `safety` off. Raises SettingsError."""
@@ -275,7 +279,8 @@ class Runtime:
     def state(self) -> str:
         """The phase, in words; an engine that is served elsewhere may be away for a while in any of them."""
         if self.phase == "ready" and self.engine.health() is not Health.READY:
-            return "waiting: the engine cannot be reached"
+            reason = self.restarts.reason
+            return "waiting: the engine cannot be reached" if reason is None else f"restarting: {reason}"
         return self.phase
 
     async def _watch_strain(self) -> None:
@@ -309,8 +314,12 @@ class Runtime:
         if not self._started or not any(backend.ready for backend in self.backends):
             raise EngineNotReady(
                 f"The server cannot take requests yet ({self.state}); try again.",
-                retry_after_s=_START_RETRY_S,
+                retry_after_s=self.retry_after_s(),
             )
+
+    def retry_after_s(self) -> int:
+        """Seconds until the engine may be there: what is left of its restart, if it is being restarted."""
+        return _START_RETRY_S if self.restarts.reason is None else self.restarts.retry_after_s()
 
     def check_model(self, name: str, allowed: Collection[str] | None = None) -> None:
         """Raise UnknownModel unless a request may name this model, or `auto` where there are two."""
