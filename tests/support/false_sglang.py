@@ -102,25 +102,31 @@ class FalseServer:
 
     async def answer(self, response: web.StreamResponse, request: web.Request, rid: str) -> None:
         """A whole answer, or the rest of one whose first tokens are in the prompt; shorter when aborted."""
-        prompt_tokens = len(next(body for body in self.asked if body["rid"] == rid)["input_ids"])
-        before = prompt_tokens - PROMPT_TOKENS
+        body = next(body for body in self.asked if body["rid"] == rid)
+        before = len(body["input_ids"]) - PROMPT_TOKENS
+        carried = len((body["sampling_params"].get("custom_params") or {}).get("continued_ids", ()))
         await response.prepare(request)
-        for number in range(before + 1, self.tokens + 1):
+        for number in range(before + carried + 1, self.tokens + 1):
             await asyncio.sleep(self.pause_s)
             finish = {"type": "length"} if number == self.tokens else None
             finish = {"type": "abort", "message": ""} if rid in self.aborted else finish
-            await response.write(frame(number, finish, before))
+            await response.write(frame(number, finish, before, repeated=carried))
+            carried = 0
             if finish:
                 break
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
 
 
-def frame(number: int, finish: object = None, before: int = 0, **changes: object) -> bytes:
-    """The event of token `number` of an answer; `before` of its tokens were in the prompt."""
+def frame(number: int, finish: object = None, before: int = 0, repeated: int = 0, **changes: object) -> bytes:
+    """The event of token `number` of an answer; `before` of its tokens were in the prompt.
+
+    As many as are `repeated` before it come with it.
+    """
     meta = {"finish_reason": finish, "prompt_tokens": PROMPT_TOKENS + before, "cached_tokens": 2}
     meta |= {"completion_tokens": number - before, **changes}
-    event = {"text": f"w{number} ", "output_ids": [number], "meta_info": meta}
+    ids = list(range(number - repeated, number + 1))
+    event = {"text": words(ids), "output_ids": ids, "meta_info": meta}
     return b"data: " + orjson.dumps(event) + b"\n\n"
 
 
