@@ -36,6 +36,7 @@ class FalseServer:
         self.tokens = TOKENS
         self.pause_s = 0.0
         self.num_left = 0
+        self.num_answering = 0
         self._runner: web.AppRunner | None = None
         self.port = port
 
@@ -90,6 +91,7 @@ class FalseServer:
         body = await request.json()
         self.asked.append(body)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        self.num_answering += 1
         try:
             if self.fault is not None:
                 await self.fault(self, response, request)
@@ -98,6 +100,8 @@ class FalseServer:
         except (ConnectionError, asyncio.CancelledError):
             self.num_left += 1
             raise
+        finally:
+            self.num_answering -= 1
         return response
 
     async def answer(self, response: web.StreamResponse, request: web.Request, rid: str) -> None:

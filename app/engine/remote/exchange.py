@@ -50,6 +50,8 @@ from app.engine.tally import TokenTally
 from app.errors import EngineFailed, ServingError
 
 RETRY_PAUSE_S = 0.2
+LONGEST_PAUSES = 5
+"""A server that could not take it is asked again after one such pause, then after two, up to so many."""
 ABORT_WAIT_S = 5.0
 ABORT_AGAIN_S = 0.5
 """An abort that overtakes its request is ignored by SGLang: it is sent again until the end has come."""
@@ -184,7 +186,7 @@ class ChoiceRequest:
         pool, tried = self._route.pool, self._attempts.tried
         server = pool.pick(tried) or pool.pick()
         if server in tried:
-            await asyncio.sleep(RETRY_PAUSE_S * len(tried))
+            await asyncio.sleep(RETRY_PAUSE_S * min(len(tried), LONGEST_PAUSES))
         return server
 
     async def _next_server(self) -> RemoteServer | None:
