@@ -19,7 +19,7 @@ from app.engine.standby import SupervisedEngine
 from app.safety.guard.templates import FORMATS
 from app.safety.guard.tier import Guard, GuardFailed
 from tests.support.false_child import TOKENS
-from tests.support.false_sglang import PROMPT_TOKENS, PlainModel, ask, words
+from tests.support.false_sglang import PROMPT_TOKENS, PlainModel, ask, moved, words
 from tests.support.sse_client import until
 
 START_S = 30.0
@@ -99,7 +99,7 @@ async def test_the_answers_of_a_child_go_on_when_it_is_back(
     assert len(made.engines) == 1
     assert engine.num_failures == 1
     assert engine.state == "ready"
-    assert engine.load().moved == {"resumed": 8}
+    assert moved(engine) == {"resumed": 8}
 
 
 async def test_a_guard_that_is_away_gives_no_verdict(small: tuple[Small, SupervisedEngine]) -> None:

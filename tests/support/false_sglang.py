@@ -11,7 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from app.core import ChatRequest, Counts, Delta, ModelCard, Prompt
+from app.core import ChatRequest, Counts, Delta, Engine, ModelCard, Prompt
 from app.engine.remote.continuation import TextRules
 from app.engine.remote.engine import RemoteEngine
 from app.engine.remote.model import Facts
@@ -225,6 +225,16 @@ async def ask(engine: RemoteEngine, rid: str = "r", n: int = 1, max_tokens: int 
     """Every delta of an answer."""
     request = ChatRequest(rid, "owner", "model", {"messages": []}, 0, n=n, max_tokens=max_tokens)
     return [delta async for delta in engine.generate(rid, await engine.render(request))]
+
+
+def faults(engine: Engine) -> dict[str, int]:
+    """What its servers did wrong, by kind."""
+    return {kind: number for kind, number in engine.load().faults.items() if number}
+
+
+def moved(engine: Engine) -> dict[str, int]:
+    """What became of the choices whose server was lost."""
+    return {outcome: number for outcome, number in engine.load().moved.items() if number}
 
 
 @contextmanager
