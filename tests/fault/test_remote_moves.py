@@ -384,6 +384,31 @@ async def test_a_silent_server_that_is_healthy_keeps_its_answers(
     assert len(servers[0].asked) == 1
 
 
+async def test_a_server_whose_load_changes_keeps_its_answers(
+    servers: list[FalseServer], connect: Any
+) -> None:
+    """A prompt that is read in chunks leaves no room for the token of a health check."""
+    engine = await connect(servers[0])
+    asked = asyncio.Event()
+
+    async def reads_long(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+        await response.prepare(request)
+        server.generates, server.advances = False, 1
+        asked.set()
+        begun = server.used_tokens
+        while server.used_tokens < begun + 40:
+            await asyncio.sleep(0.01)
+        server.generates = True
+        for number in WHOLE:
+            await response.write(frame(number, {"type": "length"} if number == TOKENS else None))
+
+    servers[0].fault = reads_long
+    asking = asyncio.create_task(ask(engine))
+    await asked.wait()
+    check_whole(await asking)
+    assert not faults(engine)
+
+
 @pytest.mark.parametrize("last", [None, {"type": "length"}], ids=["a delta", "a second end"])
 async def test_what_comes_after_the_end_is_noted_and_dropped(
     servers: list[FalseServer], connect: Any, last: dict[str, str] | None

@@ -33,6 +33,7 @@ class FalseServer:
         self.well = True
         self.generates = True
         self.num_health = 0
+        self.used_tokens, self.advances = 30, 0
         self.tokens = TOKENS
         self.pause_s = 0.0
         self.num_left = 0
@@ -75,7 +76,9 @@ class FalseServer:
     async def _loads(self, _: web.Request) -> web.Response:
         if not self.well:
             await asyncio.sleep(60)
-        load: dict[str, float] = {"num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 30}
+        self.used_tokens += self.advances
+        load: dict[str, float] = {"num_running_reqs": 2, "num_waiting_reqs": 1}
+        load |= {"num_used_tokens": self.used_tokens}
         load |= {"max_total_num_tokens": 1000, "gen_throughput": 5.5}
         return web.json_response({"loads": [load]})
 
