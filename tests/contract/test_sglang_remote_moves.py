@@ -76,7 +76,7 @@ def requests() -> list[ChatRequest]:
         {"min_tokens": 60, "ignore_eos": False},
     ]
     return [
-        chat(question, **({"temperature": 0, "max_tokens": 400, "ignore_eos": True} | option))
+        chat(question, **({"temperature": 0, "max_tokens": 200, "ignore_eos": True} | option))
         for question in questions
         for option in options
     ]
