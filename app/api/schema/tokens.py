@@ -15,7 +15,7 @@ MAX_CHARS = 1_000_000
 """Characters of them together; a tokenizer takes some 0.4 s for as many, in a thread that renders."""
 TEMPLATE = ("tools", "chat_template_kwargs", "reasoning_effort", "continue_final_message")
 """Parameters of a chat request that a template reads."""
-_ASKS_NOTHING: Mapping[str, bool] = {
+ASKS_NOTHING: Mapping[str, bool] = {
     "add_generation_prompt": True,
     "return_token_strs": False,
     "parse_special": True,
@@ -25,7 +25,7 @@ _ASKS_NOTHING: Mapping[str, bool] = {
 _LLAMA_CPP: Mapping[str, str] = {"content": "prompt", "add_special": "add_special_tokens"}
 """Its names for parameters of `/tokenize`."""
 _OF_TOKENIZE = frozenset(
-    {"model", "prompt", "messages", "add_special_tokens", *_LLAMA_CPP, *_ASKS_NOTHING, *TEMPLATE}
+    {"model", "prompt", "messages", "add_special_tokens", *_LLAMA_CPP, *ASKS_NOTHING, *TEMPLATE}
 )
 _OF_DETOKENIZE = frozenset({"model", "tokens", "skip_special_tokens"})
 
@@ -74,7 +74,7 @@ def _tokenize_request(values: Mapping[str, Any]) -> TokenizeRequest:
     messages = values.get("messages")
     if messages is not None:
         check_kind("messages", messages, list)
-    for name, passes in _ASKS_NOTHING.items():
+    for name, passes in ASKS_NOTHING.items():
         if name in values and values[name] is not passes:
             raise UnsupportedParameter(f"{name}: only {str(passes).lower()} is served.", param=name)
     template = {name: values[name] for name in TEMPLATE if name in values}
