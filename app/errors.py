@@ -146,6 +146,13 @@ class ServingError(Exception):
             self.args = (self.message,)
             self.param = spelled[name]
 
+    def forget_frames(self) -> None:
+        """Let go of the frames that the error came through, which hold the request, which holds the error.
+
+        Only the garbage collector frees such a cycle, and it looks seldom.
+        """
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+
     def as_body(self) -> dict[str, object]:
         """OpenAI's error body (API reference, "Error codes")."""
         return {

@@ -204,7 +204,10 @@ class Policy:
             return verdict
         acting = self._by_limits(scores, stage, self._acting(limits))
         shown = verdict if acting.action is None else acting
-        return replace(shown, action=acting.action, observed=verdict.action)
+        observed_category = verdict.category if acting.action is not None else None
+        return replace(
+            shown, action=acting.action, observed=verdict.action, observed_category=observed_category
+        )
 
     def _acting(self, limits: Sequence[Limit]) -> Sequence[Limit]:
         """The limits that do something, and are not only observed."""
