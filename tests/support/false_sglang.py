@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
+import pytest
 from aiohttp import web
 
 from app.core import ChatRequest, Counts, Delta, ModelCard, Prompt
+from app.engine.remote.continuation import TextRules
+from app.engine.remote.engine import RemoteEngine
 from app.engine.remote.model import Facts
 from app.errors import BadRequest, EngineFailed, EngineOverloaded, ServingError
 
 TOKENS = 12
+PROMPT_TOKENS = 3
 Fault = Callable[["FalseServer", web.StreamResponse, web.Request], Awaitable[None]]
 
 
 class FalseServer:
     """An HTTP server with SGLang's routes; `fault` replaces what it answers to `/generate`."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.fault: Fault | None = None
         self.asked: list[dict[str, Any]] = []
         self.aborted: set[str] = set()
         self.name = "model"
         self.well = True
+        self.generates = True
+        self.num_health = 0
         self.tokens = TOKENS
         self.pause_s = 0.0
         self.num_left = 0
         self._runner: web.AppRunner | None = None
-        self.port = 0
+        self.port = port
 
     @property
     def url(self) -> str:
@@ -72,7 +79,8 @@ class FalseServer:
         return web.json_response({"loads": [load]})
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(status=200 if self.well else 503)
+        self.num_health += 1
+        return web.Response(status=200 if self.well and self.generates else 503)
 
     async def _abort(self, request: web.Request) -> web.Response:
         self.aborted.add((await request.json())["rid"])
@@ -93,24 +101,32 @@ class FalseServer:
         return response
 
     async def answer(self, response: web.StreamResponse, request: web.Request, rid: str) -> None:
-        """A whole answer, shorter when it is aborted."""
+        """A whole answer, or the rest of one whose first tokens are in the prompt; shorter when aborted."""
+        prompt_tokens = len(next(body for body in self.asked if body["rid"] == rid)["input_ids"])
+        before = prompt_tokens - PROMPT_TOKENS
         await response.prepare(request)
-        for number in range(1, self.tokens + 1):
+        for number in range(before + 1, self.tokens + 1):
             await asyncio.sleep(self.pause_s)
             finish = {"type": "length"} if number == self.tokens else None
             finish = {"type": "abort", "message": ""} if rid in self.aborted else finish
-            await response.write(frame(number, finish))
+            await response.write(frame(number, finish, before))
             if finish:
                 break
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
 
 
-def frame(number: int, finish: object = None) -> bytes:
-    """The event of token `number`."""
-    meta = {"finish_reason": finish, "prompt_tokens": 3, "completion_tokens": number, "cached_tokens": 0}
+def frame(number: int, finish: object = None, before: int = 0, **changes: object) -> bytes:
+    """The event of token `number` of an answer; `before` of its tokens were in the prompt."""
+    meta = {"finish_reason": finish, "prompt_tokens": PROMPT_TOKENS + before, "cached_tokens": 2}
+    meta |= {"completion_tokens": number - before, **changes}
     event = {"text": f"w{number} ", "output_ids": [number], "meta_info": meta}
     return b"data: " + orjson.dumps(event) + b"\n\n"
+
+
+def words(token_ids: Sequence[int]) -> str:
+    """The text of tokens."""
+    return "".join(f"w{token_id} " for token_id in token_ids)
 
 
 class PlainSink:
@@ -119,7 +135,7 @@ class PlainSink:
     def __init__(self, index: int, out: Any) -> None:
         self._index = index
         self._out = out
-        self.counts = Counts(3)
+        self.counts = Counts(PROMPT_TOKENS)
 
     def take(self, text: str, token_ids: Any, finish: Any, counts: Counts, batch: Any, row: int) -> None:
         del batch, row
@@ -136,7 +152,9 @@ class PlainSink:
 
 
 class PlainModel:
-    """A model whose prompts are three tokens."""
+    """A model whose prompts are three tokens; the text of token 7 is `w7 `."""
+
+    sampling: Mapping[str, Any] = {}
 
     def __init__(self, facts: Facts) -> None:
         self.card = ModelCard(str(facts.model["served_model_name"]), 100, 1000, 99, frozenset())
@@ -159,13 +177,17 @@ class PlainModel:
         return " ".join("x" * token_id for token_id in token_ids)
 
     def render(self, request: ChatRequest) -> Prompt:
-        return Prompt([1, 2, 3], TOKENS, request.n)
+        return Prompt([1, 2, 3], request.max_tokens or TOKENS, request.n)
 
     def choices(self, prompt: Prompt) -> int:
         return int(prompt.handle)
 
     def body(self, prompt: Prompt, index: int) -> dict[str, Any]:
-        return {"input_ids": list(prompt.token_ids), "index": index}
+        sampling = {"max_new_tokens": prompt.max_tokens, **self.sampling}
+        return {"input_ids": list(prompt.token_ids), "index": index, "sampling_params": sampling}
+
+    def rules(self, prompt: Prompt) -> TextRules:
+        return TextRules(words, words, prompt.max_tokens)
 
     def sink(self, prompt: Prompt, index: int, out: Any) -> PlainSink:
         del prompt
@@ -173,3 +195,31 @@ class PlainModel:
 
     def tokenizer_json(self) -> None:
         return None
+
+
+def once(fault: Fault) -> Fault:
+    """A fault of the first request alone, whichever server it meets."""
+    met: list[bool] = []
+
+    async def act(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+        if not met:
+            met.append(True)
+            await fault(server, response, request)
+        else:
+            await server.answer(response, request, (await request.json())["rid"])
+
+    return act
+
+
+async def ask(engine: RemoteEngine, rid: str = "r", n: int = 1, max_tokens: int | None = None) -> list[Delta]:
+    """Every delta of an answer."""
+    request = ChatRequest(rid, "owner", "model", {"messages": []}, 0, n=n, max_tokens=max_tokens)
+    return [delta async for delta in engine.generate(rid, await engine.render(request))]
+
+
+@contextmanager
+def ends_restarted() -> Iterator[None]:
+    """Whoever reads learns that the answer cannot go on."""
+    with pytest.raises(EngineFailed) as failed:
+        yield
+    assert failed.value.code == "engine_restarted"
