@@ -32,6 +32,7 @@ from app.generation.journal import Journal
 from app.generation.request_safety import SafetyOf, Unscreened
 from app.generation.safety_check import SafetyService
 from app.generation.safety_recorder import SafetyRecorder
+from app.generation.suspensions import Suspensions
 from app.log import where
 from app.metering.abuse import AbuseWatch
 from app.metering.balance import LedgerAudit
@@ -60,6 +61,7 @@ from app.store.key_table import KeyTable
 from app.store.purge import Purge
 from app.stream.archive import Archive
 from app.stream.registry import StreamRegistry
+from app.stream.token_stream import SHUTDOWN, SUSPENDED
 
 ONE_PIECE = 8
 """How many times `stream_bytes` an answer in one piece may take."""
@@ -110,6 +112,13 @@ class Runtime:
         self.budgets = Budgets(self.database, self.limiter)
         self.abuse = AbuseWatch(self.database)
         self.prefixes = PrefixReport(log)
+        self.suspensions = Suspensions(
+            self.database,
+            log,
+            settings.suspend_timeout_s,
+            is_live=self.streams.is_live,
+            on_settled=self.budgets.settled,
+        )
         self.num_reconciled = 0
         """Requests that a dead process had left open and this one's start has settled."""
         self.journal = Journal(
@@ -120,6 +129,7 @@ class Runtime:
             log=log,
             retention_s=settings.retention_s,
             on_settled=self.budgets.settled,
+            on_suspended=self.suspensions.suspended,
         )
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self._timekeepers: list[asyncio.Task[None]] = []
@@ -213,10 +223,12 @@ class Runtime:
         if self.num_reconciled:
             hint = "a process ended without settling them"
             self.log.warning("reconciled", requests=self.num_reconciled, hint=hint)
+        await self.suspensions.open()
         self.streams.start()
         self.journal.start()
         self._timekeepers = [
             asyncio.create_task(self.purge.run(), name="purge"),
+            asyncio.create_task(self.suspensions.run(), name="suspensions"),
             *(
                 asyncio.create_task(self._keep_time(backend.admission), name="admission")
                 for backend in self.backends
@@ -340,15 +352,20 @@ class Runtime:
         return policy
 
     async def drain(self) -> None:
-        """Take nothing new and give live streams `drain_timeout_s` to finish."""
+        """Take nothing new, give live streams `drain_timeout_s` to finish, and suspend the others."""
         self.phase = "draining"
-        hint = "a second signal ends live streams at once"
+        hint = "a second signal ends the wait for live streams"
         self.log.info("draining", live_streams=self.streams.num_live, hint=hint)
         for backend in self.backends:
             backend.admission.refuse_waiting(
                 lambda: Draining("The server is stopping; send the request again.", retry_after_s=5)
             )
-        await self.streams.drain(self.settings.drain_timeout_s)
+        reason = SUSPENDED if self.settings.suspend_timeout_s else SHUTDOWN
+        await self.streams.drain(self.settings.drain_timeout_s, reason)
+        await self.journal.suspended()
+        if self.journal.num_suspended:
+            hint = "they go on in the next process, if their clients return"
+            self.log.info("suspended", streams=self.journal.num_suspended, hint=hint)
 
     async def _keep_time(self, admission: Admission) -> None:
         """Have what is due in admission done, whatever breaks: without it nobody's wait would end."""
