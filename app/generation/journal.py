@@ -173,8 +173,9 @@ class Journal:
         """The entry of a request that was suspended: from here on its row is that of any live request."""
 
         def unit(connection: sqlite3.Connection) -> int:
-            if not suspensions.take(connection, suspended.request_seq):
-                raise NotFound("The stream was deleted.", code="stream_not_found")
+            suspensions.take(connection, suspended.request_seq)
+            if ledger.open_request(connection, suspended.request_seq) is None:
+                raise NotFound("The stream has ended.", code="stream_not_found")
             return suspended.request_seq
 
         entry = JournalEntry(

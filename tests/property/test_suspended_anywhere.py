@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from app.core import ChatRequest, Delta, Prompt
@@ -203,7 +203,7 @@ async def outcome(case: Case, cuts: Sequence[int]) -> tuple[Transcript, Mapping[
             return transcript, billed | {"outcome": row["outcome"], "state": row["state"]}, messages
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(case=cases)
 def test_a_suspended_answer_goes_on_to_the_same_text(case: Case) -> None:
     """Its text, ends, tool calls, usage, bill and messages are those of an answer that nobody cut."""

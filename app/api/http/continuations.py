@@ -71,6 +71,8 @@ class Continuations:
         """
         parts = self._parts
         loaded = await parts.suspensions.load(owner, request_id)
+        if (stream := parts.streams.find(request_id, owner)) is not None:
+            return stream  # another client was faster
         if loaded is not None:
             stored, suspended = loaded
             if suspended is None or (ring := self._ring(stored)) is None:
