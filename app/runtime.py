@@ -112,25 +112,9 @@ class Runtime:
         self.budgets = Budgets(self.database, self.limiter)
         self.abuse = AbuseWatch(self.database)
         self.prefixes = PrefixReport(log)
-        self.suspensions = Suspensions(
-            self.database,
-            log,
-            settings.suspend_timeout_s,
-            is_live=self.streams.is_live,
-            on_settled=self.budgets.settled,
-        )
         self.num_reconciled = 0
         """Requests that a dead process had left open and this one's start has settled."""
-        self.journal = Journal(
-            self.database,
-            self.prices,
-            self.balance,
-            self.traffic,
-            log=log,
-            retention_s=settings.retention_s,
-            on_settled=self.budgets.settled,
-            on_suspended=self.suspensions.suspended,
-        )
+        self.suspensions, self.journal = self._build_journal()
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self._timekeepers: list[asyncio.Task[None]] = []
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
@@ -142,6 +126,27 @@ class Runtime:
         self.guard: GuardTier | None = None
         """None without `safety_guard_model`, and until its engine has started."""
         self.pipeline = self.build_pipeline(Unscreened if self.safety is None else self.safety.of)
+
+    def _build_journal(self) -> tuple[Suspensions, Journal]:
+        """What the process before has suspended, and what outlives this one."""
+        suspensions = Suspensions(
+            self.database,
+            self.log,
+            self.settings.suspend_timeout_s,
+            is_live=self.streams.is_live,
+            on_settled=self.budgets.settled,
+        )
+        journal = Journal(
+            self.database,
+            self.prices,
+            self.balance,
+            self.traffic,
+            log=self.log,
+            retention_s=self.settings.retention_s,
+            on_settled=self.budgets.settled,
+            on_suspended=suspensions.suspended,
+        )
+        return suspensions, journal
 
     def build_pipeline(self, safety_of: SafetyOf) -> Pipeline:
         """The way of a request through these parts, with this safety along it."""

@@ -117,8 +117,8 @@ class ReleasedBefore:
         elif text or delta.finish_reason is not None:
             raise _diverged()
         is_new = text or logprobs or delta.finish_reason is not None or (tool is not None and tool.name)
-        before = self._released.get(choice, Counts()).completion_tokens
-        if not is_new and delta.counts.completion_tokens <= before:
+        released_tokens = self._released.get(choice, Counts()).completion_tokens
+        if not is_new and delta.counts.completion_tokens <= released_tokens:
             return None
         return delta._replace(text=text, logprobs=logprobs, tool=tool)
 

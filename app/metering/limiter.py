@@ -98,7 +98,7 @@ UNLIMITED = Lease()
 class KeyLease(Lease):
     """The reservation of a request of a limited key."""
 
-    def __init__(self, limiter: Limiter, key: Key, usage: _Usage) -> None:
+    def __init__(self, limiter: Limiter, key: Key, usage: _Usage, resumed: int = 0) -> None:
         self._limiter = limiter
         self._key = key
         self._usage = usage
@@ -122,6 +122,9 @@ class KeyLease(Lease):
         self._began_s = limiter.clock_s()
         self._request: Charge | None = None
         self._settled = False
+        if resumed:
+            self._n = resumed
+            self._take_streams(resumed)
 
     def begin(self, *, generates: bool) -> None:
         """Charge a request, and take the place of a generation if it is for one. Raises RateLimited."""
@@ -134,11 +137,6 @@ class KeyLease(Lease):
             self._request = usage.requests.charge(self._began_s, 1)
         if generates:
             self._take_streams(1)
-
-    def resume(self, n: int) -> None:
-        """Take the places of `n` generations that were let in before."""
-        self._n = n
-        self._take_streams(n)
 
     def reserve(self, request: ChatRequest) -> None:
         """See Lease."""
@@ -292,12 +290,10 @@ class Limiter:
         return lease
 
     def resume(self, key: Key | None, n: int) -> Lease:
-        """The lease of an answer that was let in before: it counts, and nothing refuses it."""
+        """The lease of `n` choices that were let in before: they count, and nothing refuses them."""
         if key is None or not _limited(key.terms):
             return UNLIMITED
-        lease = KeyLease(self, key, self._usage_of(key))
-        lease.resume(n)
-        return lease
+        return KeyLease(self, key, self._usage_of(key), resumed=n)
 
     def _usage_of(self, key: Key) -> _Usage:
         usage = self._keys.setdefault(key.id, _Usage())

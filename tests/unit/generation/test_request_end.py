@@ -109,9 +109,7 @@ def test_a_suspended_answer_is_not_settled():
     ("suspending", "pending", "end"),
     [(True, False, SUSPENSION), (True, True, Draining), (False, False, Draining)],
 )
-def test_a_cut_off_task_is_suspended_where_its_status_line_is_out(
-    suspending: bool, pending: bool, end: Any
-):
+def test_a_cut_off_task_is_suspended_where_its_status_line_is_out(suspending: bool, pending: bool, end: Any):
     """An engine that does not let go of a request in time loses nothing of it."""
     world = World()
     world.stream.suspending, world.stream.pending = suspending, pending
@@ -139,7 +137,8 @@ class Continued(NewAnswer):
 def test_an_answer_that_finds_no_room_stays_suspended():
     """Where it was taken up already, it is suspended once more."""
     full = Overloaded("full", retry_after_s=1)
-    assert World(Continued()).run(full) == ["withdrawn", "suspended: overloaded", "lease", "suspended", "closed"]
+    done = World(Continued()).run(full)
+    assert done == ["withdrawn", "suspended: overloaded", "lease", "suspended", "closed"]
     done = World(Continued()).run(full, reserved=True)
     assert done == [("entry", {"strict": False}, "overloaded"), "lease", "suspended", "closed"]
 
