@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.core import Engine
 from app.engine.grammar.cost import GrammarBudget
+from app.engine.restarts import RestartLimits
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.engine.standby import SupervisedEngine
 from app.routing.router import AUTO
@@ -51,7 +52,8 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
         default_max_tokens=settings.default_max_tokens or sys.maxsize,
         images=ImageLimits(settings.max_images, settings.max_image_pixels, settings.max_request_pixels),
     )
-    return SGLangEngine(options, on_death=on_death)
+    limits = RestartLimits(settings.engine_restarts, settings.engine_restart_window_s, settings.engine_hang_s)
+    return SGLangEngine(options, on_death=on_death, limits=limits)
 
 
 def _remote_engine(settings: Settings) -> Engine:

@@ -95,6 +95,7 @@ CODES: Mapping[str, Code] = {
     # The server
     "internal_error": Code(500, "A fault of the server; send the request again."),
     "engine_failed": Code(500, "The engine died while it generated; send the request again."),
+    "engine_restarted": Code(500, "The engine was started again, and this answer could not go on."),
     "unavailable": Code(503, "The server cannot take the request now."),
     "engine_not_ready": Code(503, "The engine is starting, or cannot be reached; see `/readyz`."),
     "engine_overloaded": Code(503, "The engine has no room for the request."),

@@ -17,6 +17,7 @@ from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.admission.tuning import AdmissionTuning
 from app.core import Engine, Health
+from app.engine.restarts import history_of
 from app.engine_factory import (
     OnDeath,
     build_engine,
@@ -47,6 +48,7 @@ from app.prefix_report.report import PrefixReport
 from app.routing.backend import Backend, Backends
 from app.routing.degraded_mode import degrade_of
 from app.routing.pressure import pressure_of
+from app.routing.restart_log import RestartLog
 from app.routing.router import AUTO, Router
 from app.safety.classifiers.bundled_models import Models, load
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
@@ -92,6 +94,7 @@ class Runtime:
         self._started = False
         self.engine_ended: asyncio.Event = asyncio.Event()
         self.engine = (make_engine or build_engine)(settings, self._engine_died)
+        self.restarts = history_of(self.engine)
         self.small_engine = build_small_engine(settings)
         """None without `small_model`; so is the router."""
         self.streams = StreamRegistry(settings, log)
@@ -112,6 +115,7 @@ class Runtime:
         self.budgets = Budgets(self.database, self.limiter)
         self.abuse = AbuseWatch(self.database)
         self.prefixes = PrefixReport(log)
+        self.restarts.listen(RestartLog(log, lambda: self.prefixes.restarted(self.engine.model.id)))
         self.num_reconciled = 0
         """Requests that a dead process had left open and this one's start has settled."""
         self.suspensions, self.journal = self._build_journal()
@@ -129,12 +133,9 @@ class Runtime:
 
     def _build_journal(self) -> tuple[Suspensions, Journal]:
         """What the process before has suspended, and what outlives this one."""
+        timeout_s, settled = self.settings.suspend_timeout_s, self.budgets.settled
         suspensions = Suspensions(
-            self.database,
-            self.log,
-            self.settings.suspend_timeout_s,
-            is_live=self.streams.is_live,
-            on_settled=self.budgets.settled,
+            self.database, self.log, timeout_s, is_live=self.streams.is_live, on_settled=settled
         )
         journal = Journal(
             self.database,
@@ -143,7 +144,7 @@ class Runtime:
             self.traffic,
             log=self.log,
             retention_s=self.settings.retention_s,
-            on_settled=self.budgets.settled,
+            on_settled=settled,
             on_suspended=suspensions.suspended,
         )
         return suspensions, journal
@@ -183,7 +184,7 @@ class Runtime:
             max_prefill_tokens=settings.max_prefill_tokens,
             abort_unread=lambda: streams.abort_unread(engine.model.id),
         )
-        return Backend(engine, admission, name)
+        return Backend(engine, admission, name, self.retry_after_s)
 
     def build_safety(self, load_models: ModelLoader) -> SafetyService | None:
         """The screens and their policy; None with `safety` off. Raises SettingsError."""
@@ -292,7 +293,8 @@ class Runtime:
     def state(self) -> str:
         """The phase, in words; an engine that is served elsewhere may be away for a while in any of them."""
         if self.phase == "ready" and self.engine.health() is not Health.READY:
-            return "waiting: the engine cannot be reached"
+            reason = self.restarts.reason
+            return "waiting: the engine cannot be reached" if reason is None else f"restarting: {reason}"
         return self.phase
 
     async def _watch_strain(self) -> None:
@@ -326,8 +328,12 @@ class Runtime:
         if not self._started or not any(backend.ready for backend in self.backends):
             raise EngineNotReady(
                 f"The server cannot take requests yet ({self.state}); try again.",
-                retry_after_s=_START_RETRY_S,
+                retry_after_s=self.retry_after_s(),
             )
+
+    def retry_after_s(self) -> int:
+        """Seconds until the engine may be there: what is left of its restart, if it is being restarted."""
+        return _START_RETRY_S if self.restarts.reason is None else self.restarts.retry_after_s()
 
     def check_model(self, name: str, allowed: Collection[str] | None = None) -> None:
         """Raise UnknownModel unless a request may name this model, or `auto` where there are two."""
@@ -359,8 +365,7 @@ class Runtime:
     async def drain(self) -> None:
         """Take nothing new, give live streams `drain_timeout_s` to finish, and suspend the others."""
         self.phase = "draining"
-        hint = "a second signal ends the wait for live streams"
-        self.log.info("draining", live_streams=self.streams.num_live, hint=hint)
+        self.log.info("draining", live_streams=self.streams.num_live, hint="a second signal ends the wait")
         for backend in self.backends:
             backend.admission.refuse_waiting(
                 lambda: Draining("The server is stopping; send the request again.", retry_after_s=5)
@@ -368,9 +373,6 @@ class Runtime:
         reason = SUSPENDED if self.settings.suspend_timeout_s else SHUTDOWN
         await self.streams.drain(self.settings.drain_timeout_s, reason)
         await self.journal.suspended()
-        if self.journal.num_suspended:
-            hint = "they go on in the next process, if their clients return"
-            self.log.info("suspended", streams=self.journal.num_suspended, hint=hint)
 
     async def _keep_time(self, admission: Admission) -> None:
         """Have what is due in admission done, whatever breaks: without it nobody's wait would end."""

@@ -67,9 +67,7 @@ class Settings:
 
     host: str = _setting("127.0.0.1", "address to listen on; any but a loopback address requires an API key")
     port: int = _setting(8000, "port to listen on; 0 takes a free one", minimum=0, maximum=65_535)
-    data_dir: Path = _setting(
-        Path("data"), "directory of the store: conversations, the ledger, hashes of API keys"
-    )
+    data_dir: Path = _setting(Path("data"), "directory of the store: conversations, the ledger, key hashes")
     purge_after_days: int = _setting(
         30, "days until a deleted conversation is purged; until then it can be restored", minimum=0
     )
@@ -100,16 +98,21 @@ class Settings:
         "whether overload shortens answers and moves some to the small model; see docs/routing.md",
         choices=("on", "off"),
     )
-    degrade_short_tokens: int = _setting(
-        512, "longest answer in tokens while answers are shortened", minimum=1
-    )
+    degrade_short_tokens: int = _setting(512, "tokens of the longest answer while shortened", minimum=1)
     degrade_rise_s: float = _setting(2.0, "seconds of high pressure before each step up", minimum=0.1)
     degrade_fall_s: float = _setting(10.0, "seconds of low pressure before each step back down", minimum=0.1)
-    tp: int = _setting(
-        1, "GPUs (tensor parallel ranks) that share the model; 0 uses all visible GPUs", minimum=0
-    )
+    tp: int = _setting(1, "GPUs (tensor parallel ranks) that share the model; 0 is all visible", minimum=0)
     default_max_tokens: int = _setting(
         0, "longest answer in tokens without `max_tokens`; 0 is the rest of the context", minimum=0
+    )
+    engine_restarts: int = _setting(
+        3,
+        "restarts of the engine in `engine_restart_window_s`; after one more loss the server ends",
+        minimum=0,
+    )
+    engine_restart_window_s: float = _setting(600.0, "seconds in which its restarts are counted", minimum=1)
+    engine_hang_s: float = _setting(
+        120.0, "seconds without progress after which the engine is started again; 0 is never", minimum=0
     )
     scripted: str = _setting("", 'answers of the scripted engine, as "rate=50,tokens=200,seed=1"')
     resume_grace_s: float = _setting(
@@ -120,9 +123,7 @@ class Settings:
         "seconds that a finished stream stays in memory; an unstored one cannot be resumed later",
         minimum=0,
     )
-    heartbeat_s: float = _setting(
-        15.0, "seconds of silence before a stream sends a comment line", minimum=0.01
-    )
+    heartbeat_s: float = _setting(15.0, "seconds of silence before a stream sends a comment", minimum=0.01)
     stall_timeout_s: float = _setting(
         60.0, "seconds after which a client that reads nothing is disconnected", minimum=0.1
     )
@@ -170,9 +171,7 @@ class Settings:
         "refused with 503",
         minimum=1024**2,
     )
-    max_live_streams: int = _setting(
-        20_000, "generations at the same time; more are refused with 503", minimum=1
-    )
+    max_live_streams: int = _setting(20_000, "generations at once; more are refused with 503", minimum=1)
     max_queued_requests: int = _setting(
         2048, "requests that may wait for admission to the engine; more are refused with 503", minimum=1
     )

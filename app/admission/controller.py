@@ -171,6 +171,7 @@ class Admission:
             self._new_ratio += self._tuning.new_weight * (ratio - self._new_ratio)
         if (
             not self.busy
+            and self._engine.health() is Health.READY
             and self.scheduler.fits(ticket, now_s)
             and self.scheduler.prefill_window.has_room(ticket.uncached_tokens)
             and not self.load_shedder.too_old(ticket)
@@ -270,7 +271,9 @@ class Admission:
         ticket.refuse(error)
 
     def _dispatch(self) -> None:
-        """Let in all whose turn it is and who fit."""
+        """Let in all whose turn it is and who fit; while the engine is away, nobody."""
+        if self._engine.health() is not Health.READY:
+            return
         now_s = self._clock_s()
         while self.busy and (ticket := self.scheduler.next(now_s)) is not None:
             self._leave(ticket)

@@ -208,6 +208,9 @@ class Journal:
         """Wait until all streams that are being suspended are."""
         while self._suspending:
             await asyncio.wait(self._suspending)
+        if self.num_suspended:
+            hint = "they go on in the next process, if their clients return"
+            self._log.info("suspended", streams=self.num_suspended, hint=hint)
 
     async def _suspend(self, entry: JournalEntry, safety: Mapping[str, Any], error: ServingError) -> None:
         stream = entry.stream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from app.admission.controller import Admission
@@ -28,6 +28,8 @@ class Backend:
     admission: Admission
     name: str = ""
     """The model's, where that is known before the engine has started."""
+    retry_after_s: Callable[[], int] = lambda: 5
+    """Seconds after which a request that finds no engine is to be sent again."""
 
     @property
     def id(self) -> str:
@@ -42,7 +44,8 @@ class Backend:
     def check_ready(self) -> None:
         """Raise EngineNotReady unless it does."""
         if not self.ready:
-            raise EngineNotReady(f"The engine is {self.engine.health().value}; see /readyz.", retry_after_s=5)
+            state, wait_s = self.engine.health().value, self.retry_after_s()
+            raise EngineNotReady(f"The engine is {state}; see /readyz.", retry_after_s=wait_s)
 
     def precheck(self, request: ChatRequest, key: Key | None) -> None:
         """Refuse at once what would be refused later. Raises EngineNotReady, KeyOverloaded, Overloaded."""

@@ -80,9 +80,43 @@ def lives(apart: Apart) -> dict[str, Any]:
     return apart.run("lives")
 
 
+@pytest.fixture(scope="module")
+def restarts(apart: Apart) -> dict[str, Any]:
+    """What one engine saw that lost its scheduler, its detokenizer, and a scheduler that only stood still."""
+    return apart.run("restarts")
+
+
+def test_answers_of_every_kind_go_on_as_if_nothing_had_happened(restarts: dict[str, Any]) -> None:
+    """Ids, text, arguments, counts, logprobs and ends are those of the undisturbed run."""
+    assert len(restarts["rounds"]) == 3
+    for number, answers in enumerate(restarts["rounds"]):
+        assert all(all(choices) for choices in answers), (number, answers)
+
+
+def test_a_restart_leaves_nothing_behind(restarts: dict[str, Any]) -> None:
+    """Descriptors, threads, shared memory and zombies after each are what they were."""
+    first, *later = restarts["held"]
+    for held in later:
+        assert held["descriptors"] <= first["descriptors"]
+        assert held["threads"] <= first["threads"] + 1  # one may be made at the first need
+        assert held["shared memory"] <= first["shared memory"]
+        assert held["zombies"] == 0
+    assert restarts["children_left"] == 0
+
+
+def test_losses_are_counted_and_the_one_too_many_is_the_end(restarts: dict[str, Any]) -> None:
+    """Three are made good without a word to the owner; the fourth ends the streams truthfully."""
+    losses, num_restarts, num_resumed, num_lost, deaths = restarts["counts"]
+    assert losses == {"exited": 2, "hung": 1, "failed": 0}
+    assert (num_restarts, num_resumed, num_lost, deaths) == (3, 24, 0, [])
+    error, health, [reason] = restarts["last"]
+    assert (error, health) == ("EngineFailed", "dead")
+    assert "scheduler" in reason
+
+
 @pytest.mark.parametrize("process", ["scheduler", "detokenizer"])
 def test_a_killed_child_ends_streams_and_not_the_server(lives: dict[str, Any], process: str) -> None:
-    """kill -9 of a child in mid-generation: told within 2 s, once; streams raise; nothing is left running."""
+    """Without restarts kill -9 of a child is told within 2 s, once; streams raise; nothing runs on."""
     seen = lives["deaths"][process]
     assert seen["error"] == "EngineFailed"
     assert seen["noticed_s"] < 2

@@ -36,6 +36,17 @@ PARAMETERS = {
     "constrained.base_grammar_backend:BaseGrammarBackend.__init__": ("self",),
     "managers.scheduler:Scheduler._poll_timeout_aborts": ("self",),
     "managers.scheduler:Scheduler.collect_inflight_reqs": ("self",),
+    "managers.scheduler:Scheduler._add_request_to_queue": ("self", "req", "is_retracted"),
+    "managers.schedule_batch:Req.update_finish_state": ("self", "new_accepted_len"),
+    "managers.schedule_batch:Req.set_finish_with_abort": ("self", "error_msg", "status_code"),
+    "managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
+    "._maybe_update_reasoning_tokens": ("self", "req", "next_token_id"),
+    "managers.scheduler_components.output_streamer:SchedulerOutputStreamer.stream_output": (
+        "self",
+        "reqs",
+        "return_logprob",
+    ),
+    "sampling.penaltylib.orchestrator:_BatchedPenalizer.prepare": ("self",),
     "entrypoints.openai.serving_chat:OpenAIServingChat.__init__": (
         "self",
         "tokenizer_manager",

@@ -44,6 +44,7 @@ def test_alerts_say_what_to_do():
     rules = alerts()
     assert {rule["alert"] for rule in rules} == {
         "NotReady",
+        "EngineRestarts",
         "StoreFailing",
         "StoreWriterLag",
         "StoreQueueDepth",

@@ -24,6 +24,7 @@ import psutil
 import uvloop
 
 from app.core import ChatRequest, Prompt
+from app.engine.restarts import RestartLimits
 from app.engine.sglang.args import BUILTIN_MODEL, SGLangOptions
 from app.engine.sglang.engine import SGLangEngine
 from app.engine.sglang.platform import prepare_process
@@ -31,14 +32,16 @@ from app.engine_factory import GUARD_ARGS
 from app.errors import BadRequest, ServingError
 from app.safety.guard.templates import FORMATS
 from app.safety.guard.tier import Guard
-from tests.support.engines import ask, chat, next_turn
+from tests.support.engines import Answer, ask, chat, next_turn
 
 LONG = {"max_tokens": 4000, "ignore_eos": True}
 
 
-async def started(on_death: Callable[[str], None] | None = None, **options: Any) -> SGLangEngine:
+async def started(
+    on_death: Callable[[str], None] | None = None, limits: RestartLimits | None = None, **options: Any
+) -> SGLangEngine:
     """A running engine."""
-    engine = SGLangEngine(SGLangOptions(**options), on_death=on_death)
+    engine = SGLangEngine(SGLangOptions(**options), on_death=on_death, limits=limits)
     await engine.start()
     return engine
 
@@ -60,7 +63,8 @@ async def lives(_: str) -> dict[str, Any]:
     descriptors, threads, texts, deaths = [], [], [], {}
     for killed in ("", "scheduler", "detokenizer"):
         reasons: list[str] = []
-        engine = await started(reasons.append, server_args={"random_seed": 1})
+        limits = RestartLimits(restarts=0)
+        engine = await started(reasons.append, limits, server_args={"random_seed": 1})
         texts.append((await ask(engine, chat(temperature=0, max_tokens=20, ignore_eos=True))).text())
         if killed:
             deaths[killed] = await _death_of(engine, killed)
@@ -96,6 +100,99 @@ async def _death_of(engine: SGLangEngine, name: str) -> dict[str, Any]:
         "noticed_s": noticed_s,
         "health": engine.health().value,
         "render_error": render_error,
+    }
+
+
+async def restarts(_: str) -> dict[str, Any]:
+    """One engine that loses a process three times under several kinds of requests, and one that gives up."""
+    deaths: list[str] = []
+    limits = RestartLimits(restarts=3, hang_s=4)
+    engine = await started(deaths.append, limits, server_args={"random_seed": 1})
+    undisturbed = [await ask(engine, request) for request in _kinds()]
+    held, rounds = [_held()], []
+    losses = [("scheduler", signal.SIGKILL), ("detokenizer", signal.SIGKILL), ("scheduler", signal.SIGSTOP)]
+    for name, signum in losses:
+        answers = [asyncio.create_task(ask(engine, request)) for request in _kinds()]
+        while len(engine._live.running) < CHOICES or min(len(c.ids) for c in _running(engine)) < CUT:
+            await asyncio.sleep(0.002)
+        os.kill(child(name), signum)
+        given = await asyncio.gather(*answers)
+        rounds.append([_same(*pair) for pair in zip(given, undisturbed, strict=True)])
+        held.append(_held())
+    history = engine.restarts
+    counts = [dict(history.losses), history.num_restarts, history.num_resumed, history.num_lost, deaths[:]]
+    request = chat(**LONG)
+    reading = asyncio.create_task(ask(engine, request))
+    while not _running(engine):
+        await asyncio.sleep(0.002)
+    os.kill(child("scheduler"), signal.SIGKILL)
+    [end] = await asyncio.gather(reading, return_exceptions=True)
+    health = engine.health().value
+    await engine.aclose()
+    return {
+        "rounds": rounds,
+        "held": held,
+        "counts": counts,
+        "last": [type(end).__name__, health, deaths],
+        "children_left": children_left(),
+    }
+
+
+CUT = 20
+SCHEMA = {
+    "type": "object",
+    "properties": {"ring": {"type": "string", "pattern": "^[a-z]{120}$"}},
+    "required": ["ring"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "ring", "schema": SCHEMA, "strict": True}}
+TOOL = {"type": "function", "function": {"name": "ring", "strict": True, "parameters": SCHEMA}}
+KINDS: tuple[dict[str, Any], ...] = (
+    {"ignore_eos": True, "n": 2},
+    {"ignore_eos": True, "frequency_penalty": 0.5},
+    {"ignore_eos": True, "logprobs": True, "top_logprobs": 1},
+    {"ignore_eos": True, "stop": ["no such words"]},
+    {"min_tokens": 150},
+    {"response_format": FORM},
+    {"tools": [TOOL], "tool_choice": "required"},
+)
+CHOICES = sum(kind.get("n", 1) for kind in KINDS)
+
+
+def _kinds() -> list[ChatRequest]:
+    """Greedy requests whose states are rebuilt in different ways."""
+    return [
+        chat(f"Number {number}?", temperature=0, max_tokens=300, **kind) for number, kind in enumerate(KINDS)
+    ]
+
+
+def _running(engine: SGLangEngine) -> list[Any]:
+    return list(engine._live.running.values())
+
+
+def _same(given: Answer, undisturbed: Answer) -> list[bool]:
+    """Whether the choices of two answers agree in ids, text, arguments, counts, logprobs and end."""
+    return [
+        given.token_ids(choice) == undisturbed.token_ids(choice)
+        and given.text(choice) == undisturbed.text(choice)
+        and given.text(choice, "tool") == undisturbed.text(choice, "tool")
+        and given.counts(choice)._replace(cached_tokens=0)
+        == undisturbed.counts(choice)._replace(cached_tokens=0)
+        and len(given.logprobs(choice)) == len(undisturbed.logprobs(choice))
+        and given.finish_reason(choice) == undisturbed.finish_reason(choice)
+        for choice in range(given.prompt.handle.choices)
+    ]
+
+
+def _held() -> dict[str, int]:
+    """What this process holds of the machine."""
+    process = psutil.Process()
+    zombies = [p for p in process.children(recursive=True) if p.status() == psutil.STATUS_ZOMBIE]
+    return {
+        "descriptors": process.num_fds(),
+        "threads": process.num_threads(),
+        "shared memory": len(list(Path("/dev/shm").iterdir())),
+        "zombies": len(zombies),
     }
 
 
@@ -227,7 +324,7 @@ def _png(width: int, height: int) -> str:
 
 
 SCENARIOS: dict[str, Callable[[str], Awaitable[dict[str, Any]]]] = {
-    f.__name__: f for f in (lives, tensor_parallel, bad_start, vision, guards)
+    f.__name__: f for f in (lives, restarts, tensor_parallel, bad_start, vision, guards)
 }
 
 

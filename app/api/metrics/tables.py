@@ -11,6 +11,7 @@ from pathlib import Path
 from app.api.metrics.admission import OF_ADMISSION
 from app.api.metrics.kinds import counter, gauge, histogram
 from app.api.metrics.models import OF_BACKENDS, OF_DEGRADED, OF_MODE, OF_ROUTES
+from app.api.metrics.restarts import OF_LOSSES, OF_RESTARTS
 from app.api.metrics.safety import OF_OBSERVED, OF_SCREEN_FAILURES, OF_SCREENS, OF_VERDICTS
 
 
@@ -349,6 +350,8 @@ OF_ABUSE = (
 
 METRICS = (
     *OF_PROCESS,
+    *OF_LOSSES,
+    *OF_RESTARTS,
     *OF_BACKENDS,
     *OF_ROUTES,
     *OF_MODE,

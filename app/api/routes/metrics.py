@@ -22,6 +22,7 @@ from app.api.http.auth import Gatekeeper
 from app.api.metrics.admission import OF_ADMISSION
 from app.api.metrics.kinds import Described
 from app.api.metrics.models import OF_BACKENDS, OF_DEGRADED, OF_MODE, OF_ROUTES
+from app.api.metrics.restarts import OF_LOSSES, OF_RESTARTS
 from app.api.metrics.safety import OF_OBSERVED, OF_SCREEN_FAILURES, OF_SCREENS, OF_VERDICTS
 from app.api.metrics.tables import (
     OF_ABUSE,
@@ -73,6 +74,8 @@ class RuntimeCollector(Collector):
             runtime.traffic.of(model)
             runtime.balance.of(model)
         yield from _families(OF_PROCESS, {"": runtime})
+        yield from _families(OF_LOSSES, runtime.restarts.losses)
+        yield from _families(OF_RESTARTS, {"": runtime.restarts})
         yield from _families(OF_BACKENDS, _by_model(runtime, lambda backend: backend))
         yield from _families(OF_ROUTES, {} if runtime.router is None else runtime.router.routed)
         mode = runtime.degrade

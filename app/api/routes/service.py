@@ -43,7 +43,9 @@ class ServiceRoutes:
             detail |= self._details()
         if not runtime.ready:
             return JSONResponse(
-                {"status": "not_ready", **detail}, status_code=503, headers={"retry-after": "5"}
+                {"status": "not_ready", **detail},
+                status_code=503,
+                headers={"retry-after": str(runtime.retry_after_s())},
             )
         return JSONResponse({"status": "ready", **detail})
 

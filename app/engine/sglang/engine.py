@@ -3,17 +3,20 @@
 This module imports nothing of SGLang until `start()`, and that in a thread of its own, so that the
 server answers while the model loads. The thread lives as long as the engine: SGLang's children are
 killed with the thread that started them. Requests are rendered in threads too (`render_queues`).
+
+An `SGLangRun` is one launch of SGLang. Where it ends by itself another follows (`recovery`), and the choices
+go on: whoever reads them notices a pause.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import gc
+import hmac
 import secrets
 import signal
 import threading
-import warnings
+from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,8 +27,12 @@ from app.engine.generation_stream import GenerationStream
 from app.engine.image_limits import check_images
 from app.engine.limits import check_text_only
 from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
-from app.engine.sglang.args import NO_MEDIA_DOMAIN, SGLangOptions
-from app.engine.sglang.platform import prepare_process
+from app.engine.restarts import LossCause, RestartHistory, RestartLimits
+from app.engine.sglang.args import SGLangOptions
+from app.engine.sglang.live_choices import LiveChoice, LiveChoices
+from app.engine.sglang.recovery import Recovery
+from app.engine.sglang.run import SGLangRun
+from app.engine.sglang.watchdog import HangWatchdog
 from app.engine.tally import Tallies, TokenTally
 from app.errors import BadRequest, EngineFailed, EngineNotReady
 from app.settings import SettingsError
@@ -33,55 +40,51 @@ from app.settings import SettingsError
 if TYPE_CHECKING:
     from app.engine.sglang.grammar import GrammarCheck
     from app.engine.sglang.launch import Launched
-    from app.engine.sglang.render import Renderer, RenderLimits
     from app.engine.sglang.splice import Splice
-
-EXIT_WAIT_S = 0.5
-WARM_UP_IMAGE = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQMAAACQp+OdAAAAA1BMVEV/f3+QyhsjAAAAD0lEQVQoU2Ng"
-    "GAWjYGACAAJAAAEq1i4VAAAAAElFTkSuQmCC"
-)
 
 
 class SGLangEngine:
-    """One model served by SGLang in this process; `on_death` is called once if it dies."""
+    """One model served by SGLang in this process; `on_death` is called once if it is lost for good."""
 
-    def __init__(self, options: SGLangOptions, *, on_death: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        options: SGLangOptions,
+        *,
+        on_death: Callable[[str], None] | None = None,
+        limits: RestartLimits | None = None,
+    ) -> None:
         self._options = options
         self._on_death = on_death or (lambda _reason: None)
+        self._limits = limits or RestartLimits()
         self._health = Health.STARTING
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sglang")
         self._render_queues = RenderQueues()
-        self._launched: Launched | None = None
-        self._renderer: Renderer | None = None
+        self._run: SGLangRun | None = None
         self._grammar: GrammarCheck | None = None
-        self._model: ModelCard | None = None
         self._streams: dict[str, GenerationStream] = {}
+        self._live = LiveChoices()
         self._tallies = Tallies()
+        self.restarts = RestartHistory()
+        """What became of its restarts."""
+        self._recovery = Recovery(self, self._live, self._limits, self.restarts)
+        self._watching: asyncio.Task[None] | None = None
+        self._secret = secrets.token_bytes(16)
         self._owns_sigquit = False
 
     # --- life
 
     @property
     def model(self) -> ModelCard:
-        if self._model is None:
+        if self._run is None:
             raise EngineNotReady("The model is still loading.", retry_after_s=5)
-        return self._model
+        return self._run.model
 
     async def start(self) -> None:
         """Load the model and warm up. Raises EngineFailed with the reason, or SettingsError."""
-        loop = asyncio.get_running_loop()
-        self._own_sigquit(loop)
+        self._own_sigquit(asyncio.get_running_loop())
         try:
-            self._launched = await loop.run_in_executor(self._thread, self._launch)
-            limits = self._describe(self._launched)
-            self._watch(loop, self._launched, limits)
-            self._grammar = await self._check_of_grammars(loop, self._launched)
-            await self._warm_up()
-            # A full collection of the 700,000 objects that SGLang's import leaves stops a process for 0.4 s,
-            # ours and each of its children; SGLang's own HTTP server does the same once it is warm.
-            gc.collect()
-            await self._launched.manager.freeze_gc()
+            run = await self._start_run()
+            self._grammar = await self._check_of_grammars(run)
         except SettingsError:
             raise
         except Exception as exc:
@@ -91,42 +94,91 @@ class SGLangEngine:
 
     async def aclose(self) -> None:
         """Stop the engine and its processes; a second call does nothing."""
-        launched, self._launched = self._launched, None
+        self._health = Health.DEAD
+        await self._recovery.aclose()
+        self._stop_watching()
         grammar, self._grammar = self._grammar, None
         if grammar is not None:
             await grammar.aclose()
-        loop = asyncio.get_running_loop()
-        self._health = Health.DEAD
-        if launched is not None:
-            for _, process in launched.processes:
-                loop.remove_reader(process.sentinel)
-            launched.manager.fail_all("The engine was stopped.")
-            await loop.run_in_executor(self._thread, launched.stop)
-            await launched.manager.stop()
-            for _, process in launched.processes:
-                process.close()
-            gc.unfreeze()
+        self._live.fail_all(lambda: EngineFailed("The engine was stopped."))
+        run, self._run = self._run, None
+        if run is not None:
+            await run.aclose()
         self._thread.shutdown(wait=False)
         self._render_queues.close()
         if self._owns_sigquit:
             self._owns_sigquit = False
-            loop.remove_signal_handler(signal.SIGQUIT)
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGQUIT)
 
     def on_child_failure(self) -> None:
         """Handle the SIGQUIT that a child of SGLang sends when it fails."""
-        self._die("a process of SGLang reported a failure")
+        if self._run is not None:
+            self._run.lose("exited", "a process of SGLang reported a failure")
+
+    # --- what recovery does with it
+
+    async def restart(self) -> None:
+        """Stop what is left of the engine, and start it anew. Raises anything."""
+        run = self._run
+        if run is not None and not run.closed:
+            await run.aclose()
+        await self._start_run()
+
+    async def submit(self, choice: LiveChoice) -> None:
+        """Send a choice to the engine that is there."""
+        assert self._run is not None
+        await self._run.submit(choice)
+
+    def recovered(self) -> None:
+        """Requests may be served again."""
+        self._health = Health.READY
+
+    def given_up(self, reason: str) -> None:
+        """The engine will not come back: tell every stream and the owner."""
+        self._health = Health.DEAD
+        self.restarts.ended(len(self._live))
+        self._live.fail_all(lambda: EngineFailed(f"The engine died: {reason}."))
+        self._on_death(reason)
+
+    def fingerprint(self, choice: LiveChoice) -> str:
+        """A hash of a choice's prompt under this engine's own key; the same prompt has the same one."""
+        token_ids = array("I", choice.request.input_ids).tobytes()
+        return hmac.digest(self._secret, token_ids, "sha256").hex()[:32]
+
+    async def _start_run(self) -> SGLangRun:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        run = self._run = await SGLangRun.start(self._options, self._thread)
+        run.serve(self._live, self._lose, self.restarts.refused)
+        self.restarts.started(loop.time() - began_s)
+        if self._limits.hang_s:
+            watchdog = HangWatchdog(self._limits.hang_s, lambda: run.progress, partial(self._hangs, run))
+            self._watching = loop.create_task(watchdog.run(), name="engine watchdog")
+        return run
+
+    def _hangs(self, run: SGLangRun, silent_s: float) -> None:
+        run.lose("hung", f"no progress for {silent_s:.1f} s")
+
+    def _lose(self, _run: SGLangRun, cause: LossCause, reason: str) -> None:
+        self._health = Health.STARTING
+        self._stop_watching()
+        self._recovery.lose(cause, reason)
+
+    def _stop_watching(self) -> None:
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
 
     # --- requests
 
     def tokenizer_json(self) -> str | None:
         """See Engine.tokenizer_json; None for tokenizers that are not of the `tokenizers` library."""
-        launched, _ = self._running()
-        backend = getattr(launched.manager.tokenizer, "backend_tokenizer", None)
+        backend = getattr(self._launched.manager.tokenizer, "backend_tokenizer", None)
         return None if backend is None else backend.to_str()
 
     async def tokenize(self, owner: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """See Engine.tokenize."""
-        _, renderer = self._running()
+        renderer = self._running().renderer
         work = partial(renderer.tokenize, text, add_special_tokens=add_special_tokens)
         return await self._render_queues.run_sized(owner, UTF8_BYTES * len(text), work)
 
@@ -134,13 +186,13 @@ class SGLangEngine:
         self, owner: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
     ) -> str:
         """See Engine.detokenize."""
-        _, renderer = self._running()
+        renderer = self._running().renderer
         work = partial(renderer.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
         return await self._render_queues.run_sized(owner, NODE_BYTES * len(token_ids), work)
 
     async def render(self, request: ChatRequest) -> Prompt:
         """Template, tokenize and check a request. Raises BadRequest naming the parameter, ContextOverflow."""
-        launched, renderer = self._running()
+        run = self._running()
         from app.engine.sglang.render import MAX_CHOICES, Rendered, refused
 
         if not 1 <= request.n <= MAX_CHOICES:
@@ -152,14 +204,13 @@ class SGLangEngine:
             """Convert a request in a thread, as it looks at each message."""
             if "vision" not in self.model.capabilities:
                 check_text_only(request)
-            return renderer.convert(request)
+            return run.renderer.convert(request)
 
         internal, chat_request, spliced = await self._render_queues.run(convert, request)
         if self._grammar is not None:
             await self._grammar.check(request.owner, internal.sampling_params, chat_request)
-        internal.rid = f"render-{request.request_id}"
         try:
-            tokenized = await launched.manager.tokenize(internal)
+            tokenized = await run.tokenize(internal, f"render-{request.request_id}")
         except ValueError as exc:
             if not internal.contains_mm_input():
                 raise refused(exc) from None
@@ -196,12 +247,13 @@ class SGLangEngine:
     def abort(self, rid: str) -> None:
         """Stop all choices of `rid` at once; unknown and finished ids are ignored."""
         stream = self._streams.get(rid)
-        if stream is None or self._launched is None:
+        if stream is None:
             return
         stream.abort()
-        if stream.begun:
+        self._live.abort(f"{rid}-")
+        if stream.begun and self._run is not None:
             # SGLang aborts by prefix: ids are of fixed length, so this is exactly our choices.
-            self._launched.manager.abort_all_of(f"{rid}-")
+            self._run.abort(f"{rid}-")
 
     def emitted_tokens(self, rid: str) -> int:
         """Token ids handed over for `rid` so far; forgets it once its stream has ended."""
@@ -209,141 +261,65 @@ class SGLangEngine:
 
     def load(self) -> EngineLoad:
         """The engine's current load, as its schedulers last wrote it to shared memory."""
-        launched, _ = self._running()
-        ranks = launched.manager.load_snapshot_reader.read_all()
-        return EngineLoad(
-            num_running_reqs=sum(rank.num_running_reqs for rank in ranks),
-            num_queue_reqs=sum(rank.num_waiting_reqs for rank in ranks),
-            used_tokens=sum(rank.num_used_tokens for rank in ranks),
-            max_total_tokens=sum(rank.max_total_num_tokens for rank in ranks),
-            gen_throughput_tokens_per_s=sum(rank.gen_throughput for rank in ranks),
-            max_running_reqs=sum(rank.max_running_requests for rank in ranks),
-            num_retractions=launched.manager.num_retractions,
-        )
+        return self._running().load()
 
     def health(self) -> Health:
         return self._health
 
     # --- inside
 
-    def _running(self) -> tuple[Launched, Renderer]:
-        if self._launched is None or self._renderer is None or self._health is Health.DEAD:
-            state = self._health.value
-            raise EngineNotReady(f"The engine is {state}.", retry_after_s=5)
-        return self._launched, self._renderer
+    @property
+    def _launched(self) -> Launched:
+        return self._running().launched
 
-    def _launch(self) -> Launched:
-        """Import SGLang, which takes seconds, and start its processes; runs in the engine's thread."""
-        with warnings.catch_warnings():
-            # Imports warn of hardware that this machine does not have.
-            warnings.simplefilter("ignore")
-            prepare_process()
-            from app.engine.sglang.launch import launch
+    def _running(self) -> SGLangRun:
+        if self._run is None or self._health is not Health.READY:
+            state, wait_s = self._health.value, self.restarts.retry_after_s()
+            raise EngineNotReady(f"The engine is {state}.", retry_after_s=wait_s)
+        return self._run
 
-            return launch(self._options)
-
-    def _watch(self, loop: asyncio.AbstractEventLoop, launched: Launched, limits: RenderLimits) -> None:
-        """Receive what the model generates, and notice a child's death at once.
-
-        The child's descriptor becomes readable when it exits.
-        """
-        launched.manager.start(max_tokens=limits.max_tokens, on_failure=self._die)
-        for name, process in launched.processes:
-            loop.add_reader(process.sentinel, self._child_exited, name, process)
-
-    def _child_exited(self, name: str, process: Any) -> None:
-        asyncio.get_running_loop().remove_reader(process.sentinel)
-        process.join(EXIT_WAIT_S)  # its descriptors close a moment before it can be reaped
-        self._die(f"SGLang's {name} process ended with exit code {process.exitcode}")
-
-    def _die(self, reason: str) -> None:
-        """Tell every stream and the owner, once. While starting, `start()` raises instead."""
-        if self._health is Health.DEAD:
-            return
-        was_ready = self._health is Health.READY
-        self._health = Health.DEAD
-        if self._launched is not None:
-            self._launched.manager.fail_all(f"The engine died: {reason}.")
-        if was_ready:
-            self._on_death(reason)
-
-    def _describe(self, launched: Launched) -> RenderLimits:
-        """Make the renderer and the model's card; returns the limits of prompts and answers."""
-        from app.engine.sglang.render import Renderer, RenderLimits
-
-        limits = RenderLimits(
-            context_length=launched.manager.context_len,
-            kv_capacity_tokens=launched.kv_capacity_tokens,
-            max_prompt_tokens=launched.max_req_input_len - 1,
-            page_size=launched.page_size,
-            reserved_tokens=launched.manager.num_reserved_tokens,
-            default_max_tokens=self._options.default_max_tokens,
-        )
-        domains = self._options.server_args.get("allowed_media_domains")
-        self._renderer = Renderer(
-            launched.chat,
-            limits,
-            name=self._options.name,
-            remote_media=bool(domains) and domains != [NO_MEDIA_DOMAIN],
-            deterministic=launched.deterministic,
-        )
-        self._model = ModelCard(
-            id=self._options.name,
-            context_length=launched.manager.context_len,
-            kv_capacity_tokens=launched.kv_capacity_tokens * launched.replicas,
-            max_prompt_tokens=limits.max_prompt_tokens,
-            capabilities=launched.capabilities(),
-        )
-        return limits
-
-    async def _check_of_grammars(
-        self, loop: asyncio.AbstractEventLoop, launched: Launched
-    ) -> GrammarCheck | None:
+    async def _check_of_grammars(self, run: SGLangRun) -> GrammarCheck | None:
         """The check of grammars over this model's vocabulary; None where SGLang has none."""
         from app.engine.sglang.grammar import GrammarCheck
 
-        setup = await loop.run_in_executor(self._thread, launched.grammar_setup, self._options)
+        loop = asyncio.get_running_loop()
+        setup = await loop.run_in_executor(self._thread, run.launched.grammar_setup, self._options)
         check = None if setup is None else GrammarCheck(setup)
         if check is not None:
             await check.start()
         return check
 
-    async def _warm_up(self) -> None:
-        """One short request, and one image: the first of each takes seconds, later ones do not."""
-        contents: list[Any] = ["Hello"]
-        if "vision" in self.model.capabilities:
-            image = {"type": "image_url", "image_url": {"url": WARM_UP_IMAGE}}
-            contents.append([image, {"type": "text", "text": "Hello"}])
-        for number, content in enumerate(contents):
-            body = {"messages": [{"role": "user", "content": content}]}
-            request = ChatRequest(f"warm-up-{number}", "", self.model.id, body, 0, max_tokens=2)
-            prompt = await self.render(request)
-            async for _ in self.generate(request.request_id, prompt):
-                pass
-
     async def _begin(self, rid: str, prompt: Prompt, stream: GenerationStream, tally: TokenTally) -> None:
         """Send every choice to SGLang as a request of its own: the prefix cache shares their prompt."""
-        launched, _ = self._running()
+        run = self._run
+        if run is None or self._health is Health.DEAD:
+            raise EngineNotReady(f"The engine is {self._health.value}.")
         from app.engine.sglang.parse import choice_sink
 
         rendered = prompt.handle
+        num_tokens = len(prompt.token_ids)
         for index in range(rendered.choices):
             if stream.aborted:
-                final = Delta(index, "text", "", (), Counts(len(prompt.token_ids)), "abort")
-                stream.put_final(final)
+                stream.put_final(Delta(index, "text", "", (), Counts(num_tokens), "abort"))
                 continue
-            sink = choice_sink(index, stream, len(prompt.token_ids), launched.chat, request=rendered.request)
+            sink = choice_sink(index, stream, num_tokens, run.launched.chat, request=rendered.request)
             request = rendered.tokenized
-            if launched.deterministic:
+            if run.launched.deterministic:
                 request = _with_seed(request, rendered.seed, index)
-            await launched.manager.submit(request, f"{rid}-{index:03d}", sink, tally)
+            prior = prompt.continued[index] if prompt.continued else ()
+            choice = LiveChoice(f"{rid}-{index:03d}", request, sink, tally, prior)
+            if self._health is Health.READY and self._run is not None:
+                await self._run.submit(choice)
+            else:
+                self._live.wait(choice)
 
     def _ended(self, rid: str) -> None:
         stream = self._streams.pop(rid, None)
         self._tallies.end(rid)
-        if stream is not None and stream.failed and self._launched and self._health is Health.READY:
+        if stream is not None and stream.failed and self._run is not None:
             # One choice was refused: the others have no reader any more.
-            self._launched.manager.abort_all_of(f"{rid}-")
+            self._live.abort(f"{rid}-")
+            self._run.abort(f"{rid}-")
 
     def _own_sigquit(self, loop: asyncio.AbstractEventLoop) -> None:
         """SGLang's children report failure by SIGQUIT, whose default action ends this process."""

@@ -6,7 +6,8 @@ service) take SGLang's path. For ours this leaves out what that path also does: 
 tokenizer-side metrics and traces, request dumps, LoRA release, weight versions, hidden states and
 speculative-decoding details; none of it is offered through `SGLangEngine`, which measures for itself.
 
-Nothing here ends the process: a failure goes once to `on_failure`, and to every stream.
+Nothing here ends the process: a failure goes once to `on_failure`. Output that contradicts what came before
+ends its own choice, and no other.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -32,8 +34,17 @@ from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
 
 from app.core import Counts
 from app.engine.grammar.cost import GRAMMAR_ENDED
-from app.engine.remote.model import ChoiceSink
-from app.engine.tally import TokenTally
+from app.engine.sglang.continuation import NOT_CONTINUED, with_continued
+from app.engine.sglang.live_choices import (
+    ABORTED,
+    Contradiction,
+    Decode,
+    Finish,
+    LiveChoice,
+    LiveChoices,
+    Replay,
+    Step,
+)
 from app.errors import BadRequest, EngineFailed, EngineOverloaded, GrammarTooSlow, ServingError
 
 RETRY_AFTER_FULL_S = 1
@@ -48,10 +59,13 @@ class HandoverTokenizerManager(TokenizerManager):
     def __init__(self, server_args: Any, port_args: Any, **options: Any) -> None:
         super().__init__(server_args, port_args, **options)
         self._on_failure: Callable[[str], None] = lambda _reason: None
+        self._on_contradiction: Callable[[str, str], None] = lambda _rid, _what: None
         self._max_tokens: Callable[[int, int | None], int] | None = None
         self.num_retractions = 0
         """Times that requests of ours, ended by now, were set aside for lack of KV memory."""
-        self._sinks: dict[str, tuple[ChoiceSink, TokenTally]] = {}
+        self.num_batches = 0
+        """Messages received; while choices are open, an engine that sends none makes no progress."""
+        self._live = LiveChoices()
         # The socket without asyncio around it: a future for each batch costs more than the batch.
         self._inbox: Any = zmq.Socket.shadow(self.recv_from_detokenizer.underlying)
         self._receiving: asyncio.AbstractEventLoop | None = None
@@ -59,25 +73,35 @@ class HandoverTokenizerManager(TokenizerManager):
 
     # --- requests
 
-    async def submit(
-        self, request: TokenizedGenerateReqInput, rid: str, sink: ChoiceSink, tally: TokenTally
-    ) -> None:
-        """Send a copy of a tokenized request under `rid`; its output goes to `sink`, counted in `tally`."""
-        sent = copy.copy(request)
+    async def submit(self, choice: LiveChoice) -> None:
+        """Send a copy of a choice's request, to go on behind the ids that are known of its answer."""
+        rid, sent = choice.rid, copy.copy(choice.request)
         sent.rid = rid
         # Sending moves image features into shared memory, in place; a prompt may be sent again.
-        sent.mm_inputs = copy.deepcopy(request.mm_inputs)
+        sent.mm_inputs = copy.deepcopy(choice.request.mm_inputs)
         sent.time_stats = APIServerReqTimeStats(disagg_mode=self.disaggregation_mode)
         sent.time_stats.set_created_time()
-        self._sinks[rid] = sink, tally
+        if choice.known_ids:
+            sent.sampling_params = with_continued(sent.sampling_params, choice.known_ids)
+            self._live.replaying[rid] = Replay(choice, self._decoder(sent.sampling_params))
+        else:
+            self._live.running[rid] = choice
         try:
             await self._send_one_request(sent)
         except BaseException:
-            del self._sinks[rid]
+            self._live.pop(rid)
             raise
 
-    async def tokenize(self, obj: Any) -> TokenizedGenerateReqInput:
+    def _decoder(self, params: Any) -> Decode:
+        return partial(
+            self.tokenizer.batch_decode,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+
+    async def tokenize(self, obj: Any, rid: str) -> TokenizedGenerateReqInput:
         """SGLang's own checks, image processing and sampling parameters for one request, unsent."""
+        obj.rid = rid
         obj.normalize_batch_and_arguments()
         self._init_req_state(obj)
         try:
@@ -102,24 +126,26 @@ class HandoverTokenizerManager(TokenizerManager):
         """Stop every request whose id starts with `rid_prefix`."""
         self._dispatch_to_scheduler(AbortReq(rid=rid_prefix))
 
-    def fail_all(self, reason: str) -> None:
-        """End every stream with EngineFailed."""
-        sinks, self._sinks = self._sinks, {}
-        for sink, _ in sinks.values():
-            sink.fail(EngineFailed(reason))
-
     # --- SGLang's loop
 
     def start(
-        self, *, max_tokens: Callable[[int, int | None], int], on_failure: Callable[[str], None]
+        self,
+        live: LiveChoices,
+        *,
+        max_tokens: Callable[[int, int | None], int],
+        on_failure: Callable[[str], None],
     ) -> None:
-        """Start receiving on the running loop.
+        """Start receiving on the running loop, for the choices in `live`.
 
         `max_tokens` makes of a prompt's tokens, and of the tokens asked for, the tokens to generate at most;
         it raises where the prompt does not fit. `on_failure` gets the reason when receiving breaks.
         """
-        self._max_tokens, self._on_failure = max_tokens, on_failure
+        self._live, self._max_tokens, self._on_failure = live, max_tokens, on_failure
         self.auto_create_handle_loop()
+
+    def serve(self, live: LiveChoices, on_contradiction: Callable[[str, str], None]) -> None:
+        """Go over to other choices; `on_contradiction` gets a choice's id, and what is wrong with it."""
+        self._live, self._on_contradiction = live, on_contradiction
 
     def auto_create_handle_loop(self) -> None:
         """Start receiving on the running loop; unlike SGLang's, installs no signal handlers."""
@@ -129,10 +155,15 @@ class HandoverTokenizerManager(TokenizerManager):
         loop.add_reader(self._inbox.fileno(), self._on_readable)
         self.asyncio_tasks.add(loop.create_task(self._handle_others()))
 
+    def disconnect(self) -> None:
+        """Take nothing more of what comes; a second call does nothing."""
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None:
+            receiving.remove_reader(self._inbox.fileno())
+
     async def stop(self) -> None:
         """Stop receiving and close the sockets that SGLang leaves open."""
-        if self._receiving is not None:
-            self._receiving.remove_reader(self._inbox.fileno())
+        self.disconnect()
         tasks = list(self.asyncio_tasks)
         for task in tasks:
             task.cancel()
@@ -152,7 +183,7 @@ class HandoverTokenizerManager(TokenizerManager):
         inbox = self._inbox
         until_s = time.monotonic() + RECEIVING_S
         try:
-            while not inbox.closed and inbox.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            while self._receiving is not None and inbox.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 if time.monotonic() > until_s:
                     asyncio.get_running_loop().call_soon(self._on_readable)
                     return
@@ -161,6 +192,7 @@ class HandoverTokenizerManager(TokenizerManager):
             self._broken(exc)
 
     def _receive(self, message: Any) -> None:
+        self.num_batches += 1
         if type(message) is not BatchStrOutput:
             self._others.put_nowait(message)
             return
@@ -183,8 +215,8 @@ class HandoverTokenizerManager(TokenizerManager):
         self._on_failure(f"receiving from the detokenizer failed: {type(exc).__name__}")
 
     def _hand_over(self, batch: BatchStrOutput) -> list[int]:
-        """Give each row to its sink; returns the rows that have none."""
-        sinks = self._sinks
+        """Give each row to its choice's sink; returns the rows that are of no choice."""
+        running = self._live.running
         rows_of_others: list[int] = []
         for row, (rid, text, token_ids, finish, prompt, completion, cached, reasoning) in enumerate(
             zip(
@@ -199,30 +231,77 @@ class HandoverTokenizerManager(TokenizerManager):
                 strict=True,
             )
         ):
-            entry = sinks.get(rid)
-            if entry is None:
-                rows_of_others.append(row)
-                continue
-            sink, tally = entry
-            if finish is not None:
-                del sinks[rid]
-                self.num_retractions += batch.retraction_counts[row]
-            if finish is None or finish.get("status_code") is None:  # a refusal is an error and no delta
-                tally.add(len(token_ids))
             # What `Counts(...)` does, without its Python-level call: this line runs once per token.
             counts = _new_tuple(Counts, (prompt, completion, cached, reasoning))
-            sink.take(text, token_ids, finish, counts, batch, row)
+            choice = running.get(rid)
+            if choice is None:
+                if rid in self._live.replaying:
+                    self._hand_over_again(rid, text, token_ids, finish, counts, (batch, row))
+                elif rid in self.rid_to_state:
+                    rows_of_others.append(row)
+                else:
+                    self._on_contradiction(rid, "output after its end")
+                continue
+            if finish is not None:
+                del running[rid]
+                self.num_retractions += batch.retraction_counts[row]
+                if finish.get("status_code") is not None:  # an error, and no tokens
+                    _end_refused(choice, finish)
+                    continue
+            # What `choice.take(...)` does, for the same reason.
+            ids = choice.ids
+            ids.extend(token_ids)
+            if len(ids) != completion:
+                self._contradicts(choice, f"{len(ids)} token ids, and a count of {completion}")
+                continue
+            choice.num_chars += len(text)
+            choice.tally.add(len(token_ids))
+            choice.sink.take(text, token_ids, finish, counts, batch, row)
         return rows_of_others
+
+    def _hand_over_again(
+        self, rid: str, text: str, token_ids: Sequence[int], finish: Finish, counts: Counts, step: Step
+    ) -> None:
+        """Give a step to a choice that goes on."""
+        replay = self._live.replaying[rid]
+        choice = replay.choice
+        if finish is not None and finish.get("status_code") is not None:
+            del self._live.replaying[rid]
+            _end_refused(choice, finish)
+            return
+        try:
+            replay.take(text, token_ids, finish, counts, step)
+        except Contradiction as exc:
+            self._contradicts(choice, str(exc))
+            return
+        if finish is not None:
+            del self._live.replaying[rid]
+        elif replay.done:
+            del self._live.replaying[rid]
+            self._live.running[rid] = choice
+
+    def _contradicts(self, choice: LiveChoice, what: str) -> None:
+        """End a choice whose output cannot be trusted; the others go on."""
+        self._live.pop(choice.rid)
+        self.abort_all_of(choice.rid)
+        self._on_contradiction(choice.rid, what)
+        choice.sink.fail(EngineFailed(f"The engine's output for this request contradicts itself: {what}."))
 
     def _handle_abort_req(self, recv_obj: AbortReq) -> None:
         """An abort or a refusal of a request that never ran."""
-        entry = self._sinks.pop(recv_obj.rid, None)
-        if entry is None:
+        choice = self._live.pop(recv_obj.rid)
+        if choice is None:
             super()._handle_abort_req(recv_obj)
             return
-        sink, _ = entry
-        finish = recv_obj.finished_reason or {"type": "abort", "message": recv_obj.abort_message}
-        sink.take("", (), finish, sink.counts, None, 0)
+        _end_refused(choice, recv_obj.finished_reason or {**ABORTED, "message": recv_obj.abort_message})
+
+
+def _end_refused(choice: LiveChoice, finish: dict[str, Any]) -> None:
+    """End a choice that SGLang did not run to an end; while a grammar compiles it refuses what we abort."""
+    if choice.aborted:
+        choice.end_aborted()
+    else:
+        choice.sink.take("", (), finish, choice.sink.counts, None, 0)
 
 
 def refusal(finish: dict[str, Any], grammar_param: str | None = None) -> ServingError | None:
@@ -239,6 +318,8 @@ def refusal(finish: dict[str, Any], grammar_param: str | None = None) -> Serving
         return GrammarTooSlow(
             f"The request was ended, for its grammar is too slow: {words}.", param=grammar_param
         )
+    if message.startswith(NOT_CONTINUED):
+        return EngineFailed(f"The engine was started again. {message}.", code="engine_restarted")
     if status == HTTPStatus.BAD_REQUEST:
         return BadRequest(message)
     if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:

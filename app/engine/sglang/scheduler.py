@@ -1,9 +1,10 @@
-"""SGLang's scheduler, which a grammar without a way on does not end.
+"""SGLang's scheduler, which takes answers that go on, and which a grammar without a way on does not end.
 
 Where a grammar allows no token at all (`{"$ref": "#"}`, or a branch that nothing can fill), every
 logit is -inf, the probabilities are NaN, and sampling raises in the scheduler of everyone
 (sglang 0.5.20, layers/sampler.py). With the row made even, any token is drawn, the grammar
 refuses it, and SGLang aborts that one request. app.engine.sglang.grammar_guard guards its cost.
+app.engine.sglang.continuation queues answers that began elsewhere.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from sglang.srt.managers.scheduler import run_scheduler_process
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
+from app.engine.sglang import continuation
 from app.engine.sglang.grammar_guard import STALL_S, GrammarGuard
 
 
@@ -21,6 +23,7 @@ def run(server_args: Any, *args: Any, grammar_mask_ms: float, **kwargs: Any) -> 
     # A mask that is left behind on one tensor parallel rank would not be on another.
     stall_s = STALL_S if server_args.tp_size == 1 else None
     GrammarGuard(grammar_mask_ms, stall_s=stall_s).install()
+    continuation.install()
     for name in ("apply_logits_bias", "apply_logits_bias_with_observer"):
         setattr(SamplingBatchInfo, name, _leaving_a_way(getattr(SamplingBatchInfo, name)))
     return run_scheduler_process(server_args, *args, **kwargs)

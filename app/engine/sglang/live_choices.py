@@ -1,0 +1,251 @@
+"""The choices that the engine has not ended: what was sent for each, and what came back.
+
+A choice outlives the engine that generates it. It keeps the token ids that its sink has taken, so that
+another engine can go on behind them (app.engine.sglang.continuation). That engine hands over all of the
+answer again; a `Replay` drops what the sink has already, or, where the sink is new, hands it over in the
+pieces that it was generated in.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from app.core import Counts
+from app.engine.remote.model import ChoiceSink
+from app.engine.tally import TokenTally
+from app.errors import ServingError
+
+BROKEN = "\ufffd"
+LONGEST_CHARACTER = 8
+"""Tokens that one character may take; longer broken runs are no character."""
+PROGRESS_TOKENS = 8
+"""New tokens after which a choice is not what an engine died of; one that is may get a few."""
+ABORTED = {"type": "abort"}
+
+Finish = dict[str, Any] | None
+Step = tuple[Any, int]
+"""SGLang's batch, and the choice's row in it; logprobs are read there."""
+NO_STEP: Step = (None, 0)
+
+Decode = Callable[[Sequence[Sequence[int]]], list[str]]
+"""Makes of each run of token ids its text."""
+
+_numbers = itertools.count()
+
+
+class LiveChoice:
+    """One choice on its way. `prior` are the ids that its answer began with, in another process."""
+
+    __slots__ = (
+        "_lost_at_ids",
+        "_num_losses",
+        "aborted",
+        "ids",
+        "num_chars",
+        "number",
+        "prior",
+        "request",
+        "rid",
+        "sink",
+        "tally",
+    )
+
+    def __init__(
+        self, rid: str, request: Any, sink: ChoiceSink, tally: TokenTally, prior: Sequence[int] = ()
+    ) -> None:
+        self.rid = rid
+        self.number = next(_numbers)
+        """Choices are in the order of these."""
+        self.request = request
+        self.sink = sink
+        self.tally = tally
+        self.prior = prior
+        self.ids = array("I")
+        """Token ids that the sink has taken."""
+        self.num_chars = 0
+        """Characters that the sink has taken."""
+        self.aborted = False
+        self._num_losses = 0
+        self._lost_at_ids = 0
+
+    @property
+    def request_id(self) -> str:
+        """The id of its request; the choices of one share it."""
+        return self.rid.rpartition("-")[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that an engine has to read before it goes on."""
+        return len(self.request.input_ids) + len(self.known_ids)
+
+    @property
+    def has_got_on(self) -> bool:
+        """Whether it has come some way since its last engine was lost."""
+        return len(self.ids) >= self._lost_at_ids + PROGRESS_TOKENS
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether engines were lost with it in a row, without progress in between."""
+        return self._num_losses > 1
+
+    def lose_engine(self) -> None:
+        """Note that the engine that had it was lost."""
+        self._num_losses = 1 if self.has_got_on else self._num_losses + 1
+        self._lost_at_ids = len(self.known_ids)
+
+    @property
+    def known_ids(self) -> Sequence[int]:
+        """The ids that an engine goes on behind."""
+        return self.ids or self.prior
+
+    def take(self, text: str, token_ids: Sequence[int], finish: Finish, counts: Counts, step: Step) -> None:
+        """Hand a step over; the hand-over does the same in place for most."""
+        self.ids.extend(token_ids)
+        self.num_chars += len(text)
+        self.tally.add(len(token_ids))
+        self.sink.take(text, token_ids, finish, counts, *step)
+
+    def abort(self) -> None:
+        """Note that nobody wants it any more; its engine still has to end it."""
+        self.aborted = True
+
+    def end_aborted(self) -> None:
+        """Give the sink its last step, with the counts that it has."""
+        self.sink.take("", (), ABORTED, self.sink.counts, *NO_STEP)
+
+
+class LiveChoices:
+    """All choices, in one of three states; each is in one table, by its id."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, LiveChoice] = {}
+        """Sent, and handed over as the engine generates them."""
+        self.replaying: dict[str, Replay] = {}
+        """Sent to go on, and not yet handed over again as far as their sinks are."""
+        self.waiting: dict[str, LiveChoice] = {}
+        """Not sent to the engine that is there now, or to be there."""
+
+    def __len__(self) -> int:
+        return len(self.running) + len(self.replaying) + len(self.waiting)
+
+    def wait(self, choice: LiveChoice) -> None:
+        """Take a choice in that cannot be sent yet."""
+        self.waiting[choice.rid] = choice
+
+    def has(self, rid: str) -> bool:
+        """Whether a choice has not ended."""
+        return rid in self.running or rid in self.replaying or rid in self.waiting
+
+    def pop(self, rid: str) -> LiveChoice | None:
+        """Take a choice out that the engine has; None if there is none."""
+        replay = self.replaying.pop(rid, None)
+        return self.running.pop(rid, None) if replay is None else replay.choice
+
+    def pop_all(self) -> list[LiveChoice]:
+        """Take all choices out, in their order."""
+        replayed = [replay.choice for replay in self.replaying.values()]
+        choices = [*self.running.values(), *replayed, *self.waiting.values()]
+        for table in (self.running, self.replaying, self.waiting):
+            table.clear()
+        return sorted(choices, key=lambda choice: choice.number)
+
+    def abort(self, prefix: str) -> None:
+        """Note that the choices of a request are aborted; those without an engine end now."""
+        for rid in [rid for rid in self.waiting if rid.startswith(prefix)]:
+            self.waiting.pop(rid).end_aborted()
+        for rid, choice in self.running.items():
+            if rid.startswith(prefix):
+                choice.abort()
+        for rid, replay in self.replaying.items():
+            if rid.startswith(prefix):
+                replay.choice.abort()
+
+    def lose_engine(self) -> list[LiveChoice]:
+        """Have all choices wait, in their order, as their engine has gone; returns them. Aborted ones end."""
+        unsent = set(self.waiting)
+        for choice in self.pop_all():
+            if choice.aborted:
+                choice.end_aborted()
+                continue
+            if choice.rid not in unsent:
+                choice.lose_engine()
+            self.waiting[choice.rid] = choice
+        return list(self.waiting.values())
+
+    def fail_all(self, error: Callable[[], ServingError]) -> None:
+        """End every choice with an error."""
+        for choice in self.pop_all():
+            choice.sink.fail(error())
+
+
+class Contradiction(Exception):  # what the engine says, not what went wrong here
+    """The engine's output for a choice does not agree with what it said before."""
+
+
+class Replay:
+    """The beginning of a choice whose engine has been asked to go on; for the first step, mostly."""
+
+    def __init__(self, choice: LiveChoice, decode: Decode) -> None:
+        self.choice = choice
+        self._decode = decode
+        self._awaited = choice.known_ids
+        self._drop_chars = choice.num_chars
+        self._first = choice.sink.counts if choice.ids else None
+
+    @property
+    def done(self) -> bool:
+        """Whether all that the sink has was handed over again."""
+        return not self._awaited and not self._drop_chars
+
+    def take(self, text: str, token_ids: Sequence[int], finish: Finish, counts: Counts, step: Step) -> None:
+        """Take a step's output. Raises Contradiction."""
+        choice, awaited = self.choice, self._awaited
+        if awaited:
+            if list(token_ids[: len(awaited)]) != list(awaited):
+                raise Contradiction("other token ids than before")
+            token_ids, self._awaited = token_ids[len(awaited) :], ()
+            if not choice.ids:
+                text = self._hand_over(awaited, text, counts)
+        num_ids = len(choice.ids) + len(token_ids)
+        if num_ids != counts.completion_tokens:
+            raise Contradiction(f"{num_ids} token ids, and a count of {counts.completion_tokens}")
+        dropped = min(self._drop_chars, len(text))
+        self._drop_chars -= dropped
+        if self._first is not None:
+            prompt_tokens, _, cached_tokens, _ = self._first
+            counts = counts._replace(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+        choice.take(text[dropped:], token_ids, finish, counts, step)
+
+    def _hand_over(self, token_ids: Sequence[int], text: str, counts: Counts) -> str:
+        """Give a new sink the first ids, in pieces as they were generated; returns the rest of the text."""
+        choice, start = self.choice, 0
+        for piece_ids, piece in pieces(token_ids, text, self._decode):
+            num_ids = len(choice.ids) + len(piece_ids)
+            reasoning = min(counts.reasoning_tokens, num_ids)
+            so_far = counts._replace(completion_tokens=num_ids, reasoning_tokens=reasoning)
+            choice.take(piece, piece_ids, None, so_far, NO_STEP)
+            start += len(piece)
+        return text[start:]
+
+
+def pieces(token_ids: Sequence[int], text: str, decode: Decode) -> Iterator[tuple[list[int], str]]:
+    """All ids with the text that each adds, as far as that is the beginning of `text`.
+
+    A character's tokens stay together. Ids whose text is not the next of `text`, as those of a stop
+    string that is cut away, come last, in one piece without any.
+    """
+    chars, first, singles = 0, 0, decode([[token_id] for token_id in token_ids])
+    for end in range(1, len(token_ids) + 1):
+        ids = list(token_ids[first:end])
+        piece = singles[first] if len(ids) == 1 else decode([ids])[0]
+        if BROKEN in piece and len(ids) < LONGEST_CHARACTER:
+            continue
+        if not text.startswith(piece, chars):
+            break
+        yield ids, piece
+        chars, first = chars + len(piece), end
+    if first < len(token_ids):
+        yield list(token_ids[first:]), ""

@@ -1,0 +1,207 @@
+"""What follows the loss of an engine: it is started again, and its choices go on, in their old order.
+
+    lost ──▶ pause ──▶ restart ──▶ suspects, one by one ──▶ the others, a few at a time ──▶ recovered
+               ▲          │ fails       │ lost again             │ lost again
+               └──────────┴─────────────┴────────────────────────┘     too often ──▶ given up
+
+A request is a suspect when two engines in a row were lost with it, and it had hardly got on in between.
+An engine that is lost while a single suspect is tried was lost to that: the request ends, the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from app.engine.restart import Backoff
+from app.engine.restarts import LossCause, RestartHistory, RestartLimits
+from app.engine.sglang.live_choices import LiveChoice, LiveChoices
+from app.errors import EngineFailed
+
+POLL_S = 0.02
+"""Seconds between two looks at what a choice has generated; nothing is spent on it per token."""
+OPENING_TOKENS = 16_384
+"""Tokens of prompts and answers that may be on their way into the engine at once."""
+OPENING_S = 5.0
+"""Seconds after which choices are sent in, although those before them have not begun."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+ENDED = "The engine ended each time that this request was generated, so it was not sent again."
+
+
+class EngineLost(Exception):
+    """The engine was lost again before all choices were sent."""
+
+
+class Restartable(Protocol):
+    """What recovery does with an engine."""
+
+    async def restart(self) -> None:
+        """Stop what is left of the engine, and start it anew. Raises anything."""
+        ...
+
+    async def submit(self, choice: LiveChoice) -> None:
+        """Send a choice to it."""
+        ...
+
+    def recovered(self) -> None:
+        """Requests may be served again."""
+        ...
+
+    def given_up(self, reason: str) -> None:
+        """It will not come back."""
+        ...
+
+    def fingerprint(self, choice: LiveChoice) -> str:
+        """A keyed hash of a choice's prompt, for the log."""
+        ...
+
+
+class Recovery:
+    """Brings one engine back after each loss, until there are too many."""
+
+    def __init__(
+        self,
+        engine: Restartable,
+        live: LiveChoices,
+        limits: RestartLimits,
+        history: RestartHistory,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._engine = engine
+        self._live = live
+        self._limits = limits
+        self._history = history
+        self._clock_s = clock_s
+        self._sleep = sleep
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._failures_s = deque[float]()
+        self._reason = ""
+        self._is_lost = False
+        self._tried: list[LiveChoice] = []
+        """The choices of the suspect that is being tried."""
+        self._task: asyncio.Task[None] | None = None
+
+    def lose(self, cause: LossCause, reason: str) -> None:
+        """Take note that the engine is lost: its choices wait, and it is brought back."""
+        tried, self._tried = self._tried, []
+        waiting = self._live.lose_engine()
+        self._history.lost(cause, reason, len(waiting))
+        self._reason, self._is_lost = reason, True
+        if not tried:
+            self._failures_s.append(self._clock_s())
+        else:
+            self._end(tried)
+            if self._failures_s:
+                self._failures_s.pop()  # the loss that made it a suspect is explained, as this one is
+        if self._task is None:
+            self._task = asyncio.create_task(self._recover(), name="engine recovery")
+
+    async def aclose(self) -> None:
+        """Bring nothing back any more."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _recover(self) -> None:
+        while True:
+            if self._too_many():
+                self._task = None
+                self._engine.given_up(self._reason)
+                return
+            if len(self._failures_s) > 1:
+                await self._sleep(self._backoff.next_s())
+            else:
+                self._backoff.reset()
+            self._is_lost = False
+            try:
+                await self._engine.restart()
+            except Exception as exc:  # noqa: BLE001  # whatever it is, the next start may do better
+                self._start_failed(exc)
+                continue
+            try:
+                resumed = await self._resume()
+            except EngineLost:
+                continue
+            self._task = None
+            self._history.recovered(resumed)
+            self._engine.recovered()
+            return
+
+    def _start_failed(self, exc: Exception) -> None:
+        self._reason = f"SGLang did not start: {type(exc).__name__}: {exc}"
+        self._failures_s.append(self._clock_s())
+        self._history.lost("failed", self._reason, len(self._live))
+
+    def _too_many(self) -> bool:
+        oldest_s = self._clock_s() - self._limits.window_s
+        while self._failures_s and self._failures_s[0] < oldest_s:
+            self._failures_s.popleft()
+        return len(self._failures_s) > self._limits.restarts
+
+    async def _resume(self) -> int:
+        """Send all that wait, and those that begin to wait meanwhile; returns how many. Raises EngineLost."""
+        resumed = await self._try_suspects()
+        opening = deque[LiveChoice]()
+        since_s = self._clock_s()
+        while self._live.waiting:
+            choice = next(iter(self._live.waiting.values()))
+            while opening and self._tokens([*opening, choice]) > OPENING_TOKENS:
+                if self._begun(opening[0]):
+                    opening.popleft()
+                    since_s = self._clock_s()
+                elif self._clock_s() - since_s > OPENING_S:
+                    break
+                else:
+                    await self._wait()
+            await self._submit(choice)
+            opening.append(choice)
+            resumed += 1
+        return resumed
+
+    async def _try_suspects(self) -> int:
+        """Send each suspect alone, and wait until it gets on or ends; returns how many were sent."""
+        resumed = 0
+        suspects = list(dict.fromkeys(c.request_id for c in self._live.waiting.values() if c.is_suspect))
+        for request_id in suspects:
+            self._tried = [c for c in self._live.waiting.values() if c.request_id == request_id]
+            for choice in list(self._tried):
+                await self._submit(choice)
+                resumed += 1
+            while any(self._live.has(choice.rid) and not choice.has_got_on for choice in self._tried):
+                await self._wait()
+            self._tried = []
+        return resumed
+
+    async def _submit(self, choice: LiveChoice) -> None:
+        if self._is_lost:
+            raise EngineLost
+        if self._live.waiting.pop(choice.rid, None) is not None:
+            await self._engine.submit(choice)
+
+    async def _wait(self) -> None:
+        await self._sleep(POLL_S)
+        if self._is_lost:
+            raise EngineLost
+
+    def _begun(self, choice: LiveChoice) -> bool:
+        """Whether the engine has read a choice's prompt."""
+        rid = choice.rid
+        return rid not in self._live.replaying and (rid not in self._live.running or bool(choice.ids))
+
+    @staticmethod
+    def _tokens(choices: list[LiveChoice]) -> int:
+        return sum(choice.num_tokens for choice in choices)
+
+    def _end(self, choices: list[LiveChoice]) -> None:
+        """End a request that the engine died under, again and again."""
+        ended = [choice for choice in choices if self._live.waiting.pop(choice.rid, None) is not None]
+        if ended:
+            self._history.ended(len(ended), ended[0].request_id, self._engine.fingerprint(ended[0]))
+        for choice in ended:
+            choice.sink.fail(EngineFailed(ENDED, code="engine_restarted"))

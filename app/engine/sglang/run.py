@@ -1,0 +1,228 @@
+"""One run of SGLang: from its launch to its stop, with what was made for it. An engine has one after another.
+
+Nothing of SGLang is imported before `start`, and that in the engine's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from app.core import ChatRequest, EngineLoad, ModelCard
+from app.engine.generation_stream import GenerationStream
+from app.engine.restarts import LossCause
+from app.engine.sglang.args import NO_MEDIA_DOMAIN, SGLangOptions
+from app.engine.sglang.live_choices import LiveChoice, LiveChoices
+from app.engine.sglang.platform import prepare_process
+from app.engine.sglang.watchdog import Progress
+from app.engine.tally import TokenTally
+from app.errors import EngineFailed
+
+if TYPE_CHECKING:
+    from app.engine.sglang.launch import Launched
+
+EXIT_WAIT_S = 0.5
+KILL_INTERVAL_S = 0.05
+WARM_UP_IMAGE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQMAAACQp+OdAAAAA1BMVEV/f3+QyhsjAAAAD0lEQVQoU2Ng"
+    "GAWjYGACAAJAAAEq1i4VAAAAAElFTkSuQmCC"
+)
+
+OnLoss = Callable[["SGLangRun", LossCause, str], None]
+
+
+class SGLangRun:
+    """Made by `start`; once it serves, whoever it serves is told if it ends by itself."""
+
+    def __init__(self, options: SGLangOptions, thread: ThreadPoolExecutor, launched: Launched) -> None:
+        from app.engine.sglang.render import Renderer, RenderLimits
+
+        self._options = options
+        self._thread = thread
+        self.launched = launched
+        self.limits = limits = RenderLimits(
+            context_length=launched.manager.context_len,
+            kv_capacity_tokens=launched.kv_capacity_tokens,
+            max_prompt_tokens=launched.max_req_input_len - 1,
+            page_size=launched.page_size,
+            reserved_tokens=launched.manager.num_reserved_tokens,
+            default_max_tokens=options.default_max_tokens,
+        )
+        domains = options.server_args.get("allowed_media_domains")
+        self.renderer = Renderer(
+            launched.chat,
+            limits,
+            name=options.name,
+            remote_media=bool(domains) and domains != [NO_MEDIA_DOMAIN],
+            deterministic=launched.deterministic,
+        )
+        self.model = ModelCard(
+            id=options.name,
+            context_length=launched.manager.context_len,
+            kv_capacity_tokens=launched.kv_capacity_tokens * launched.replicas,
+            max_prompt_tokens=limits.max_prompt_tokens,
+            capabilities=launched.capabilities(),
+        )
+        self._live = LiveChoices()
+        self._on_loss: OnLoss | None = None
+        self._is_lost = False
+        self.closed = False
+
+    @classmethod
+    async def start(cls, options: SGLangOptions, thread: ThreadPoolExecutor) -> SGLangRun:
+        """Launch SGLang and warm it up. Raises what a launch does; nothing is left of one that failed."""
+        older = set(multiprocessing.active_children())
+        launching = asyncio.get_running_loop().run_in_executor(thread, _launch, options)
+        try:
+            launched = await asyncio.shield(launching)
+        except asyncio.CancelledError:
+            while not launching.done():  # its processes are killed as they come, so that it ends
+                for process in set(multiprocessing.active_children()) - older:
+                    process.kill()
+                await asyncio.wait([launching], timeout=KILL_INTERVAL_S)
+            if launching.exception() is None:
+                await cls(options, thread, launching.result()).aclose()
+            raise
+        run = cls(options, thread, launched)
+        try:
+            run._watch()
+            await run._warm_up()
+            # A full collection of the 700,000 objects that SGLang's import leaves stops a process for 0.4 s,
+            # ours and each of its children; SGLang's own HTTP server does the same once it is warm.
+            gc.collect()
+            await launched.manager.freeze_gc()
+        except BaseException:
+            await asyncio.shield(run.aclose())
+            raise
+        return run
+
+    @property
+    def progress(self) -> Progress:
+        """What the watchdog goes by."""
+        live = self._live
+        sent = len(live.running) + len(live.replaying)
+        return Progress(sent, self.launched.manager.num_batches, self.load())
+
+    def serve(self, live: LiveChoices, on_loss: OnLoss, on_contradiction: Callable[[str, str], None]) -> None:
+        """From now on, generate for the choices of `live`, and tell of the engine's end."""
+        self._live, self._on_loss = live, on_loss
+        self.launched.manager.serve(live, on_contradiction)
+
+    async def aclose(self) -> None:
+        """Stop SGLang and its processes, and free what they held; to be called once."""
+        loop, launched = asyncio.get_running_loop(), self.launched
+        self.closed = True
+        self.disconnect()
+        await loop.run_in_executor(self._thread, launched.stop)
+        await launched.manager.stop()
+        for _, process in launched.processes:
+            process.close()
+        gc.unfreeze()
+
+    def disconnect(self) -> None:
+        """Hear nothing more of it; a second call does nothing."""
+        if not self._is_lost:
+            self._is_lost = True
+            loop = asyncio.get_running_loop()
+            for _, process in self.launched.processes:
+                loop.remove_reader(process.sentinel)
+            self.launched.manager.disconnect()
+
+    def lose(self, cause: LossCause, reason: str) -> None:
+        """Take note that it cannot go on; a second call does nothing."""
+        if self._is_lost:
+            return
+        self.disconnect()
+        if self._on_loss is None:  # it is warming up: that fails
+            self._live.fail_all(lambda: EngineFailed(reason))
+        else:
+            self._on_loss(self, cause, reason)
+
+    def load(self) -> EngineLoad:
+        """The load, as its schedulers last wrote it to shared memory."""
+        manager = self.launched.manager
+        ranks = manager.load_snapshot_reader.read_all()
+        return EngineLoad(
+            num_running_reqs=sum(rank.num_running_reqs for rank in ranks),
+            num_queue_reqs=sum(rank.num_waiting_reqs for rank in ranks),
+            used_tokens=sum(rank.num_used_tokens for rank in ranks),
+            max_total_tokens=sum(rank.max_total_num_tokens for rank in ranks),
+            gen_throughput_tokens_per_s=sum(rank.gen_throughput for rank in ranks),
+            max_running_reqs=sum(rank.max_running_requests for rank in ranks),
+            num_retractions=manager.num_retractions,
+        )
+
+    async def tokenize(self, internal: Any, rid: str) -> Any:
+        """SGLang's tokenized request; raises ValueError as SGLang does."""
+        return await self.launched.manager.tokenize(internal, rid)
+
+    async def submit(self, choice: LiveChoice) -> None:
+        """Send a choice to the scheduler."""
+        await self.launched.manager.submit(choice)
+
+    def abort(self, rid_prefix: str) -> None:
+        """Stop every choice whose id begins so."""
+        if not self._is_lost:
+            self.launched.manager.abort_all_of(rid_prefix)
+
+    def _watch(self) -> None:
+        """Receive what the model generates, and notice a child's end at once.
+
+        The child's descriptor becomes readable when it exits.
+        """
+        self.launched.manager.start(
+            self._live,
+            max_tokens=self.limits.max_tokens,
+            on_failure=lambda reason: self.lose("failed", reason),
+        )
+        loop = asyncio.get_running_loop()
+        for name, process in self.launched.processes:
+            loop.add_reader(process.sentinel, self._child_exited, name, process)
+
+    def _child_exited(self, name: str, process: Any) -> None:
+        asyncio.get_running_loop().remove_reader(process.sentinel)
+        process.join(EXIT_WAIT_S)  # its descriptors close a moment before it can be reaped
+        self.lose("exited", f"SGLang's {name} process ended with exit code {process.exitcode}")
+
+    async def _warm_up(self) -> None:
+        """One short request, and one image: the first of each takes seconds, later ones do not."""
+        contents: list[Any] = ["Hello"]
+        if "vision" in self.model.capabilities:
+            image = {"type": "image_url", "image_url": {"url": WARM_UP_IMAGE}}
+            contents.append([image, {"type": "text", "text": "Hello"}])
+        for number, content in enumerate(contents):
+            body = {"messages": [{"role": "user", "content": content}]}
+            rid = f"warm-up-{number}"
+            request = ChatRequest(rid, "", self.model.id, body, 0, max_tokens=2)
+            internal, chat_request, _ = await asyncio.to_thread(self.renderer.convert, request)
+            tokenized = await self.tokenize(internal, rid)
+            await self._generate_unread(rid, tokenized, chat_request)
+
+    async def _generate_unread(self, rid: str, tokenized: Any, chat_request: Any) -> None:
+        from app.engine.sglang.parse import choice_sink
+
+        stream = GenerationStream(1, _nothing, lambda: None)
+        sink = choice_sink(0, stream, len(tokenized.input_ids), self.launched.chat, request=chat_request)
+        await self.submit(LiveChoice(rid, tokenized, sink, TokenTally()))
+        async for _ in stream:
+            pass
+
+
+async def _nothing() -> None:
+    """Begin a generation that has begun."""
+
+
+def _launch(options: SGLangOptions) -> Launched:
+    """Import SGLang, which takes seconds, and start its processes; runs in the engine's thread."""
+    with warnings.catch_warnings():
+        # Imports warn of hardware that this machine does not have.
+        warnings.simplefilter("ignore")
+        prepare_process()
+        from app.engine.sglang.launch import launch
+
+        return launch(options)

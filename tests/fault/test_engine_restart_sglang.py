@@ -1,0 +1,163 @@
+"""Real SGLang loses a process under live streams: over HTTP there is a pause, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from app.store.database import FILE_NAME
+from tests.support.servers import ServerProcess, chat, start_process
+from tests.support.sse_client import Response, Stream, Transcript, fetch, open_stream
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+
+FLAGS = ("--engine-restarts", "9", "--engine-hang-s", "5", "--heartbeat-s", "0.2", "--data-dir", "data")
+TOKENS = 1500
+"""Some seconds of one stream, so that a process is lost within it."""
+STREAMS = 4
+RETURN_S = 200.0
+
+
+@pytest.fixture(scope="module")
+async def server(
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any
+) -> AsyncIterator[ServerProcess]:
+    """One server for all losses of this module: what one leaves behind would hurt the next."""
+    process = await start_process(tmp_path_factory.mktemp("restarts"), *FLAGS)
+    try:
+        await process.ready(timeout_s=200)
+        yield process
+        process.terminate()
+        assert await process.exit_status(timeout_s=60) == 0
+    finally:
+        await process.close()
+
+
+def body(number: int, **parameters: Any) -> dict[str, Any]:
+    """A greedy request that runs to its length."""
+    parameters = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True, **parameters}
+    usage = {"stream_options": {"include_usage": True}}
+    return chat(f"Tell me about ring {number}.", model="tokenring-builtin", **usage, **parameters)
+
+
+async def undisturbed(port: int, bodies: list[dict[str, Any]]) -> list[Transcript]:
+    """What the clients hear while nothing is lost."""
+    streams = [await open_stream(port, request) for request in bodies]
+    return list(await asyncio.gather(*(stream.to_end() for stream in streams)))
+
+
+def lose(process: ServerProcess, name: str, signum: signal.Signals) -> None:
+    """Send a signal to the engine's process of that kind."""
+    children = psutil.Process(process.process.pid).children(recursive=True)
+    os.kill(next(child.pid for child in children if name in child.name()), signum)
+
+
+async def readiness(port: int, status: int) -> Response:
+    """Wait until /readyz has that status."""
+    async with asyncio.timeout(RETURN_S):
+        while (response := await fetch(port, "GET", "/readyz")).status != status:
+            await asyncio.sleep(0.01)
+    return response
+
+
+def check_same(heard: list[Transcript], expected: list[Transcript]) -> None:
+    """Texts, ends and counts are the undisturbed ones."""
+    for transcript, reference in zip(heard, expected, strict=True):
+        assert transcript.errors == []
+        assert transcript.done
+        assert transcript.text == reference.text
+        assert transcript.finish_reasons == reference.finish_reasons
+        assert transcript.usage is not None
+        assert reference.usage is not None
+        assert transcript.usage["completion_tokens"] == reference.usage["completion_tokens"]
+
+
+def rows(process: ServerProcess) -> dict[str, tuple[Any, ...]]:
+    """The ledger's requests by id."""
+    query = "SELECT id, state, prompt_tokens, completion_tokens - withheld_tokens, outcome FROM requests"
+    directory = Path(f"/proc/{process.process.pid}/cwd")
+    with closing(sqlite3.connect(directory / "data" / FILE_NAME)) as connection:
+        found = connection.execute(query).fetchall()
+    assert len({row[0] for row in found}) == len(found)
+    return {row[0]: row[1:] for row in found}
+
+
+@pytest.mark.parametrize(
+    ("name", "signum"),
+    [("scheduler", signal.SIGKILL), ("detokenizer", signal.SIGKILL), ("detokenizer", signal.SIGSTOP)],
+)
+async def test_streams_go_on_when_a_process_is_lost(
+    server: ServerProcess, name: str, signum: signal.Signals
+) -> None:
+    """All texts are the undisturbed ones, ids increase, and the ledger has each request once."""
+    port = await server.port()
+    bodies = [body(number) for number in range(STREAMS)]
+    expected = await undisturbed(port, bodies)
+    streams = [await open_stream(port, request) for request in bodies]
+    for stream in streams:
+        await stream.read_events(40)
+    lose(server, name, signum)
+    away = await readiness(port, 503)
+    assert away.json()["phase"].startswith("restarting: ")
+    assert int(away.headers["retry-after"]) >= 1
+    assert (await fetch(port, "GET", "/healthz")).status == 200
+    refused = await fetch(port, "POST", "/api/chat/completions", body(9))
+    assert (refused.status, refused.error["code"]) == (503, "engine_not_ready")
+    assert int(refused.headers["retry-after"]) >= 1
+    heard = list(await asyncio.gather(*(stream.to_end() for stream in streams)))
+    check_same(heard, expected)
+    await readiness(port, 200)
+    assert sum(stream.parser.comments for stream in streams) > 0  # heartbeats in the pause
+    ledger = rows(server)
+    for transcript in heard:
+        assert transcript.usage is not None
+        counts = transcript.usage["prompt_tokens"], transcript.usage["completion_tokens"]
+        assert ledger[transcript.stream_id or ""] == ("settled", *counts, "length")
+
+
+async def test_clients_drop_and_come_back_and_stop_while_the_engine_is_away(server: ServerProcess) -> None:
+    """A client that returns has missed nothing; one that stops its answer gets its end at once."""
+    port = await server.port()
+    bodies = [body(0, n=2), body(1)]
+    expected = await undisturbed(port, bodies)
+    streams: list[Stream] = [await open_stream(port, request) for request in [*bodies, body(2)]]
+    for stream in streams:
+        await stream.read_events(40)
+    lose(server, "scheduler", signal.SIGKILL)
+    await readiness(port, 503)
+    stopped = streams.pop()
+    await fetch(port, "DELETE", f"/api/chat/completions/{stopped.id}")
+    last = await stopped.to_end()
+    assert last.finish_reasons == {0: "abort"}
+    assert (await fetch(port, "GET", "/readyz")).status == 503
+    heard = []
+    for stream in streams:
+        stream.connection.reset()
+        again = await open_stream(port, stream_id=stream.id, after=stream.transcript.last_id)
+        again.transcript = stream.transcript
+        heard.append(again.to_end())
+    check_same(list(await asyncio.gather(*heard)), expected)
+    assert rows(server)[stopped.id][0] == "settled"
+
+
+async def test_the_metrics_and_the_log_tell_of_it(server: ServerProcess) -> None:
+    """What an operator learns afterwards; the losses of the tests above are in it."""
+    text = (await fetch(await server.port(), "GET", "/metrics")).body.decode()
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("tokenring_"))
+    num_restarts = float(values["tokenring_restarts_total"])
+    assert num_restarts >= 1
+    assert float(values["tokenring_choices_resumed_total"]) >= num_restarts
+    assert float(values["tokenring_choices_lost_total"]) == 0
+    assert float(values["tokenring_last_outage_seconds"]) > 0
+    lost, back = await server.logged("engine_lost"), await server.logged("engine_restarted")
+    assert lost["cause"] in {"exited", "hung"}
+    assert back["took_s"] > 0

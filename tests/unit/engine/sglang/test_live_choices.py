@@ -1,0 +1,135 @@
+"""What is kept of each choice, and how the beginning of an answer that goes on is handed over."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.core import Counts
+from app.engine.sglang.live_choices import Contradiction, LiveChoice, LiveChoices, Replay, pieces
+from app.errors import EngineFailed
+from tests.support.live_choices import NotingSink, choice, decode
+
+WORDS = list("ring \u4e16\u754c end".encode())
+STOP = {"type": "stop"}
+
+
+def sink_of(live: LiveChoice) -> NotingSink:
+    """The sink of a choice, as the test reads it."""
+    sink = live.sink
+    assert isinstance(sink, NotingSink)
+    return sink
+
+
+def test_a_sink_that_has_taken_the_beginning_gets_the_rest_alone() -> None:
+    """Ids, characters and counts go on where they were; what was cached stays that of the first run."""
+    live = choice("a")
+    live.take("ring", WORDS[:4], None, Counts(5, 4, 3), (None, 0))
+    replay = Replay(live, decode)
+    replay.take("ring \u4e16\u754c", WORDS[:11], None, Counts(5, 11, 0), (None, 0))
+    assert replay.done
+    sink = sink_of(live)
+    assert (sink.text, sink.token_ids) == ("ring \u4e16\u754c", WORDS[:11])
+    assert sink.counts == Counts(5, 11, 3)
+    assert live.tally.token_ids == 11
+
+
+def test_text_that_comes_later_than_before_is_dropped_all_the_same() -> None:
+    """A detokenizer that holds back half a character may hold back what the sink has already."""
+    live = choice("a")
+    live.take("ring", WORDS[:4], None, Counts(5, 4), (None, 0))
+    replay = Replay(live, decode)
+    replay.take("", WORDS[:6], None, Counts(5, 6), (None, 0))
+    assert not replay.done
+    replay.take("ring \u4e16", WORDS[6:8], None, Counts(5, 8), (None, 0))
+    assert replay.done
+    assert sink_of(live).text == "ring \u4e16"
+    assert sink_of(live).token_ids == WORDS[:8]
+
+
+def test_a_new_sink_takes_everything_in_the_pieces_it_was_generated_in() -> None:
+    """A parser reads the same pieces as in the first run, and counts rise by them."""
+    live = choice("a", prior=WORDS[:8])
+    replay = Replay(live, decode)
+    replay.take("ring \u4e16\u754c end", WORDS, STOP, Counts(5, len(WORDS), 0, 6), (None, 0))
+    sink = sink_of(live)
+    assert (sink.text, sink.token_ids, sink.finish) == ("ring \u4e16\u754c end", WORDS, STOP)
+    assert [text for text, _, _ in sink.steps] == ["r", "i", "n", "g", " ", "\u4e16", "\u754c end"]
+    assert [counts.completion_tokens for _, _, counts in sink.steps] == [1, 2, 3, 4, 5, 8, len(WORDS)]
+    assert [counts.reasoning_tokens for _, _, counts in sink.steps] == [1, 2, 3, 4, 5, 6, 6]
+
+
+def test_pieces_end_where_the_text_does_not_say_what_the_ids_do() -> None:
+    """A stop string that was cut away has ids and no text."""
+    assert list(pieces([65, 66, 67, 68], "AB", decode)) == [([65], "A"), ([66], "B"), ([67, 68], "")]
+    assert list(pieces([65], "", decode)) == [([65], "")]
+    assert list(pieces([0xFF] * 9, "\ufffd" * 9, decode)) == [([0xFF] * 8, "\ufffd" * 8), ([0xFF], "")]
+
+
+@pytest.mark.parametrize("ids", [[1, 2], WORDS[:3], [*WORDS[:3], 0, 0]], ids=["other", "fewer", "one other"])
+def test_other_ids_than_before_are_a_contradiction(ids: list[int]) -> None:
+    """An engine that says something else than its forerunner cannot go on for it."""
+    live = choice("a")
+    live.take("ring", WORDS[:4], None, Counts(5, 4), (None, 0))
+    with pytest.raises(Contradiction, match="other token ids"):
+        Replay(live, decode).take("?", ids, None, Counts(5, len(ids)), (None, 0))
+
+
+def test_a_count_that_is_not_the_number_of_ids_is_a_contradiction() -> None:
+    """What is billed is what was handed over."""
+    live = choice("a", prior=WORDS[:2])
+    with pytest.raises(Contradiction, match="4 token ids, and a count of 9"):
+        Replay(live, decode).take("ring", WORDS[:4], None, Counts(5, 9), (None, 0))
+
+
+def test_all_wait_in_their_order_when_the_engine_is_lost() -> None:
+    """Whatever state they were in; those that were aborted end, with the counts they have."""
+    live = LiveChoices()
+    first, second, third, fourth = (choice(name) for name in "abcd")
+    live.wait(fourth)
+    live.running[third.rid] = third
+    live.replaying[first.rid] = Replay(first, decode)
+    live.running[second.rid] = second
+    second.take("x", [65], None, Counts(5, 1), (None, 0))
+    live.abort("b-")
+    assert live.lose_engine() == [first, third, fourth]
+    assert list(live.waiting) == ["a-000", "c-000", "d-000"]
+    assert sink_of(second).finish == {"type": "abort"}
+    assert sink_of(second).counts == Counts(5, 1)
+
+
+def test_an_abort_ends_a_choice_that_waits_at_once() -> None:
+    """No engine has it, so none has to be asked."""
+    live = LiveChoices()
+    for index in range(2):
+        live.wait(choice("a", index=index))
+    other = choice("b")
+    live.wait(other)
+    choices = list(live.waiting.values())
+    live.abort("a-")
+    assert [sink_of(c).finish for c in choices] == [{"type": "abort"}, {"type": "abort"}, None]
+    assert list(live.waiting.values()) == [other]
+
+
+def test_a_choice_is_a_suspect_after_two_losses_without_progress() -> None:
+    """One that got on in between was not what the second engine died of."""
+    live = choice("a")
+    live.lose_engine()
+    assert not live.is_suspect
+    live.take("A" * 7, [65] * 7, None, Counts(5, 7), (None, 0))
+    live.lose_engine()
+    assert live.is_suspect
+    live.take("A" * 8, [65] * 8, None, Counts(5, 15), (None, 0))
+    assert live.has_got_on
+    live.lose_engine()
+    assert not live.is_suspect
+
+
+def test_a_failure_ends_every_choice() -> None:
+    """None is left without an end."""
+    live = LiveChoices()
+    choices = [choice("a"), choice("b")]
+    live.wait(choices[0])
+    live.running[choices[1].rid] = choices[1]
+    live.fail_all(lambda: EngineFailed("gone"))
+    assert [sink_of(c).error.code for c in choices] == ["engine_failed"] * 2  # type: ignore[union-attr]
+    assert len(live) == 0
