@@ -81,7 +81,7 @@ CODES: Mapping[str, Code] = {
     "stream_not_found": Code(404, "The stream is unknown, not yours, or its retention has ended."),
     "invalid_last_event_id": Code(400, "`Last-Event-ID` is not a number, or no event of that id was sent."),
     "events_expired": Code(410, "The events after `Last-Event-ID` have left the server's memory."),
-    "interrupted": Code(500, "The server was killed while it answered; the rest of the answer is lost."),
+    "interrupted": Code(500, "The server ended while it answered; the rest of the answer is lost."),
     "conversation_not_found": Code(404, "The conversation is unknown, not yours, deleted or purged."),
     "conversation_too_long": Code(
         400,

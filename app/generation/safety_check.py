@@ -29,7 +29,7 @@ from app.safety.screens.remembered import Judged, JudgedTexts
 from app.safety.screens.stream_screen import Screening, StreamScreen
 from app.safety.screens.stream_terms import Steering, steering_of
 from app.safety.text.turns import Message, Turns, conversation_of, read_request, text_of
-from app.safety.verdict import ScreenFailed, Verdict, stricter
+from app.safety.verdict import ScreenFailed, Verdict, as_state, from_state, stricter
 from app.store import conversations, safety_events
 from app.store.database import Database
 from app.store.safety_events import SafetyEvent, Subject
@@ -184,6 +184,27 @@ class ScreenedRequest:
             return
         self._verdict = verdict
         self._unread = verdict
+
+    def state(self) -> Mapping[str, Any]:
+        """See RequestSafety."""
+        verdict = self._verdict
+        return {} if verdict is None else {"verdict": as_state(verdict), "strict": self._strict}
+
+    def resume(self, turn: LoadedTurn, state: Mapping[str, Any]) -> None:
+        """See RequestSafety. A prompt that was not judged before is watched at least."""
+        body = turn.request.body
+        self._steering = steering_of(body, body["messages"], is_raw=turn.request.raw is not None)
+        self._turns = read_request(body, self._judged, turn.from_store)
+        self._policy = policy = self._policy.after(turn.strikes)
+        if state:
+            verdict = from_state(state["verdict"])
+        else:
+            verdict, _ = self._service.prompts.prescreen(self._turns, policy, turn.strikes)
+            verdict = replace(verdict, action="watch")
+        self._verdict, self._strict = verdict, state.get("strict", True)
+        newest = body["messages"][-1]
+        text = text_of(newest.get("content"))
+        self._records.resume(text, newest.get("role"), watched=verdict.watched)
 
     def start_full_screen(self) -> None:
         """See RequestSafety."""

@@ -5,9 +5,10 @@ The vocabulary of every stage. A verdict has no text in it and may be stored and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from app.errors import SafetyUnavailable
 
@@ -97,6 +98,21 @@ class Verdict:
     def watched(self) -> bool:
         """Whether the request goes on under stricter terms."""
         return self.action == "watch"
+
+
+_STATE = ("action", "category", "score", "threshold", "stage", "policy_hash", "scores", "unread", "observed")
+
+
+def as_state(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as JSON, for an answer that another process goes on with; not what it was made of."""
+    fields = {name: getattr(verdict, name) for name in _STATE}
+    return fields | {"threshold": verdict.threshold if math.isfinite(verdict.threshold) else None}
+
+
+def from_state(state: Mapping[str, Any]) -> Verdict:
+    """The verdict that `as_state` wrote. Raises KeyError, TypeError for another version's."""
+    threshold = state["threshold"]
+    return Verdict(**{**state, "threshold": math.inf if threshold is None else threshold})
 
 
 class ScreenFailed(SafetyUnavailable):
