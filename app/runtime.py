@@ -54,6 +54,7 @@ from app.safety.classifiers.bundled_models import Models, load
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policies, Policy
+from app.safety.screens.answer_examiner import AnswerExaminer
 from app.safety.screens.moderator import Moderator
 from app.safety.screens.prompt_screen import PromptScreen
 from app.safety.screens.stream_screen import StreamScreen
@@ -192,6 +193,7 @@ class Runtime:
         if settings.safety == "off":
             return None
         models = load_models()
+        examiner = None if models.examiner is None else AnswerExaminer(models.examiner, counters)
         path = Path(settings.safety_policy) if settings.safety_policy else None
         return SafetyService(
             PromptScreen(
@@ -200,12 +202,17 @@ class Runtime:
                 sure_below=models.sure_below,
                 fail_open=settings.safety_fail_open,
             ),
-            StreamScreen(models.answers, held_s=counters.hold_back.observe),
+            StreamScreen(
+                models.answers,
+                held_s=counters.hold_back.observe,
+                examine=None if examiner is None else examiner.examine,
+            ),
             Policies(path, models.directory, settings.safety_country, observe=settings.safety == "observe"),
             counters,
             database=self.database,
             log=self.log,
             recorder=SafetyRecorder(self.database, self.log, settings.safety_records_days),
+            examiner=examiner,
             guard=lambda: self.guard,
             fail_open=settings.safety_fail_open,
         )
