@@ -127,3 +127,16 @@ def arguments_text(arguments: Any) -> str:
 
 def _is_text(value: Any, max_chars: int) -> bool:
     return isinstance(value, str) and len(value) <= max_chars
+
+
+def without_surrogates(text: str) -> str:
+    """The text with a question mark for each lone surrogate, which UTF-8 cannot carry."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def json_escaped(text: str) -> bytes:
+    """The text as it stands in JSON, without its quotes."""
+    try:
+        return orjson.dumps(text)[1:-1]
+    except orjson.JSONEncodeError:
+        return orjson.dumps(without_surrogates(text))[1:-1]

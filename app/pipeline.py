@@ -15,6 +15,7 @@ from structlog.typing import FilteringBoundLogger
 from app.admission.ticket import Ticket
 from app.core import ChatRequest, Key, Prompt
 from app.errors import Cancelled, ContextOverflow
+from app.generation.answer_start import AnswerStart, NewAnswer
 from app.generation.context import GenerationContext
 from app.generation.engine_run import EngineRun
 from app.generation.history import History
@@ -49,6 +50,7 @@ class Pipeline:
         self._backends = backends
         self._history = history
         self._journal = journal
+        self._new_answer = NewAnswer(history, journal)
         self._traffic = traffic
         self._safety_of = safety_of
         self._prefixes = prefixes
@@ -62,31 +64,38 @@ class Pipeline:
         key: Key | None = None,
         lease: Lease = UNLIMITED,
         allowance: Allowance | None = None,
+        start: AnswerStart | None = None,
     ) -> None:
         """Take a checked request to its answer. However it ends, `stream` is ended and `lease` settled."""
-        backend, trace = self._backends.of(request.model), Trace(request)
+        start = start or self._new_answer
+        backend, trace = self._backends.of(request.model), Trace(request, start.progress.counts)
         check = self._safety_of(request, key)
-        ending = RequestEnd(self._journal, self._traffic, self._log, trace, lease=lease)
+        ending = RequestEnd(self._journal, self._traffic, self._log, trace, lease=lease, start=start)
         with ending.of(stream, check, backend.engine), self._history.claim(request):
             backend.precheck(request, key)
-            turn = await self._history.load(request)
-            check.prescreen(turn)
-            prompt = await _render(check, backend, turn.request)
+            turn = await start.load(request)
+            start.judge(check, turn)
+            prompt = start.resumed(await _render(check, backend, turn.request))
             trace.rendered(prompt)
             lease.correct(prompt)
             with await self._admit(backend, turn.request, prompt, stream, key=key) as ticket:
                 trace.admitted()
                 stream.check_wanted()
-                entry = ending.settles(await self._journal.reserve(turn, prompt, stream, trace.counts))
-                context = GenerationContext(turn.request, key, stream, trace, ticket, entry, check)
+                entry = ending.settles(await start.reserve(turn, prompt, stream, trace, key))
+                context = GenerationContext(
+                    turn.request, key, stream, trace, ticket, entry, check, start.progress
+                )
                 limits = SpendingLimits(lease, allowance)
                 screen: AnswerScreen | None = None
                 async with EngineRun(backend.engine, prompt, context, limits, prefixes=self._prefixes) as run:
                     async for generated in run.deltas:
                         delta = run.counted(generated)
+                        if run.suspends(delta):
+                            continue
                         if screen is None:  # nothing goes out before the verdict and the reservation
                             screen = await run.cleared(delta)
-                        for released in screen.feed(delta):
+                        ready = screen.feed(delta)
+                        for released in await screen.examined() if screen.suspects else ready:
                             if released.finish_reason is not None:
                                 trace.finished(released)
                             entry.released(released)

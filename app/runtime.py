@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Callable, Collection
 from functools import partial
-from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
@@ -32,7 +31,8 @@ from app.generation.history import History
 from app.generation.journal import Journal
 from app.generation.request_safety import SafetyOf, Unscreened
 from app.generation.safety_check import SafetyService
-from app.generation.safety_recorder import SafetyRecorder
+from app.generation.safety_factory import safety_service
+from app.generation.suspensions import Suspensions
 from app.log import where
 from app.metering.abuse import AbuseWatch
 from app.metering.balance import LedgerAudit
@@ -52,16 +52,15 @@ from app.routing.router import AUTO, Router
 from app.safety.classifiers.bundled_models import Models, load
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.guard.tier import GuardTier
-from app.safety.policies.policy import Policies, Policy
+from app.safety.policies.policy import Policy
 from app.safety.screens.moderator import Moderator
-from app.safety.screens.prompt_screen import PromptScreen
-from app.safety.screens.stream_screen import StreamScreen
 from app.settings import Settings
 from app.store.database import Database
 from app.store.key_table import KeyTable
 from app.store.purge import Purge
 from app.stream.archive import Archive
 from app.stream.registry import StreamRegistry
+from app.stream.token_stream import SHUTDOWN, SUSPENDED
 
 ONE_PIECE = 8
 """How many times `stream_bytes` an answer in one piece may take."""
@@ -116,15 +115,7 @@ class Runtime:
         self.restarts.listen(RestartLog(log, lambda: self.prefixes.restarted(self.engine.model.id)))
         self.num_reconciled = 0
         """Requests that a dead process had left open and this one's start has settled."""
-        self.journal = Journal(
-            self.database,
-            self.prices,
-            self.balance,
-            self.traffic,
-            log=log,
-            retention_s=settings.retention_s,
-            on_settled=self.budgets.settled,
-        )
+        self.suspensions, self.journal = self._build_journal()
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self._timekeepers: list[asyncio.Task[None]] = []
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
@@ -136,6 +127,24 @@ class Runtime:
         self.guard: GuardTier | None = None
         """None without `safety_guard_model`, and until its engine has started."""
         self.pipeline = self.build_pipeline(Unscreened if self.safety is None else self.safety.of)
+
+    def _build_journal(self) -> tuple[Suspensions, Journal]:
+        """What the process before has suspended, and what outlives this one."""
+        timeout_s, settled = self.settings.suspend_timeout_s, self.budgets.settled
+        suspensions = Suspensions(
+            self.database, self.log, timeout_s, is_live=self.streams.is_live, on_settled=settled
+        )
+        journal = Journal(
+            self.database,
+            self.prices,
+            self.balance,
+            self.traffic,
+            log=self.log,
+            retention_s=self.settings.retention_s,
+            on_settled=settled,
+            on_suspended=suspensions.suspended,
+        )
+        return suspensions, journal
 
     def build_pipeline(self, safety_of: SafetyOf) -> Pipeline:
         """The way of a request through these parts, with this safety along it."""
@@ -176,26 +185,15 @@ class Runtime:
 
     def build_safety(self, load_models: ModelLoader) -> SafetyService | None:
         """The screens and their policy; None with `safety` off. Raises SettingsError."""
-        settings, counters = self.settings, self.safety_counters
-        if settings.safety == "off":
+        if self.settings.safety == "off":
             return None
-        models = load_models()
-        path = Path(settings.safety_policy) if settings.safety_policy else None
-        return SafetyService(
-            PromptScreen(
-                models.prompts,
-                counters,
-                sure_below=models.sure_below,
-                fail_open=settings.safety_fail_open,
-            ),
-            StreamScreen(models.answers, held_s=counters.hold_back.observe),
-            Policies(path, models.directory, settings.safety_country, observe=settings.safety == "observe"),
-            counters,
+        return safety_service(
+            self.settings,
+            load_models(),
+            self.safety_counters,
             database=self.database,
             log=self.log,
-            recorder=SafetyRecorder(self.database, self.log, settings.safety_records_days),
             guard=lambda: self.guard,
-            fail_open=settings.safety_fail_open,
         )
 
     async def open_store(self) -> None:
@@ -217,10 +215,12 @@ class Runtime:
         if self.num_reconciled:
             hint = "a process ended without settling them"
             self.log.warning("reconciled", requests=self.num_reconciled, hint=hint)
+        await self.suspensions.open()
         self.streams.start()
         self.journal.start()
         self._timekeepers = [
             asyncio.create_task(self.purge.run(), name="purge"),
+            asyncio.create_task(self.suspensions.run(), name="suspensions"),
             *(
                 asyncio.create_task(self._keep_time(backend.admission), name="admission")
                 for backend in self.backends
@@ -349,15 +349,16 @@ class Runtime:
         return policy
 
     async def drain(self) -> None:
-        """Take nothing new and give live streams `drain_timeout_s` to finish."""
+        """Take nothing new, give live streams `drain_timeout_s` to finish, and suspend the others."""
         self.phase = "draining"
-        hint = "a second signal ends live streams at once"
-        self.log.info("draining", live_streams=self.streams.num_live, hint=hint)
+        self.log.info("draining", live_streams=self.streams.num_live, hint="a second signal ends the wait")
         for backend in self.backends:
             backend.admission.refuse_waiting(
                 lambda: Draining("The server is stopping; send the request again.", retry_after_s=5)
             )
-        await self.streams.drain(self.settings.drain_timeout_s)
+        reason = SUSPENDED if self.settings.suspend_timeout_s else SHUTDOWN
+        await self.streams.drain(self.settings.drain_timeout_s, reason)
+        await self.journal.suspended()
 
     async def _keep_time(self, admission: Admission) -> None:
         """Have what is due in admission done, whatever breaks: without it nobody's wait would end."""

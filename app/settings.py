@@ -154,7 +154,12 @@ class Settings:
         0, "open connections of one address; 0 is no limit, for use behind a proxy", minimum=0
     )
     drain_timeout_s: float = _setting(
-        30.0, "seconds for which streams may run on after SIGTERM before they are ended", minimum=0
+        30.0, "seconds for which streams may run on after SIGTERM before they are suspended", minimum=0
+    )
+    suspend_timeout_s: float = _setting(
+        600.0,
+        "seconds after a start within which suspended streams may be asked for; 0 suspends none",
+        minimum=0,
     )
     max_body_bytes: int = _setting(
         0,
@@ -241,12 +246,8 @@ class Settings:
     safety_fail_open: bool = _setting(
         default=False, help="whether a request passes unscreened where screening fails or takes too long"
     )
-    safety_guard_model: str = _setting(
-        "", "guard model that also judges prompts: path or hub id; empty is none"
-    )
-    safety_country: str = _setting(
-        "", "two-letter country of the help line in self-harm messages; empty is none"
-    )
+    safety_guard_model: str = _setting("", "path or hub id of a guard model that also judges prompts")
+    safety_country: str = _setting("", "two-letter country of the help line in self-harm messages")
     log_level: str = _setting("info", "lowest severity logged", choices=("debug", "info", "warning", "error"))
     log_format: str = _setting(
         "auto",

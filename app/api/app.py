@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from app.api.http.auth import Gatekeeper
 from app.api.http.bodies import BodyMemory, BodyReader
 from app.api.http.body_budget import BodyBudget
+from app.api.http.continuations import Continuations, Parts
 from app.api.http.cors import with_cors
 from app.api.http.errors import ErrorMiddleware, ErrorResponses
 from app.api.http.paths import TrailingSlash
@@ -85,7 +86,12 @@ def _conversation_routes(
     runtime: Runtime, bodies: BodyReader, gatekeeper: Gatekeeper, bounds: ReadBounds
 ) -> list[Route]:
     conversations = ConversationRoutes(
-        runtime.database, runtime.streams, runtime.reads, bodies, gatekeeper=gatekeeper
+        runtime.database,
+        runtime.streams,
+        runtime.reads,
+        bodies,
+        gatekeeper=gatekeeper,
+        settle_suspended=runtime.suspensions.settle_conversation,
     )
     by_id = "/api/conversations/{id}"
     return [
@@ -124,19 +130,34 @@ def _generations(
     selector = ModelSelector(
         runtime.backends, runtime.router, runtime.degrade, runtime.database, count_text=limiter.count_text
     )
+    whole_bytes = ONE_PIECE * settings.stream_bytes
+    parts = Parts(
+        streams=runtime.streams,
+        archive=runtime.archive,
+        suspensions=runtime.suspensions,
+        journal=runtime.journal,
+        pipeline=runtime.pipeline,
+        keys=runtime.keys,
+        limiter=limiter,
+        budgets=runtime.budgets,
+    )
+    continuations = Continuations(
+        parts, whole_bytes, check_ready=runtime.check_ready, check_model=runtime.check_model
+    )
     shared: dict[str, Any] = {
         "bodies": bodies,
         "selector": selector,
         "pipeline": runtime.pipeline,
         "streams": runtime.streams,
         "archive": runtime.archive,
+        "continuations": continuations,
         "limiter": limiter,
         "reads": runtime.reads,
         "budgets": runtime.budgets,
         "addresses": runtime.abuse.addresses,
         "check_ready": runtime.check_ready,
         "check_model": runtime.check_model,
-        "whole_bytes": ONE_PIECE * settings.stream_bytes,
+        "whole_bytes": whole_bytes,
     }
     completions = CompletionRoutes(settings, gatekeeper, backends=runtime.backends, **shared)
     return ChatRoutes(settings, gatekeeper, **shared), completions

@@ -21,10 +21,15 @@ from app.core import Delta, Engine, FinishReason, Prompt
 from app.errors import ContentFiltered, ServingError
 from app.generation.context import GenerationContext
 from app.generation.journal_entry import Outcome
+from app.generation.progress import ReleasedBefore
 from app.generation.request_safety import AnswerScreen
 from app.generation.spending import SpendingLimits
 from app.prefix_report.report import PrefixReport
 from app.safety.verdict import ScreenFailed
+
+
+class Suspended(Exception):
+    """The answer ends here only in this process: another one is to go on with it."""
 
 
 class EngineRun:
@@ -50,7 +55,10 @@ class EngineRun:
         self._sent_s = 0.0
         # Looked up once: `counted` is called for every token.
         self._on_ticket, self._on_trace = context.ticket.on_delta, context.trace.saw
+        self._on_entry = context.entry.generated
         self._has_unbilled = prompt.unbilled_tokens > 0
+        self._progress = context.progress if context.progress.counts else None
+        """None where nothing is handed over once more."""
 
     async def __aenter__(self) -> Self:
         """Ask the engine. The status line goes out now where the prompt is judged, else with its verdict.
@@ -88,8 +96,13 @@ class EngineRun:
     def counted(self, delta: Delta) -> Delta:
         """The delta as billed, once ticket, trace and limits have taken note of it."""
         self._on_ticket(delta)
+        self._on_entry(delta)
         if self._has_unbilled:
             delta = delta._replace(counts=self._prompt.as_billed(delta.counts))
+        if self._progress is not None:
+            delta = self._progress.as_before(delta)
+            if not self._progress.is_news(delta):
+                return delta
         self._on_trace(delta)
         if self._limits.metered:
             self._limits.on_generated(delta)
@@ -119,15 +132,26 @@ class EngineRun:
         )
         return self._open_screen()
 
+    def suspends(self, delta: Delta) -> bool:
+        """Whether a choice ends here only in this process; its last tokens are not released then."""
+        return self._context.stream.suspending and delta.finish_reason == "abort"
+
     async def end(self, screen: AnswerScreen | None) -> Outcome:
-        """Stop the engine where a screen or a limit ended the answer, and finish open choices."""
-        entry, trace = self._context.entry, self._context.trace
+        """Stop the engine where a screen or a limit ended the answer, and finish open choices.
+
+        Raises Suspended, or Draining before the status line is out, where the server stops first.
+        """
+        entry, trace, stream = self._context.entry, self._context.trace, self._context.stream
         if screen is not None and screen.halted is not None:
             await self._stop_blocked()
             outcome = Outcome.HALTED
         elif self._limits.reached is not None:
             await self._stop_at_budget(self._limits.reached.as_notice())
             outcome = Outcome.CANCELLED if trace.stopped else Outcome.BUDGET
+        elif stream.suspending and trace.unfinished:
+            if stream.pending:
+                stream.check_not_cut()
+            raise Suspended
         else:
             entry.read_to_end()
             outcome = Outcome.CANCELLED if trace.stopped else Outcome.DONE
@@ -149,6 +173,9 @@ class EngineRun:
     def _open_screen(self) -> AnswerScreen:
         if self._screen is None:
             self._screen = self._context.check.open_screen()
+            if self._progress is not None:
+                held = self._context.stream.held()
+                self._screen = ReleasedBefore(self._screen, held, self._progress.released)
         return self._screen
 
     async def _stop_blocked(self) -> None:

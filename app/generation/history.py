@@ -20,6 +20,7 @@ import orjson
 from app.core import ChatRequest
 from app.errors import BadRequest, Conflict
 from app.messages import content_text, kept
+from app.store import suspensions
 from app.store.conversations import Branch, NewMessage, NewTurn, branch
 from app.store.database import Database
 
@@ -80,6 +81,7 @@ class History:
         conversation_id, parent_id = request.conversation_id, request.parent_id
 
         def load(connection: sqlite3.Connection) -> Branch:
+            _check_not_suspended(connection, request.owner, conversation_id)
             return branch(connection, request.owner, conversation_id, parent_id)
 
         past = await self._database.read(load)
@@ -96,6 +98,18 @@ class History:
         )
         runs = [seq for seq, _ in past.runs]
         return LoadedTurn(with_history, _turn(request, past), runs, past.strikes, past.answered)
+
+
+def _check_not_suspended(connection: sqlite3.Connection, owner: str, conversation_id: str) -> None:
+    """Raise Conflict where a stop of the server has suspended an answer of the conversation."""
+    suspended = suspensions.of_conversation(connection, owner, conversation_id)
+    if suspended:
+        raise Conflict(
+            f"Another turn of conversation {conversation_id} goes on when its stream {suspended[-1]} is asked"
+            " for, as the server was restarted; ask for it, or stop it.",
+            code="conversation_busy",
+            param="conversation_id",
+        )
 
 
 def new_conversation_id() -> str:

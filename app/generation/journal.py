@@ -16,25 +16,27 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from app.core import ChatRequest, Counts, Prompt
-from app.errors import InternalError, StorageUnavailable, Unavailable
+from app.core import ChatRequest, Counts, Key, Prompt
+from app.errors import Draining, NotFound, ServingError, StorageUnavailable
 from app.generation.history import LoadedTurn
-from app.generation.journal_entry import Ids, JournalEntry, finished_answer, stream_facts
+from app.generation.journal_entry import JournalEntry, stream_facts
+from app.generation.open_requests import settle_open
+from app.generation.settlement import settlement_of, suspension_of
+from app.generation.suspended import SuspendedRequest
 from app.log import where
 from app.metering.balance import LedgerAudit
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
-from app.store import checkpoints, conversations, events, indexing, ledger
-from app.store.batch import Unit, probe
+from app.store import checkpoints, conversations, events, indexing, ledger, suspensions
+from app.store.batch import probe
 from app.store.checkpoints import Checkpoint
 from app.store.database import Database
-from app.store.ledger import OpenRequest, Reservation, Settlement, Settling, cost_micro_usd
-from app.stream.ring import Ring
+from app.store.ledger import Reservation, cost_micro_usd
 from app.stream.token_stream import DELETED, STORAGE, TokenStream
-from app.stream.transcript import ChoiceMessage, answers
 
 CHECKPOINT_S = 1.0
 PATIENCE_S = 10.0
@@ -44,7 +46,6 @@ LINGER_S = 0.02
 SWEEP_S = 5.0
 AT_ONCE = 64
 """Streams that are looked at without giving way to others."""
-_EVERYTHING = 1 << 40
 OnSettled = Callable[[str, int, str, int], None]
 """Called with each committed settlement: owner, day, request id, cost in micro-dollars."""
 
@@ -64,7 +65,9 @@ class Journal:
         checkpoint_s: float = CHECKPOINT_S,
         patience_s: float = PATIENCE_S,
         on_settled: OnSettled = lambda _owner, _day, _request_id, _cost: None,
+        on_suspended: Callable[[str, int], None] = lambda _request_id, _seq: None,
     ) -> None:
+        """`on_suspended` is called with the id and the row of a request that was suspended."""
         self._database = database
         self._prices = prices
         self._balance = balance
@@ -79,6 +82,10 @@ class Journal:
         self._lead_s = 0.0  # between a reservation and its first token, lately; rises slowly
         self._written_at_s = time.monotonic()
         self._on_settled = on_settled
+        self._on_suspended = on_suspended
+        self._suspending: set[asyncio.Task[None]] = set()
+        self.num_suspended = 0
+        """Streams that this process has suspended."""
 
     @property
     def num_unsettled(self) -> int:
@@ -113,7 +120,13 @@ class Journal:
     # One request
 
     async def reserve(
-        self, turn: LoadedTurn, prompt: Prompt, stream: TokenStream, counts: Mapping[int, Counts]
+        self,
+        turn: LoadedTurn,
+        prompt: Prompt,
+        stream: TokenStream,
+        counts: Mapping[int, Counts],
+        *,
+        key: Key | None = None,
     ) -> JournalEntry:
         """Queue the reservation, and the turn's messages with it.
 
@@ -138,6 +151,7 @@ class Journal:
             reserved=self._database.submit(unit, linger_s=min(self._lead_s / 2, LINGER_S)),
             terms=reservation.terms,
             need=partial(self._needed, time.monotonic()),
+            key_id=None if key is None else key.id,
         )
         if self._database.failing:
             try:
@@ -147,6 +161,70 @@ class Journal:
                 raise
         self._live.add(entry)
         return entry
+
+    def take_up(
+        self,
+        suspended: SuspendedRequest,
+        turn: LoadedTurn,
+        prompt: Prompt,
+        stream: TokenStream,
+        counts: Mapping[int, Counts],
+    ) -> JournalEntry:
+        """The entry of a request that was suspended: from here on its row is that of any live request."""
+
+        def unit(connection: sqlite3.Connection) -> int:
+            suspensions.take(connection, suspended.request_seq)
+            if ledger.open_request(connection, suspended.request_seq) is None:
+                raise NotFound("The stream has ended.", code="stream_not_found")
+            return suspended.request_seq
+
+        entry = JournalEntry(
+            turn,
+            prompt,
+            stream,
+            counts,
+            reserved=self._database.submit(unit),
+            terms=suspended.terms,
+            key_id=suspended.key_id,
+            progress=suspended.progress,
+        )
+        entry.begin_checkpoint()
+        entry.end_checkpoint(stream.last_id)
+        self._live.add(entry)
+        return entry
+
+    def suspend_later(self, entry: JournalEntry, safety: Mapping[str, Any], error: ServingError) -> None:
+        """Write what it takes to go on with a stream, and then cut its readers; `suspended` waits for it.
+
+        Where it cannot be written, the stream ends in an error, and is settled.
+        """
+        self._live.discard(entry)
+        suspending = self._suspend(entry, safety, error)
+        task = asyncio.create_task(suspending, name=f"suspend-{entry.stream.request_id}")
+        self._suspending.add(task)
+        task.add_done_callback(self._suspending.discard)
+
+    async def suspended(self) -> None:
+        """Wait until all streams that are being suspended are."""
+        while self._suspending:
+            await asyncio.wait(self._suspending)
+        if self.num_suspended:
+            hint = "they go on in the next process, if their clients return"
+            self._log.info("suspended", streams=self.num_suspended, hint=hint)
+
+    async def _suspend(self, entry: JournalEntry, safety: Mapping[str, Any], error: ServingError) -> None:
+        stream = entry.stream
+        try:
+            await entry.committed()
+            await self._database.write(suspension_of(entry, safety))
+        except Exception as exc:  # noqa: BLE001  # whatever it is, the client gets a truthful end
+            self._log.error("not_suspended", request_id=stream.request_id, error=where(exc))
+            stream.fail(Draining("The server stopped before the answer was complete; ask again."))
+            self.settle_later(entry, Draining.default_code)
+        else:
+            self.num_suspended += 1
+            self._on_suspended(stream.request_id, entry.request_seq or 0)
+            stream.suspend(error)
 
     def _needed(self, reserved_at_s: float) -> None:
         """A reservation is waited for: how long after it was made tells how long the next may linger."""
@@ -178,7 +256,7 @@ class Journal:
         if entry.request_seq is None:
             return  # never reserved, so nothing was released and nothing is owed
         self._unsettled[entry] = time.monotonic()
-        self._close(entry, await self._database.write(_settlement(entry)))
+        self._close(entry, await self._database.write(settlement_of(entry)))
 
     def settle_later(self, entry: JournalEntry, finish: str) -> None:
         """The same, without waiting for it; nothing where it is settled."""
@@ -196,7 +274,7 @@ class Journal:
             return
         self._unsettled[entry] = time.monotonic()
         with contextlib.suppress(StorageUnavailable):  # closed: the next start reconciles
-            settled = self._database.submit(_settlement(entry))
+            settled = self._database.submit(settlement_of(entry))
             settled.add_done_callback(lambda s: self._settled(entry, s))
 
     def _settled(self, entry: JournalEntry, settled: asyncio.Future[int]) -> None:
@@ -255,7 +333,7 @@ class Journal:
         for entry in list(self._unsettled):
             if entry.stream.done:
                 try:
-                    billed_tokens = await self._database.write(_settlement(entry))
+                    billed_tokens = await self._database.write(settlement_of(entry))
                 except StorageUnavailable:
                     raise
                 except Exception as exc:  # noqa: BLE001  # it must not hold up the others
@@ -303,73 +381,7 @@ class Journal:
         def unit(connection: sqlite3.Connection) -> int:
             left = ledger.open_requests(connection)
             for request in left:
-                _reconcile_one(connection, request)
+                settle_open(connection, request)
             return len(left)
 
         return await self._database.write(unit)
-
-
-def _settlement(entry: JournalEntry) -> Unit[int]:
-    """The unit that writes an entry's end; what it writes is read now, on the loop.
-
-    It returns the completion tokens that the row has then.
-    """
-    stream, request_seq = entry.stream, entry.request_seq
-    assert request_seq is not None
-    at_us = time.time_ns() // 1000
-    settlement = Settlement(request_seq, entry.usage(), entry.finish, at_us, terms=entry.terms)
-    status = entry.status()
-    done = not stream.done  # the last event is sent once this is committed
-    news = stream.dump(0, done=done)
-    whole = news is not None and news[0] == 1
-    if not whole:
-        news = stream.dump(entry.saved_id, done=done)
-    held_answers = answers(*stream.held()) if whole else None
-    send_again = stream.refused or isinstance(stream.error, Unavailable | InternalError)
-
-    def end(connection: sqlite3.Connection) -> None:
-        deleted = stream.cancelled == DELETED
-        if news is not None and not deleted:
-            if entry.checkpointed:  # a segment of everything takes the place of the checkpoints
-                events.compact(connection, request_seq, *news)
-            else:
-                events.append(connection, request_seq, *news)
-        if send_again:
-            events.free_key(connection, request_seq)
-        if entry.turn is not None:
-            # Where the ring has lost its beginning, the checkpoints have it.
-            heard: Mapping[int, ChoiceMessage] | None = {} if deleted else held_answers
-            if heard is None:
-                heard = _stored_answers(connection, request_seq)
-            tokens = settlement.usage.reported_tokens
-            finished = entry.finished(heard, status)
-            conversations.finish_answers(connection, finished, settlement.settled_at_us, tokens)
-        if deleted:
-            events.erase(connection, request_seq)
-
-    return Settling(settlement, end)
-
-
-def _reconcile_one(connection: sqlite3.Connection, left: OpenRequest) -> None:
-    at_us = time.time_ns() // 1000
-    ledger.settle(connection, Settlement(left.seq, left.usage, "interrupted", at_us, reconciled=True))
-    events.free_key(connection, left.seq)
-    erased = events.is_erased(connection, left.seq)
-    heard = {} if erased else _stored_answers(connection, left.seq)
-    finished = [
-        finished_answer(answer_id, heard.get(choice, ChoiceMessage()), "interrupted", Ids())
-        for answer_id, choice in conversations.answers_of(connection, left.seq)
-    ]
-    tokens = left.usage.reported_tokens
-    conversations.finish_answers(connection, finished, at_us, tokens)
-    if erased:
-        events.erase(connection, left.seq)  # what was checkpointed after it was deleted, too
-
-
-def _stored_answers(connection: sqlite3.Connection, request_seq: int) -> dict[int, ChoiceMessage]:
-    """What the stored events of a request say, up to the first gap; nothing where they are damaged."""
-    try:
-        ring = Ring.restore(events.segments(connection, request_seq), _EVERYTHING, only_prefix=True)
-    except ValueError:
-        return {}  # a replay says so (app.stream.replay); it must not keep the server from starting
-    return answers(*ring.whole())

@@ -11,10 +11,12 @@ from typing import NamedTuple
 import orjson
 
 from app.core import ChatRequest, Counts, Delta, Prompt, Usage
+from app.errors import Interrupted
 from app.generation.history import LoadedTurn
+from app.generation.progress import Progress
 from app.store.conversations import FinishedAnswer, Status
 from app.store.ledger import Terms
-from app.stream.token_stream import SHUTDOWN, STORAGE, TokenStream, first_of
+from app.stream.token_stream import SHUTDOWN, STORAGE, SUSPENDED, TokenStream, first_of
 from app.stream.transcript import ChoiceMessage
 
 
@@ -57,17 +59,23 @@ class JournalEntry:
         reserved: asyncio.Future[int],
         terms: Terms,
         need: Callable[[], None] = lambda: None,
+        key_id: str | None = None,
+        progress: Progress = Progress(),  # noqa: B008  # frozen
     ) -> None:
+        """`progress` is that of an answer that goes on; its ids come from the engine once more."""
         self.stream = stream
+        self.loaded = turn
         self.turn = turn.stored_turn
+        self.key_id = key_id
         self.reserved = reserved
         self.terms = terms
         self.price = terms.price
         self.finish = "abort"
         """What the ledger calls the end: finish reasons, or an error's code."""
         self.outcome = Outcome.FAILED
-        self.emitted_tokens = 0
-        """Token ids that the engine handed over; see Engine.emitted_tokens."""
+        self.emitted_tokens = sum(map(len, progress.token_ids))
+        """Token ids that engines handed over, each once; see Engine.emitted_tokens."""
+        self._earlier_tokens = self.emitted_tokens
         self.read_whole = False
         """Whether the generation was read to its end."""
         self.saved_id = 0
@@ -78,8 +86,11 @@ class JournalEntry:
         """The reservation's row, once it is committed."""
         self._need = need
         self._counts = counts
-        self._released: dict[int, Counts] = {}
-        self._answer_ids: dict[int, array[int]] = {}
+        self._released: dict[int, Counts] = dict(progress.released)
+        ids = progress.token_ids or [()] * turn.request.n
+        self._generated = [array("I", run) for run in ids]
+        self._to_repeat = {choice: len(run) for choice, run in enumerate(progress.token_ids)}
+        """Ids of each choice that the engine has yet to hand over once more."""
         self._prompt_ids: bytes | None = None
         self._base_seq: int | None = None
         if turn.stored_turn is not None:
@@ -87,7 +98,6 @@ class JournalEntry:
             shared = sum(len(run) for run in turn.request.past[:num_taken])
             self._prompt_ids = _packed(prompt.token_ids[shared:])
             self._base_seq = turn.run_seqs[num_taken - 1] if num_taken else None
-            self._answer_ids = {choice: array("I") for choice in range(turn.request.n)}
 
     # Its reservation, checkpoints and settlement: the journal's side
 
@@ -124,19 +134,27 @@ class JournalEntry:
 
     # What the generation does
 
+    def generated(self, delta: Delta) -> None:
+        """Keep the token ids of a delta, which the engine has made."""
+        token_ids, to_repeat = delta.token_ids, self._to_repeat.get(delta.choice, 0)
+        if to_repeat:
+            num_repeated = min(to_repeat, len(token_ids))
+            self._to_repeat[delta.choice] -= num_repeated
+            token_ids = token_ids[num_repeated:]
+        self._generated[delta.choice].extend(token_ids)
+
     def released(self, delta: Delta) -> None:
-        """Note a released delta, and keep its token ids if the answer is stored."""
+        """Note a released delta."""
         self._released[delta.choice] = delta.counts
-        if self._answer_ids:
-            self._answer_ids[delta.choice].extend(delta.token_ids)
 
     def read_to_end(self) -> None:
         """Note that the engine's last delta has been read."""
         self.read_whole = True
 
     def add_emitted(self, tokens: int) -> None:
-        """Add the number of token ids that the engine handed over."""
-        self.emitted_tokens += tokens
+        """Add the number of token ids that the engine handed over, less those that it repeated."""
+        repeated_tokens = self._earlier_tokens - sum(self._to_repeat.values())
+        self.emitted_tokens += tokens - repeated_tokens
 
     def end(self, outcome: Outcome) -> None:
         """Note how the generation ended."""
@@ -158,7 +176,7 @@ class JournalEntry:
         if self.outcome in (Outcome.DONE, Outcome.BUDGET):
             return "complete"
         cancelled = self.stream.cancelled
-        if cancelled in (SHUTDOWN, STORAGE):
+        if cancelled in (SHUTDOWN, SUSPENDED, STORAGE) or isinstance(self.stream.error, Interrupted):
             return "interrupted"
         if cancelled is not None:
             return "cancelled"
@@ -180,6 +198,10 @@ class JournalEntry:
             withheld_tokens=max(completion_tokens - released_tokens, 0),
         )
 
+    def progress(self) -> Progress:
+        """How far the answer has come."""
+        return Progress(self._generated, dict(self._counts), dict(self._released))
+
     def finished(self, answers: Mapping[int, ChoiceMessage], status: Status) -> list[FinishedAnswer]:
         """The turn's answers as they are stored."""
         if self.turn is None:
@@ -192,7 +214,8 @@ class JournalEntry:
     def _ids(self, choice: int) -> Ids:
         if self._prompt_ids is None or self.outcome is Outcome.HALTED:  # no later turn begins with these
             return Ids()
-        return Ids(self._answer_ids[choice].tobytes(), self._prompt_ids, self._base_seq)
+        num_released = self.released_counts(choice).completion_tokens
+        return Ids(self._generated[choice][:num_released].tobytes(), self._prompt_ids, self._base_seq)
 
 
 def finished_answer(

@@ -1,6 +1,6 @@
 """Safety along a request, as the pipeline sees it, and its counterpart for a server with safety off.
 
-prescreen ──▶ the verdict of the n-grams, at once
+prescreen ──▶ the verdict of the n-grams, at once; for an answer that goes on, `resume`: its verdict of before
 render ──▶ the prompt, with the operator's words in front where the policy has some
 start_full_screen ──▶ the full verdict begins, in a thread, beside the prefill: rendering has a thread
                too, and of two only one runs Python at a time
@@ -29,8 +29,17 @@ class AnswerScreen(Protocol):
         """The verdict that ended the answer."""
         ...
 
+    @property
+    def suspects(self) -> bool:
+        """Whether `examined` is to be asked before another delta is fed."""
+        ...
+
     def feed(self, delta: Delta) -> Sequence[Delta]:
         """What may be released now that `delta` has come. Raises ScreenFailed."""
+        ...
+
+    async def examined(self) -> Sequence[Delta]:
+        """What may be released once the suspected part is examined. Raises ScreenFailed."""
         ...
 
     def drain(self) -> Sequence[Delta]:
@@ -53,6 +62,14 @@ class RequestSafety(Protocol):
 
     def prescreen(self, turn: LoadedTurn) -> None:
         """Judge the prompt by its n-grams. Raises ContentFiltered, ScreenFailed."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """What `resume` needs of this in another process, as JSON: nothing that was said."""
+        ...
+
+    def resume(self, turn: LoadedTurn, state: Mapping[str, Any]) -> None:
+        """In place of `prescreen`: go on with a prompt that may be answered. Raises ScreenFailed."""
         ...
 
     async def render(self, engine: Engine, request: ChatRequest) -> Prompt:
@@ -90,10 +107,15 @@ class PassThrough:
     """The screen of an unscreened answer: every delta passes."""
 
     halted: Verdict | None = None
+    suspects = False
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
         """See AnswerScreen."""
         return (delta,)
+
+    async def examined(self) -> Sequence[Delta]:
+        """See AnswerScreen."""
+        return ()
 
     def drain(self) -> Sequence[Delta]:
         """See AnswerScreen."""
@@ -110,6 +132,13 @@ class Unscreened:
         self._moderated = request.moderated
 
     def prescreen(self, turn: LoadedTurn) -> None:
+        """See RequestSafety."""
+
+    def state(self) -> Mapping[str, Any]:
+        """See RequestSafety."""
+        return {}
+
+    def resume(self, turn: LoadedTurn, state: Mapping[str, Any]) -> None:
         """See RequestSafety."""
 
     async def render(self, engine: Engine, request: ChatRequest) -> Prompt:

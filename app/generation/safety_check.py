@@ -24,12 +24,13 @@ from app.safety.counters import SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policies, Policy
 from app.safety.policies.policy_prompt import PolicyPrompt
+from app.safety.screens.answer_examiner import AnswerExaminer
 from app.safety.screens.prompt_screen import PromptScreen
 from app.safety.screens.remembered import Judged, JudgedTexts
 from app.safety.screens.stream_screen import Screening, StreamScreen
 from app.safety.screens.stream_terms import Steering, steering_of
 from app.safety.text.turns import Message, Turns, conversation_of, read_request, text_of
-from app.safety.verdict import ScreenFailed, Verdict, stricter
+from app.safety.verdict import ScreenFailed, Verdict, as_state, from_state, stricter
 from app.store import conversations, safety_events
 from app.store.database import Database
 from app.store.safety_events import SafetyEvent, Subject
@@ -52,6 +53,7 @@ class SafetyService:
         database: Database,
         log: FilteringBoundLogger,
         recorder: SafetyRecorder,
+        examiner: AnswerExaminer | None = None,
         guard: Callable[[], GuardTier | None] = lambda: None,
         fail_open: bool = False,
     ) -> None:
@@ -60,6 +62,7 @@ class SafetyService:
         self.policies = policies
         self.counters = counters
         self.recorder = recorder
+        self._examiner = examiner
         self.guard = guard
         self.fail_open = fail_open
         self.policy_prompt = PolicyPrompt()
@@ -73,9 +76,11 @@ class SafetyService:
         self._secret = await self._database.read(safety_events.secret)
 
     async def aclose(self) -> None:
-        """Queue what is recorded and not written yet, and end the screens' thread; the store is open."""
+        """Queue what is recorded and not written yet, and end the screens' threads; the store is open."""
         self.recorder.flush()
         self.prompts.close()
+        if self._examiner is not None:
+            self._examiner.close()
 
     def of(self, request: ChatRequest, key: Key | None) -> RequestSafety:
         """What a request made with `key` goes through."""
@@ -185,6 +190,27 @@ class ScreenedRequest:
         self._verdict = verdict
         self._unread = verdict
 
+    def state(self) -> Mapping[str, Any]:
+        """See RequestSafety."""
+        verdict = self._verdict
+        return {} if verdict is None else {"verdict": as_state(verdict), "strict": self._strict}
+
+    def resume(self, turn: LoadedTurn, state: Mapping[str, Any]) -> None:
+        """See RequestSafety. A prompt that was not judged before is watched at least."""
+        body = turn.request.body
+        self._steering = steering_of(body, body["messages"], is_raw=turn.request.raw is not None)
+        self._turns = read_request(body, self._judged, turn.from_store)
+        self._policy = policy = self._policy.after(turn.strikes)
+        if state:
+            verdict = from_state(state["verdict"])
+        else:
+            verdict, _ = self._service.prompts.prescreen(self._turns, policy, turn.strikes)
+            verdict = replace(verdict, action="watch")
+        self._verdict, self._strict = verdict, state.get("strict", True)
+        newest = body["messages"][-1]
+        text = text_of(newest.get("content"))
+        self._records.resume(text, newest.get("role"), watched=verdict.watched)
+
     def start_full_screen(self) -> None:
         """See RequestSafety."""
         if self._unread is None:
@@ -230,7 +256,7 @@ class ScreenedRequest:
             self._judged.add_recorded(self._turns.recent[-1:])
         self._text = ""
         if verdict.blocked:
-            message = self._policy.notice(verdict.category)
+            message = self._policy.notice(verdict)
             raise ContentFiltered(message, moderation.of_blocked_prompt(verdict))
         if verdict.unread:
             return
@@ -259,6 +285,7 @@ class ScreenedRequest:
                 verdict.harm,
                 self._policy,
                 steering=self._steering,
+                examine_end=self.request.moderated,
                 on_broken=broke,
                 fail_open=service.fail_open,
             )
@@ -294,7 +321,7 @@ class ScreenedRequest:
         if halted is not None:
             self._halted(screening, halted, counts, withheld_tokens)
             body = moderation.of_answer(self._scored(prompt), verdicts)
-            return {**body, "message": self._policy.notice(halted.category)}
+            return {**body, "message": self._policy.notice(halted)}
         for verdict in verdicts:
             self._service.counters.judged(verdict)
             if verdict.action == "flag":

@@ -147,6 +147,11 @@ class RequestRecords:
         self._group = group_of(text, role)
         self._again = again
 
+    def resume(self, text: str, role: object, *, watched: bool) -> None:
+        """The same for an answer that goes on, whose prompt has been recorded."""
+        self.begin(text, role, again=False)
+        self._watched = watched
+
     def prompt(self, verdict: Verdict, policy: Policy) -> bool:
         """Record a prompt; returns whether the policy, enforced, does something about it."""
         if verdict.unread:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from app.core import ChatRequest, Counts, Delta, FinishReason, Prompt
 from app.metering.traffic import Timings
@@ -11,7 +12,8 @@ from app.metering.traffic import Timings
 class Trace:
     """What happened to one request and when; never what was said."""
 
-    def __init__(self, request: ChatRequest) -> None:
+    def __init__(self, request: ChatRequest, counts: Mapping[int, Counts] | None = None) -> None:
+        """`counts` are those that an answer which goes on has had."""
         self._request = request
         self._received_s = time.monotonic() - request.placement.socket_wait_s
         self._admitted_s: float | None = None
@@ -20,7 +22,7 @@ class Trace:
         self._finish_reasons: dict[int, FinishReason] = {}
         self._error: str | None = None
         self._prompt_tokens = 0
-        self.counts: dict[int, Counts] = {}
+        self.counts: dict[int, Counts] = dict(counts or {})
 
     def rendered(self, prompt: Prompt) -> None:
         """The prompt is known."""

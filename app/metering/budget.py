@@ -89,6 +89,16 @@ class Budgets:
             " It begins anew with the next UTC month; an administrator can raise it."
         )
 
+    async def resume(self, key: Key | None, request_id: str) -> Allowance | None:
+        """The allowance of a request that was let in before; None without a budget.
+
+        Where the budget is used up, the answer ends with the next token. Raises StorageUnavailable.
+        """
+        budget = None if key is None else key.terms.budget_micro_usd
+        if key is None or budget is None:
+            return None
+        return Allowance(await self._spending(key.owner), budget, request_id)
+
     async def _spending(self, owner: str) -> _Spending:
         today = self._today()
         month = number_of(today) // 100

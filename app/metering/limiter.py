@@ -20,6 +20,7 @@ from typing import Literal, NoReturn, get_args
 
 from app.core import TIERS, ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import RateLimited, TokensLimited
+from app.metering.durations import duration_text
 from app.metering.estimate import ChoiceTokens, CountText, bytes_estimate, expected_answer, prompt_estimate
 from app.metering.window import Charge, Window
 
@@ -28,7 +29,7 @@ REASONS: tuple[Reason, ...] = get_args(Reason)
 FIRST_COMPLETION_TOKENS = 256.0
 """Tokens that a key's answers are expected to have until it has had one."""
 GROWTH_TOKENS = 64
-"""Tokens charged at once for an answer beyond its reservation, so that not each token is a charge."""
+"""Tokens charged at once for an answer beyond its reservation: not each token is a charge."""
 MAX_RETRY_S = 120
 JITTER = 0.1
 _WEIGHT = 0.2
@@ -97,7 +98,7 @@ UNLIMITED = Lease()
 class KeyLease(Lease):
     """The reservation of a request of a limited key."""
 
-    def __init__(self, limiter: Limiter, key: Key, usage: _Usage) -> None:
+    def __init__(self, limiter: Limiter, key: Key, usage: _Usage, resumed: int = 0) -> None:
         self._limiter = limiter
         self._key = key
         self._usage = usage
@@ -121,6 +122,9 @@ class KeyLease(Lease):
         self._began_s = limiter.clock_s()
         self._request: Charge | None = None
         self._settled = False
+        if resumed:
+            self._n = resumed
+            self._take_streams(resumed)
 
     def begin(self, *, generates: bool) -> None:
         """Charge a request, and take the place of a generation if it is for one. Raises RateLimited."""
@@ -281,11 +285,20 @@ class Limiter:
         """
         if key is None or not _limited(key.terms):
             return UNLIMITED
-        usage = self._keys.setdefault(key.id, _Usage())
-        self.advance(key.terms, usage)
-        lease = KeyLease(self, key, usage)
+        lease = KeyLease(self, key, self._usage_of(key))
         lease.begin(generates=generates)
         return lease
+
+    def resume(self, key: Key | None, n: int) -> Lease:
+        """The lease of `n` choices that were let in before: they count, and nothing refuses them."""
+        if key is None or not _limited(key.terms):
+            return UNLIMITED
+        return KeyLease(self, key, self._usage_of(key), resumed=n)
+
+    def _usage_of(self, key: Key) -> _Usage:
+        usage = self._keys.setdefault(key.id, _Usage())
+        self.advance(key.terms, usage)
+        return usage
 
     def has_room(self, key: Key | None) -> bool:
         """Whether `begin` would let a request in."""
@@ -378,16 +391,6 @@ class Limiter:
     def _retry_s(self, wait_s: float) -> int:
         """Whole seconds, up to 10% more at random so that not all come back together."""
         return max(1, min(math.ceil(wait_s * (1 + JITTER * self._chance())), MAX_RETRY_S))
-
-
-def duration_text(duration_s: float) -> str:
-    """A duration as OpenAI writes it: `20ms`, `1.2s`, `6m0s`."""
-    ms = math.ceil(round(duration_s * 1000, 3))
-    if ms < 1000:
-        return f"{ms}ms"
-    minutes, rest = divmod(ms, 60_000)
-    seconds = f"{rest / 1000:.3f}".rstrip("0").rstrip(".")
-    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
 
 
 def _limited(terms: KeyTerms) -> bool:

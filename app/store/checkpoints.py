@@ -17,7 +17,7 @@ from app.core import Usage
 
 
 class Checkpoint(NamedTuple):
-    """A live request's counts so far, and its events since the last checkpoint as one segment."""
+    """A live request's counts so far, and its events since the last checkpoint as one segment, if any."""
 
     request_seq: int
     usage: Usage
@@ -37,7 +37,7 @@ _EVENTS = """
 INSERT INTO events (request_seq, first_id, slice)
 SELECT requests.seq, news.value ->> 6, substr(?, news.value ->> 7, news.value ->> 8)
 FROM json_each(?) AS news JOIN requests ON requests.seq = news.value ->> 0
-WHERE +requests.state = 'reserved'
+WHERE +requests.state = 'reserved' AND news.value ->> 8 > 0
 ON CONFLICT (request_seq, first_id) DO UPDATE SET slice = excluded.slice
 """
 

@@ -105,10 +105,11 @@ def is_erased(c: sqlite3.Connection, request_seq: int) -> bool:
 
 
 def find_by_key(c: sqlite3.Connection, owner: str, key: str) -> tuple[str, bytes] | None:
-    """The id and fingerprint of the newest settled request made with an idempotency key."""
+    """The id and fingerprint of the newest request made with an idempotency key, settled or suspended."""
     row: tuple[str, bytes] | None = c.execute(
         "SELECT id, fingerprint FROM requests"  # noqa: S608  # a constant
-        f" WHERE owner = ? AND idempotency_key = ? AND state = 'settled' AND {_VISIBLE}"
+        f" WHERE owner = ? AND idempotency_key = ? AND {_VISIBLE}"
+        " AND (state = 'settled' OR EXISTS (SELECT 1 FROM suspended WHERE request_seq = seq))"
         " ORDER BY seq DESC LIMIT 1",
         (owner, key),
     ).fetchone()
@@ -120,9 +121,15 @@ def free_key(c: sqlite3.Connection, request_seq: int) -> None:
     c.execute("UPDATE requests SET idempotency_key = NULL, fingerprint = NULL WHERE seq = ?", (request_seq,))
 
 
-def forget(c: sqlite3.Connection, request_seq: int) -> None:
-    """Delete a request's segments; the row stays."""
+def forget_segments(c: sqlite3.Connection, request_seq: int) -> None:
+    """Delete a request's segments."""
     c.execute("DELETE FROM events WHERE request_seq = ?", (request_seq,))
+
+
+def forget(c: sqlite3.Connection, request_seq: int) -> None:
+    """Delete a request's segments, and what it was suspended with; the row stays."""
+    forget_segments(c, request_seq)
+    c.execute("DELETE FROM suspended WHERE request_seq = ?", (request_seq,))
 
 
 def erase(c: sqlite3.Connection, request_seq: int) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from app.core import Usage
 from app.store.connection import at_end_of_batch
@@ -156,7 +156,7 @@ def settle(c: sqlite3.Connection, s: Settlement) -> bool:
 
     False, and nothing is done, when it is settled already or was never reserved.
     """
-    terms = s.terms or _terms(c, s.request_seq)
+    terms = s.terms or terms_of(c, s.request_seq)
     if terms is None:
         return False
     cost = cost_micro_usd(s.usage, terms.price)
@@ -226,7 +226,7 @@ class Settling:
 
 
 def _known_terms(c: sqlite3.Connection, request_seq: int) -> Terms:
-    terms = _terms(c, request_seq)
+    terms = terms_of(c, request_seq)
     if terms is None:
         raise NotAllOpen
     return terms
@@ -242,7 +242,8 @@ def _add(c: sqlite3.Connection, terms: Terms, usage: Usage, cost: int) -> None:
         sums.add(key, added)
 
 
-def _terms(c: sqlite3.Connection, request_seq: int) -> Terms | None:
+def terms_of(c: sqlite3.Connection, request_seq: int) -> Terms | None:
+    """The terms of a reservation; None where there is none."""
     row = c.execute(
         "SELECT day, model, owner, input_micro_usd_per_1k, cached_micro_usd_per_1k, output_micro_usd_per_1k"
         " FROM requests WHERE seq = ?",
@@ -276,13 +277,24 @@ def _add_to_day(c: sqlite3.Connection, key: DayKey, added: Sequence[int]) -> Non
     )
 
 
-def open_requests(c: sqlite3.Connection) -> list[OpenRequest]:
-    """Every reservation not yet settled, oldest first."""
-    rows = c.execute(
-        "SELECT seq, id, owner, conversation_seq, prompt_tokens, completion_tokens, cached_tokens,"
-        " reasoning_tokens, withheld_tokens FROM requests WHERE state = 'reserved' ORDER BY seq"
-    )
-    return [
-        OpenRequest(seq, id_, owner, conversation_seq, Usage(*usage))
-        for seq, id_, owner, conversation_seq, *usage in rows
-    ]
+_OPEN = (
+    "SELECT seq, id, owner, conversation_seq, prompt_tokens, completion_tokens, cached_tokens,"
+    " reasoning_tokens, withheld_tokens FROM requests WHERE state = 'reserved'"
+)
+
+
+def open_requests(c: sqlite3.Connection, *, suspended: bool = False) -> list[OpenRequest]:
+    """Every reservation not yet settled, oldest first: those that are suspended, or the others."""
+    query = _OPEN + " AND EXISTS (SELECT 1 FROM suspended WHERE request_seq = seq) = ? ORDER BY seq"  # noqa: S608  # a constant
+    return [_open_request(row) for row in c.execute(query, (suspended,))]
+
+
+def open_request(c: sqlite3.Connection, request_seq: int) -> OpenRequest | None:
+    """A reservation not yet settled; None where there is none."""
+    row = c.execute(_OPEN + " AND seq = ?", (request_seq,)).fetchone()
+    return None if row is None else _open_request(row)
+
+
+def _open_request(row: Sequence[Any]) -> OpenRequest:
+    seq, request_id, owner, conversation_seq, *usage = row
+    return OpenRequest(seq, request_id, owner, conversation_seq, Usage(*usage))

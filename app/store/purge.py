@@ -206,6 +206,7 @@ def _wipe(connection: sqlite3.Connection, seq: int) -> bool:
     ).fetchall()
     requests = [(request_seq,) for _, request_seq in rows if request_seq is not None]
     connection.executemany("DELETE FROM events WHERE request_seq = ?", requests)
+    connection.executemany("DELETE FROM suspended WHERE request_seq = ?", requests)
     connection.executemany(
         "UPDATE requests SET stream = x'', idempotency_key = NULL, fingerprint = NULL WHERE seq = ?", requests
     )

@@ -335,6 +335,22 @@ def _m010_grammars(connection: sqlite3.Connection) -> None:
     )
 
 
+_SUSPENDED = """
+-- Requests whose answers the next server process can go on with; see app.store.suspensions.
+CREATE TABLE suspended (
+    request_seq INTEGER PRIMARY KEY REFERENCES requests (seq) ON DELETE CASCADE,
+    key_id      TEXT,           -- of the API key that the request was made with
+    request     BLOB NOT NULL,  -- JSON: the request, its turn, and how far it was answered
+    token_ids   BLOB NOT NULL   -- little-endian uint32: runs whose lengths the JSON has
+);
+"""
+
+
+def _m012_suspended(connection: sqlite3.Connection) -> None:
+    for statement in statements(_SUSPENDED):
+        connection.execute(statement)
+
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("001_first", _m001_first),
     Migration("002_keys", _m002_keys),
@@ -347,4 +363,5 @@ MIGRATIONS: Sequence[Migration] = (
     Migration("009_branch_indexes", _m009_branch_indexes),
     Migration("010_grammars", _m010_grammars),
     Migration("011_safety_records", schema_safety.m011_safety_records),
+    Migration("012_suspended", _m012_suspended),
 )

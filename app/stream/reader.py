@@ -162,6 +162,12 @@ class Reader:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    def cut(self) -> None:
+        """Leave the stream, and cut the connection: the stream has not ended, and its client is to return."""
+        if self.sink is not None:
+            self.sink.abort()
+        self.close()
+
     def close(self) -> None:
         """Leave the stream, and wake the reader's task if it waits."""
         self.closed = True

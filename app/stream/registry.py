@@ -23,6 +23,8 @@ from app.stream.token_stream import DELETED, SHUTDOWN, TokenStream, Wire
 
 AT_ONCE = 128
 """Streams that the ticker checks before it yields to the event loop."""
+ADOPTED_S = 5.0
+"""Seconds that an adopted stream waits for its reader at least; that one is about to attach."""
 
 
 def check_same_body(key: IdempotencyKey, fingerprint: bytes) -> None:
@@ -115,11 +117,31 @@ class StreamRegistry:
             counts=request.continuous_usage,
         )
         stream = TokenStream(request, wire, ring)
+        self._add(stream)
+        return stream
+
+    def adopt(self, stream: TokenStream) -> None:
+        """Take in a stream that another process has begun; it ends if no reader comes in the grace period.
+
+        Raises Draining.
+        """
+        if self._draining:
+            raise Draining("The server is stopping; try again.", retry_after_s=5)
+        if (earlier := self._streams.get(stream.request_id)) is not None:
+            self._forget(earlier)  # suspended again, after it had begun to go on here
+        self._add(stream)
+        self._await_readers(stream, max(self._settings.resume_grace_s, ADOPTED_S))
+
+    def is_live(self, request_id: str) -> bool:
+        """Whether a stream's generation goes on."""
+        return request_id in self._live
+
+    def _add(self, stream: TokenStream) -> None:
+        request = stream.request
         self._streams[request.request_id] = self._live[request.request_id] = stream
         if (key := request.idempotency) is not None:
             self._keys[request.owner, key.key] = (key.fingerprint, stream)
             self._key_of[request.request_id] = (request.owner, key.key)
-        return stream
 
     def run(self, stream: TokenStream, generation: Coroutine[Any, Any, None]) -> None:
         """Run the stream's generation as a task of its own."""
@@ -134,7 +156,7 @@ class StreamRegistry:
             self._log.error("generation_broke", request_id=stream.request_id, error=where(exc))
         if isinstance(stream.error, Unavailable | InternalError):
             self._free_key(stream)  # the caller was told to send it again
-        if stream.refused:
+        if stream.refused or stream.suspended:
             self._forget(stream)
         elif stream.request_id in self._streams:  # not deleted meanwhile
             self._finished[stream.request_id] = stream
@@ -173,7 +195,7 @@ class StreamRegistry:
     def find(self, request_id: str, owner: str) -> TokenStream | None:
         """The caller's stream of that id, if it is in memory."""
         stream = self._streams.get(request_id)
-        if stream is None or stream.request.owner != owner or stream.refused:
+        if stream is None or stream.request.owner != owner or stream.refused or stream.suspended:
             return None
         return stream
 
@@ -187,7 +209,7 @@ class StreamRegistry:
             return None
         fingerprint, stream = entry
         check_same_body(key, fingerprint)
-        return stream
+        return None if stream.suspended else stream
 
     def has_key(self, owner: str, key: str) -> bool:
         """Whether a stream in memory was made with this Idempotency-Key, whatever its body was."""
@@ -201,6 +223,9 @@ class StreamRegistry:
         if stream.done or stream.readers:
             return
         grace_s = self._settings.resume_grace_s if grace_s is None else grace_s
+        self._await_readers(stream, grace_s)
+
+    def _await_readers(self, stream: TokenStream, grace_s: float) -> None:
         self._cancel_grace(stream)
         if grace_s <= 0:
             stream.cancel("disconnect")
@@ -287,12 +312,12 @@ class StreamRegistry:
 
     # Stopping
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new streams, let live streams finish within `timeout_s`, then end the others."""
+    async def drain(self, timeout_s: float, reason: str = SHUTDOWN) -> None:
+        """Refuse new streams, let live streams finish within `timeout_s`, then cancel the others."""
         self._draining = True
         await self._tasks_done(timeout_s)
         for stream in list(self._live.values()):
-            stream.cancel(SHUTDOWN)
+            stream.cancel(reason)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
         for task in self._tasks:

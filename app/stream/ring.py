@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from app.core import Channel, Counts, Delta, FinishReason, ToolCall, total_counts
+from app.messages import json_escaped
 from app.stream import segment
 
 _SPECIAL = 0
@@ -173,6 +174,10 @@ class Ring:
         """Whether events have text only, without log probabilities and counts."""
         return self._logprobs is None and self._counts is None
 
+    def resume(self, counts: Mapping[int, Counts]) -> None:
+        """Go on with these counts of each choice."""
+        self._counts_of.update(counts)
+
     def append(self, delta: Delta) -> tuple[int, TextTrack, bytes]:
         """Add a delta's text. The caller adds the finish reason as a control event.
 
@@ -183,7 +188,7 @@ class Ring:
         track = self._track_of.get(key)
         if track is None:
             track = self._new_track(key)
-        text = _escape(delta.text)
+        text = json_escaped(delta.text)
         self._text += text
         if self._logprobs is not None and delta.logprobs:
             # Entries of consecutive events are joined by commas: a slice starts with one.
@@ -324,9 +329,9 @@ class Ring:
     def restore(cls, dumped: Iterable[bytes], limit_bytes: int, *, only_prefix: bool = False) -> Ring:
         """A ring of the events of `dumped` segments, oldest first, with their ids.
 
-        An event that two segments have is restored once. If ids are missing between two segments, the ring
-        begins after the gap; with `only_prefix` it ends before it. Events beyond the limit are dropped.
-        Raises ValueError for damaged segments.
+        An event in two segments is restored once. If ids are missing between two segments, the ring begins
+        after the gap, or with `only_prefix` ends before it. Events beyond the limit are dropped. Raises
+        ValueError for damaged segments.
         """
         ring: Ring | None = None
         for raw in dumped:
@@ -388,10 +393,3 @@ def _join(parts: Sequence[TextRun]) -> TextRun:
     if parts[0].logprobs is not None:
         logprobs = b",".join(p.logprobs for p in parts if p.logprobs)
     return TextRun(parts[0].track, b"".join(p.text for p in parts), logprobs, parts[-1].counts)
-
-
-def _escape(text: str) -> bytes:
-    try:
-        return orjson.dumps(text)[1:-1]
-    except orjson.JSONEncodeError:  # a lone surrogate, which UTF-8 cannot carry
-        return orjson.dumps(text.encode("utf-8", "replace").decode("utf-8"))[1:-1]

@@ -5,6 +5,7 @@ several events in one frame, without a gap, and does not slow other readers. `St
 and every recently finished stream of the process (app.stream.registry).
 
     PENDING ──open()──▶ OPEN ──close()/fail()──▶ DONE
+       │                 ├──suspend()──────────▶ DONE (suspended: it goes on in another process)
        └──────fail()─────────────────────────────▶ DONE (refused: no event was ever sent)
 """
 
@@ -41,6 +42,8 @@ from app.stream.ring import (
 
 SHUTDOWN = "shutdown"
 """Reason to cancel: the server stops. The stream ends in an error event that says so."""
+SUSPENDED = "suspended"
+"""Reason to cancel: the server stops, and another process is to go on with the stream."""
 DELETED = "deleted"
 """Reason to cancel: the answer was deleted, and its text must not be stored."""
 STORAGE = "storage"
@@ -71,6 +74,8 @@ class TokenStream:
         self.readers: set[Reader] = set()
         self.cancelled: str | None = None
         self.error: ServingError | None = None
+        self.suspended = False
+        """Whether it has ended in this process, and goes on in another one."""
         self.finished_at_s: float | None = None
         self.usage: Mapping[str, Any] | None = None
         self._wire = wire
@@ -105,6 +110,19 @@ class TokenStream:
         self._opened.set_result(None)
         self._finish()
 
+    @classmethod
+    def continued(
+        cls, request: ChatRequest, wire: Wire, ring: Ring, counts: Mapping[int, Counts]
+    ) -> TokenStream:
+        """A live stream that was opened in another process, with its events in `ring`.
+
+        `counts` are those of each choice at the last of them.
+        """
+        stream = cls(request, wire, ring)
+        ring.resume(counts)
+        stream._opened.set_result(None)
+        return stream
+
     @property
     def request_id(self) -> str:
         return self.request.request_id
@@ -112,10 +130,10 @@ class TokenStream:
     # Writing: the generation's side.
 
     def open(self, n: int) -> None:
-        """Let the status line out. Raises Cancelled, Draining, StorageUnavailable."""
+        """Let the status line out, unless it is. Raises Cancelled, Draining, StorageUnavailable."""
         self.check_wanted()
-        self._special(Opened(n))
         if not self._opened.done():
+            self._special(Opened(n))
             self._opened.set_result(None)
 
     def check_wanted(self) -> None:
@@ -126,7 +144,7 @@ class TokenStream:
 
     def check_not_cut(self) -> None:
         """Raise Draining or StorageUnavailable if the stream was cancelled for that reason."""
-        if self.cancelled == SHUTDOWN:
+        if self.cancelled in (SHUTDOWN, SUSPENDED):
             raise Draining("The server is stopping; send the request again.", retry_after_s=5)
         if self.cancelled == STORAGE:
             raise StorageUnavailable("The answer can no longer be stored, so it was stopped.")
@@ -176,6 +194,7 @@ class TokenStream:
     def fail(self, error: ServingError) -> None:
         """End the stream in an error: before `open` as a refusal, after it as an error event."""
         self.error = error
+        error.forget_frames()
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # seen: nobody may be waiting any more
@@ -183,6 +202,17 @@ class TokenStream:
             return
         self._ring.append_special(Failed(error.as_body()))
         self._end(Done())
+
+    def suspend(self, error: ServingError) -> None:
+        """End the stream here, and not for its clients: their connections are cut, so that they return.
+
+        Who waits for the whole answer gets `error`.
+        """
+        self.suspended = True
+        self.error = error
+        for reader in list(self.readers):
+            reader.cut()
+        self._finish()
 
     def _special(self, event: ControlEvent) -> None:
         self._ring.append_special(event)
@@ -215,6 +245,11 @@ class TokenStream:
         return self._opened.done() and self._opened.exception() is not None
 
     @property
+    def suspending(self) -> bool:
+        """Whether it is to be suspended."""
+        return self.cancelled == SUSPENDED
+
+    @property
     def pending(self) -> bool:
         """Whether the request still waits for admission."""
         return not self._opened.done()
@@ -240,8 +275,13 @@ class TokenStream:
         await asyncio.shield(self._opened)
 
     async def ended(self) -> None:
-        """Wait for the last event."""
+        """Wait for the last event. Raises the ServingError that a suspended stream has."""
         await asyncio.shield(self._done)
+        self._check_not_suspended()
+
+    def _check_not_suspended(self) -> None:
+        if self.suspended and self.error is not None:
+            raise self.error
 
     def cancel(self, reason: str) -> None:
         """Stop the generation; its text so far is kept. A later call does nothing, except with `DELETED`.
@@ -260,8 +300,9 @@ class TokenStream:
         """A reader of the events after id `after`.
 
         Raises ReplayPositionUnknown beyond what was ever sent, ReplayExpired for events that
-        have left the ring.
+        have left the ring, and the ServingError that a suspended stream has.
         """
+        self._check_not_suspended()
         if after > self._ring.last_id:
             raise ReplayPositionUnknown(
                 f"Last-Event-ID {after} was never sent: the stream's last event is"

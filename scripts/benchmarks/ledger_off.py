@@ -13,7 +13,7 @@ from typing import Any
 
 from app.api import server
 from app.cli.main import main
-from app.core import Counts, Prompt
+from app.core import Counts, Key, Prompt
 from app.generation.history import LoadedTurn
 from app.generation.journal import Journal
 from app.generation.journal_entry import JournalEntry
@@ -26,9 +26,16 @@ class SilentJournal(Journal):
     """Takes what the journal takes and writes none of it."""
 
     async def reserve(
-        self, turn: LoadedTurn, prompt: Prompt, stream: TokenStream, counts: Mapping[int, Counts]
+        self,
+        turn: LoadedTurn,
+        prompt: Prompt,
+        stream: TokenStream,
+        counts: Mapping[int, Counts],
+        *,
+        key: Key | None = None,
     ) -> JournalEntry:
         """An entry whose reservation counts as written."""
+        del key
         reserved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         reserved.set_result(0)
         terms = self._reservation(turn.request, prompt).terms

@@ -10,7 +10,7 @@ import pytest
 from app.core import Engine, Health
 from app.errors import BadRequest, ContextOverflow
 from app.metering.estimate import text_counter
-from tests.support.engines import ask, chat, fresh_rid, next_turn, raw
+from tests.support.engines import Answer, ask, chat, fresh_rid, next_turn, raw
 
 # SGLang's imports warn; what our own code warns of would be an error in the other tests.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -126,6 +126,33 @@ async def test_ids_of_a_running_request_are_counted_and_kept(engine: Engine) -> 
 async def test_nothing_was_handed_over_for_an_unknown_request(engine: Engine) -> None:
     """An id that was never used has no tokens."""
     assert engine.emitted_tokens(fresh_rid()) == 0
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_an_answer_goes_on_behind_its_first_tokens(engine: Engine, n: int) -> None:
+    """Ids, text, counts and end are those of the answer that was not cut, all of it from its first token."""
+    options = {"max_tokens": 24, "n": n, "temperature": 0, "ignore_eos": True}
+    whole = await ask(engine, chat(**options))
+    request = chat(**options)
+    prompt = await engine.render(request)
+    cuts = [whole.token_ids(choice)[: 11 - 7 * choice] for choice in range(n)]
+    prompt = dataclasses.replace(prompt, continued=cuts)
+    resumed = Answer(prompt, [delta async for delta in engine.generate(request.request_id, prompt)])
+    for choice in range(n):
+        assert resumed.token_ids(choice) == whole.token_ids(choice)
+        assert resumed.text(choice) == whole.text(choice)
+        assert resumed.counts(choice).completion_tokens == 24
+        assert resumed.finish_reason(choice) == whole.finish_reason(choice)
+    assert engine.emitted_tokens(request.request_id) == 24 * n
+
+
+async def test_an_answer_goes_on_behind_nothing(engine: Engine) -> None:
+    """A choice that has no tokens yet begins."""
+    request = chat(max_tokens=8, temperature=0, ignore_eos=True)
+    whole = await ask(engine, dataclasses.replace(request, request_id=fresh_rid()))
+    prompt = dataclasses.replace(await engine.render(request), continued=[()])
+    resumed = Answer(prompt, [delta async for delta in engine.generate(request.request_id, prompt)])
+    assert resumed.token_ids() == whole.token_ids()
 
 
 async def test_max_tokens_ends_with_length(engine: Engine) -> None:

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -113,13 +114,44 @@ def test_the_systemd_unit_starts_what_the_command_line_takes_and_waits_long_enou
     assert (service["KillMode"], service["RestartPreventExitStatus"]) == ("mixed", "2")
 
 
+def services() -> dict[str, Any]:
+    """The services of compose.yaml."""
+    read: dict[str, Any] = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text("utf-8"))
+    services: dict[str, Any] = read["services"]
+    return services
+
+
+def docker_runs() -> list[str]:
+    """The `docker run` commands that start a server, in README.md and docs/deploy.md."""
+    texts = [(ROOT / "README.md").read_text("utf-8"), text_of("deploy")]
+    joined = [text.replace("\\\n", " ") for text in texts]
+    runs = [line for text in joined for line in re.findall(r"docker run .*", text)]
+    return [line for line in runs if "-p 127.0.0.1:8000:8000" in line]
+
+
 def test_containers_are_stopped_later_than_streams_may_take() -> None:
-    """compose.yaml, and `docker run` in docs/deploy.md."""
-    services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text("utf-8"))["services"]
-    times = [service["stop_grace_period"].removesuffix("s") for service in services.values()]
-    times += re.findall(r"--stop-timeout (\d+)", text_of("deploy"))
-    assert len(times) >= 3
+    """compose.yaml, and `docker run` in README.md and docs/deploy.md: Docker's own 10 s would cut streams."""
+    assert len(docker_runs()) == 2
+    times = [service["stop_grace_period"].removesuffix("s") for service in services().values()]
+    times += [re.findall(r"--stop-timeout (\d+)", line)[0] for line in docker_runs()]
     assert min(map(float, times)) >= default("drain_timeout_s") + STOP_SLACK_S
+
+
+def test_a_server_that_ended_is_started_again_wherever_it_runs() -> None:
+    """After the engine's end, exit status 3, and after a crash: suspended streams wait for it."""
+    assert {service["restart"] for service in services().values()} == {"unless-stopped"}
+    assert all("--restart unless-stopped" in line for line in docker_runs())
+    assert unit()["Restart"] == "on-failure"
+
+
+def test_no_container_is_killed_while_its_engine_restarts() -> None:
+    """Its health check asks whether the process lives; the engine's state is `/readyz`, which only routes."""
+    dockerfile = (ROOT / "Dockerfile").read_text("utf-8")
+    checks = re.findall(r"^HEALTHCHECK .*?urlopen\('([^']+)'", dockerfile, re.MULTILINE | re.DOTALL)
+    assert checks == ["http://127.0.0.1:8000/healthz"] * 2
+    assert dockerfile.count("STOPSIGNAL SIGTERM") == 2
+    assert all("healthcheck" not in service for service in services().values())
+    assert "/readyz" not in UNIT.read_text("utf-8")
 
 
 def test_deployed_variables_are_settings() -> None:

@@ -74,6 +74,7 @@ async def test_openais_sdk_gets_a_completion(sdk: openai.AsyncOpenAI):
         "".join(scripted_text(0, 0, 3)),
         "length",
     )
+    assert short.choices[0].model_extra == {"matched_stop": None}
 
 
 async def test_openais_sdk_streams_a_completion(sdk: openai.AsyncOpenAI):
@@ -221,7 +222,7 @@ async def test_a_blocked_prompt_is_refused(serve: Serve, tmp_path: Path, as_ids:
     assert answer.refusal() == (400, "content_filter", "prompt")
     assert answer.json()["moderation"]["input"]["results"][0]["flagged"]
     blocked = await complete(served, ["harmless words", harmful])
-    assert blocked.refusal() == (400, "content_filter", "prompt")
+    assert blocked.refusal() == (400, "content_filter", "prompt[1]")
 
 
 async def test_a_harmful_answer_is_halted(serve: Serve, tmp_path: Path):
@@ -236,6 +237,10 @@ async def test_a_harmful_answer_is_halted(serve: Serve, tmp_path: Path):
     assert made["choices"][0]["finish_reason"] == "content_filter"
     assert HARM not in made["choices"][0]["text"]
     assert made["moderation"]["output"]["results"][0]["flagged"]
+    both = (await complete(served, ["one", "two"])).json()
+    assert "moderation" not in both
+    flagged = [c["moderation"]["output"]["results"][0]["flagged"] for c in both["choices"]]
+    assert flagged == [True, True]
 
 
 async def test_each_prompt_counts_in_the_limits_and_on_the_bill(serve: Serve):
@@ -340,6 +345,9 @@ async def test_logprobs_have_the_older_shape(serve: Serve):
         ({"prompt": [1, -1]}, "prompt[1]"),
         ({"prompt": [[1], []]}, "prompt[1]"),
         ({"prompt": [2_000_000_000]}, "prompt"),
+        ({"prompt": [[1], [2_000_000_000]]}, "prompt[1]"),
+        ({"prompt": [[5], [5] * 200]}, "prompt[1]"),
+        ({"prompt": ["a", "a " * 200]}, "prompt[1]"),
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": ["a"] * 65, "n": 2}, "prompt"),
         ({"prompt": ["a", "b"], "stream": True}, "stream"),

@@ -12,6 +12,8 @@ from tests.support.servers import ServerProcess, Spawn, chat
 from tests.support.sse_client import Connection, Stream, fetch, open_stream, until
 
 PATH = "/api/chat/completions"
+NO_SUSPENSION = ("--suspend-timeout-s", "0")
+"""For what these tests are about; what is suspended is the subject of test_restart.py."""
 
 
 async def begin(process: ServerProcess, tokens: int) -> tuple[int, Stream]:
@@ -56,8 +58,8 @@ async def test_port_answers_while_draining(spawn: Spawn):
 
 
 async def test_drain_timeout_ends_streams_truthfully(spawn: Spawn):
-    """A stream that outlasts the drain timeout ends in an error, never as if it were complete."""
-    process = await spawn("rate=50,tokens=100000", "--drain-timeout-s", "0.5")
+    """Where no stream is suspended, one that outlasts the drain timeout ends in an error, not as if whole."""
+    process = await spawn("rate=50,tokens=100000", "--drain-timeout-s", "0.5", *NO_SUSPENSION)
     _, stream = await begin(process, 100_000)
     process.terminate()
     async with stream:
@@ -113,7 +115,7 @@ async def test_stalled_clients_do_not_hold_up_the_end(spawn: Spawn, tokens: int)
 
 async def test_second_signal_ends_streams_at_once(spawn: Spawn):
     """An impatient second SIGTERM waits for no stream: each ends with a truthful error, the exit is clean."""
-    process = await spawn("rate=50,tokens=4000")
+    process = await spawn("rate=50,tokens=4000", *NO_SUSPENSION)
     _, stream = await begin(process, 4000)
     process.terminate()
     await process.logged("draining")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
@@ -16,10 +17,12 @@ from app.admission.controller import Admission
 from app.api.http.sse import ChunkWire
 from app.core import ChatRequest, Counts, Delta, Engine, FinishReason, Health, Key, ModelCard, Prompt
 from app.errors import Cancelled, ServingError
+from app.generation.answer_start import ContinuedAnswer
 from app.generation.history import History, LoadedTurn
 from app.generation.journal import Journal
 from app.generation.request_safety import AnswerScreen, PassThrough, SafetyOf
 from app.generation.safety_check import SafetyService
+from app.generation.suspensions import Suspensions
 from app.metering.balance import LedgerAudit
 from app.metering.budget import Allowance
 from app.metering.limiter import UNLIMITED, Lease
@@ -240,6 +243,15 @@ class HandCheck:
         """See RequestSafety."""
         return await engine.render(request)
 
+    def state(self) -> Mapping[str, Any]:
+        """See RequestSafety."""
+        return {"seen": True}
+
+    def resume(self, turn: LoadedTurn, state: Mapping[str, Any]) -> None:
+        """See RequestSafety. What refuses a new prompt does not refuse this one."""
+        del turn
+        assert state == {"seen": True}
+
     def start_full_screen(self) -> None:
         """See RequestSafety."""
 
@@ -269,6 +281,8 @@ class HandCheck:
 class HoldingScreen:
     """Holds what begins with "held" until something else comes; halts at "harm"; breaks at "broken"."""
 
+    suspects = False
+
     def __init__(self, error: ServingError | None = None) -> None:
         self.halted: Verdict | None = None
         self._error = error
@@ -283,6 +297,10 @@ class HoldingScreen:
             return ()
         self._held.append(delta)
         return () if delta.text.startswith("held") else self.drain()
+
+    async def examined(self) -> Sequence[Delta]:
+        """See AnswerScreen."""
+        return ()
 
     def drain(self) -> Sequence[Delta]:
         """See AnswerScreen."""
@@ -304,10 +322,12 @@ class Generations:
     balance: LedgerAudit
     pipeline: Pipeline
     log: list[dict[str, Any]]
+    suspensions: Suspensions
 
     def stream(self, request: ChatRequest) -> TokenStream:
         """The pending stream of a request."""
-        return TokenStream(request, ChunkWire(request), Ring(1 << 20, logprobs=False, counts=False))
+        counts = request.continuous_usage
+        return TokenStream(request, ChunkWire(request), Ring(1 << 20, logprobs=False, counts=counts))
 
     def begin(
         self,
@@ -320,6 +340,21 @@ class Generations:
         """The generation of a stream, as a task of its own."""
         serving = self.pipeline.serve(stream.request, stream, key=key, lease=lease, allowance=allowance)
         return asyncio.create_task(serving)
+
+    async def go_on(
+        self, request_id: str = "chatcmpl-1", *, check_model: Callable[[str], None] = lambda _model: None
+    ) -> tuple[TokenStream, asyncio.Task[None]]:
+        """A suspended stream as the next process has it, and its generation."""
+        await self.journal.suspended()
+        loaded = await self.suspensions.load("local", request_id)
+        assert loaded is not None
+        stored, suspended = loaded
+        assert suspended is not None
+        request = suspended.turn.request
+        ring = Ring.restore(stored.segments, 1 << 20)
+        stream = TokenStream.continued(request, ChunkWire(request), ring, suspended.progress.released)
+        start = ContinuedAnswer(suspended, self.journal, self.suspensions, check_model)
+        return stream, asyncio.create_task(self.pipeline.serve(request, stream, start=start))
 
     async def serve(self, request: ChatRequest, **options: Any) -> TokenStream:
         """A request from its beginning to its end."""
@@ -359,6 +394,9 @@ async def generations(
     *,
     safety_of: SafetyOf | None = None,
     service: Callable[[Database, Any], SafetyService] | None = None,
+    engine: Any = None,
+    suspend_timeout_s: float = LONG_S,
+    clock_s: Callable[[], float] = time.monotonic,
     **journal: Any,
 ) -> AsyncIterator[Generations]:
     """A pipeline over a new store; its journal keeps no time unless it is started.
@@ -369,13 +407,15 @@ async def generations(
     log = structlog.wrap_logger(None, processors=[capture])
     database = Database(data_dir)
     await database.open()
-    engine, admission, made = HandEngine(), HandAdmission(), HandCheck()
+    engine, admission, made = engine or HandEngine(), HandAdmission(), HandCheck()
     traffic, balance, history = Traffic(), LedgerAudit(log), History(database)
     screens = None if service is None else service(database, log)
     if screens is not None:
         await screens.start()
         safety_of = screens.of
-    kept = Journal(database, PRICES, balance, traffic, log=log, retention_s=LONG_S, **journal)
+    suspensions = Suspensions(database, log, suspend_timeout_s, is_live=lambda _id: False, clock_s=clock_s)
+    journal = {"retention_s": LONG_S, "on_suspended": suspensions.suspended, **journal}
+    kept = Journal(database, PRICES, balance, traffic, log=log, **journal)
     pipeline = Pipeline(
         backends=Backends(Backend(cast("Engine", engine), cast("Admission", admission), MODEL)),
         history=history,
@@ -386,7 +426,17 @@ async def generations(
         log=log,
     )
     yield Generations(
-        database, engine, admission, made, kept, history, traffic, balance, pipeline, capture.entries
+        database,
+        engine,
+        admission,
+        made,
+        kept,
+        history,
+        traffic,
+        balance,
+        pipeline,
+        capture.entries,
+        suspensions,
     )
     await kept.aclose()
     await database.aclose()

@@ -40,6 +40,10 @@ class WordListener:
         """See app.safety.screens.stream_terms.Listener."""
         return {"S2": self._p()}
 
+    def forgive(self) -> None:
+        """See app.safety.screens.stream_terms.Listener."""
+        self._text = ""
+
     def _p(self) -> float:
         return 0.99 if self._word in self._text else 0.01
 
@@ -47,7 +51,9 @@ class WordListener:
 class WordModel:
     """Listens for a word."""
 
-    def __init__(self, word: str = HARM) -> None:
+    def __init__(self, word: str = HARM, *, suspect_at: float | None = None) -> None:
+        """With `suspect_at` it halts nothing where there is an examiner: what it hears is examined."""
+        self.suspect_at = suspect_at
         self._word = word
         self.priors: list[float] = []
 

@@ -144,6 +144,27 @@ OF_PROCESS = (
         labels=(),
     ),
     gauge(
+        "tokenring_suspended_streams",
+        "streams",
+        "Streams that the process before has suspended, and that nobody has asked for yet.",
+        lambda r: len(r.suspensions),
+        labels=(),
+    ),
+    counter(
+        "tokenring_continued_streams_total",
+        "streams",
+        "Suspended streams that went on in this process.",
+        lambda r: r.suspensions.num_continued,
+        labels=(),
+    ),
+    counter(
+        "tokenring_expired_streams_total",
+        "streams",
+        "Suspended streams that nobody asked for within `suspend_timeout_s`, settled at what was released.",
+        lambda r: r.suspensions.num_expired,
+        labels=(),
+    ),
+    gauge(
         "tokenring_ledger_differs",
         "0 or 1",
         "Whether the bill of any request differs from what the engine handed over; 1 until the restart.",

@@ -14,6 +14,7 @@ from app.api.http.answer_format import CHAT_FORMAT
 from app.api.http.auth import Caller, Gatekeeper
 from app.api.http.bodies import BodyReader
 from app.api.http.client import Client
+from app.api.http.continuations import Continuations
 from app.api.http.errors import RESPONSE_HEADERS
 from app.api.http.plain_events import wants_plain
 from app.api.http.rate_limit_headers import STREAM_ID
@@ -57,6 +58,7 @@ class ChatRoutes:
         pipeline: Pipeline,
         streams: StreamRegistry,
         archive: Archive,
+        continuations: Continuations,
         limiter: Limiter,
         reads: Reads,
         budgets: Budgets,
@@ -76,6 +78,7 @@ class ChatRoutes:
         self._pipeline = pipeline
         self._streams = streams
         self._archive = archive
+        self._continuations = continuations
         self._limiter = limiter
         self._reads = reads
         self._budgets = budgets
@@ -118,7 +121,8 @@ class ChatRoutes:
             }
             raise
         except ServingError as error:
-            error.respell(stream.request.spelled)
+            if not others:  # else it is that of a prompt, which names itself
+                error.respell(stream.request.spelled)
             raise
 
     async def _charge(self, request: Request, caller: Caller) -> Lease:
@@ -213,13 +217,12 @@ class ChatRoutes:
         stream = self._streams.find_by_key(owner, key)
         if stream is not None:
             return stream
-        archive = self._archive
-        stored_id = await archive.made_with(owner, key)
+        stored_id = await self._archive.made_with(owner, key)
         # Another request with this key may have begun meanwhile.
         stream = self._streams.find_by_key(owner, key)
         if stream is None and stored_id is not None:
             async with self._reads.turn(owner):
-                stream = await archive.find(owner, stored_id, self.format.make_wire, after)
+                stream = await self._continuations.find(owner, stored_id, self.format.make_wire, after)
         return stream
 
     async def _begin(
@@ -280,6 +283,9 @@ class ChatRoutes:
                 streams.append(await self._begin(caller, chat, UNLIMITED, streaming=False))
                 await _ended(streams[-1])
             return JSONResponse(self.format.whole(streams), headers=stream_headers(first))
+        except ServingError as error:
+            error.respell(streams[-1].request.spelled)
+            raise
         finally:
             client.stop()
             for stream in streams:
@@ -367,7 +373,10 @@ class ChatRoutes:
         if stream is None and mine:
             self._reads.charge(owner, caller.key)
             async with self._reads.turn(owner):
-                stream = await self._archive.find(owner, request_id, self.format.make_wire, after)
+                begin = request.method != "HEAD"
+                stream = await self._continuations.find(
+                    owner, request_id, self.format.make_wire, after, begin=begin
+                )
         if stream is None:
             raise NotFound(
                 f"No stream {request_id!r}: it does not exist, is not yours, or was not stored and ended"

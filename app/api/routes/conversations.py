@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
@@ -41,7 +41,10 @@ class ConversationRoutes:
         bodies: BodyReader,
         *,
         gatekeeper: Gatekeeper,
+        settle_suspended: Callable[[str, str], Awaitable[None]],
     ) -> None:
+        """`settle_suspended` ends what a stop has suspended in an owner's conversation."""
+        self._settle_suspended = settle_suspended
         self._database = database
         self._streams = streams
         self._reads = reads
@@ -92,6 +95,7 @@ class ConversationRoutes:
         at_us = time.time_ns() // 1000
         await self._database.write(lambda c: conversation_list.delete(c, owner, conversation_id, at_us))
         self._streams.delete_conversation(conversation_id)
+        await self._settle_suspended(owner, conversation_id)
         return _answer({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
     async def restore(self, request: Request) -> Response:

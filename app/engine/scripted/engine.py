@@ -38,6 +38,8 @@ _SENTENCE = (
     ' when the line drops naïve 世界 😀 "quoted" back\\slash <tag> & done'
 )
 _WORDS = (*_SENTENCE.split(), "tab\tnew\nline", "e\u0301", "\u05e9\u05dc\u05d5\u05dd")
+_PIECES = {token_id(word): word + " " for word in _WORDS}
+"""The pieces of text that answers are made of, by their ids."""
 _REMEMBERED_PAGES = 4096
 _FAULTS = ("", "fail", "die", "hang", "overload", "miscount")
 _FINISHES = ("stop", "length")
@@ -107,6 +109,8 @@ class _ScriptedAnswer:
     prompt_tokens: int
     cached_tokens: int
     max_tokens: int
+    continued: Sequence[Sequence[int]] = ()
+    """See Prompt."""
 
 
 class ScriptedEngine:
@@ -195,16 +199,18 @@ class ScriptedEngine:
         """See Engine.generate; choices take turns token by token."""
         if self._health is not Health.READY:
             raise EngineNotReady(f"The engine is {self._health.value}.", retry_after_s=5)
+        answer = dataclasses.replace(prompt.handle, continued=prompt.continued)
         run = self._runs[rid] = Run()
-        return self._generate(rid, run, prompt.handle)
+        return self._generate(rid, run, answer)
 
     async def _generate(self, rid: str, run: Run, answer: _ScriptedAnswer) -> AsyncIterator[Delta]:
         script = answer.script
         live = {choice: self._deltas(answer, choice) for choice in range(answer.request.n)}
+        repeated = {choice: len(ids) for choice, ids in enumerate(answer.continued)}
         counts = dict.fromkeys(live, Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0))
         self._used_tokens += answer.prompt_tokens
         tally = self._tallies.begin(rid)
-        seat = Seat(run.wake, answer.prompt_tokens, answer.cached_tokens)
+        seat = Seat(run.wake, answer.prompt_tokens + sum(repeated.values()), answer.cached_tokens)
         try:
             await self._pause(run, script.prefill_s)
             if self._service is not None:
@@ -215,7 +221,9 @@ class ScriptedEngine:
                 self._misbehave(run, script, made)
                 if script.fault == "hang" and made >= script.fault_after:
                     await self._pause(run, 1e6)
-                for choice in list(live):
+                # What was generated before comes first, of all choices, and as fast as the loop turns.
+                behind = [choice for choice in live if repeated.get(choice, 0) > made]
+                for choice in behind or list(live):
                     delta = _aborted(choice, counts[choice]) if run.aborted else next(live[choice])
                     counts[choice] = delta.counts
                     if delta.finish_reason is not None:
@@ -223,7 +231,9 @@ class ScriptedEngine:
                     tally.add(len(delta.token_ids))
                     yield delta
                 made += 1
-                if self._service is None:
+                if behind:
+                    await self._pause(run, 0.0)
+                elif self._service is None:
                     await self._pause(run, 1 / script.rate if script.rate else 0.0)
                 elif live:
                     self._service.next_tokens(seat, len(live))
@@ -329,6 +339,9 @@ def _choice(answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
     script, body = answer.script, answer.request.body
     length = answer.max_tokens if script.shared and body.get("ignore_eos") else script.tokens
     pieces = scripted_text(body.get("seed", script.seed), choice, length)
+    if answer.continued:
+        earlier = [_PIECES[token_id] for token_id in answer.continued[choice]]
+        pieces[: len(earlier)] = earlier
     budget = min(len(pieces), answer.max_tokens)
     cut = _Stop(body.get("stop") or ())
     miscounted = script.fault_after if script.fault == "miscount" and choice == 0 else budget

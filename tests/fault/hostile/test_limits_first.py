@@ -315,7 +315,14 @@ async def test_every_page_of_an_export_waits_for_its_turn(serve: Serve):
     runtime = served.runtime
     bodies = BodyReader(runtime.backends, max_bytes=0, timeout_s=1)
     gatekeeper = Gatekeeper(runtime.keys, "", "127.0.0.1")
-    routes = ConversationRoutes(database, runtime.streams, runtime.reads, bodies, gatekeeper=gatekeeper)
+    routes = ConversationRoutes(
+        database,
+        runtime.streams,
+        runtime.reads,
+        bodies,
+        gatekeeper=gatekeeper,
+        settle_suspended=runtime.suspensions.settle_conversation,
+    )
     pieces = routes._pieces(owner, outline, VIEW, await routes._page(owner, outline, 0))
     written = [await anext(pieces), await anext(pieces)]
     async with served.runtime.reads.turn(owner):

@@ -14,6 +14,7 @@ import pytest
 from app.core import Counts, Delta, IdempotencyKey, Prompt
 from app.errors import EngineFailed, NotFound, StorageUnavailable
 from app.generation import journal as journal_module
+from app.generation import open_requests, settlement
 from app.generation.history import LoadedTurn
 from app.generation.journal import AT_ONCE, SWEEP_S, Journal
 from app.generation.journal_entry import JournalEntry, Outcome
@@ -59,9 +60,10 @@ async def world(tmp_path: Path) -> AsyncIterator[Generations]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The journal's clock."""
+    """The journal's clock, and that of what it writes."""
     clock = Clock()
-    monkeypatch.setattr(journal_module, "time", clock)
+    for module in (journal_module, open_requests, settlement):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 

@@ -14,14 +14,14 @@ from app.core import ChatRequest, Counts, Delta, Prompt, Usage
 from app.generation.history import History, LoadedTurn
 from app.generation.journal_entry import Ids, JournalEntry, Outcome, finished_answer, stream_facts
 from app.store.database import Database
-from app.stream.token_stream import SHUTDOWN, STORAGE, TokenStream
+from app.stream.token_stream import SHUTDOWN, STORAGE, SUSPENDED, TokenStream
 from app.stream.transcript import ChoiceMessage
 from tests.support.generations import TERMS, asked, conversing
 
 
 async def entry(cancelled: str | None = None, counts: dict[int, Counts] | None = None) -> JournalEntry:
     """The entry of a request that is not stored."""
-    stream = cast("TokenStream", SimpleNamespace(cancelled=cancelled))
+    stream = cast("TokenStream", SimpleNamespace(cancelled=cancelled, error=None))
     request = ChatRequest("chatcmpl-1", "local", "llama", {}, 0)
     reserved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     prompt = Prompt([1, 2], 10, None)
@@ -38,6 +38,7 @@ async def entry(cancelled: str | None = None, counts: dict[int, Counts] | None =
         ("cancelled", Outcome.CANCELLED, "cancelled"),
         ("disconnect", Outcome.CANCELLED, "cancelled"),
         (SHUTDOWN, Outcome.CANCELLED, "interrupted"),
+        (SUSPENDED, Outcome.CANCELLED, "interrupted"),
         (STORAGE, Outcome.FAILED, "interrupted"),
         # The client left, or the server stopped, when the last token had come.
         ("disconnect", Outcome.DONE, "complete"),
@@ -57,7 +58,7 @@ async def test_a_reservation_is_waited_for_once():
     asked: list[str] = []
     request = LoadedTurn(ChatRequest("chatcmpl-1", "local", "llama", {}, 0))
     reserved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    stream = cast("TokenStream", SimpleNamespace(cancelled=None))
+    stream = cast("TokenStream", SimpleNamespace(cancelled=None, error=None))
     waiting = JournalEntry(
         request,
         Prompt([1], 1, None),
@@ -122,7 +123,7 @@ async def test_request_that_is_not_stored_has_no_answers_to_store():
 
 async def stored(prompt: Prompt, **fields: Any) -> JournalEntry:
     """The entry of a request that begins or continues a conversation."""
-    stream = cast("TokenStream", SimpleNamespace(cancelled=None))
+    stream = cast("TokenStream", SimpleNamespace(cancelled=None, error=None))
     request = conversing(**fields)
     turn = await History(cast("Database", None)).load(request)
     loaded = LoadedTurn(request, turn.stored_turn, run_seqs=range(40, 40 + len(request.past)))
@@ -133,8 +134,11 @@ async def stored(prompt: Prompt, **fields: Any) -> JournalEntry:
 async def test_ids_of_an_answer_are_stored_after_those_of_the_turns_before():
     """Its own part of the prompt, from the last run on that the prompt begins with."""
     answered = await stored(Prompt([1, 2, 3, 4, 5], 10, None, past_runs=2), past=[[1], [2, 3], [9]])
-    answered.released(Delta(0, "text", "a", (6,), Counts(5, 1)))
-    answered.released(Delta(0, "text", "b", (7, 8), Counts(5, 3)))
+    deltas = [Delta(0, "text", "a", (6,), Counts(5, 1)), Delta(0, "text", "b", (7, 8), Counts(5, 3))]
+    for delta in deltas:
+        answered.generated(delta)
+        answered.released(delta)
+    answered.generated(Delta(0, "text", "held back", (9,), Counts(5, 4)))
     answered.end(Outcome.DONE)
     (finished,) = answered.finished({0: ChoiceMessage({"content": "ab"}, "stop")}, "complete")
     assert (finished.text, finished.base_seq) == ("ab", 41)

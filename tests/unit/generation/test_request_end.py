@@ -10,9 +10,12 @@ import pytest
 import structlog
 
 from app.core import ChatRequest
-from app.errors import BadRequest, Draining, InternalError, Overloaded
+from app.errors import BadRequest, Draining, InternalError, Overloaded, ServingError
+from app.generation.answer_start import NewAnswer
+from app.generation.engine_run import Suspended
 from app.generation.request_end import RequestEnd
 from app.generation.trace import Trace
+from app.stream.token_stream import TokenStream
 
 SECRET = "a secret in an exception"
 
@@ -20,7 +23,7 @@ SECRET = "a secret in an exception"
 class World:
     """What a request's end acts on, and what became of it, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Any = None) -> None:
         self.done: list[Any] = []
         self.request = ChatRequest("chatcmpl-1", "local", "llama", {}, 0)
         self.trace = Trace(self.request)
@@ -28,16 +31,27 @@ class World:
             request=self.request,
             request_id="chatcmpl-1",
             cancelled=None,
+            suspending=False,
+            pending=False,
             fail=lambda error: self.done.append(type(error)),
+            suspend=lambda error: self.done.append(f"suspended: {error.code}"),
         )
         lease: Any = SimpleNamespace(
             settle=lambda _counts: self.done.append("lease"), withdraw=lambda: self.done.append("withdrawn")
         )
-        journal: Any = SimpleNamespace(settle_later=lambda _entry, finish: self.done.append(finish))
+        journal: Any = SimpleNamespace(
+            settle_later=lambda _entry, finish: self.done.append(finish),
+            suspend_later=lambda entry, state, error: self.done.append((entry, state, error.code)),
+        )
+        self.start: Any = start or NewAnswer(cast("Any", None), journal)
         traffic: Any = SimpleNamespace(ended=lambda _model, finish, _timings: self.done.append(finish))
         self.engine: Any = SimpleNamespace(abort=lambda rid: self.done.append(f"abort {rid}"))
-        self.check: Any = SimpleNamespace(rid="rid", close=lambda _stream: self.done.append("closed"))
-        self.end = RequestEnd(journal, traffic, structlog.get_logger(), self.trace, lease=lease)
+        self.check: Any = SimpleNamespace(
+            rid="rid", state=lambda: {"strict": False}, close=lambda _stream: self.done.append("closed")
+        )
+        self.end = RequestEnd(
+            journal, traffic, structlog.get_logger(), self.trace, lease=lease, start=self.start
+        )
 
     def run(self, error: BaseException | None = None, *, reserved: bool = False) -> list[Any]:
         """A request that ends so; what was done about it."""
@@ -81,3 +95,56 @@ def test_a_cancelled_task_stays_cancelled():
     with pytest.raises(asyncio.CancelledError):
         world.run(asyncio.CancelledError())
     assert world.done == ["abort rid", Draining, "lease", "cancelled", "closed"]
+
+
+SUSPENSION = ("entry", {"strict": False}, "draining")
+
+
+def test_a_suspended_answer_is_not_settled():
+    """Its row stays open, with what safety knows of the prompt; the log has how it ended."""
+    assert World().run(Suspended(), reserved=True) == [SUSPENSION, "lease", "suspended", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("suspending", "pending", "end"),
+    [(True, False, SUSPENSION), (True, True, Draining), (False, False, Draining)],
+)
+def test_a_cut_off_task_is_suspended_where_its_status_line_is_out(suspending: bool, pending: bool, end: Any):
+    """An engine that does not let go of a request in time loses nothing of it."""
+    world = World()
+    world.stream.suspending, world.stream.pending = suspending, pending
+    with pytest.raises(asyncio.CancelledError):
+        world.run(asyncio.CancelledError(), reserved=True)
+    assert world.done[1] == end
+
+
+class Continued(NewAnswer):
+    """An answer that goes on, and stays suspended as long as there is no room."""
+
+    def __init__(self) -> None:
+        self.failed_with: list[ServingError] = []
+
+    def stays(self, stream: TokenStream, error: ServingError) -> bool:
+        del stream
+        return isinstance(error, Overloaded)
+
+    def failed(self, stream: TokenStream, error: ServingError, trace: Trace) -> Any:
+        del stream, trace
+        self.failed_with.append(error)
+        return "taken up"
+
+
+def test_an_answer_that_finds_no_room_stays_suspended():
+    """Where it was taken up already, it is suspended once more."""
+    full = Overloaded("full", retry_after_s=1)
+    done = World(Continued()).run(full)
+    assert done == ["withdrawn", "suspended: overloaded", "lease", "suspended", "closed"]
+    done = World(Continued()).run(full, reserved=True)
+    assert done == [("entry", {"strict": False}, "overloaded"), "lease", "suspended", "closed"]
+
+
+def test_an_answer_that_cannot_go_on_is_settled():
+    """Its row is taken up for that."""
+    start = Continued()
+    assert World(start).run(BadRequest("no")) == ["lease", "invalid_value", "invalid_value", "closed"]
+    assert [type(error) for error in start.failed_with] == [BadRequest]

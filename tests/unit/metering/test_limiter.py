@@ -9,7 +9,8 @@ import pytest
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import BadRequest, RateLimited, TokensLimited
-from app.metering.limiter import UNLIMITED, KeyLease, Lease, Limiter, duration_text
+from app.metering.durations import duration_text
+from app.metering.limiter import UNLIMITED, KeyLease, Lease, Limiter
 
 
 class Clock:
