@@ -21,7 +21,18 @@ async def go_on(engine: Engine, whole: Answer, *cuts: int) -> Answer:
 
 
 @pytest.mark.parametrize("cut", [1, 7, 29, 30])
-@pytest.mark.parametrize("options", [{}, {"logprobs": True}, {"stop": "token "}, {"min_tokens": 20}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"logprobs": True},
+        {"stop": "token "},
+        {"min_tokens": 20},
+        {"regex": "[a-f]{40}"},
+        {"frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+    ],
+    ids=["plain", "logprobs", "stop", "least", "grammar", "penalties"],
+)
 async def test_an_answer_goes_on_behind_its_ids(remote_engine: Engine, options: Any, cut: int) -> None:
     """All of it comes, from its first token, as if it had not been interrupted."""
     request = chat(temperature=0, max_tokens=30, **options)

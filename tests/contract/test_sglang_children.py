@@ -84,7 +84,7 @@ async def lose(engine: Engine, child: ChildServer) -> None:
     assert answer.text() == undisturbed.text()
     assert answer.counts()._replace(cached_tokens=0) == undisturbed.counts()._replace(cached_tokens=0)
     assert engine.emitted_tokens(request.request_id) == 300
-    assert engine.load().moved == {"resumed": 1}
+    assert engine.load().moved["resumed"] == 1
 
 
 async def test_a_remote_server_is_read_lost_and_found_again() -> None:

@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
+import psutil
 import pytest
 
 from app.core import ChatRequest, Engine
@@ -17,7 +18,9 @@ from app.engine.remote.child_server import ChildCommand, ChildServer
 from app.engine.remote.engine import RemoteEngine, RemoteOptions
 from app.engine.sglang.args import SGLangOptions, bare_server_command
 from app.engine.sglang.platform import prepare_process
+from app.engine_factory import child_engine
 from app.errors import EngineFailed
+from app.settings import Settings
 from tests.support.engines import Answer, ask, chat, fresh_rid
 from tests.support.sse_client import until
 
@@ -73,7 +76,7 @@ def requests() -> list[ChatRequest]:
         {"min_tokens": 60, "ignore_eos": False},
     ]
     return [
-        chat(question, **({"temperature": 0, "max_tokens": 400, "ignore_eos": True} | option))
+        chat(question, **({"temperature": 0, "max_tokens": 200, "ignore_eos": True} | option))
         for question in questions
         for option in options
     ]
@@ -134,3 +137,36 @@ async def test_a_form_that_a_foreign_server_cannot_take_up_ends(pair: Any) -> No
     with pytest.raises(EngineFailed) as failed:
         await asking
     assert failed.value.code == "engine_restarted"
+
+
+CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
+
+
+async def test_a_server_of_ours_takes_up_any_answer() -> None:
+    """Killed and started again, it goes on with grammars, tools and penalties: it runs our scheduler."""
+    ended: list[str] = []
+    options = SGLangOptions(server_args={"random_seed": 7})
+    engine = child_engine(options, ended.append, Settings())
+    kinds: list[dict[str, Any]] = [
+        {"regex": "[0-9]{300}"},
+        {"frequency_penalty": 1.0, "ignore_eos": True},
+        {"tools": [CLOCK], "tool_choice": "required"},
+        {"n": 2, "ignore_eos": True},
+        {"logprobs": True, "top_logprobs": 2, "ignore_eos": True},
+    ]
+    asked = [chat("漢字 What is a token ring?", temperature=0, max_tokens=300, **kind) for kind in kinds]
+    try:
+        await engine.start()
+        undisturbed = await asyncio.gather(*(ask(engine, request) for request in asked))
+        repeated = [again(request) for request in asked]
+        asking = [asyncio.create_task(ask(engine, request)) for request in repeated]
+        await until(lambda: _tokens(engine, repeated) > 60, 60)
+        (child,) = (p for p in psutil.Process().children() if "child" in " ".join(p.cmdline()))
+        os.killpg(child.pid, signal.SIGKILL)
+        disturbed = await asyncio.gather(*asking)
+    finally:
+        await engine.aclose()
+    assert len(ended) == 1
+    assert engine.load().moved["resumed"] >= 4
+    for before, after in zip(undisturbed, disturbed, strict=True):
+        assert comparable(after) == comparable(before)

@@ -29,7 +29,7 @@ async def connect() -> AsyncIterator[Callable[..., Awaitable[RemoteEngine]]]:
     async def start(
         *servers: FalseServer, model: type[PlainModel] = PlainModel, resume_s: float = 20.0, **timeouts: float
     ) -> RemoteEngine:
-        limits = Timeouts(**({"connect_s": 1.0, "headers_s": 0.3, "silence_s": 5.0} | timeouts))
+        limits = Timeouts(**({"connect_s": 2.0, "headers_s": 1.0, "silence_s": 10.0} | timeouts))
         urls = [server.url for server in servers]
         options = RemoteOptions(
             urls,

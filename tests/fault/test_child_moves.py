@@ -19,7 +19,7 @@ from app.engine.standby import SupervisedEngine
 from app.safety.guard.templates import FORMATS
 from app.safety.guard.tier import Guard, GuardFailed
 from tests.support.false_child import TOKENS
-from tests.support.false_sglang import PROMPT_TOKENS, PlainModel, ask, words
+from tests.support.false_sglang import PROMPT_TOKENS, PlainModel, ask, moved, words
 from tests.support.sse_client import until
 
 START_S = 30.0
@@ -29,6 +29,7 @@ START_S = 30.0
 class Small:
     """A second model in a child server, supervised, and what was told of its ends."""
 
+    carries_ids: bool
     children: list[ChildServer] = field(default_factory=list)
     engines: list[RemoteEngine] = field(default_factory=list)
 
@@ -41,7 +42,12 @@ class Small:
 
         child = ChildServer(command, on_exit=exited, first_pause_s=0.05)
         options = RemoteOptions(
-            start_s=START_S, poll_s=0.05, stall_s=0.5, resume_s=START_S, timeouts=Timeouts(poll_s=0.3)
+            start_s=START_S,
+            poll_s=0.05,
+            stall_s=0.5,
+            resume_s=START_S,
+            timeouts=Timeouts(poll_s=0.3),
+            carries_ids=self.carries_ids,
         )
         engine = RemoteEngine(options, PlainModel, child)
         self.children.append(child)
@@ -60,10 +66,10 @@ def command(port: int) -> ChildCommand:
     return ChildCommand([sys.executable, "-m", "tests.support.false_child", str(port)])
 
 
-@pytest.fixture
-async def small() -> AsyncIterator[tuple[Small, SupervisedEngine]]:
-    """One that has started."""
-    made = Small()
+@pytest.fixture(params=[False, True], ids=["longer prompt", "ids"])
+async def small(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Small, SupervisedEngine]]:
+    """One that has started, and that is told of the answer so far in either way."""
+    made = Small(request.param)
     supervised = SupervisedEngine("small", made.make)
     await supervised.start()
     await until(lambda: supervised.health() is Health.READY, START_S)
@@ -93,7 +99,7 @@ async def test_the_answers_of_a_child_go_on_when_it_is_back(
     assert len(made.engines) == 1
     assert engine.num_failures == 1
     assert engine.state == "ready"
-    assert engine.load().moved == {"resumed": 8}
+    assert moved(engine) == {"resumed": 8}
 
 
 async def test_a_guard_that_is_away_gives_no_verdict(small: tuple[Small, SupervisedEngine]) -> None:

@@ -21,7 +21,9 @@ from tests.support.false_sglang import (
     PlainModel,
     ask,
     ends_restarted,
+    faults,
     frame,
+    moved,
     once,
     words,
 )
@@ -72,6 +74,12 @@ async def babbles(server: FalseServer, response: web.StreamResponse, request: we
     """Something that is no event."""
     await four_tokens(response, request)
     await response.write(b"data: \x00\xff\n\n")
+    await asyncio.sleep(30)
+
+
+async def says_nothing(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+    """Accepts the request, and never answers."""
+    await response.prepare(request)
     await asyncio.sleep(30)
 
 
@@ -131,8 +139,7 @@ async def test_an_answer_goes_on_at_another_server(
     assert [len(server.asked) for server in servers] == [1, 1]
     assert second["input_ids"] == [*first["input_ids"], 1, 2, 3, 4]
     assert second["sampling_params"]["max_new_tokens"] == TOKENS - 4
-    load = engine.load()
-    assert (load.faults, load.moved) == ({KIND_OF[fault]: 1}, {"resumed": 1})
+    assert (faults(engine), moved(engine)) == ({KIND_OF[fault]: 1}, {"resumed": 1})
     logged = capsys.readouterr().out
     assert first["rid"] in logged
     assert "w1 " not in logged
@@ -152,7 +159,7 @@ async def test_sixteen_answers_survive_the_death_of_one_of_two_servers(
     for answer in await asyncio.gather(*asking):
         check_whole(answer, 60)
     assert all(engine.emitted_tokens(f"r{n:02}") == 60 for n in range(16))
-    assert engine.load().moved == {"resumed": 8}
+    assert moved(engine) == {"resumed": 8}
     assert len(servers[1].asked) == 16
 
 
@@ -197,6 +204,18 @@ async def read(deltas: AsyncIterator[Delta], seen: list[Delta]) -> None:
         seen.append(delta)  # noqa: PERF401  # what came before an error counts
 
 
+async def test_a_server_that_accepts_and_never_answers_loses_the_request(
+    servers: list[FalseServer], connect: Any
+) -> None:
+    """It goes whole to the other one."""
+    engine = await connect(*servers, silence_s=0.3)
+    shared = once(says_nothing)
+    for server in servers:
+        server.fault = shared
+    check_whole(await ask(engine))
+    assert (faults(engine), moved(engine)) == ({"silent": 1}, {"resumed": 1})
+
+
 async def test_an_answer_whose_server_stays_away_ends(servers: list[FalseServer], connect: Any) -> None:
     """After the time set, with what has come; the log names the request and a hash of its prompt."""
     engine = await connect(servers[0], resume_s=0.3)
@@ -209,7 +228,7 @@ async def test_an_answer_whose_server_stays_away_ends(servers: list[FalseServer]
     with pytest.raises(EngineFailed, match="lost in mid-answer"):
         await reading
     assert ids_of(seen) == list(range(1, len(seen) + 1))
-    assert engine.load().moved == {"ended": 1}
+    assert moved(engine) == {"ended": 1}
 
 
 async def test_an_abort_while_no_server_is_there_ends_at_once(
@@ -327,7 +346,7 @@ async def test_a_server_that_lives_and_generates_nothing_loses_its_answers(
         server.fault = shared
     check_whole(await asyncio.wait_for(ask(engine), 10))
     assert len(stuck) == 1
-    assert engine.load().faults["stalled"] == 1
+    assert faults(engine)["stalled"] == 1
 
 
 async def test_a_server_that_hangs_loses_its_answers(servers: list[FalseServer], connect: Any) -> None:
@@ -365,6 +384,31 @@ async def test_a_silent_server_that_is_healthy_keeps_its_answers(
     assert len(servers[0].asked) == 1
 
 
+async def test_a_server_whose_load_changes_keeps_its_answers(
+    servers: list[FalseServer], connect: Any
+) -> None:
+    """A prompt that is read in chunks leaves no room for the token of a health check."""
+    engine = await connect(servers[0])
+    asked = asyncio.Event()
+
+    async def reads_long(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+        await response.prepare(request)
+        server.generates, server.advances = False, 1
+        asked.set()
+        begun = server.used_tokens
+        while server.used_tokens < begun + 40:
+            await asyncio.sleep(0.01)
+        server.generates = True
+        for number in WHOLE:
+            await response.write(frame(number, {"type": "length"} if number == TOKENS else None))
+
+    servers[0].fault = reads_long
+    asking = asyncio.create_task(ask(engine))
+    await asked.wait()
+    check_whole(await asking)
+    assert not faults(engine)
+
+
 @pytest.mark.parametrize("last", [None, {"type": "length"}], ids=["a delta", "a second end"])
 async def test_what_comes_after_the_end_is_noted_and_dropped(
     servers: list[FalseServer], connect: Any, last: dict[str, str] | None
@@ -381,7 +425,7 @@ async def test_what_comes_after_the_end_is_noted_and_dropped(
 
     servers[0].fault = talks_on
     check_whole(await ask(engine))
-    await until(lambda: engine.load().faults == {"after_end": 1})
+    await until(lambda: faults(engine) == {"after_end": 1})
     await until(lambda: not engine._tasks)
 
 
@@ -398,7 +442,7 @@ async def test_a_wrong_count_of_the_prompt_is_not_billed(servers: list[FalseServ
 
     servers[0].fault = miscounts
     check_whole(await ask(engine))
-    await until(lambda: engine.load().faults == {"wrong_count": 1})
+    await until(lambda: faults(engine) == {"wrong_count": 1})
 
 
 async def test_an_answer_that_nobody_reads_any_more_is_let_go(
@@ -428,7 +472,7 @@ async def test_an_answer_that_nobody_reads_any_more_is_let_go(
     await until(lambda: sum(server.num_left for server in servers) == 1)
     assert handed_over > 0
     assert engine.emitted_tokens("r") == 0
-    assert not engine.load().moved
+    assert not moved(engine)
 
 
 async def test_few_answers_move_at_once(servers: list[FalseServer], connect: Any) -> None:
@@ -441,16 +485,17 @@ async def test_few_answers_move_at_once(servers: list[FalseServer], connect: Any
         if body["rid"].endswith("-0"):
             await breaks_off(server, response, request)
             return
-        moved.append(body["rid"])
+        await response.prepare(request)
+        asked.append(body["rid"])
         await may_answer.acquire()
         await server.answer(response, request, body["rid"])
 
-    moved: list[str] = []
+    asked: list[str] = []
     for server in servers:
         server.fault = slowly
     asking = [asyncio.create_task(ask(engine, f"r{n:02}")) for n in range(12)]
     for allowed in range(4, 13):
-        await until(lambda allowed=allowed: len(moved) == allowed)  # type: ignore[misc]
+        await until(lambda allowed=allowed: len(asked) == allowed)  # type: ignore[misc]
         may_answer.release()
     for _ in range(3):
         may_answer.release()

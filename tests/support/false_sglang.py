@@ -11,7 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from app.core import ChatRequest, Counts, Delta, ModelCard, Prompt
+from app.core import ChatRequest, Counts, Delta, Engine, ModelCard, Prompt
 from app.engine.remote.continuation import TextRules
 from app.engine.remote.engine import RemoteEngine
 from app.engine.remote.model import Facts
@@ -33,9 +33,11 @@ class FalseServer:
         self.well = True
         self.generates = True
         self.num_health = 0
+        self.used_tokens, self.advances = 30, 0
         self.tokens = TOKENS
         self.pause_s = 0.0
         self.num_left = 0
+        self.num_answering = 0
         self._runner: web.AppRunner | None = None
         self.port = port
 
@@ -74,7 +76,9 @@ class FalseServer:
     async def _loads(self, _: web.Request) -> web.Response:
         if not self.well:
             await asyncio.sleep(60)
-        load: dict[str, float] = {"num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 30}
+        self.used_tokens += self.advances
+        load: dict[str, float] = {"num_running_reqs": 2, "num_waiting_reqs": 1}
+        load |= {"num_used_tokens": self.used_tokens}
         load |= {"max_total_num_tokens": 1000, "gen_throughput": 5.5}
         return web.json_response({"loads": [load]})
 
@@ -90,6 +94,7 @@ class FalseServer:
         body = await request.json()
         self.asked.append(body)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        self.num_answering += 1
         try:
             if self.fault is not None:
                 await self.fault(self, response, request)
@@ -98,29 +103,37 @@ class FalseServer:
         except (ConnectionError, asyncio.CancelledError):
             self.num_left += 1
             raise
+        finally:
+            self.num_answering -= 1
         return response
 
     async def answer(self, response: web.StreamResponse, request: web.Request, rid: str) -> None:
         """A whole answer, or the rest of one whose first tokens are in the prompt; shorter when aborted."""
-        prompt_tokens = len(next(body for body in self.asked if body["rid"] == rid)["input_ids"])
-        before = prompt_tokens - PROMPT_TOKENS
+        body = next(body for body in self.asked if body["rid"] == rid)
+        before = len(body["input_ids"]) - PROMPT_TOKENS
+        carried = len((body["sampling_params"].get("custom_params") or {}).get("continued_ids", ()))
         await response.prepare(request)
-        for number in range(before + 1, self.tokens + 1):
+        for number in range(before + carried + 1, self.tokens + 1):
             await asyncio.sleep(self.pause_s)
             finish = {"type": "length"} if number == self.tokens else None
             finish = {"type": "abort", "message": ""} if rid in self.aborted else finish
-            await response.write(frame(number, finish, before))
+            await response.write(frame(number, finish, before, repeated=carried))
+            carried = 0
             if finish:
                 break
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
 
 
-def frame(number: int, finish: object = None, before: int = 0, **changes: object) -> bytes:
-    """The event of token `number` of an answer; `before` of its tokens were in the prompt."""
+def frame(number: int, finish: object = None, before: int = 0, repeated: int = 0, **changes: object) -> bytes:
+    """The event of token `number` of an answer; `before` of its tokens were in the prompt.
+
+    As many as are `repeated` before it come with it.
+    """
     meta = {"finish_reason": finish, "prompt_tokens": PROMPT_TOKENS + before, "cached_tokens": 2}
     meta |= {"completion_tokens": number - before, **changes}
-    event = {"text": f"w{number} ", "output_ids": [number], "meta_info": meta}
+    ids = list(range(number - repeated, number + 1))
+    event = {"text": words(ids), "output_ids": ids, "meta_info": meta}
     return b"data: " + orjson.dumps(event) + b"\n\n"
 
 
@@ -215,6 +228,16 @@ async def ask(engine: RemoteEngine, rid: str = "r", n: int = 1, max_tokens: int 
     """Every delta of an answer."""
     request = ChatRequest(rid, "owner", "model", {"messages": []}, 0, n=n, max_tokens=max_tokens)
     return [delta async for delta in engine.generate(rid, await engine.render(request))]
+
+
+def faults(engine: Engine) -> dict[str, int]:
+    """What its servers did wrong, by kind."""
+    return {kind: number for kind, number in engine.load().faults.items() if number}
+
+
+def moved(engine: Engine) -> dict[str, int]:
+    """What became of the choices whose server was lost."""
+    return {outcome: number for outcome, number in engine.load().moved.items() if number}
 
 
 @contextmanager

@@ -27,6 +27,9 @@ PENALTIES: Mapping[str, float] = {
 }
 """Sampling parameters that look at what was generated, with the values that have no effect."""
 
+CARRIED = "continued_ids"
+"""The key in `custom_params` by which our scheduler is told of an answer (app.engine.sglang.continuation)."""
+
 Decode = Callable[[Sequence[int]], str]
 Finish = dict[str, Any]
 
@@ -58,18 +61,18 @@ class TextRules:
 class Received:
     """The ids of a choice from its first server, and the characters that had come after each late step."""
 
-    __slots__ = ("_num_chars", "_steps", "token_ids")
+    __slots__ = ("_steps", "num_chars", "token_ids")
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
-        self._num_chars = 0
+        self.num_chars = 0
         self._steps = deque([(0, 0)], STEPS_KEPT)
 
     def add(self, token_ids: Sequence[int], text: str) -> None:
         """Note a step."""
         self.token_ids.extend(token_ids)
-        self._num_chars += len(text)
-        self._steps.append((len(self.token_ids), self._num_chars))
+        self.num_chars += len(text)
+        self._steps.append((len(self.token_ids), self.num_chars))
 
     def continued(self, rules: TextRules, prompt_ids: Sequence[int]) -> ContinuedText:
         """The text behind what has come. Raises EngineFailed where its place cannot be told."""
@@ -77,7 +80,7 @@ class Received:
         for num_ids, num_chars in reversed(self._steps):
             end = len(context) + num_ids
             if not rules.decode(_window([*context, *self.token_ids], end)).endswith(BROKEN):
-                pending_chars = self._num_chars - num_chars
+                pending_chars = self.num_chars - num_chars
                 return ContinuedText(rules, context, self.token_ids, num_ids, pending_chars)
         raise restarted("The engine was restarted within a character that has no end.")
 
@@ -246,6 +249,13 @@ def resumed_body(body: Mapping[str, Any], text: ContinuedText) -> dict[str, Any]
     if body.get("require_reasoning"):
         return {**body, **changed, "require_reasoning": text.thinks}
     return {**body, **changed}
+
+
+def carried_body(body: Mapping[str, Any], token_ids: Sequence[int]) -> dict[str, Any]:
+    """The body of `/generate` for a server that runs our scheduler, which takes up the answer as its own."""
+    sampling = body["sampling_params"]
+    custom = {**(sampling.get("custom_params") or {}), CARRIED: list(token_ids)}
+    return {**body, "sampling_params": {**sampling, "custom_params": custom}}
 
 
 def _window(ids: Sequence[int], end: int) -> Sequence[int]:

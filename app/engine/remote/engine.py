@@ -25,10 +25,11 @@ from app.engine.generation_stream import GenerationStream
 from app.engine.remote.child_server import ChildServer
 from app.engine.remote.circuit_breaker import Breaker
 from app.engine.remote.events import Refusal
-from app.engine.remote.exchange import Choice, ChoiceRequest, Route
+from app.engine.remote.exchange import ChoiceRequest
 from app.engine.remote.faults import FaultLog
 from app.engine.remote.model import Facts, LoadModel, RemoteModel
 from app.engine.remote.resume_gate import ResumeGate
+from app.engine.remote.route import Choice, Route
 from app.engine.remote.server import RemoteServer, ServerGone, Timeouts
 from app.engine.remote.server_pool import POLL_S, STALL_S, ServerPool, describe
 from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
@@ -47,7 +48,8 @@ class RemoteOptions:
     """The servers' addresses. `start_s` is the seconds that `start()` waits for the first of them.
 
     `resume_s` is the seconds that a choice whose server was lost waits for one. After `stall_s` seconds
-    without anything from any of its streams, a server's health is asked for.
+    without anything from any of its streams, a server's health is asked for. `carries_ids` says that the
+    servers run our scheduler, which goes on with any answer by its ids.
     """
 
     urls: Sequence[str] = ()
@@ -57,6 +59,7 @@ class RemoteOptions:
     poll_s: float = POLL_S
     resume_s: float = RESUME_S
     stall_s: float = STALL_S
+    carries_ids: bool = False
 
 
 class RemoteEngine:
@@ -263,7 +266,10 @@ class RemoteEngine:
         generation = self._running[rid]
         try:
             model = self._ready_model()
-            route = Route(self._pool, self._gate, self._faults, self._options.resume_s, self._spawn)
+            options = self._options
+            route = Route(
+                self._pool, self._gate, self._faults, options.resume_s, self._spawn, options.carries_ids
+            )
             generation.exchanges.extend(
                 ChoiceRequest(
                     route,

@@ -80,14 +80,23 @@ class ChoiceStep:
 class ChoiceReader:
     """The steps of one choice, and its counts so far; `counts.completion_tokens` are those received.
 
-    `prompt_tokens` are the ids that were sent, and billed, whatever the server says.
+    `prompt_tokens` are the ids that were sent, and billed, whatever the server says. A server that goes on
+    behind `received_tokens`, whose text has `received_chars`, sends all of it again with its first event.
     """
 
-    def __init__(self, prompt_tokens: int) -> None:
-        self.counts = Counts(prompt_tokens)
+    def __init__(self, prompt_tokens: int, received_tokens: int = 0, received_chars: int = 0) -> None:
+        self.counts = Counts(prompt_tokens, received_tokens)
         self.miscounts_prompt = False
         """Whether the server has said another number."""
-        self._text_chars = 0
+        self._received_tokens = received_tokens
+        self._text_chars = received_chars
+        self._repeated_chars = 0
+        """Characters that the server will send again, as it held back a character that was sent before."""
+
+    @property
+    def advances(self) -> bool:
+        """Whether the server has generated anything."""
+        return self.counts.completion_tokens > self._received_tokens
 
     def read(self, payload: bytes) -> ChoiceStep:
         """One event as a step. Raises UnreadableEvent, and Refusal for an event that is an error."""
@@ -113,7 +122,11 @@ class ChoiceReader:
         if fresh < 0 or len(token_ids) not in (fresh, completion):
             raise WrongCount("a count that does not fit the ids")
         if len(token_ids) == completion and received:
+            self._repeated_chars = max(self._text_chars - len(text), 0)
             text = text[self._text_chars :]
+        elif self._repeated_chars:
+            again = text[: self._repeated_chars]
+            text, self._repeated_chars = text[len(again) :], self._repeated_chars - len(again)
         self._text_chars += len(text)
         prompt_tokens = self.counts.prompt_tokens
         self.miscounts_prompt = self.miscounts_prompt or int(meta["prompt_tokens"]) != prompt_tokens

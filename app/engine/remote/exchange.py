@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -26,7 +25,7 @@ from app.engine.remote.continuation import (
     ContinuedText,
     Finish,
     Received,
-    TextRules,
+    carried_body,
     check_resumable,
     replay,
     restarted,
@@ -41,15 +40,15 @@ from app.engine.remote.events import (
     UnreadableEvent,
     WrongCount,
 )
-from app.engine.remote.faults import FaultLog
 from app.engine.remote.model import ChoiceSink
-from app.engine.remote.resume_gate import ResumeGate
+from app.engine.remote.route import Choice, Route
 from app.engine.remote.server import Read, RemoteServer, ServerGone
-from app.engine.remote.server_pool import ServerPool
 from app.engine.tally import TokenTally
 from app.errors import EngineFailed, ServingError
 
 RETRY_PAUSE_S = 0.2
+LONGEST_PAUSES = 5
+"""A server that could not take it is asked again after one such pause, then after two, up to so many."""
 ABORT_WAIT_S = 5.0
 ABORT_AGAIN_S = 0.5
 """An abort that overtakes its request is ignored by SGLang: it is sent again until the end has come."""
@@ -58,30 +57,6 @@ DRAIN_S = 0.5
 ABORTED: Mapping[str, Any] = {"type": "abort", "message": "aborted"}
 REPLAYED_AT_ONCE = 64
 """Tokens of an earlier run that are handed over before other work has its turn."""
-
-Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-"""Starts a task that the engine ends at the latest when it is closed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What one choice is: its id, its body for `/generate`, how its ids become text, its ids so far."""
-
-    rid: str
-    body: Mapping[str, Any]
-    rules: Callable[[], TextRules]
-    continued: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """What the choices of an engine share: the servers, the gate for those that move, the log of faults."""
-
-    pool: ServerPool
-    gate: ResumeGate
-    faults: FaultLog
-    resume_s: float
-    spawn: Spawn
 
 
 class ChoiceRequest:
@@ -98,6 +73,8 @@ class ChoiceRequest:
         """The text behind the last loss of a server; None until then."""
         self._reader = ChoiceReader(0)
         self._counts = sink.counts
+        self._first_cached: int | None = None
+        """The cached tokens of the prompt at the server that was lost first, which are those that count."""
         self._leave_gate: Callable[[], None] = _nothing
         self._sent: tuple[RemoteServer, str] | None = None
         self._running: asyncio.Task[None] | None = None
@@ -184,7 +161,7 @@ class ChoiceRequest:
         pool, tried = self._route.pool, self._attempts.tried
         server = pool.pick(tried) or pool.pick()
         if server in tried:
-            await asyncio.sleep(RETRY_PAUSE_S * len(tried))
+            await asyncio.sleep(RETRY_PAUSE_S * min(len(tried), LONGEST_PAUSES))
         return server
 
     async def _next_server(self) -> RemoteServer | None:
@@ -219,12 +196,14 @@ class ChoiceRequest:
             self._attempts.died(server, why, now_s)
         else:
             self._attempts.missed(why, now_s)
+        if self._begun and self._first_cached is None:
+            self._first_cached = self._counts.cached_tokens
         error = self._attempts.verdict(now_s, begun=self._begun)
         if error is not None:
             raise error
         if self._text is not None:
             self._text.cut()
-        elif self._begun:
+        elif self._begun and not self._route.carries_ids:
             check_resumable(self._choice.body["sampling_params"])
             self._text = self._received.continued(self._choice.rules(), self._choice.body["input_ids"])
 
@@ -235,6 +214,8 @@ class ChoiceRequest:
             if self._text is not None:
                 raise restarted("A model's server was lost, and another refused the rest of the answer.")
             self._end(refused.finish)
+        elif self._route.carries_ids and self._begun and not full and not self._advances:
+            raise restarted("The model's server cannot take the answer up again.")
         elif self._begun or self._attempts.has_moved:
             self._route.faults.fault("broke_off", server.url, rid)
             self._lost(server, f"refused with status {refused.status}", died=self._advances or not full)
@@ -244,12 +225,19 @@ class ChoiceRequest:
     @property
     def _advances(self) -> bool:
         """Whether the server that it was last sent to has generated anything."""
-        return self._reader.counts.completion_tokens > 0
+        return self._reader.advances
 
     async def _ask(self, server: RemoteServer, rid: str) -> None:
         """One attempt. Raises ServerGone, Refusal; returns when the choice has ended."""
-        body = self._choice.body if self._text is None else resumed_body(self._choice.body, self._text)
+        body, received = self._choice.body, self._received
         self._reader = ChoiceReader(len(body["input_ids"]))
+        if self._text is not None:
+            body = resumed_body(body, self._text)
+            self._reader = ChoiceReader(len(body["input_ids"]))
+        elif received.token_ids:
+            body = carried_body(body, received.token_ids)
+            num_ids = len(received.token_ids)
+            self._reader = ChoiceReader(len(body["input_ids"]), num_ids, received.num_chars)
         async with server.generate({**body, "rid": rid, "stream": True}) as read:
             self._sent = server, rid
             self._attempts.accepted()
@@ -293,7 +281,7 @@ class ChoiceRequest:
             )
         if self._text is None:
             self._received.add(step.token_ids, step.text)
-            self._counts = step.counts
+            self._counts = step.counts._replace(cached_tokens=self._cached(step))
             self._hand_over(step.text, step.token_ids, finish, step.logprobs)
         else:
             finish = self._continue(self._text, step)
@@ -310,20 +298,29 @@ class ChoiceRequest:
                 break
         if not taken and finish is not None:
             pieces.append(text.end(finish))
-        cached = self._counts.cached_tokens or (step.counts.cached_tokens if self._choice.continued else 0)
-        self._counts = Counts(self._counts.prompt_tokens, text.num_tokens, cached, text.reasoning_tokens)
+        self._counts = Counts(
+            self._counts.prompt_tokens, text.num_tokens, self._cached(step), text.reasoning_tokens
+        )
         logprobs = None if step.logprobs is None else step.logprobs.first(taken)
         self._hand_over("".join(pieces), step.token_ids[:taken], finish, logprobs)
         return finish
 
+    def _cached(self, step: ChoiceStep) -> int:
+        if self._first_cached is not None:
+            return self._first_cached
+        return min(step.counts.cached_tokens, self._counts.prompt_tokens)
+
     async def _hand_over_again(self) -> None:
         """Hand over, token by token, what an earlier run of the server generated; it may be all there is."""
         choice = self._choice
-        check_resumable(choice.body["sampling_params"])
+        if not self._route.carries_ids:
+            check_resumable(choice.body["sampling_params"])
         prompt_ids, continued = choice.body["input_ids"], choice.continued
         text, steps = await asyncio.to_thread(lambda: replay(choice.rules(), prompt_ids, continued))
-        self._text = text
+        if not self._route.carries_ids:
+            self._text = text
         for number, step in enumerate(steps, start=1):
+            self._received.add((step.token_id,), step.text)
             self._counts = Counts(len(prompt_ids), number, 0, step.reasoning_tokens)
             self._hand_over(step.text, (step.token_id,), step.finish, None)
             if number % REPLAYED_AT_ONCE == 0:

@@ -10,7 +10,7 @@ import secrets
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import structlog
 
@@ -36,8 +36,8 @@ class FaultLog:
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(16)
-        self.faults: Counter[str] = Counter()
-        self.moved: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter(dict.fromkeys(get_args(Fault), 0))
+        self.moved: Counter[str] = Counter(dict.fromkeys(get_args(Moved), 0))
         """Choices that lost their server: `resumed` by another or the same one, or `ended` with an error."""
 
     def fault(self, kind: Fault, server: str, rid: str = "") -> None:

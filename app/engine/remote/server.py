@@ -102,11 +102,11 @@ class RemoteServer:
             response.close()
 
     def hear_stream(self) -> None:
-        """Note that the server generates, though its streams have brought nothing."""
+        """Note that the server works, though its streams have brought nothing: on a long prompt, say."""
         self._streamed_s = asyncio.get_running_loop().time()
 
     def silent_s(self, now_s: float) -> float:
-        """The seconds for which none of the open streams has brought anything; 0 without one."""
+        """The seconds without anything from the open streams, or a change of the load; 0 without a stream."""
         return now_s - self._streamed_s if self._streams else 0.0
 
     # --- what it is
@@ -123,11 +123,11 @@ class RemoteServer:
             raise _gone(exc, "unreachable") from None
 
     async def poll(self) -> None:
-        """Read its load. Raises ServerGone, Refusal."""
+        """Read its load; a change of it is a sign of life. Raises ServerGone, Refusal."""
         document = await self.get("/v1/loads?include=core")
         try:
             ranks = document["loads"]
-            self.load = EngineLoad(
+            load = EngineLoad(
                 num_running_reqs=sum(int(rank["num_running_reqs"]) for rank in ranks),
                 num_queue_reqs=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
                 used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
@@ -137,6 +137,9 @@ class RemoteServer:
             )
         except (KeyError, TypeError, ValueError) as exc:
             raise ServerGone(f"its load cannot be read ({type(exc).__name__})", "unreadable") from None
+        if load != self.load:
+            self.hear_stream()
+        self.load = load
 
     def heard_since(self, now_s: float) -> bool:
         """Whether anything came from it after `now_s`, on the loop's clock."""

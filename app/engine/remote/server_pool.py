@@ -20,7 +20,7 @@ from app.engine.remote.server import HEALTH_TIMEOUT_S, RemoteServer, ServerGone
 
 POLL_S = 1.0
 HEALTH_S = 15.0
-STALL_S = 15.0
+STALL_S = 60.0
 WAITED_PROBE_S = 2.0
 """Seconds between probes, at most, while choices wait for a server; a probe generates a token."""
 NOT_FOUND = 404

@@ -127,6 +127,32 @@ def test_the_prompt_is_counted_here() -> None:
     assert reader.miscounts_prompt
 
 
+def test_what_a_server_repeats_of_an_answer_is_dropped() -> None:
+    """It sends all ids again, and the text as far as its last whole word; counts are those of all."""
+    reader = ChoiceReader(7, 3, len("Hello wor"))
+    assert not reader.advances
+    steps = [
+        reader.read(event("Hello ", [1, 2, 3, 4], 4)),
+        reader.read(event("wo", [5], 5)),
+        reader.read(event("rld and", [6], 6)),
+        reader.read(event(" on", [7], 7)),
+    ]
+    assert [(step.text, list(step.token_ids)) for step in steps] == [
+        ("", [4]),
+        ("", [5]),
+        ("ld and", [6]),
+        (" on", [7]),
+    ]
+    assert reader.counts == Counts(7, 7, 3)
+    assert reader.advances
+
+
+def test_an_answer_that_had_ended_ends_without_more() -> None:
+    """A server that is sent all of it has nothing to add."""
+    step = ChoiceReader(7, 2, 2).read(event("ab", [1, 2], 2, {"type": "length"}))
+    assert (step.text, list(step.token_ids), step.finish) == ("", [], {"type": "length"})
+
+
 def test_an_error_event_is_a_refusal_with_its_status() -> None:
     """SGLang sends status 200 first and its refusal as an event."""
     with pytest.raises(Refusal) as refused:
