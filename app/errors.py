@@ -137,7 +137,7 @@ class ServingError(Exception):
             self.param = spelled[name]
 
     def forget_frames(self) -> None:
-        """Let go of the frames that it came through: they hold the request, and that the error, in a cycle."""
+        """Let go of the frames that it came through, which hold the request and the error in a cycle."""
         self.__traceback__ = self.__context__ = self.__cause__ = None
 
     def as_body(self) -> dict[str, object]:
