@@ -1,7 +1,7 @@
 """Answers as they are screened: heard token by token, and examined by the encoder where they are suspect.
 
-A reply of a source that was left out of training is heard to its end by a model that has not seen it. Wherever
-the stream screen would have it examined, the encoder reads the end of it. What the encoder says there decides
+A reply of a source that was left out of training is heard to its end by a model that has not seen it.
+Wherever the stream screen would have it examined, the encoder reads the end of it. What it says there decides
 which threshold would have halted the reply, and after how many tokens.
 """
 
