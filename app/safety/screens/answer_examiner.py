@@ -46,10 +46,10 @@ class AnswerExaminer:
         try:
             async with asyncio.timeout(self._timeout_s):
                 scores = await loop.run_in_executor(self._thread, self._classifier.answer, *suspicion)
+            if not scores or not all(0.0 <= p <= 1.0 for p in scores.values()):
+                raise ValueError("scores out of range")
         except Exception as exc:
             raise ScreenFailed from exc
-        if not scores or not all(0.0 <= p <= 1.0 for p in scores.values()):
-            raise ScreenFailed
         return scores
 
     def close(self) -> None:

@@ -232,9 +232,9 @@ class ChoiceScreen:
             return verdict
         if self._listener is not None:
             self._listener.forgive()
-        self._hits, self._in_no_doubt, self._target = 0, True, terms.clean
+        self._hits, self.hit_at, self._in_no_doubt, self._target = 0, 0, True, terms.clean
         self.clean_until = self._read_tokens
-        if self._read_tokens >= self._examine_at:
+        while self._examine_at <= self._read_tokens:
             self._examine_at = max(EXAMINED_AGAIN * self._examine_at, self._examine_at + 1)
         return None
 
@@ -364,8 +364,10 @@ class ChoiceScreen:
     def cut_off(self) -> Sequence[Delta]:
         """What may go out of a choice that will say no more."""
         halted = self._score(self._tokens) is not None  # some may be unread
-        if self.suspected:
+        if self._terms.examined and (self.suspected or self._terms.watched):
             self._in_no_doubt = False
+            if self._terms.watched:
+                self.clean_until = min(self.clean_until, self._examined_tokens)
         out = [] if halted else self._release_judged(1)
         self._held.clear()
         return out

@@ -642,7 +642,6 @@ async def test_event_after_the_store_was_closed_is_logged(
 ):
     """The request's own end does not depend on it."""
 
-
     class Closed:
         def submit(self, _unit: object) -> None:
             raise StorageUnavailable("closed")
