@@ -271,6 +271,8 @@ class HandoverTokenizerManager(TokenizerManager):
         choice = replay.choice
         if finish is not None and finish.get("status_code") is not None:
             del self._live.replaying[rid]
+            if str(finish.get("message")).startswith(NOT_CONTINUED):
+                self._on_contradiction(rid, "its own ids are not allowed by its grammar")
             _end_refused(choice, finish)
             return
         try:
