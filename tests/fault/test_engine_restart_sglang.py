@@ -20,7 +20,18 @@ from tests.support.sse_client import Response, Stream, Transcript, fetch, open_s
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
-FLAGS = ("--engine-restarts", "9", "--engine-hang-s", "5", "--heartbeat-s", "0.2", "--data-dir", "data")
+FLAGS = (
+    "--engine-restarts",
+    "9",
+    "--engine-hang-s",
+    "5",
+    "--heartbeat-s",
+    "0.2",
+    "--safety",
+    "off",
+    "--data-dir",
+    "data",
+)
 TOKENS = 600
 """Some seconds of one stream, so that a process is lost within it."""
 STREAMS = 4
