@@ -233,6 +233,10 @@ class EngineLoad:
     """How often it set aside a running request for lack of memory, since it started; of those that ended.
 
     Servers elsewhere do not say."""
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """What servers elsewhere did wrong, by kind (app.engine.remote.faults)."""
+    moved: Mapping[str, int] = field(default_factory=dict)
+    """Choices whose server was lost: `resumed` by another one or once it was back, or `ended`."""
 
 
 Scope = Literal["chat", "admin"]

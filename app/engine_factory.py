@@ -72,6 +72,8 @@ def _remote_engine(settings: Settings) -> Engine:
         urls=parse_urls(settings.remote_url),
         api_key=settings.remote_api_key,
         timeouts=Timeouts(silence_s=settings.remote_timeout_s),
+        resume_s=settings.remote_resume_s,
+        stall_s=settings.remote_stall_s,
     )
     return RemoteEngine(options, lambda facts: load_remote_model(facts, model))
 
@@ -100,7 +102,7 @@ def build_small_engine(settings: Settings) -> SupervisedEngine | None:
         grammar_check_s=settings.grammar_check_s,
     )
     check_names(_large_name(settings), options.name)
-    return SupervisedEngine(options.name, lambda on_exit: child_engine(options, on_exit))
+    return SupervisedEngine(options.name, lambda on_exit: child_engine(options, on_exit, settings))
 
 
 def _large_name(settings: Settings) -> str:
@@ -138,7 +140,7 @@ def check_small_args(settings: Settings) -> None:
         check(args, "[engine.small]")
 
 
-def child_engine(options: SGLangOptions, on_exit: OnDeath) -> Engine:
+def child_engine(options: SGLangOptions, on_exit: OnDeath, settings: Settings) -> Engine:
     """A model beside this process's own, in a server that is started, watched and stopped here."""
     from app.engine.remote.child_server import ChildServer
     from app.engine.remote.engine import RemoteEngine, RemoteOptions
@@ -155,7 +157,13 @@ def child_engine(options: SGLangOptions, on_exit: OnDeath) -> Engine:
         grammars=GrammarBudget(options.grammar_check_s, options.grammar_mask_ms),
     )
     child = ChildServer(lambda port: child_command(options, key, port), on_exit=exited)
-    remote = RemoteOptions(api_key=key, start_s=_CHILD_START_S)
+    remote = RemoteOptions(
+        api_key=key,
+        start_s=_CHILD_START_S,
+        resume_s=settings.remote_resume_s,
+        stall_s=settings.remote_stall_s,
+        carries_ids=True,
+    )
     engine = RemoteEngine(remote, lambda facts: load_remote_model(facts, model), child)
     return engine
 
@@ -180,7 +188,7 @@ def build_guard_engine(settings: Settings, on_death: OnDeath) -> Engine | None:
         table="guard",
     )
     if settings.engine != "scripted":  # SGLang runs one model per process
-        return child_engine(options, on_death)
+        return child_engine(options, on_death, settings)
     from app.engine.sglang.engine import SGLangEngine
 
     return SGLangEngine(options, on_death=on_death)

@@ -47,11 +47,9 @@ CODES: Mapping[str, Code] = {
     "grammar_too_slow": Code(400, "The grammar takes more time than a request may, as the message says."),
     "content_filter": Code(
         400,
-        "The safety policy blocks the prompt; `moderation` beside `error` says why. No answer was sent.",
+        "The safety policy blocks the prompt; `moderation` beside `error` says why. Nothing was answered.",
     ),
-    "context_length_exceeded": Code(
-        400, "Prompt and answer do not fit the context; the message says by how many tokens."
-    ),
+    "context_length_exceeded": Code(400, "Prompt and answer do not fit the context by so many tokens."),
     "body_timeout": Code(400, "The body did not arrive within `body_timeout_s`."),
     "body_too_large": Code(413, "The body is over `max_body_bytes`, or over the bound of its route."),
     "headers_too_large": Code(431, "The request line and headers are over 64 KiB, or over 256 fields."),
@@ -60,9 +58,7 @@ CODES: Mapping[str, Code] = {
     # Who and where
     "missing_api_key": Code(401, "The request has no `Authorization: Bearer KEY`."),
     "invalid_api_key": Code(401, "The API key is unknown, expired or revoked."),
-    "forbidden": Code(
-        403, "The route needs an admin key. In open mode: the request did not come from this machine."
-    ),
+    "forbidden": Code(403, "The route needs an admin key, or in open mode a request of this machine."),
     "grammar_forbidden": Code(403, "The key may use JSON schemas and tools, and no other grammar."),
     "not_found": Code(404, "The object does not exist, or is not yours."),
     "model_not_found": Code(404, "No model of that name is served, or the key may not use it."),
@@ -71,9 +67,7 @@ CODES: Mapping[str, Code] = {
     "method_not_allowed": Code(405, "The route has other methods; the header `Allow` names them."),
     # The key's limits
     "rate_limit_exceeded": Code(
-        429,
-        "The key is at its limit of requests, tokens or generations, or its owner at that of reads"
-        " or moderations.",
+        429, "The key is at its limit of requests, tokens or generations, or its owner at one of reads."
     ),
     "insufficient_quota": Code(429, "The owner has used up the key's budget of this UTC month."),
     "key_overloaded": Code(429, "The server is full, and the key has more than its fair share of it."),
@@ -84,8 +78,7 @@ CODES: Mapping[str, Code] = {
     "interrupted": Code(500, "The server ended while it answered; the rest of the answer is lost."),
     "conversation_not_found": Code(404, "The conversation is unknown, not yours, deleted or purged."),
     "conversation_too_long": Code(
-        400,
-        "A turn cannot continue so many messages; start a new conversation, or continue from an earlier one.",
+        400, "A turn cannot continue so many messages; start a conversation, or go on from an earlier one."
     ),
     "message_not_found": Code(404, "The conversation has no such message."),
     "conversation_busy": Code(409, "Another turn of this conversation is being answered; wait for its end."),
@@ -136,15 +129,16 @@ class ServingError(Exception):
         self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
 
     def respell(self, spelled: Mapping[str, str]) -> None:
-        """Name the caller's own parameter, where the error is about its equivalent.
-
-        `spelled` has the caller's name of each parameter that was translated.
-        """
+        """Name the caller's own parameter: `spelled` has its name for each that was translated."""
         name = re.split(r"[.\[]", self.param or "", maxsplit=1)[0]
         if self.param is not None and name in spelled:
             self.message = self.message.replace(self.param, spelled[name], 1)
             self.args = (self.message,)
             self.param = spelled[name]
+
+    def forget_frames(self) -> None:
+        """Let go of the frames that it came through, which hold the request and the error in a cycle."""
+        self.__traceback__ = self.__context__ = self.__cause__ = None
 
     def as_body(self) -> dict[str, object]:
         """OpenAI's error body (API reference, "Error codes")."""

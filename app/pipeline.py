@@ -94,7 +94,8 @@ class Pipeline:
                             continue
                         if screen is None:  # nothing goes out before the verdict and the reservation
                             screen = await run.cleared(delta)
-                        for released in screen.feed(delta):
+                        ready = screen.feed(delta)
+                        for released in await screen.examined() if screen.suspects else ready:
                             if released.finish_reason is not None:
                                 trace.finished(released)
                             entry.released(released)

@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Callable, Collection
 from functools import partial
-from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
@@ -32,7 +31,7 @@ from app.generation.history import History
 from app.generation.journal import Journal
 from app.generation.request_safety import SafetyOf, Unscreened
 from app.generation.safety_check import SafetyService
-from app.generation.safety_recorder import SafetyRecorder
+from app.generation.safety_factory import safety_service
 from app.generation.suspensions import Suspensions
 from app.log import where
 from app.metering.abuse import AbuseWatch
@@ -53,10 +52,8 @@ from app.routing.router import AUTO, Router
 from app.safety.classifiers.bundled_models import Models, load
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.guard.tier import GuardTier
-from app.safety.policies.policy import Policies, Policy
+from app.safety.policies.policy import Policy
 from app.safety.screens.moderator import Moderator
-from app.safety.screens.prompt_screen import PromptScreen
-from app.safety.screens.stream_screen import StreamScreen
 from app.settings import Settings
 from app.store.database import Database
 from app.store.key_table import KeyTable
@@ -188,26 +185,15 @@ class Runtime:
 
     def build_safety(self, load_models: ModelLoader) -> SafetyService | None:
         """The screens and their policy; None with `safety` off. Raises SettingsError."""
-        settings, counters = self.settings, self.safety_counters
-        if settings.safety == "off":
+        if self.settings.safety == "off":
             return None
-        models = load_models()
-        path = Path(settings.safety_policy) if settings.safety_policy else None
-        return SafetyService(
-            PromptScreen(
-                models.prompts,
-                counters,
-                sure_below=models.sure_below,
-                fail_open=settings.safety_fail_open,
-            ),
-            StreamScreen(models.answers, held_s=counters.hold_back.observe),
-            Policies(path, models.directory, settings.safety_country, observe=settings.safety == "observe"),
-            counters,
+        return safety_service(
+            self.settings,
+            load_models(),
+            self.safety_counters,
             database=self.database,
             log=self.log,
-            recorder=SafetyRecorder(self.database, self.log, settings.safety_records_days),
             guard=lambda: self.guard,
-            fail_open=settings.safety_fail_open,
         )
 
     async def open_store(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.core import Engine
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.runtime import ModelLoader
 from app.settings import Settings
@@ -37,11 +38,14 @@ async def serve(tmp_path_factory: pytest.TempPathFactory, safety: str) -> AsyncI
         send_buffer_bytes: int | None = None,
         engine_type: type[ScriptedEngine] = ScriptedEngine,
         load_models: ModelLoader | None = None,
+        engine: Engine | None = None,
         **settings: Any,
     ) -> Served:
         data_dir = settings.pop("data_dir", None) or tmp_path_factory.mktemp("data")
         in_force = Settings(port=0, data_dir=data_dir, **{"safety": safety, **settings})
-        served = await serve_here(script or Script(), in_force, send_buffer_bytes, engine_type, load_models)
+        served = await serve_here(
+            script or Script(), in_force, send_buffer_bytes, engine_type, load_models, engine
+        )
         started.append(served)
         return served
 

@@ -21,7 +21,7 @@ from app.safety.evaluation import prompts as evaluation
 from app.safety.evaluation import themed_svg
 from app.safety.evaluation.plot import plot
 from app.safety.evaluation.prompts import Judged, Row
-from app.safety.evaluation.replies import NotedModel, halts, stream
+from app.safety.evaluation.replies import Streamed, halts, stream
 from app.safety.policies.policy import Policy
 from app.safety.screens.prompt_screen import PromptScreen
 from app.safety.verdict import Verdict, harm, stricter
@@ -61,7 +61,7 @@ def check(args: argparse.Namespace, policy: Policy, models: Models) -> int:
         "fast_ms": round(fast_ms, 2),
         "full_ms": round(full_ms, 2),
         "scores": {c: round(p, 4) for c, p in second.scores.items()},
-        "message": policy.notice(verdict.category) if verdict.blocked else None,
+        "message": policy.notice(verdict) if verdict.blocked else None,
     }
     print(json.dumps(result, ensure_ascii=False) if args.json else _as_text(result))
     return EXIT_OK
@@ -134,8 +134,11 @@ def _prompts(
 def _replies(
     args: argparse.Namespace, policy: Policy, models: Models, rows: Sequence[Row]
 ) -> tuple[list[Judged], dict[str, Any]]:
-    model = NotedModel(models.answers)
-    streamed = [stream(model, policy, row, watched=args.watched) for row in tables.progress(rows)]
+
+    async def stream_all() -> list[Streamed]:
+        return [await stream(models, policy, row, watched=args.watched) for row in tables.progress(rows)]
+
+    streamed = asyncio.run(stream_all())
     judged = [each.judged for each in streamed]
     return judged, evaluation.report(judged, ("token", "reply")) | {"halts": halts(streamed)}
 

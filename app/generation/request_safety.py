@@ -29,8 +29,17 @@ class AnswerScreen(Protocol):
         """The verdict that ended the answer."""
         ...
 
+    @property
+    def suspects(self) -> bool:
+        """Whether `examined` is to be asked before another delta is fed."""
+        ...
+
     def feed(self, delta: Delta) -> Sequence[Delta]:
         """What may be released now that `delta` has come. Raises ScreenFailed."""
+        ...
+
+    async def examined(self) -> Sequence[Delta]:
+        """What may be released once the suspected part is examined. Raises ScreenFailed."""
         ...
 
     def drain(self) -> Sequence[Delta]:
@@ -98,10 +107,15 @@ class PassThrough:
     """The screen of an unscreened answer: every delta passes."""
 
     halted: Verdict | None = None
+    suspects = False
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
         """See AnswerScreen."""
         return (delta,)
+
+    async def examined(self) -> Sequence[Delta]:
+        """See AnswerScreen."""
+        return ()
 
     def drain(self) -> Sequence[Delta]:
         """See AnswerScreen."""

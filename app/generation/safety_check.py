@@ -24,6 +24,7 @@ from app.safety.counters import SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policies, Policy
 from app.safety.policies.policy_prompt import PolicyPrompt
+from app.safety.screens.answer_examiner import AnswerExaminer
 from app.safety.screens.prompt_screen import PromptScreen
 from app.safety.screens.remembered import Judged, JudgedTexts
 from app.safety.screens.stream_screen import Screening, StreamScreen
@@ -52,6 +53,7 @@ class SafetyService:
         database: Database,
         log: FilteringBoundLogger,
         recorder: SafetyRecorder,
+        examiner: AnswerExaminer | None = None,
         guard: Callable[[], GuardTier | None] = lambda: None,
         fail_open: bool = False,
     ) -> None:
@@ -60,6 +62,7 @@ class SafetyService:
         self.policies = policies
         self.counters = counters
         self.recorder = recorder
+        self._examiner = examiner
         self.guard = guard
         self.fail_open = fail_open
         self.policy_prompt = PolicyPrompt()
@@ -73,9 +76,11 @@ class SafetyService:
         self._secret = await self._database.read(safety_events.secret)
 
     async def aclose(self) -> None:
-        """Queue what is recorded and not written yet, and end the screens' thread; the store is open."""
+        """Queue what is recorded and not written yet, and end the screens' threads; the store is open."""
         self.recorder.flush()
         self.prompts.close()
+        if self._examiner is not None:
+            self._examiner.close()
 
     def of(self, request: ChatRequest, key: Key | None) -> RequestSafety:
         """What a request made with `key` goes through."""
@@ -251,7 +256,7 @@ class ScreenedRequest:
             self._judged.add_recorded(self._turns.recent[-1:])
         self._text = ""
         if verdict.blocked:
-            message = self._policy.notice(verdict.category)
+            message = self._policy.notice(verdict)
             raise ContentFiltered(message, moderation.of_blocked_prompt(verdict))
         if verdict.unread:
             return
@@ -280,6 +285,7 @@ class ScreenedRequest:
                 verdict.harm,
                 self._policy,
                 steering=self._steering,
+                examine_end=self.request.moderated,
                 on_broken=broke,
                 fail_open=service.fail_open,
             )
@@ -315,7 +321,7 @@ class ScreenedRequest:
         if halted is not None:
             self._halted(screening, halted, counts, withheld_tokens)
             body = moderation.of_answer(self._scored(prompt), verdicts)
-            return {**body, "message": self._policy.notice(halted.category)}
+            return {**body, "message": self._policy.notice(halted)}
         for verdict in verdicts:
             self._service.counters.judged(verdict)
             if verdict.action == "flag":

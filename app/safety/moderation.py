@@ -54,7 +54,7 @@ def result(verdict: Verdict, blocked: Collection[str] = ()) -> Result:
     `harm(verdict.scores)`.
     """
     is_flagged = verdict.enforced == "block"
-    over = {*blocked, verdict.category} if is_flagged else set()
+    over = {*blocked, verdict.enforced_category} if is_flagged else set()
     flagged_keys = {key for category in over if category is not None for key in KEYS[category]}
     return {
         "flagged": is_flagged,

@@ -57,7 +57,8 @@ class Verdict:
     were after the one that reached it. `unread` is one of a screen that failed, and was let pass.
 
     `observed` is the action that an observing policy would have taken, had it been enforced; `action` is
-    what is done all the same. `readings` are what a verdict on a prompt was made of (`judged`).
+    what is done all the same. `observed_category` decided `observed` where another one decided `action`.
+    `readings` are what a verdict on a prompt was made of (`judged`).
     """
 
     action: Action | None
@@ -70,12 +71,18 @@ class Verdict:
     lag_tokens: int = 0
     unread: bool = False
     observed: Action | None = None
+    observed_category: str | None = None
     readings: Sequence[Reading] = ()
 
     @property
     def enforced(self) -> Action | None:
         """The action of the policy where it is enforced."""
         return max(self.action, self.observed, key=_severity)
+
+    @property
+    def enforced_category(self) -> str | None:
+        """The category that decided `enforced`."""
+        return self.category if self.action == self.enforced else self.observed_category or self.category
 
     @property
     def harm(self) -> float:
@@ -141,11 +148,14 @@ def stricter(first: Verdict, second: Verdict) -> Verdict:
     It has the readings of both.
     """
     chosen = first if _severities(first) > _severities(second) else second
-    observed = max(first.observed, second.observed, key=_severity)
+    observing = max(second, first, key=lambda verdict: _severity(verdict.observed))
     readings = (*first.readings, *second.readings)
-    if observed == chosen.observed and len(readings) == len(chosen.readings):
+    if observing.observed == chosen.observed and len(readings) == len(chosen.readings):
         return chosen
-    return replace(chosen, observed=observed, readings=readings)
+    category = chosen.observed_category
+    if observing.observed != chosen.observed:
+        category = observing.observed_category or observing.category
+    return replace(chosen, observed=observing.observed, observed_category=category, readings=readings)
 
 
 def judged(policy: Policed, readings: Sequence[Reading]) -> Verdict:

@@ -194,6 +194,7 @@ class TokenStream:
     def fail(self, error: ServingError) -> None:
         """End the stream in an error: before `open` as a refusal, after it as an error event."""
         self.error = error
+        error.forget_frames()
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # seen: nobody may be waiting any more

@@ -43,8 +43,9 @@ async def remote_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
     """SGLang's own server, as a child process on the CPU, with the built-in model."""
     from app.engine.sglang.args import SGLangOptions
     from app.engine_factory import child_engine
+    from app.settings import Settings
 
-    engine = child_engine(SGLangOptions(server_args={"random_seed": 7}), print)
+    engine = child_engine(SGLangOptions(server_args={"random_seed": 7}), print, Settings())
     async with running(engine) as started:
         yield started
 

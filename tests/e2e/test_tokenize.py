@@ -29,7 +29,10 @@ async def test_a_text_becomes_ids_and_ids_become_the_text(serve: Serve, prefix: 
     assert (answer.status, made["count"], made["max_model_len"]) == (200, 6, 4096)
     assert len(made["tokens"]) == 6
     back = await served.call("POST", f"{prefix}/detokenize", {"model": "scripted", "tokens": made["tokens"]})
-    assert (back.status, back.json()) == (200, {"prompt": TEXT, "text": TEXT})
+    assert (back.status, back.json()) == (
+        200,
+        {"prompt": TEXT, "text": TEXT, "content": TEXT},
+    )
 
 
 async def test_several_texts_are_several_lists(serve: Serve):
@@ -40,6 +43,21 @@ async def test_several_texts_are_several_lists(serve: Serve):
     back = await served.call("POST", "/detokenize", {"tokens": made["tokens"]})
     assert back.json()["prompt"] == [TEXT, "a ring"]
     assert (await served.call("POST", "/detokenize", {"tokens": []})).json()["prompt"] == ""
+
+
+async def test_llama_cpps_names_of_the_fields(serve: Serve):
+    """`content` and `add_special`; an error speaks of the name that was sent."""
+    served = await serve()
+    made = await tokenize(served, content=TEXT, add_special=True, parse_special=True, with_pieces=False)
+    assert (made.status, made.json()["count"]) == (200, 6)
+    for sent, param in (
+        ({"content": 1}, "content"),
+        ({"content": "a", "prompt": "a"}, "content"),
+        ({"content": "a", "add_special": 1}, "add_special"),
+        ({"content": "a", "with_pieces": True}, "with_pieces"),
+    ):
+        answer = await tokenize(served, **sent)
+        assert (answer.status, answer.error()["param"]) == (400, param)
 
 
 async def test_messages_are_rendered_as_a_chat_request_is(serve: Serve):

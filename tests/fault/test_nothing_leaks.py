@@ -119,6 +119,46 @@ async def test_a_request_leaves_no_cycles(serve: Serve, stream: bool):
         await until(lambda: not served.runtime.streams._finished)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        (PATH, {"messages": [{"role": "user", "content": "a " * 200}]}),
+        (PATH, {"max_tokens": 500}),
+        (PATH, {"temperature": 9}),
+        (PATH, {"model": "other"}),
+        ("/v1/completions", {"prompt": "a " * 200}),
+        ("/v1/completions", {"prompt": [1, 2_000_000_000]}),
+    ],
+    ids=["long messages", "many tokens", "a bad value", "no model", "a long prompt", "a bad id"],
+)
+async def test_a_refused_request_leaves_no_cycles(
+    serve: Serve, path: str, sent: dict[str, Any], *, stream: bool
+):
+    """An error has the frames it came through, and these the request: a long one takes megabytes."""
+    served = await serve(Script(tokens=3, context=128), retention_s=0)
+    body = {"model": "scripted", "stream": stream, **({} if "prompt" in sent else chat()), **sent}
+    body["stream"] = stream
+    for _ in range(5):
+        assert (await served.call("POST", path, body)).status in (400, 404)
+    with few_cycles():
+        for _ in range(20):
+            await served.call("POST", path, body)
+        await until(lambda: not served.runtime.streams._finished)
+
+
+async def test_a_body_that_breaks_off_is_no_error_of_the_server(serve: Serve):
+    """A chunk that is none is 400; what the application sees of it is a client that has left."""
+    served = await serve(Script(tokens=3))
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with await Connection.to(served.port) as connection:
+        await connection.send(head + b"no chunk")
+        answer = await connection.response()
+    assert (answer.status, answer.error()["code"]) == (400, "invalid_http")
+    await until(lambda: not served.connections)
+    assert not [entry for entry in served.logged("refused") if entry["status"] == 500]
+
+
 @pytest.mark.parametrize(
     ("sent", "answered"),
     [

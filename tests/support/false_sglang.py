@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
+import pytest
 from aiohttp import web
 
-from app.core import ChatRequest, Counts, Delta, ModelCard, Prompt
+from app.core import ChatRequest, Counts, Delta, Engine, ModelCard, Prompt
+from app.engine.remote.continuation import TextRules
+from app.engine.remote.engine import RemoteEngine
 from app.engine.remote.model import Facts
 from app.errors import BadRequest, EngineFailed, EngineOverloaded, ServingError
 
 TOKENS = 12
+PROMPT_TOKENS = 3
 Fault = Callable[["FalseServer", web.StreamResponse, web.Request], Awaitable[None]]
 
 
 class FalseServer:
     """An HTTP server with SGLang's routes; `fault` replaces what it answers to `/generate`."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.fault: Fault | None = None
         self.asked: list[dict[str, Any]] = []
         self.aborted: set[str] = set()
         self.name = "model"
         self.well = True
+        self.generates = True
+        self.num_health = 0
+        self.used_tokens, self.advances = 30, 0
         self.tokens = TOKENS
         self.pause_s = 0.0
         self.num_left = 0
+        self.num_answering = 0
         self._runner: web.AppRunner | None = None
-        self.port = 0
+        self.port = port
 
     @property
     def url(self) -> str:
@@ -67,12 +76,15 @@ class FalseServer:
     async def _loads(self, _: web.Request) -> web.Response:
         if not self.well:
             await asyncio.sleep(60)
-        load: dict[str, float] = {"num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 30}
+        self.used_tokens += self.advances
+        load: dict[str, float] = {"num_running_reqs": 2, "num_waiting_reqs": 1}
+        load |= {"num_used_tokens": self.used_tokens}
         load |= {"max_total_num_tokens": 1000, "gen_throughput": 5.5}
         return web.json_response({"loads": [load]})
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(status=200 if self.well else 503)
+        self.num_health += 1
+        return web.Response(status=200 if self.well and self.generates else 503)
 
     async def _abort(self, request: web.Request) -> web.Response:
         self.aborted.add((await request.json())["rid"])
@@ -82,6 +94,7 @@ class FalseServer:
         body = await request.json()
         self.asked.append(body)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        self.num_answering += 1
         try:
             if self.fault is not None:
                 await self.fault(self, response, request)
@@ -90,27 +103,43 @@ class FalseServer:
         except (ConnectionError, asyncio.CancelledError):
             self.num_left += 1
             raise
+        finally:
+            self.num_answering -= 1
         return response
 
     async def answer(self, response: web.StreamResponse, request: web.Request, rid: str) -> None:
-        """A whole answer, shorter when it is aborted."""
+        """A whole answer, or the rest of one whose first tokens are in the prompt; shorter when aborted."""
+        body = next(body for body in self.asked if body["rid"] == rid)
+        before = len(body["input_ids"]) - PROMPT_TOKENS
+        carried = len((body["sampling_params"].get("custom_params") or {}).get("continued_ids", ()))
         await response.prepare(request)
-        for number in range(1, self.tokens + 1):
+        for number in range(before + carried + 1, self.tokens + 1):
             await asyncio.sleep(self.pause_s)
             finish = {"type": "length"} if number == self.tokens else None
             finish = {"type": "abort", "message": ""} if rid in self.aborted else finish
-            await response.write(frame(number, finish))
+            await response.write(frame(number, finish, before, repeated=carried))
+            carried = 0
             if finish:
                 break
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
 
 
-def frame(number: int, finish: object = None) -> bytes:
-    """The event of token `number`."""
-    meta = {"finish_reason": finish, "prompt_tokens": 3, "completion_tokens": number, "cached_tokens": 0}
-    event = {"text": f"w{number} ", "output_ids": [number], "meta_info": meta}
+def frame(number: int, finish: object = None, before: int = 0, repeated: int = 0, **changes: object) -> bytes:
+    """The event of token `number` of an answer; `before` of its tokens were in the prompt.
+
+    As many as are `repeated` before it come with it.
+    """
+    meta = {"finish_reason": finish, "prompt_tokens": PROMPT_TOKENS + before, "cached_tokens": 2}
+    meta |= {"completion_tokens": number - before, **changes}
+    ids = list(range(number - repeated, number + 1))
+    event = {"text": words(ids), "output_ids": ids, "meta_info": meta}
     return b"data: " + orjson.dumps(event) + b"\n\n"
+
+
+def words(token_ids: Sequence[int]) -> str:
+    """The text of tokens."""
+    return "".join(f"w{token_id} " for token_id in token_ids)
 
 
 class PlainSink:
@@ -119,7 +148,7 @@ class PlainSink:
     def __init__(self, index: int, out: Any) -> None:
         self._index = index
         self._out = out
-        self.counts = Counts(3)
+        self.counts = Counts(PROMPT_TOKENS)
 
     def take(self, text: str, token_ids: Any, finish: Any, counts: Counts, batch: Any, row: int) -> None:
         del batch, row
@@ -136,7 +165,9 @@ class PlainSink:
 
 
 class PlainModel:
-    """A model whose prompts are three tokens."""
+    """A model whose prompts are three tokens; the text of token 7 is `w7 `."""
+
+    sampling: Mapping[str, Any] = {}
 
     def __init__(self, facts: Facts) -> None:
         self.card = ModelCard(str(facts.model["served_model_name"]), 100, 1000, 99, frozenset())
@@ -159,13 +190,17 @@ class PlainModel:
         return " ".join("x" * token_id for token_id in token_ids)
 
     def render(self, request: ChatRequest) -> Prompt:
-        return Prompt([1, 2, 3], TOKENS, request.n)
+        return Prompt([1, 2, 3], request.max_tokens or TOKENS, request.n)
 
     def choices(self, prompt: Prompt) -> int:
         return int(prompt.handle)
 
     def body(self, prompt: Prompt, index: int) -> dict[str, Any]:
-        return {"input_ids": list(prompt.token_ids), "index": index}
+        sampling = {"max_new_tokens": prompt.max_tokens, **self.sampling}
+        return {"input_ids": list(prompt.token_ids), "index": index, "sampling_params": sampling}
+
+    def rules(self, prompt: Prompt) -> TextRules:
+        return TextRules(words, words, prompt.max_tokens)
 
     def sink(self, prompt: Prompt, index: int, out: Any) -> PlainSink:
         del prompt
@@ -173,3 +208,41 @@ class PlainModel:
 
     def tokenizer_json(self) -> None:
         return None
+
+
+def once(fault: Fault) -> Fault:
+    """A fault of the first request alone, whichever server it meets."""
+    met: list[bool] = []
+
+    async def act(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
+        if not met:
+            met.append(True)
+            await fault(server, response, request)
+        else:
+            await server.answer(response, request, (await request.json())["rid"])
+
+    return act
+
+
+async def ask(engine: RemoteEngine, rid: str = "r", n: int = 1, max_tokens: int | None = None) -> list[Delta]:
+    """Every delta of an answer."""
+    request = ChatRequest(rid, "owner", "model", {"messages": []}, 0, n=n, max_tokens=max_tokens)
+    return [delta async for delta in engine.generate(rid, await engine.render(request))]
+
+
+def faults(engine: Engine) -> dict[str, int]:
+    """What its servers did wrong, by kind."""
+    return {kind: number for kind, number in engine.load().faults.items() if number}
+
+
+def moved(engine: Engine) -> dict[str, int]:
+    """What became of the choices whose server was lost."""
+    return {outcome: number for outcome, number in engine.load().moved.items() if number}
+
+
+@contextmanager
+def ends_restarted() -> Iterator[None]:
+    """Whoever reads learns that the answer cannot go on."""
+    with pytest.raises(EngineFailed) as failed:
+        yield
+    assert failed.value.code == "engine_restarted"

@@ -281,6 +281,8 @@ class HandCheck:
 class HoldingScreen:
     """Holds what begins with "held" until something else comes; halts at "harm"; breaks at "broken"."""
 
+    suspects = False
+
     def __init__(self, error: ServingError | None = None, held: Sequence[Delta] = ()) -> None:
         self.halted: Verdict | None = None
         self._error = error
@@ -295,6 +297,10 @@ class HoldingScreen:
             return ()
         self._held.append(delta)
         return () if delta.text.startswith("held") else self.drain()
+
+    async def examined(self) -> Sequence[Delta]:
+        """See AnswerScreen."""
+        return ()
 
     def drain(self) -> Sequence[Delta]:
         """See AnswerScreen."""

@@ -14,16 +14,17 @@ from app.safety.policies.policy_file import parse
 from app.safety.policies.thresholds import FILE_NAME, Thresholds
 from app.safety.verdict import Quick, Scores
 
-FPRS = (0.001, 0.01, 0.1)
-PROMPTS, NGRAMS, ANSWERS = (0.9, 0.6, 0.3), (0.99, 0.8, 0.5), (0.95, 0.7, 0.4)
-"""Thresholds at FPRS, of every category."""
+PROMPTS = {0.001: 0.9, 0.002: 0.6, 0.05: 0.39, 0.1: 0.3}
+NGRAMS = {0.001: 0.99, 0.01: 0.8, 0.1: 0.5}
+ANSWERS = {0.001: 0.95, 0.002: 0.61, 0.02: 0.49, 0.1: 0.4}
+"""Thresholds by target, of every category; there is a row for each target that a rule has by default."""
 
 
 def calibration() -> dict[str, Any]:
     """A calibration.json in which every category is alike."""
 
-    def table(thresholds: tuple[float, ...]) -> dict[str, Any]:
-        return {c: {"fpr": list(FPRS), "threshold": list(thresholds)} for c in CATEGORIES}
+    def table(thresholds: Mapping[float, float]) -> dict[str, Any]:
+        return {c: {"fpr": list(thresholds), "threshold": list(thresholds.values())} for c in CATEGORIES}
 
     return {
         "version": 1,

@@ -40,6 +40,10 @@ class WordListener:
         """See app.safety.screens.stream_terms.Listener."""
         return {"S2": self._p()}
 
+    def forgive(self) -> None:
+        """See app.safety.screens.stream_terms.Listener."""
+        self._text = ""
+
     def _p(self) -> float:
         return 0.99 if self._word in self._text else 0.01
 
@@ -47,7 +51,9 @@ class WordListener:
 class WordModel:
     """Listens for a word."""
 
-    def __init__(self, word: str = HARM) -> None:
+    def __init__(self, word: str = HARM, *, suspect_at: float | None = None) -> None:
+        """With `suspect_at` it halts nothing where there is an examiner: what it hears is examined."""
+        self.suspect_at = suspect_at
         self._word = word
         self.priors: list[float] = []
 
@@ -55,6 +61,23 @@ class WordModel:
         """See app.safety.screens.stream_terms.Listens."""
         self.priors.append(prior)
         return WordListener(prior, self._word)
+
+
+class WordExaminer:
+    """Examines answers: harmful are those with the word, the others are not; keeps what it was asked."""
+
+    def __init__(self, word: str, before: Callable[[str], None] = lambda _text: None) -> None:
+        self._word = word
+        self._before = before
+        self.asked: list[str] = []
+        self.priors: list[float] = []
+
+    def answer(self, text: str, prior: float) -> Scores:
+        """See app.safety.screens.answer_examiner.ExaminesAnswers."""
+        self.asked.append(text)
+        self.priors.append(prior)
+        self._before(text)
+        return {"S2": 0.97 if self._word in text else 0.02, "S3": 0.01}
 
 
 def word_models(directory: Path, before: Callable[[str], None] = lambda _text: None) -> Models:

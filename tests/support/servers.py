@@ -13,14 +13,14 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import structlog
 import uvicorn
 
 from app.api.app import build_app
 from app.api.server import Server, http_server, listen
-from app.core import ChatRequest
+from app.core import ChatRequest, Engine
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.runtime import ModelLoader, Runtime
 from app.safety.classifiers.bundled_models import Models, load
@@ -144,6 +144,7 @@ async def serve_here(
     send_buffer_bytes: int | None = None,
     engine_type: type[ScriptedEngine] = ScriptedEngine,
     load_models: ModelLoader | None = None,
+    engine: Engine | None = None,
 ) -> Served:
     """A server in this loop; a small send buffer makes a client that does not read felt at once."""
     log = structlog.testing.LogCapture()
@@ -151,7 +152,7 @@ async def serve_here(
     runtime = Runtime(
         settings,
         logger,
-        lambda _settings, died: engine_type(script, on_death=died),
+        lambda _settings, died: engine or engine_type(script, on_death=died),
         load_models or shipped_models,
     )
     sock = listen(settings)
@@ -163,9 +164,9 @@ async def serve_here(
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     await runtime.start()
     await until(lambda: server.started)
-    engine = runtime.engine
-    assert isinstance(engine, ScriptedEngine)
-    return Served(port, runtime, engine, log.entries, server, serving)
+    assert engine is not None or isinstance(runtime.engine, ScriptedEngine)
+    scripted = cast("ScriptedEngine", runtime.engine)
+    return Served(port, runtime, scripted, log.entries, server, serving)
 
 
 @functools.cache

@@ -346,7 +346,7 @@ class Transcript:
         index = choice["index"]
         delta = {"content": choice["text"]} if "text" in choice else choice["delta"]
         for channel, key in (("text", "content"), ("reasoning", "reasoning_content")):
-            if key in delta:
+            if delta.get(key) is not None:
                 self._append((index, channel), delta[key])
         for call in delta.get("tool_calls", ()):
             self._append((index, f"tool{call['index']}"), call["function"].get("arguments", ""))

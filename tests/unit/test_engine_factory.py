@@ -21,6 +21,17 @@ def test_a_remote_engine_is_made_of_its_urls() -> None:
     assert engine._options.urls == ("http://a:30000", "https://b")
 
 
+def test_remote_and_child_servers_have_the_times_that_are_set() -> None:
+    """How long an answer waits for a server, and how long one may be silent."""
+    times = {"remote_resume_s": 7.0, "remote_stall_s": 8.0}
+    remote = build_engine(Settings(engine="remote", remote_url="http://a", **times), died)
+    small = build_small_engine(Settings(small_model="x/y", **times))
+    assert small is not None
+    for engine in (remote, small._make(died)):
+        assert isinstance(engine, RemoteEngine)
+        assert (engine._options.resume_s, engine._options.stall_s) == (7.0, 8.0)
+
+
 @pytest.mark.parametrize(
     "text", ["", " , ", "a:30000", "ftp://a", "http://", "http://user:pw@a", "http://a?x=1"]
 )

@@ -38,11 +38,21 @@ class ErrorResponses:
 
     def handlers(self) -> Mapping[Any, Handler]:
         """Starlette's exception handlers."""
-        return {ServingError: self._serving, HTTPException: self._routing, Exception: self._unforeseen}
+        return {
+            ServingError: self._serving,
+            HTTPException: self._routing,
+            ClientDisconnect: self._left,
+            Exception: self._unforeseen,
+        }
 
     async def _serving(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, ServingError)
+        exc.forget_frames()
         return self._answer(request, exc)
+
+    async def _left(self, _request: Request, _exc: Exception) -> Response:
+        """Nobody is there to be answered: the client left, or was refused, before its body was complete."""
+        return Response(status_code=400)
 
     async def _routing(self, request: Request, exc: Exception) -> Response:
         """Answer Starlette's own errors: unknown routes and methods."""

@@ -69,10 +69,9 @@ class ChunkWire:
         """See app.stream.token_stream.Wire. The token path: one dictionary look-up and one join."""
         opening = self._openings.get(track)
         if opening is None:
-            opening = self._openings[track] = self._head + b'{"index":%d,"delta":{%b' % (
-                track.choice,
-                _field(track),
-            )
+            lead = _lead(reasoning=track.channel == "reasoning")
+            opening = self._head + b'{"index":%d,"delta":{%b%b' % (track.choice, lead, _field(track))
+            self._openings[track] = opening
         closing = self._tool_closing if track.channel == "tool" else self._closing
         return b"id: %d\ndata: %b%b%b" % (event_id, opening, text, closing)
 
@@ -102,9 +101,11 @@ class ChunkWire:
         ]
         if calls:
             fields.append(b'"tool_calls":[' + b",".join(calls) + b"]")
+        lead = _lead(reasoning=any(p.track.channel == "reasoning" for p in parts))
+        delta = lead + b",".join(fields)
         entries = b",".join(p.logprobs for p in parts if p.logprobs)
         logprobs = b',"logprobs":{"content":[' + entries + b"]}" if entries else b""
-        return b'{"index":%d,"delta":{%b}%b,"finish_reason":null}' % (choice, b",".join(fields), logprobs)
+        return b'{"index":%d,"delta":{%b}%b,"finish_reason":null}' % (choice, delta, logprobs)
 
     def special(self, event_id: int, event: ControlEvent) -> bytes:
         """See app.stream.token_stream.Wire."""
@@ -130,7 +131,7 @@ class ChunkWire:
                 return b"id: %d\ndata: [DONE]\n\n" % event_id
 
     def _opened(self, event_id: int, n: int) -> bytes:
-        delta = {"role": "assistant", "content": ""}
+        delta = {"role": "assistant", "content": "", "reasoning_content": None}
         choices = [{"index": i, "delta": delta, "finish_reason": None} for i in range(n)]
         body = self._head + orjson.dumps(choices)[1:-1] + self._opening_tail
         return b"id: %d\nretry: %d\ndata: %b" % (event_id, RETRY_MS, body)
@@ -144,8 +145,12 @@ class ChunkWire:
         *,
         matched_stop: str | int | None = None,
     ) -> bytes:
-        entry: dict[str, Any] = {"index": choice, "delta": delta, "finish_reason": finish_reason}
-        if matched_stop is not None:
+        entry: dict[str, Any] = {
+            "index": choice,
+            "delta": {"reasoning_content": None, **delta},
+            "finish_reason": finish_reason,
+        }
+        if finish_reason is not None:
             entry["matched_stop"] = matched_stop
         return b"id: %d\ndata: %b%b%b" % (event_id, self._head, orjson.dumps(entry), self._tail)
 
@@ -155,6 +160,11 @@ def _field(track: TextTrack) -> bytes:
     if track.channel == "tool":
         return b'"tool_calls":[{"index":%d,"function":{"arguments":"' % track.tool_index
     return _FIELD[track.channel] + b':"'
+
+
+def _lead(*, reasoning: bool) -> bytes:
+    """What a delta without reasoning begins with: clients of SGLang read the field in every chunk."""
+    return b"" if reasoning else b'"reasoning_content":null,'
 
 
 class EventStream:

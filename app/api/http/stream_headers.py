@@ -35,7 +35,7 @@ def check_fresh(after: int) -> None:
     if after:
         raise ReplayPositionUnknown(
             f"Last-Event-ID {after} was never sent: there is no generation under this request's"
-            " Idempotency-Key. Attach with GET …/chat/completions/{id}, or send no Last-Event-ID.",
+            " Idempotency-Key. Attach with GET and the id of the answer, or send no Last-Event-ID.",
             param="Last-Event-ID",
         )
 

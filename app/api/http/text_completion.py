@@ -51,16 +51,15 @@ class CompletionWire(ChunkWire):
         matched_stop: str | int | None = None,
     ) -> bytes:
         del delta  # of a tool call, which no prompt without a template has
-        entry = _empty_choice(choice) | {"finish_reason": finish_reason}
-        if matched_stop is not None:
-            entry["matched_stop"] = matched_stop
+        entry = _empty_choice(choice) | {"finish_reason": finish_reason, "matched_stop": matched_stop}
         return b"id: %d\ndata: %b%b%b" % (event_id, self._head, orjson.dumps(entry), self._tail)
 
 
 def text_completion(streams: Sequence[TokenStream]) -> dict[str, Any]:
     """OpenAI's text_completion object over the finished streams of all prompts, in their order.
 
-    Raises ServingError when a stream ended in one.
+    What a notice says of one of several prompts stands in the choices of that prompt. Raises
+    ServingError when a stream ended in one.
     """
     request = streams[0].request
     answer: dict[str, Any] = {
@@ -74,23 +73,24 @@ def text_completion(streams: Sequence[TokenStream]) -> dict[str, Any]:
         if stream.error is not None:
             raise stream.error
         parts, specials = stream.whole()
-        answer |= {event.field: event.value for event in specials if isinstance(event, Notice)}
+        notices = {event.field: event.value for event in specials if isinstance(event, Notice)}
+        if len(streams) == 1:
+            answer |= notices
+            notices = {}
         for index, choice in sorted(answers(parts, specials).items()):
             place = number * stream.request.n + index
-            answer["choices"].append(_whole_choice(place, choice, logprob_entries(index, parts)))
+            answer["choices"].append(_whole_choice(place, choice, logprob_entries(index, parts)) | notices)
     answer["usage"] = _total([stream.usage or {} for stream in streams])
     return answer
 
 
 def _whole_choice(index: int, answer: ChoiceMessage, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    choice = _empty_choice(index) | {
+    return _empty_choice(index) | {
         "text": answer.message["content"] or "",
         "logprobs": _logprobs(entries, with_offsets=True) if entries else None,
         "finish_reason": answer.finish_reason,
+        "matched_stop": answer.matched_stop,
     }
-    if answer.matched_stop is not None:
-        choice["matched_stop"] = answer.matched_stop
-    return choice
 
 
 def _empty_choice(index: int) -> dict[str, Any]:

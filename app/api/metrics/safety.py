@@ -44,6 +44,13 @@ OF_SCREENS = (
         labels=(),
     ),
     counter(
+        "tokenring_safety_examined_answers_total",
+        "examinations",
+        "Answers read by the encoder, as they were suspect or their prompts watched.",
+        lambda s: s.examined_answers,
+        labels=(),
+    ),
+    counter(
         "tokenring_safety_leaked_tokens_total",
         "tokens",
         "Tokens of halted answers that were released after the token where the harm began.",

@@ -281,6 +281,20 @@ OF_ENGINE = (
         "Running requests that the engine set aside because KV memory ran out, counted when they end.",
         lambda e: e.num_retractions,
     ),
+    counter(
+        "tokenring_remote_faults_total",
+        "faults",
+        "Faults of remote servers, by kind; see docs/remote.md.",
+        lambda e: e.faults,
+        labels=("model", "kind"),
+    ),
+    counter(
+        "tokenring_remote_moved_total",
+        "choices",
+        "Choices whose remote server was lost: `resumed` at another one or once it was back, or `ended`.",
+        lambda e: e.moved,
+        labels=("model", "outcome"),
+    ),
 )
 
 OF_BALANCE = (

@@ -121,7 +121,8 @@ class ChatRoutes:
             }
             raise
         except ServingError as error:
-            error.respell(stream.request.spelled)
+            if not others:  # else it is that of a prompt, which names itself
+                error.respell(stream.request.spelled)
             raise
 
     async def _charge(self, request: Request, caller: Caller) -> Lease:
@@ -282,6 +283,9 @@ class ChatRoutes:
                 streams.append(await self._begin(caller, chat, UNLIMITED, streaming=False))
                 await _ended(streams[-1])
             return JSONResponse(self.format.whole(streams), headers=stream_headers(first))
+        except ServingError as error:
+            error.respell(streams[-1].request.spelled)
+            raise
         finally:
             client.stop()
             for stream in streams:

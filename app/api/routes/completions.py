@@ -10,7 +10,7 @@ from starlette.requests import Request
 from app.api.http.answer_format import TEXT_FORMAT
 from app.api.http.auth import Caller
 from app.api.routes.chat import ChatRoutes
-from app.api.schema.completions import parse_completion
+from app.api.schema.completions import CompletionRequest, parse_completion
 from app.core import ChatRequest, Engine, IdempotencyKey, RawPrompt
 from app.errors import BadRequest, ContextOverflow, UnsupportedParameter
 from app.routing.backend import Backends
@@ -46,24 +46,27 @@ class CompletionRoutes(ChatRoutes):
         )
         self._check_model(sent.model, caller.models)
         engine = self._backends.of(sent.model).engine
-        prompts = [await self._raw(engine, sent.model, caller.owner, prompt) for prompt in sent.prompts]
-        return [sent.as_chat(prompt, self._new_id()) for prompt in prompts]
+        return [
+            sent.as_chat(i, await self._raw(engine, caller.owner, sent, i), self._new_id())
+            for i in range(len(sent.prompts))
+        ]
 
-    async def _raw(self, engine: Engine, model: str, owner: str, prompt: str | Sequence[int]) -> RawPrompt:
+    async def _raw(self, engine: Engine, owner: str, sent: CompletionRequest, index: int) -> RawPrompt:
         """A prompt and its text, which the screens read. Raises BadRequest, ContextOverflow."""
+        prompt, place = sent.prompts[index], sent.place(index)
         if isinstance(prompt, str):
             return RawPrompt(prompt)
-        if model == AUTO:
+        if sent.model == AUTO:
             raise UnsupportedParameter(
-                "prompt: token ids belong to one model's vocabulary; name the model, or send text.",
-                param="prompt",
+                f"{place}: token ids belong to one model's vocabulary; name the model, or send text.",
+                param=place,
             )
         limit = engine.model.max_prompt_tokens
         if len(prompt) > limit:
             raise ContextOverflow(
-                f"A prompt of this model has at most {limit:,} tokens, got {len(prompt):,}.", param="prompt"
+                f"A prompt of this model has at most {limit:,} tokens, got {len(prompt):,}.", param=place
             )
         try:
             return RawPrompt(await engine.detokenize(owner, prompt), prompt)
         except BadRequest as error:
-            raise BadRequest(error.message, param="prompt") from None
+            raise BadRequest(f"{place}: {error.message}", param=place) from None

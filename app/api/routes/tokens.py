@@ -70,7 +70,7 @@ class TokenRoutes:
             self._texts(self._engine(sent.model, caller), caller.owner, sent), "detokenize"
         )
         text = texts if sent.several else texts[0]
-        return _json({"prompt": text, "text": text})
+        return _json({"prompt": text, "text": text, "content": text})
 
     async def _read(self, request: Request, client: Client, caller: Caller) -> dict[str, Any]:
         """The body, once the request is charged. Raises RateLimited."""

@@ -62,11 +62,16 @@ class CompletionRequest:
         """The model that is to answer."""
         return self.template.model
 
-    def as_chat(self, prompt: RawPrompt, request_id: str) -> ChatRequest:
+    def place(self, index: int) -> str:
+        """How errors name a prompt: by its index, where there are several."""
+        return f"prompt[{index}]" if len(self.prompts) > 1 else "prompt"
+
+    def as_chat(self, index: int, prompt: RawPrompt, request_id: str) -> ChatRequest:
         """The request that generates from one of the prompts."""
         messages = [{"role": "user", "content": prompt.text}]
         body = {**self.template.body, "messages": messages}
-        return replace(self.template, request_id=request_id, body=body, raw=prompt)
+        spelled = {**self.template.spelled, "messages": self.place(index), "prompt": self.place(index)}
+        return replace(self.template, request_id=request_id, body=body, raw=prompt, spelled=spelled)
 
 
 def parse_completion(
@@ -107,8 +112,7 @@ def parse_completion(
         raise BadRequest("Idempotency-Key needs a single prompt.", param="Idempotency-Key")
     if values.keys().isdisjoint(("max_tokens", "n_predict")):
         template = replace(template, max_tokens=DEFAULT_MAX_TOKENS)
-    spelled = {**template.spelled, "messages": "prompt"}
-    return CompletionRequest(prompts, replace(template, spelled=spelled))
+    return CompletionRequest(prompts, template)
 
 
 def _check(name: str, value: Any) -> None:

@@ -315,8 +315,9 @@ def tokenize_request() -> Schema:
             "model": _NULLABLE_TEXT,
             "prompt": {"anyOf": [text, texts, {"type": "null"}]},
             "add_special_tokens": {"type": ["boolean", "null"]},
-            "add_generation_prompt": {"enum": [True, None]},
-            "return_token_strs": {"enum": [False, None]},
+            "content": {"type": ["string", "null"], "description": "llama.cpp's name of `prompt`."},
+            "add_special": {"type": ["boolean", "null"], "description": "Of `add_special_tokens`."},
+            **{name: {"enum": [passes, None]} for name, passes in tokens.ASKS_NOTHING.items()},
             **chat,
         }
     )

@@ -15,9 +15,18 @@ MAX_CHARS = 1_000_000
 """Characters of them together; a tokenizer takes some 0.4 s for as many, in a thread that renders."""
 TEMPLATE = ("tools", "chat_template_kwargs", "reasoning_effort", "continue_final_message")
 """Parameters of a chat request that a template reads."""
-_ASKS_NOTHING: Mapping[str, bool] = {"add_generation_prompt": True, "return_token_strs": False}
-"""Parameters of vLLM's that are taken with this value only."""
-_OF_TOKENIZE = frozenset({"model", "prompt", "messages", "add_special_tokens", *_ASKS_NOTHING, *TEMPLATE})
+ASKS_NOTHING: Mapping[str, bool] = {
+    "add_generation_prompt": True,
+    "return_token_strs": False,
+    "parse_special": True,
+    "with_pieces": False,
+}
+"""Parameters of vLLM's and llama.cpp's that are taken with this value only."""
+_LLAMA_CPP: Mapping[str, str] = {"content": "prompt", "add_special": "add_special_tokens"}
+"""Its names for parameters of `/tokenize`."""
+_OF_TOKENIZE = frozenset(
+    {"model", "prompt", "messages", "add_special_tokens", *_LLAMA_CPP, *ASKS_NOTHING, *TEMPLATE}
+)
 _OF_DETOKENIZE = frozenset({"model", "tokens", "skip_special_tokens"})
 
 
@@ -43,14 +52,29 @@ class DetokenizeRequest:
 
 
 def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
-    """The request. Raises BadRequest and UnsupportedParameter, naming the parameter."""
+    """The request. Raises BadRequest and UnsupportedParameter, naming the parameter as it was sent."""
     values = _sent(body, _OF_TOKENIZE)
+    spelled = {ours: theirs for theirs, ours in _LLAMA_CPP.items() if theirs in values}
+    for ours, theirs in spelled.items():
+        if ours in values:
+            raise BadRequest(f"{theirs} means the same as {ours}; send one of them.", param=theirs)
+        values[ours] = values.pop(theirs)
+    if "prompt" in spelled:  # llama.cpp's default
+        values.setdefault("add_special_tokens", False)
+    try:
+        return _tokenize_request(values)
+    except BadRequest as error:
+        error.respell(spelled)
+        raise
+
+
+def _tokenize_request(values: Mapping[str, Any]) -> TokenizeRequest:
     if ("prompt" in values) == ("messages" in values):
         raise BadRequest("Send either prompt or messages.", code="missing_parameter", param="prompt")
     messages = values.get("messages")
     if messages is not None:
         check_kind("messages", messages, list)
-    for name, passes in _ASKS_NOTHING.items():
+    for name, passes in ASKS_NOTHING.items():
         if name in values and values[name] is not passes:
             raise UnsupportedParameter(f"{name}: only {str(passes).lower()} is served.", param=name)
     template = {name: values[name] for name in TEMPLATE if name in values}

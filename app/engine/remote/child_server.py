@@ -84,6 +84,11 @@ class ChildServer:
         self._keeps_lines = False
         self._lines.clear()
 
+    def kill(self) -> None:
+        """End a process that hangs, with all that it started; the next one is started as after any death."""
+        if self.pid is not None:
+            _kill_group(self.pid)
+
     async def aclose(self) -> None:
         """Stop it and everything it started; a second call does nothing."""
         watching, self._watching = self._watching, None

@@ -1,9 +1,10 @@
 """`RemoteEngine`: any SGLang server, several of them, or a cluster behind SGLang's router, over HTTP.
 
 Requests are rendered here, for the remote model, and sent as token ids over SGLang's native streaming
-API; each choice is a request of its own there. A choice moves to another server, or is tried again,
-only while nothing of it has come. `child` is a server that this process runs: it lives as long as the
-engine. Nothing of SGLang is imported before `start()`, and then in a thread of the engine's own.
+API; each choice is a request of its own there. A choice whose server dies goes on at another one, or at the
+same one once it is back. `child` is a server that this process runs: it lives as long as the engine, and is
+started again when it dies or hangs. Nothing of SGLang is imported before `start()`, and then in a thread of
+the engine's own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,28 +26,40 @@ from app.engine.remote.child_server import ChildServer
 from app.engine.remote.circuit_breaker import Breaker
 from app.engine.remote.events import Refusal
 from app.engine.remote.exchange import ChoiceRequest
+from app.engine.remote.faults import FaultLog
 from app.engine.remote.model import Facts, LoadModel, RemoteModel
+from app.engine.remote.resume_gate import ResumeGate
+from app.engine.remote.route import Choice, Route
 from app.engine.remote.server import RemoteServer, ServerGone, Timeouts
-from app.engine.remote.server_pool import POLL_S, ServerPool, describe
+from app.engine.remote.server_pool import POLL_S, STALL_S, ServerPool, describe
 from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
 from app.engine.tally import Tallies, TokenTally
 from app.errors import EngineFailed, EngineNotReady
 from app.settings import SettingsError
 
 START_RETRY_S = 0.25
+RESUME_S = 120.0
 MAX_CONNECTIONS = 0
 """Connections of the pool; 0 is no limit, as each running choice holds one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """The servers' addresses. `start_s` is the seconds that `start()` waits for the first of them."""
+    """The servers' addresses. `start_s` is the seconds that `start()` waits for the first of them.
+
+    `resume_s` is the seconds that a choice whose server was lost waits for one. After `stall_s` seconds
+    without anything from any of its streams, a server's health is asked for. `carries_ids` says that the
+    servers run our scheduler, which goes on with any answer by its ids.
+    """
 
     urls: Sequence[str] = ()
     api_key: str = field(default="", repr=False)
     start_s: float = 60.0
     timeouts: Timeouts = field(default_factory=Timeouts)
     poll_s: float = POLL_S
+    resume_s: float = RESUME_S
+    stall_s: float = STALL_S
+    carries_ids: bool = False
 
 
 class RemoteEngine:
@@ -62,7 +75,9 @@ class RemoteEngine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
         self._render_queues = RenderQueues()
         self._session: aiohttp.ClientSession | None = None
-        self._pool = ServerPool(())
+        self._faults = FaultLog()
+        self._pool = ServerPool((), faults=self._faults)
+        self._gate = ResumeGate()
         self._model: RemoteModel | None = None
         self._running: dict[str, _Generation] = {}
         self._tallies = Tallies()
@@ -107,7 +122,13 @@ class RemoteEngine:
         )
         urls = [self._child.url] if self._child is not None else self._options.urls
         servers = [RemoteServer(url, self._session, self._options.timeouts, Breaker()) for url in urls]
-        self._pool = ServerPool(servers, poll_s=self._options.poll_s)
+        self._pool = ServerPool(
+            servers,
+            poll_s=self._options.poll_s,
+            stall_s=self._options.stall_s,
+            faults=self._faults,
+            on_hung=self._end_hung_child,
+        )
         facts = await self._first_facts()
         loop = asyncio.get_running_loop()
         self._model = await loop.run_in_executor(self._thread, self._load_model, facts)
@@ -117,11 +138,16 @@ class RemoteEngine:
         self._pool.watch(facts)
 
     def child_ended(self) -> None:
-        """The child has died: what is open on it is over, and nothing new goes there before a probe."""
+        """The child has died: what is open on it is cut off, and nothing goes there before a probe."""
         now_s = asyncio.get_running_loop().time()
         for server in self._pool.servers:
             server.breaker.trip(now_s)
             server.cut()
+
+    def _end_hung_child(self) -> None:
+        """A child that lives and does nothing is of no use: the next one takes its place."""
+        if self._child is not None:
+            self._child.kill()
 
     async def aclose(self) -> None:
         """End generations, connections and the child; a second call does nothing."""
@@ -191,10 +217,10 @@ class RemoteEngine:
     def load(self) -> EngineLoad:
         """The load last reported, at most a poll ago; our own streams where servers report none."""
         load = self._pool.load
-        if load is not None:
-            return load
-        running = sum(len(generation.exchanges) for generation in self._running.values())
-        return EngineLoad(running, 0, 0, self.model.kv_capacity_tokens, 0.0)
+        if load is None:
+            running = sum(len(generation.exchanges) for generation in self._running.values())
+            load = EngineLoad(running, 0, 0, self.model.kv_capacity_tokens, 0.0)
+        return replace(load, faults=self._faults.faults, moved=self._faults.moved)
 
     def health(self) -> Health:
         if self._health is Health.READY and not self._pool.is_well:
@@ -240,14 +266,21 @@ class RemoteEngine:
         generation = self._running[rid]
         try:
             model = self._ready_model()
+            options = self._options
+            route = Route(
+                self._pool, self._gate, self._faults, options.resume_s, self._spawn, options.carries_ids
+            )
             generation.exchanges.extend(
                 ChoiceRequest(
-                    self._pool,
-                    f"{rid}-{index:03d}",
-                    model.body(prompt, index),
+                    route,
+                    Choice(
+                        f"{rid}-{index:03d}",
+                        model.body(prompt, index),
+                        partial(model.rules, prompt),
+                        prompt.continued[index] if prompt.continued else (),
+                    ),
                     model.sink(prompt, index, generation.stream),
-                    tally=generation.tally,
-                    spawn=self._spawn,
+                    generation.tally,
                 )
                 for index in range(model.choices(prompt))
             )

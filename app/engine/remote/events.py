@@ -25,6 +25,10 @@ class UnreadableEvent(Exception):
     """The server sent what no SGLang sends; the message never quotes it."""
 
 
+class WrongCount(UnreadableEvent):
+    """The counts in an event do not fit its ids, or are less than before."""
+
+
 class EventReader:
     """The payloads of `data:` lines in a stream of bytes, whole ones only; bounded memory."""
 
@@ -52,6 +56,15 @@ class LogprobRow:
     output_top_logprobs_val: Sequence[Sequence[Sequence[float]]]
     output_top_logprobs_idx: Sequence[Sequence[Sequence[int]]]
 
+    def first(self, count: int) -> LogprobRow:
+        """The row of the step's first tokens."""
+        return LogprobRow(
+            [self.output_token_logprobs_val[0][:count]],
+            [self.output_token_logprobs_idx[0][:count]],
+            [self.output_top_logprobs_val[0][:count]],
+            [self.output_top_logprobs_idx[0][:count]],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ChoiceStep:
@@ -65,11 +78,25 @@ class ChoiceStep:
 
 
 class ChoiceReader:
-    """The steps of one choice, and its counts so far; `counts.completion_tokens` are those received."""
+    """The steps of one choice, and its counts so far; `counts.completion_tokens` are those received.
 
-    def __init__(self, prompt_tokens: int) -> None:
-        self.counts = Counts(prompt_tokens)
-        self._text_chars = 0
+    `prompt_tokens` are the ids that were sent, and billed, whatever the server says. A server that goes on
+    behind `received_tokens`, whose text has `received_chars`, sends all of it again with its first event.
+    """
+
+    def __init__(self, prompt_tokens: int, received_tokens: int = 0, received_chars: int = 0) -> None:
+        self.counts = Counts(prompt_tokens, received_tokens)
+        self.miscounts_prompt = False
+        """Whether the server has said another number."""
+        self._received_tokens = received_tokens
+        self._text_chars = received_chars
+        self._repeated_chars = 0
+        """Characters that the server will send again, as it held back a character that was sent before."""
+
+    @property
+    def advances(self) -> bool:
+        """Whether the server has generated anything."""
+        return self.counts.completion_tokens > self._received_tokens
 
     def read(self, payload: bytes) -> ChoiceStep:
         """One event as a step. Raises UnreadableEvent, and Refusal for an event that is an error."""
@@ -86,23 +113,32 @@ class ChoiceReader:
         finish = meta["finish_reason"]
         if not isinstance(text, str) or not isinstance(token_ids, list):
             raise TypeError
-        if finish is not None and "prompt_tokens" not in meta:
-            # SGLang's answer to an abort in its queue repeats what it sent before, and knows no counts.
+        if finish is not None and ("prompt_tokens" not in meta or finish.get("status_code") is not None):
+            # SGLang's answer to an abort in its queue repeats what it sent before, and knows no counts; a
+            # refusal's are made up.
             return ChoiceStep("", (), self.counts, finish, None)
         received, completion = self.counts.completion_tokens, int(meta["completion_tokens"])
         fresh = completion - received
-        if fresh < 0 or fresh > len(token_ids):
-            raise ValueError
+        if fresh < 0 or len(token_ids) not in (fresh, completion):
+            raise WrongCount("a count that does not fit the ids")
         if len(token_ids) == completion and received:
+            self._repeated_chars = max(self._text_chars - len(text), 0)
             text = text[self._text_chars :]
+        elif self._repeated_chars:
+            again = text[: self._repeated_chars]
+            text, self._repeated_chars = text[len(again) :], self._repeated_chars - len(again)
         self._text_chars += len(text)
+        prompt_tokens = self.counts.prompt_tokens
+        self.miscounts_prompt = self.miscounts_prompt or int(meta["prompt_tokens"]) != prompt_tokens
         self.counts = Counts(
-            int(meta["prompt_tokens"]),
+            prompt_tokens,
             completion,
-            int(meta.get("cached_tokens") or 0),
-            int(meta.get("reasoning_tokens") or 0),
+            min(int(meta.get("cached_tokens") or 0), prompt_tokens),
+            min(int(meta.get("reasoning_tokens") or 0), completion),
         )
         token_ids = token_ids[len(token_ids) - fresh :]
+        if any(type(token_id) is not int or token_id < 0 for token_id in token_ids):
+            raise TypeError
         return ChoiceStep(text, token_ids, self.counts, finish, _logprobs(meta, fresh))
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from app.core import ChatRequest, Counts, ModelCard, Prompt
 from app.engine.generation_stream import GenerationStream
+from app.engine.remote.continuation import TextRules
 from app.errors import ServingError
 
 
@@ -80,6 +81,10 @@ class RemoteModel(Protocol):
 
     def body(self, prompt: Prompt, index: int) -> dict[str, Any]:
         """The body of `/generate` for one choice, less `rid` and `stream`."""
+        ...
+
+    def rules(self, prompt: Prompt) -> TextRules:
+        """How the ids of an answer to `prompt` become its text."""
         ...
 
     def sink(self, prompt: Prompt, index: int, out: GenerationStream) -> ChoiceSink: ...

@@ -18,6 +18,7 @@ import orjson
 from app.core import EngineLoad
 from app.engine.remote.circuit_breaker import Breaker
 from app.engine.remote.events import refusal_of
+from app.engine.remote.faults import Fault
 
 CONNECT_TIMEOUT_S = 5.0
 HEADERS_TIMEOUT_S = 15.0
@@ -32,7 +33,11 @@ Read = Callable[[], Awaitable[bytes]]
 
 
 class ServerGone(Exception):
-    """The server cannot be reached, broke off, took too long, or sent what no SGLang sends."""
+    """The server cannot be reached, broke off, took too long, or sent what no SGLang sends: `kind`."""
+
+    def __init__(self, message: str, kind: Fault) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class RemoteServer:
         self._session = session
         self._timeouts = timeouts
         self._heard_s = 0.0
+        self._streamed_s = 0.0
         self._streams: set[aiohttp.ClientResponse] = set()
 
     # --- requests
@@ -75,6 +81,7 @@ class RemoteServer:
         try:
             response = await self._post("/generate", body)
             self._streams.add(response)
+            self._streamed_s = self._heard_s
             try:
                 await self._check(response)
                 yield lambda: self._read(response)
@@ -94,6 +101,14 @@ class RemoteServer:
         for response in list(self._streams):
             response.close()
 
+    def hear_stream(self) -> None:
+        """Note that the server works, though its streams have brought nothing: on a long prompt, say."""
+        self._streamed_s = asyncio.get_running_loop().time()
+
+    def silent_s(self, now_s: float) -> float:
+        """The seconds without anything from the open streams, or a change of the load; 0 without a stream."""
+        return now_s - self._streamed_s if self._streams else 0.0
+
     # --- what it is
 
     async def get(self, path: str, timeout_s: float | None = None) -> Any:
@@ -105,14 +120,14 @@ class RemoteServer:
                 self._hear()
                 return orjson.loads(data) if data else None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:
-            raise _gone(exc) from None
+            raise _gone(exc, "unreachable") from None
 
     async def poll(self) -> None:
-        """Read its load. Raises ServerGone, Refusal."""
+        """Read its load; a change of it is a sign of life. Raises ServerGone, Refusal."""
         document = await self.get("/v1/loads?include=core")
         try:
             ranks = document["loads"]
-            self.load = EngineLoad(
+            load = EngineLoad(
                 num_running_reqs=sum(int(rank["num_running_reqs"]) for rank in ranks),
                 num_queue_reqs=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
                 used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
@@ -121,7 +136,10 @@ class RemoteServer:
                 max_running_reqs=sum(int(rank.get("max_running_requests", 0)) for rank in ranks),
             )
         except (KeyError, TypeError, ValueError) as exc:
-            raise ServerGone(f"its load cannot be read ({type(exc).__name__})") from None
+            raise ServerGone(f"its load cannot be read ({type(exc).__name__})", "unreadable") from None
+        if load != self.load:
+            self.hear_stream()
+        self.load = load
 
     def heard_since(self, now_s: float) -> bool:
         """Whether anything came from it after `now_s`, on the loop's clock."""
@@ -150,7 +168,7 @@ class RemoteServer:
                     allow_redirects=False,
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:
-            raise _gone(exc) from None
+            raise _gone(exc, "unreachable") from None
         self._hear()
         return response
 
@@ -158,7 +176,7 @@ class RemoteServer:
         """Raise what the status says: a server that failed is gone, one that refuses has its reasons."""
         status = response.status
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.SERVICE_UNAVAILABLE:
-            raise ServerGone(f"status {status}")
+            raise ServerGone(f"status {status}", "unreachable")
         if status != HTTPStatus.OK:
             raise refusal_of(status, await response.content.read(MAX_REFUSAL_BYTES))
 
@@ -166,15 +184,16 @@ class RemoteServer:
         try:
             data = await response.content.readany()
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:
-            raise _gone(exc) from None
+            raise _gone(exc, "silent" if isinstance(exc, TimeoutError) else "broke_off") from None
         self._hear()
+        self._streamed_s = self._heard_s
         return data
 
 
-def _gone(exc: Exception) -> ServerGone:
+def _gone(exc: Exception, kind: Fault) -> ServerGone:
     """Without aiohttp's words: they may quote what came."""
     if isinstance(exc, aiohttp.ClientConnectorError):
-        return ServerGone("no connection")
+        return ServerGone("no connection", kind)
     if isinstance(exc, TimeoutError):
-        return ServerGone("no answer in time")
-    return ServerGone(f"broke off ({type(exc).__name__})")
+        return ServerGone("no answer in time", kind)
+    return ServerGone(f"broke off ({type(exc).__name__})", kind)

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, get_type_hints
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.image_limits import ImageLimits
 from app.engine.sglang.platform import needs_cpu_platform, visible_devices
+from app.engine.sglang.weight_cache import check_weight_cache
 from app.settings import SettingsError
 
 BUILTIN_MODEL = Path(__file__).parents[1] / "builtin"
@@ -149,6 +150,7 @@ def server_arguments(options: SGLangOptions) -> dict[str, Any]:
         arguments |= CPU_DEFAULTS
         arguments["dtype"] = _cpu_dtype(options)
     arguments |= options.server_args
+    check_weight_cache(arguments, options.where, has_gpu=not needs_cpu_platform())
     if needs_cpu_platform() and "max_total_tokens" not in arguments:
         arguments["max_total_tokens"] = _cpu_pool_tokens(arguments)
     return arguments

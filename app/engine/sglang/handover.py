@@ -250,12 +250,14 @@ class HandoverTokenizerManager(TokenizerManager):
                     continue
             # What `choice.take(...)` does, for the same reason.
             ids = choice.ids
-            ids.extend(token_ids)
+            if len(token_ids) == 1:  # half the time of `extend`
+                ids.append(token_ids[0])
+            else:
+                ids.extend(token_ids)
             if len(ids) != completion:
                 self._contradicts(choice, f"{len(ids)} token ids, and a count of {completion}")
                 continue
             choice.num_chars += len(text)
-            choice.tally.add(len(token_ids))
             choice.sink.take(text, token_ids, finish, counts, batch, row)
         return rows_of_others
 

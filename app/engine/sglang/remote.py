@@ -19,6 +19,7 @@ from app.core import ChatRequest, ModelCard, Prompt
 from app.engine.generation_stream import GenerationStream
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.limits import check_text_only
+from app.engine.remote.continuation import TextRules
 from app.engine.remote.model import ChoiceSink, Facts
 from app.engine.sglang.platform import prepare_process
 from app.errors import BadRequest, EngineFailed
@@ -208,6 +209,13 @@ class SGLangRemoteModel:
             seed = secrets.randbits(31) if seed is None else seed + index
             body["sampling_params"] = body["sampling_params"] | {"sampling_seed": seed}
         return body
+
+    def rules(self, prompt: Prompt) -> TextRules:
+        """See app.engine.remote.model.RemoteModel."""
+        from app.engine.sglang.text_rules import text_rules
+
+        body = prompt.handle.body
+        return text_rules(self._chat, body["sampling_params"], reasons=bool(body.get("require_reasoning")))
 
     def sink(self, prompt: Prompt, index: int, out: GenerationStream) -> ChoiceSink:
         from app.engine.sglang.parse import choice_sink

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from app.safety.classifiers.model_files import ModelDamaged, verify
 from app.safety.classifiers.ngrams import Evidence
 from app.safety.classifiers.output_model import OutputModel
+from app.safety.screens.answer_examiner import ExaminesAnswers
 from app.safety.screens.prompt_screen import Classifies
 from app.safety.screens.stream_terms import Listens
 
@@ -26,6 +27,8 @@ class Models(NamedTuple):
     """Below this harm the n-grams alone let a prompt pass; see PromptScreen."""
     evidence: Callable[[str], Sequence[Evidence]] = lambda _text: ()
     """What each word of a text adds to the n-grams' logit of harm."""
+    examiner: ExaminesAnswers | None = None
+    """What reads an answer that `answers` suspects."""
 
 
 def load(directory: Path = MODELS) -> Models:
@@ -39,4 +42,4 @@ def load(directory: Path = MODELS) -> Models:
     except Exception as exc:  # NumPy has errors of its own
         raise ModelDamaged(f"{directory / OUTPUT}: cannot be read: {exc!r}") from exc
     prompts = Classifier.load(directory)
-    return Models(prompts, answers, directory, prompts.sure_below, prompts.evidence)
+    return Models(prompts, answers, directory, prompts.sure_below, prompts.evidence, prompts)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+PROMPT, ANSWER = 0, -1
+"""Where the logits of harm are, of a prompt and of an answer; those of the categories lie between."""
 CLS, SEP, PAD = 101, 102, 0
 """The marks of BERT's uncased vocabulary."""
 WINDOW = 128
@@ -23,7 +25,7 @@ BATCH = 8
 
 
 class Encoder:
-    """Logits of texts: harm first, then the categories."""
+    """Logits of texts: the harm of a prompt, then the categories, then the harm of an answer."""
 
     def __init__(self, session: Any, tokenizer: Any) -> None:
         self._session = session
@@ -46,8 +48,11 @@ class Encoder:
         pieces.no_padding()
         return cls(session, pieces)
 
-    def logits(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """(texts, 1 + categories): of each normalized text the logits of its most harmful window."""
+    def logits(self, texts: Sequence[str], harm: int = PROMPT) -> NDArray[np.float32]:
+        """(texts, 2 + categories): of each normalized text the logits of its most harmful window.
+
+        `harm` is the logit that says which window is the most harmful: PROMPT or ANSWER.
+        """
         owners: list[int] = []
         pieces: list[list[int]] = []
         for owner, text in enumerate(texts):
@@ -58,8 +63,14 @@ class Encoder:
         best: list[NDArray[np.float32]] = []
         for owner in range(len(texts)):
             mine = each[[i for i, other in enumerate(owners) if other == owner]]
-            best.append(mine[int(np.argmax(mine[:, 0]))])
+            best.append(mine[int(np.argmax(mine[:, harm]))])
         return np.stack(best)
+
+    def end(self, text: str) -> NDArray[np.float32]:
+        """(2 + categories): the logits of the last window of a normalized text."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        logits: NDArray[np.float32] = self._run([ids[-(WINDOW - 2) :]])[0]
+        return logits
 
     def _run(self, pieces: list[list[int]]) -> NDArray[np.float32]:
         order = sorted(range(len(pieces)), key=lambda i: len(pieces[i]))

@@ -123,6 +123,11 @@ class Answer:
         likely = self._model.likely(self._recent)
         return {category: self.p * share for category, share in zip(CATEGORIES, likely, strict=True)}
 
+    def forgive(self) -> None:
+        """Take what was read so far for harmless: the sum starts again."""
+        self._sum = 0.0
+        self.logit, self.p, self._now = -math.inf, 0.0, 0.0
+
     def _step(self, data: bytes) -> float:
         """Read a few tokens; the logit then."""
         places = self._grams.read(data)
@@ -163,11 +168,14 @@ class OutputModel:
         *,
         drift: float,
         line: tuple[float, float],
+        suspect_at: float | None = None,
     ) -> None:
         self._harm = array("f", harm.astype(np.float32).tobytes())
         self.weight = self._harm.__getitem__
         """The weight at a place."""
         self.drift = drift
+        self.suspect_at = suspect_at
+        """The score at which an answer is to be examined."""
         self._categories = categories
         self._category_scale = category_scale
         self._offsets = offsets
@@ -180,9 +188,12 @@ class OutputModel:
             harm, categories, offsets = arrays["harm"], arrays["categories"], arrays["offsets"]
             scale, drift = float(arrays["category_scale"]), float(arrays["drift"])
             slope, intercept = (float(value) for value in arrays["line"])
+            suspect_at = float(arrays["suspect_at"])
         if harm.shape != (1 << BITS,) or categories.shape != (len(CATEGORIES), 1 << CATEGORY_BITS):
             raise ValueError(f"{path.name} has tables of another size")
-        return cls(harm, categories, scale, offsets, drift=drift, line=(slope, intercept))
+        return cls(
+            harm, categories, scale, offsets, drift=drift, line=(slope, intercept), suspect_at=suspect_at
+        )
 
     def listen(self, prior: float) -> Answer:
         """A new answer, to a prompt of this harm."""

@@ -95,8 +95,15 @@ class Notices:
 
 
 def _general(category: str | None) -> str:
-    about = f": it looks like {BY_CODE[category].title}" if category else ""
-    return f"I cannot help with this{about}. If you meant something else, please say it in other words."
+    if category is None:
+        return (
+            "This was not answered, as a safety check took it for harmful, and it may be wrong. Please say it"
+            " in other words, or ask whoever runs this server."
+        )
+    about = BY_CODE[category].title
+    return (
+        f"I cannot help with this: it looks like {about}. If you meant something else, say it in other words."
+    )
 
 
 def _help_lines(country: str) -> str:

@@ -25,8 +25,10 @@ from app.safety.policies.policy_file import Images, PolicyError, PolicyFile
 from app.safety.policies.thresholds import FILE_NAME, MAX_FPR, MIN_FPR, Table, Thresholds
 from app.safety.verdict import ACTIONS, Action, Scores, Stage, Verdict
 
-NGRAMS_BLOCK_SHARE, NGRAMS_WATCH_SHARE = 0.1, 0.2
-"""The shares of a category's rates that the n-grams may spend, before the encoder has read the text."""
+NGRAMS_WATCH_SHARE = 0.2
+"""The share of a category's watch rate that the n-grams may spend, before the encoder has read the text."""
+SURE = 0.5
+"""Where another category's score is over this share of the highest, a person is told of neither."""
 GUARD_BLOCK, GUARD_WATCH = 0.5, 0.25
 """A guard model gives the probability of its own *unsafe*; there is no calibration of ours for it."""
 WARY_AFTER, STRICT_AFTER = 1, 3
@@ -160,9 +162,9 @@ class Policy:
             c for action, threshold, c in limits if action == "block" and scores.get(c, 0.0) >= threshold
         )
 
-    def notice(self, category: str | None) -> str:
-        """What the person is told whose prompt or answer was blocked."""
-        return self._notices.message(category)
+    def notice(self, verdict: Verdict) -> str:
+        """What the person is told whose prompt or answer was blocked; of a category only where it is sure."""
+        return self._notices.message(_named(verdict))
 
     def alignment(self, *, watched: bool) -> str | None:
         """What the model is told before all else; None for nothing."""
@@ -204,7 +206,10 @@ class Policy:
             return verdict
         acting = self._by_limits(scores, stage, self._acting(limits))
         shown = verdict if acting.action is None else acting
-        return replace(shown, action=acting.action, observed=verdict.action)
+        observed_category = verdict.category if acting.action is not None else None
+        return replace(
+            shown, action=acting.action, observed=verdict.action, observed_category=observed_category
+        )
 
     def _acting(self, limits: Sequence[Limit]) -> Sequence[Limit]:
         """The limits that do something, and are not only observed."""
@@ -232,6 +237,8 @@ class Policy:
         rule = self._rules[category]
         block = self._at(stage, category, rule.block_fpr / shares)
         watch = self._at(stage, category, rule.watch_fpr / shares, watch=True)
+        if rule.action == "block" and stage == "ngrams":  # which have no say in a refusal
+            return [Limit("watch", watch, category)]
         if rule.action == "block":
             return [Limit("block", block, category), Limit("watch", watch, category)]
         if rule.action == "watch":
@@ -242,7 +249,7 @@ class Policy:
         if stage == "guard":
             return GUARD_WATCH if watch or self.strict else GUARD_BLOCK
         if stage == "ngrams":
-            share = NGRAMS_WATCH_SHARE if watch else NGRAMS_BLOCK_SHARE
+            share = NGRAMS_WATCH_SHARE if watch else 1.0
             return self._thresholds.at("ngrams", category, max(fpr * share, MIN_FPR))
         return self._thresholds.at("categories", category, max(fpr, MIN_FPR))
 
@@ -307,6 +314,19 @@ class Policies:
     def _read(self) -> Policy:
         observing = True if self._observe else None
         return Policy(policy_file.read(self.path), self._thresholds, self._country, observing=observing)
+
+
+def _named(verdict: Verdict) -> str | None:
+    """The category of a verdict that a person is told of: none where another is nearly as likely.
+
+    Whoever may think of self-harm is told of help even so.
+    """
+    scores = verdict.scores
+    top = max(scores, key=lambda category: scores[category], default=None)
+    if top is None or verdict.category is None or verdict.category == "S11":
+        return verdict.category
+    others = max((p for category, p in scores.items() if category != verdict.category), default=0.0)
+    return verdict.category if others < SURE * scores[verdict.category] else None
 
 
 def _lowest(limits: Sequence[Limit]) -> float:

@@ -2,7 +2,7 @@
 
 mode = "observe"                # judge and record only
 images = "refuse"
-block_fpr = 0.005               # for every category that has no word of its own
+block_fpr = 0.001               # for every category that has no word of its own
 hard_list = ["a span that is never released"]
 [categories.specialized_advice] # by name, or as S6
 action = "flag"
@@ -41,13 +41,13 @@ class Rule:
     """What is done about one category. Rates are the targets of app.safety.policies.thresholds."""
 
     action: Action = "block"
-    block_fpr: float = 0.01
+    block_fpr: float = 0.002
     """Of prompts: refused."""
     watch_fpr: float = 0.05
     """Of prompts: admitted under stricter terms."""
-    answer_fpr: float = 0.02
+    answer_fpr: float = 0.002
     """Of answers: halted."""
-    watched_answer_fpr: float = 0.05
+    watched_answer_fpr: float = 0.02
     """The same where the prompt is watched."""
 
     def tightened(self) -> Rule:

@@ -7,19 +7,25 @@ hard-listed span may have begun: asking again with another cut reads no further.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
 from app.core import Counts, Delta, FinishReason
 from app.safety.screens.span_reader import Position, SpanReader
-from app.safety.screens.stream_terms import Terms
+from app.safety.screens.stream_terms import Suspicion, Terms
 from app.safety.text.escapes import undone
 from app.safety.verdict import Scores, Verdict
+from app.safety.verdict import harm as harm_of
 
 MIN_PREFIX = 4
 """Characters from which on a span's beginning is withheld where a caller's limit cut the answer off in it."""
 HITS = 2
 """Tokens in a row that halt; of several that come at once the model gives what two in a row reach."""
+EXAMINED_CHARS = 600
+"""Characters at the end of an answer that are examined: more than the encoder reads of most languages."""
+EXAMINED_AGAIN = 2
+"""A watched answer is examined again when it has grown by this factor."""
 AT_ONCE = 4
 """Tokens that a model in no doubt reads at once, where twice as many at least are held back anyway."""
 _ALL = 1 << 62
@@ -34,6 +40,10 @@ class ChoiceScreen:
 
     __slots__ = (
         "_channel",
+        "_end",
+        "_examine_at",
+        "_examined_tokens",
+        "_found",
         "_harm",
         "_held",
         "_hits",
@@ -47,6 +57,7 @@ class ChoiceScreen:
         "_sampled_s",
         "_sampled_tokens",
         "_spans",
+        "_tail",
         "_target",
         "_terms",
         "_tokens",
@@ -55,6 +66,7 @@ class ChoiceScreen:
         "hit_at",
         "peak",
         "released",
+        "suspected",
     )
 
     def __init__(self, terms: Terms) -> None:
@@ -80,6 +92,15 @@ class ChoiceScreen:
         """The scores that two tokens in a row have reached, where they are the highest and to be recorded."""
         self._peak_harm = terms.record_floor
         self._previous: tuple[float, Scores] | None = None
+        self.suspected = False
+        """Whether the choice is to be examined before more of it goes out."""
+        self._tail = ""
+        """The end of the text, where answers are examined."""
+        self._end: Delta | None = None
+        """The last delta, where it came before the examination."""
+        self._found: Scores = {}
+        self._examined_tokens = 0
+        self._examine_at = float(terms.clean) if terms.examined and terms.watched else math.inf
 
     @property
     def held_tokens(self) -> int:
@@ -107,7 +128,11 @@ class ChoiceScreen:
             self._unread, self._pending = self._unread + self._pending, ""
         elif self._limit >= 2 * AT_ONCE and self._in_no_doubt and tokens - self._read_tokens < AT_ONCE:
             return None
-        return self._score(tokens)
+        verdict = self._score(tokens)
+        if delta.finish_reason is not None and self._tail:
+            unexamined = self._terms.watched and self._terms.examined and tokens > self._examined_tokens
+            self.suspected = self.suspected or unexamined or self._terms.examine_end
+        return verdict
 
     def _spells(self, spans: SpanReader, delta: Delta) -> bool:
         """Whether a hard-listed span is complete; else how far one may be is known afterwards."""
@@ -133,6 +158,9 @@ class ChoiceScreen:
             return None
         self._unread = ""
         harm = self._harm = listener.feed(text)
+        if terms.examined:
+            self._suspect(text, harm, tokens, tokens - first + 1)
+            return None
         if harm >= self._peak_harm:
             self._note_peak(harm, listener.scores(), num_tokens=tokens - first + 1)
         else:
@@ -159,6 +187,67 @@ class ChoiceScreen:
         self._hits += max(1, tokens - first + 1)
         return verdict if self._hits >= HITS else None
 
+    def _suspect(self, text: str, harm: float, tokens: int, num_tokens: int) -> None:
+        """Where answers are examined: note whether this one is to be; hold more while it may become so."""
+        terms = self._terms
+        self._tail = (self._tail + text)[-EXAMINED_CHARS:]
+        if tokens >= self._examine_at:
+            self.suspected = True
+        self._in_no_doubt = harm < terms.doubt
+        if self._in_no_doubt:
+            self._hits, self._target, self.clean_until = 0, terms.clean, tokens
+            return
+        self.clean_until = min(self.clean_until, tokens - 1)
+        if harm < terms.floor:
+            self._hits = 0
+            self._target = terms.clean + int(terms.grey * (harm - terms.doubt) / (terms.floor - terms.doubt))
+            return
+        self._target = terms.clean + terms.grey
+        if not self._hits:
+            self.hit_at = tokens - num_tokens + 1
+        self._hits += max(1, num_tokens)
+        self.suspected = self.suspected or self._hits >= HITS
+
+    def suspicion(self) -> Suspicion:
+        """What is to be examined."""
+        return Suspicion(self._tail, self._terms.prior)
+
+    def suspend(self, delta: Delta) -> None:
+        """Hold a delta until the choice is examined."""
+        if delta.finish_reason is None:
+            self._hold(delta)
+        else:
+            self._end = delta
+
+    def examined(self, scores: Scores) -> Verdict | None:
+        """Take what an examination found; the verdict where that halts the answer."""
+        terms, self.suspected, self._examined_tokens = self._terms, False, self._read_tokens
+        if harm_of(scores) >= harm_of(self._found):
+            self._found = scores
+        if harm_of(scores) >= self._peak_harm:
+            self._peak_harm, self.peak = harm_of(scores), scores
+        verdict = terms.policy.judge_output(scores, watched=terms.watched)
+        if verdict.blocked:
+            self.hit_at = self.hit_at or self._read_tokens
+            return verdict
+        if self._listener is not None:
+            self._listener.forgive()
+        self._hits, self._in_no_doubt, self._target = 0, True, terms.clean
+        self.clean_until = self._read_tokens
+        if self._read_tokens >= self._examine_at:
+            self._examine_at = max(EXAMINED_AGAIN * self._examine_at, self._examine_at + 1)
+        return None
+
+    def resume(self) -> Sequence[Delta]:
+        """What may be released now that the examination has let the choice go on."""
+        end, self._end = self._end, None
+        if end is not None:
+            return self.end(end)
+        tokens = self._tokens = self._read_tokens
+        self._limit = self._target
+        decided = _EVERYWHERE if self._spans is None else self._spans.decided()
+        return self._release(tokens - self._limit, decided)
+
     def _note_peak(self, harm: float, scores: Scores, num_tokens: int) -> None:
         """Keep what two tokens in a row reach, which is what halts, where it is the most so far."""
         lower = now = (harm, scores)
@@ -173,11 +262,12 @@ class ChoiceScreen:
 
     def verdict(self, *, scored: bool) -> Verdict:
         terms = self._terms
-        if not scored:
-            clear = terms.policy.clear_output(self._harm, watched=terms.watched)
-            if clear is not None:
-                return clear
-        scores = {} if self._listener is None else self._listener.scores()
+        if terms.examined:
+            scores = self._found
+        elif not scored and (clear := terms.policy.clear_output(self._harm, watched=terms.watched)):
+            return clear
+        else:
+            scores = {} if self._listener is None else self._listener.scores()
         return terms.policy.judge_output(scores, watched=terms.watched)
 
     # Releasing
@@ -274,13 +364,16 @@ class ChoiceScreen:
     def cut_off(self) -> Sequence[Delta]:
         """What may go out of a choice that will say no more."""
         halted = self._score(self._tokens) is not None  # some may be unread
+        if self.suspected:
+            self._in_no_doubt = False
         out = [] if halted else self._release_judged(1)
         self._held.clear()
         return out
 
     @property
     def held(self) -> list[Delta]:
-        return [held[0] for held in self._held]
+        held = [held[0] for held in self._held]
+        return held if self._end is None else [*held, self._end]
 
     def give_up(self) -> list[Delta]:
         held = self.held

@@ -5,9 +5,10 @@
 
 The hold-back is elastic, in tokens: none while the model is in no doubt, for to build it up would take
 gaps that every reader sees. The more it is in doubt, the more are held; they are let go again two for each
-that comes. Where the prompt is watched many are held from the first on. The beginning of what may
-become a hard-listed span is held until it is ruled out, however long that takes. Everything is
-read before it goes out: answer, reasoning, tool names and arguments, logprobs.
+that comes. What the model suspects is held until a slower one has examined it (`examined`). Where the prompt
+is watched, that happens after the first tokens, and again each time the answer has doubled. The beginning of
+what may become a hard-listed span is held until it is ruled out, however long that takes. Everything is read
+before it goes out: answer, reasoning, tool names and arguments, logprobs.
 
 Synchronous and incremental: a token costs its own characters, whatever came before.
 """
@@ -23,7 +24,15 @@ from app.core import Delta
 from app.safety.categories import CATEGORIES
 from app.safety.screens.choice_screen import ChoiceScreen
 from app.safety.screens.span_reader import begun_in
-from app.safety.screens.stream_terms import UNSTEERED, HoldBack, Listens, Rules, Steering, Terms
+from app.safety.screens.stream_terms import (
+    UNSTEERED,
+    Examine,
+    HoldBack,
+    Listens,
+    Rules,
+    Steering,
+    Terms,
+)
 from app.safety.text.hard_list import HardList, compiled
 from app.safety.verdict import Scores, ScreenFailed, Verdict
 
@@ -42,8 +51,16 @@ class StreamScreen:
         hold_back: HoldBack = HoldBack(),  # noqa: B008  # a tuple
         held_s: Callable[[float], None] = lambda _seconds: None,
         clock_s: Callable[[], float] = time.monotonic,
+        *,
+        examine: Examine | None = None,
     ) -> None:
+        """`examine` reads what the model suspects.
+
+        Without it, or with a model that has no `suspect_at`, the model's own scores halt.
+        """
         self._model = model
+        self._suspect_at = None if model is None or examine is None else model.suspect_at
+        self._examine = examine
         self._hold_back = hold_back
         self._held_s = held_s
         self._clock_s = clock_s
@@ -63,13 +80,15 @@ class StreamScreen:
         policy: Rules,
         *,
         steering: Steering = UNSTEERED,
+        examine_end: bool = False,
         on_broken: Callable[[Exception], None] = lambda _exc: None,
         fail_open: bool = False,
     ) -> Screening:
         """The screening of one request's `n` choices, whose prompt had the harm `prior`."""
         if policy is not self._policy:
             self._take(policy)
-        hold_back, floor, hard_list = self._hold_back, self._floors[watched], self._hard_list
+        hold_back, hard_list, suspect_at = self._hold_back, self._hard_list, self._suspect_at
+        floor = self._floors[watched] if suspect_at is None else suspect_at
         tail = steering.last_said
         terms = Terms(
             model=self._model,
@@ -84,13 +103,16 @@ class StreamScreen:
             floor=floor,
             doubt=floor * GREY_PART,
             acting=self._acting[watched],
+            examined=suspect_at is not None,
+            examine_end=examine_end and suspect_at is not None,
             record_floor=policy.answer_record_floor,
             clean=hold_back.watched if watched else hold_back.clean,
             grey=hold_back.watched_grey if watched else hold_back.grey,
             held_s=self._held_s,
             clock_s=self._clock_s,
         )
-        return Screening([ChoiceScreen(terms) for _ in range(n)], on_broken=on_broken, fail_open=fail_open)
+        choices = [ChoiceScreen(terms) for _ in range(n)]
+        return Screening(choices, examine=self._examine, on_broken=on_broken, fail_open=fail_open)
 
     def _take(self, policy: Rules) -> None:
         """Work out what all requests under a policy have in common."""
@@ -116,12 +138,15 @@ class Screening:
         self,
         choices: Sequence[ChoiceScreen] = (),
         *,
+        examine: Examine | None = None,
         on_broken: Callable[[Exception], None] = lambda _exc: None,
         fail_open: bool = False,
         broken: bool = False,
     ) -> None:
         """`on_broken` is called with what the screening threw, once; after it `broken` is set."""
         self._choices = choices
+        self._examine = examine
+        self._suspected: list[ChoiceScreen] = []
         self._on_broken = on_broken
         self._fail_open = fail_open
         self.broken = broken
@@ -133,6 +158,11 @@ class Screening:
         self.hit_at = 0
         """Its first token, counted from 1, that reached the threshold."""
         self._withheld_text = ""
+
+    @property
+    def suspects(self) -> bool:
+        """Whether a choice is held until it is examined."""
+        return bool(self._suspected)
 
     @property
     def held_tokens(self) -> int:
@@ -148,20 +178,46 @@ class Screening:
         try:
             choice = self._choices[delta.choice]
             verdict = choice.read(delta)
-            if verdict is None:
+            if verdict is None and not choice.suspected:
                 return choice.pass_on(delta) if delta.finish_reason is None else choice.end(delta)
-            self._halt(verdict, choice, delta)
+            if verdict is None:
+                choice.suspend(delta)
+                self._suspected.append(choice)
+            else:
+                self._halt(verdict, choice, delta)
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
             held = self._break(exc)
             return self._unscreened(held if delta in held else [*held, delta])
         return ()
 
-    def _halt(self, verdict: Verdict, choice: ChoiceScreen, delta: Delta) -> None:
-        self.halted_choice = delta.choice
+    async def examined(self) -> Sequence[Delta]:
+        """What may be released of the suspected choices, once they are examined. Raises ScreenFailed."""
+        released: list[Delta] = []
+        while self._suspected and self.halted is None:
+            choice = self._suspected.pop()
+            try:
+                assert self._examine is not None
+                released += self._settle(choice, await self._examine(choice.suspicion()))
+            except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
+                self._suspected.clear()
+                return [*released, *self._unscreened(self._break(exc))]
+        return released
+
+    def _settle(self, choice: ChoiceScreen, scores: Scores) -> Sequence[Delta]:
+        """What may be released of a suspected choice that an examination gave these scores."""
+        verdict = choice.examined(scores)
+        if verdict is None:
+            return choice.resume()
+        self._halt(verdict, choice, None)
+        return ()
+
+    def _halt(self, verdict: Verdict, choice: ChoiceScreen, delta: Delta | None) -> None:
+        held = choice.held if delta is None else [*choice.held, delta]
+        self.halted_choice = self._choices.index(choice)
         self.hit_at = choice.hit_at
         self.leaked_tokens = max(0, choice.released.completion_tokens - choice.clean_until)
-        self.halted = replace(verdict, lag_tokens=delta.counts.completion_tokens - choice.hit_at)
-        self._withheld_text = "".join(held.text for held in choice.held) + delta.text
+        self.halted = replace(verdict, lag_tokens=held[-1].counts.completion_tokens - choice.hit_at)
+        self._withheld_text = "".join(each.text for each in held)
         self._give_up()
 
     def _break(self, exc: Exception) -> list[Delta]:

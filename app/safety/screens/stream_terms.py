@@ -1,8 +1,8 @@
-"""What one request's answer is screened by: the policy's rules, a model's ear, and how long tokens wait."""
+"""What one request's answer is screened by: the policy's rules, two models, and how long tokens wait."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -15,12 +15,12 @@ from app.safety.verdict import Scores, Verdict
 class HoldBack(NamedTuple):
     """How many tokens are held back while the model is in no doubt, and up to how many more if it is.
 
-    The same of watched prompts.
+    The same of watched prompts, whose answers are examined for the first time after `watched` tokens.
     """
 
     clean: int = 0
     grey: int = 80
-    watched: int = 80
+    watched: int = 12
     watched_grey: int = 160
 
 
@@ -35,13 +35,31 @@ class Listener(Protocol):
         """The scores as of now."""
         ...
 
+    def forgive(self) -> None:
+        """Take what was read so far for harmless."""
+        ...
+
 
 class Listens(Protocol):
     """A model of answers."""
 
+    suspect_at: float | None
+    """The score at which an answer is to be examined; None where the policy's thresholds hold for it."""
+
     def listen(self, prior: float) -> Listener:
         """A new text, to a prompt of this harm."""
         ...
+
+
+class Suspicion(NamedTuple):
+    """What is to be examined before more of a choice goes out: the end of its text, and its prompt's harm."""
+
+    text: str
+    prior: float
+
+
+Examine = Callable[[Suspicion], Awaitable[Scores]]
+"""The scores of the slower model of answers (app.safety.screens.answer_examiner). Raises ScreenFailed."""
 
 
 class Rules(Protocol):
@@ -115,6 +133,7 @@ class Terms:
     A harm of `floor` may halt, one of `doubt` is the first of which the model is in doubt; both are of the
     categories `acting`, which are all where it is None. One of `record_floor` is recorded. `begun` is how far
     the hard list is, and `continues` the text, that the answer goes on from; the rest see Steering.
+    If answers are `examined`, a harm of `floor` has an answer examined, and what that finds may halt it.
     """
 
     model: Listens | None
@@ -130,6 +149,9 @@ class Terms:
     doubt: float
     acting: Collection[str] | None
     record_floor: float
+    examined: bool
+    examine_end: bool
+    """Whether an answer is examined at its end in any case, as its scores are asked for."""
     clean: int
     grey: int
     held_s: Callable[[float], None]

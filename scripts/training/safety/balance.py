@@ -49,26 +49,43 @@ QUOTAS: Mapping[str, float] = {
     "toxicity_surge": 700,
     "toxigen_safenlp": 1700,
     "xsafety_en": 500,
-    "xsafety_multilingual": 1800,
+    "xsafety_multilingual": 2400,
+    "out_advbench_strings": 300,
+    "out_benign": 2600,
+    "out_diasafety": 1100,
+    "out_gptfuzz": 2600,
+    "out_sap_auto": 700,
+    "benign_arena_v01 as answers": 150,
+    "benign_fiction_long as answers": 400,
+    "benign_gpteacher as answers": 200,
+    "benign_instructions as answers": 150,
+    "benign_long_documents as answers": 400,
+    "benign_medquad as answers": 150,
+    "benign_multilingual as answers": 500,
+    "benign_tool_requests as answers": 150,
 }
 """How many rows of a source an epoch has, drawn evenly from all that it holds."""
 WRITTEN = 2.0
 """How often an epoch has a prompt of the project's that was written by itself; one of a frame comes once."""
 LOOK_ALIKE = 1.5
 """How much oftener than that one that only sounds harmful."""
-OUTPUT = 0.35
-"""How often it has an output of the project's: they teach tone, but are not what is screened."""
+OUTPUT = 1.0
+"""How often it has an output of the project's."""
 
 FOLDS: tuple[tuple[str, ...], ...] = (
     ("advbench", "figstep", "hate_davidson", "benign_coconot_pref", "benign_banking77", "harmful_indirect",
-     "jailbreak_flowgpt", "benign_flowgpt", "benign_flowgpt_chat"),
+     "jailbreak_flowgpt", "benign_flowgpt", "benign_flowgpt_chat", "out_gptfuzz", "out_advbench_strings"),
     ("aart", "xsafety_en", "jailbreak_inthewild", "benign_arena_v01", "benign_gsm8k", "xsafety_multilingual",
-     "benign_multilingual", "benign_long_documents", "benign_fiction_long"),
+     "benign_multilingual", "benign_long_documents", "benign_fiction_long", "out_diasafety",
+     "benign_arena_v01 as answers", "benign_fiction_long as answers", "benign_long_documents as answers",
+     "benign_multilingual as answers"),
     ("catqa_harmfulqa", "gptfuzz_prompts", "toxicity_surge", "benign_safe_prompts", "benign_selfinstruct",
      "benign_cyber_frr", "benign_cyber_frr_multilingual", "asked", "benign_agent_prompts",
-     "benign_creative_roleplay", "benign_gpt_instructions", "benign_templates"),
+     "benign_creative_roleplay", "benign_gpt_instructions", "benign_templates", "out_benign"),
     ("sap200", "toxigen_safenlp", "benign_gpteacher", "benign_medquad", "benign_clinc", "benign_instructions",
-     "benign_lobe_agents", "benign_prompts_chat", "benign_tool_requests"),
+     "benign_lobe_agents", "benign_prompts_chat", "benign_tool_requests", "out_sap_auto",
+     "benign_gpteacher as answers", "benign_medquad as answers", "benign_instructions as answers",
+     "benign_tool_requests as answers"),
 )  # fmt: skip
 """Sources left out together, so that four trainings leave each out once."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +12,17 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from app.safety.categories import CATEGORIES
-from app.safety.classifiers.classifier import Blend
+from app.safety.policies.policy import NGRAMS_WATCH_SHARE
 from app.safety.policies.policy_file import Rule
-from scripts.training.safety.loso import NGRAMS, Predictions
+from scripts.training.safety.calibrate_answers import AnswerBlend
+from scripts.training.safety.loso import FAST_LENGTH, LENGTH, NGRAMS, Predictions
 
 RATES = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
 BLOCK, WATCH = Rule().block_fpr, Rule().watch_fpr
 """The rates of the built-in policy: of prompts that are refused, and that are at least watched."""
-GROUP_SLACK = 2.0
-"""How far a group of ordinary prompts may be above a rate that holds for all together."""
+GROUP_SLACK, WATCH_SLACK = 2.5, 2.0
+"""How far a group of ordinary prompts may be above a rate for all: one of up to FEW, and one beyond."""
+FEW = 0.01
 GROUP_ROWS = 300
 """Fewer rows than this are no group: a rate of 0.4% is one row there."""
 SHARE: Mapping[str, float] = {
@@ -72,29 +74,70 @@ class Scored:
     fast: Floats
 
 
-def blended(predictions: Predictions) -> tuple[Blend, Scored]:
+def blended(predictions: Predictions) -> tuple[PromptBlend, Scored]:
     """The blend that tells harmful from benign best among requests of sources left out."""
     prompts = ~predictions.output & ~predictions.own & ~np.isin(predictions.source, STATEMENTS)
-    both = (predictions.encoder + NGRAMS * predictions.ngrams).astype(np.float64)[:, None]
-    fast = predictions.quick.astype(np.float64)[:, None]
     weights = _even(predictions.source, predictions.harmful)
+    shift = _other_script_shift(predictions)
+    both = (_both(predictions) + shift * predictions.other_script)[:, None]
+    alone = _alone(predictions)[:, None]
     model = LogisticRegression(C=100.0).fit(both[prompts], predictions.harmful[prompts], weights[prompts])
-    alone = LogisticRegression(C=100.0).fit(fast[prompts], predictions.harmful[prompts], weights[prompts])
-    blend = Blend(
-        encoder=float(model.coef_[0, 0]),
-        ngrams=NGRAMS * float(model.coef_[0, 0]),
+    fast = LogisticRegression(C=100.0).fit(alone[prompts], predictions.harmful[prompts], weights[prompts])
+    slope, fast_slope = float(model.coef_[0, 0]), float(fast.coef_[0, 0])
+    blend = PromptBlend(
+        encoder=slope,
+        ngrams=NGRAMS * slope,
         bias=float(model.intercept_[0]),
-        fast_slope=float(alone.coef_[0, 0]),
-        fast_bias=float(alone.intercept_[0]),
+        length=LENGTH * slope,
+        other_script=shift * slope,
+        fast_slope=fast_slope,
+        fast_bias=float(fast.intercept_[0]),
+        fast_length=FAST_LENGTH * fast_slope,
     )
     return blend, harms(predictions, blend)
 
 
-def harms(predictions: Predictions, blend: Blend) -> Scored:
+class PromptBlend(NamedTuple):
+    """The part of Blend that is about prompts."""
+
+    encoder: float
+    ngrams: float
+    bias: float
+    length: float
+    other_script: float
+    fast_slope: float
+    fast_bias: float
+    fast_length: float
+
+
+def _other_script_shift(predictions: Predictions) -> float:
+    """What is to be added to texts in other scripts for as many of the ordinary ones to be met as of others.
+
+    Models that know harm in Latin letters best give all else low scores.
+    """
+    ordinary = np.isin(predictions.source, list(SHARE)) & ~predictions.harmful
+    both, other = _both(predictions), predictions.other_script
+    latin, others = (np.quantile(both[ordinary & is_it], 1 - EVEN_AT) for is_it in (~other, other))
+    return float(latin - others)
+
+
+def _both(predictions: Predictions) -> Floats:
+    both: Floats = (
+        predictions.encoder + NGRAMS * predictions.ngrams - LENGTH * predictions.doublings
+    ).astype(np.float64)
+    return both
+
+
+def _alone(predictions: Predictions) -> Floats:
+    alone: Floats = (predictions.quick - FAST_LENGTH * predictions.quick_doublings).astype(np.float64)
+    return alone
+
+
+def harms(predictions: Predictions, blend: PromptBlend) -> Scored:
     """The harm that both stages give to each row."""
-    full = predictions.encoder * blend.encoder + predictions.ngrams * blend.ngrams + blend.bias
-    fast = predictions.quick * blend.fast_slope + blend.fast_bias
-    return Scored(predictions, sigmoid(full.astype(np.float64)), sigmoid(fast))
+    full = blend.encoder * _both(predictions) + blend.other_script * predictions.other_script + blend.bias
+    fast = blend.fast_slope * _alone(predictions) + blend.fast_bias
+    return Scored(predictions, sigmoid(full), sigmoid(fast))
 
 
 def sigmoid(logits: Floats) -> Floats:
@@ -122,7 +165,8 @@ def thresholds(scored: Scored, harm: Floats, rates: Sequence[float] = RATES) -> 
     chosen = np.isin(scored.of.source, list(SHARE)) & ~scored.of.harmful
     at = _reached(harm[chosen], _traffic(scored.of.source)[chosen], rates)
     for group in groups(scored.of).values():
-        least = _reached(harm[group], np.ones(int(group.sum())), [GROUP_SLACK * rate for rate in rates])
+        slack = [rate * (GROUP_SLACK if rate <= FEW else WATCH_SLACK) for rate in rates]
+        least = _reached(harm[group], np.ones(int(group.sum())), slack)
         at = np.maximum(at, least)
     falling = np.maximum.accumulate(at[::-1])[::-1]
     return [float(value) for value in np.round(sigmoid(falling), 5)]
@@ -145,7 +189,7 @@ def groups(predictions: Predictions) -> dict[str, Hits]:
     """The groups of ordinary prompts that a rate holds for: by source, length and script."""
     bucket = np.digitize(predictions.num_chars, LENGTHS)
     names = [f"under {chars:,} characters" for chars in LENGTHS] + ["longer"]
-    latin = np.array([sum(map(str.isascii, text)) > 0.8 * len(text) for text in predictions.text])
+    latin = ~predictions.other_script
     ordinary = np.isin(predictions.source, list(SHARE)) & ~predictions.harmful
     result: dict[str, Hits] = {}
     for source in np.unique(predictions.source[ordinary]):
@@ -165,35 +209,39 @@ def _traffic(source: NDArray[np.str_]) -> Floats:
     return weights
 
 
-NOT_SURE = 0.4
+EVEN_AT = 0.02
+"""The share of ordinary prompts at which those in Latin letters and in others are made even."""
+NOT_SURE = 0.5
 """The share of ordinary prompts that the encoder reads; the others the n-grams let pass (PromptScreen)."""
 
 
-def document(blend: Blend, scored: Scored, output: Mapping[str, Any] | None) -> dict[str, Any]:
-    """calibration.json; `output` is the stream model's table, kept as it was."""
+def document(
+    blend: PromptBlend, scored: Scored, answers: AnswerBlend, output: Mapping[str, Any]
+) -> dict[str, Any]:
+    """calibration.json; `output` is the table of answers."""
     full, fast = thresholds(scored, scored.full), thresholds(scored, scored.fast)
     prompt = {category: {"fpr": list(RATES), "threshold": full} for category in CATEGORIES}
     first = {category: {"fpr": list(RATES), "threshold": fast} for category in CATEGORIES}
     return {
         "version": 1,
-        "blend": blend._asdict(),
+        "blend": {**blend._asdict(), **answers._asdict()},
         "sure_below": thresholds(scored, scored.fast, (NOT_SURE,))[0],
         "categories": prompt,
         "ngrams": first,
-        "output": output or prompt,
+        "output": output,
     }
 
 
 def screened(scored: Scored) -> tuple[Hits, Hits]:
     """What the prompt screen flags and what it at least watches, by the built-in policy.
 
-    The n-grams alone may do so at a part of the rate, and let pass what they are sure of (PromptScreen).
+    The n-grams alone may have a prompt watched at a part of the rate, and let pass what they are sure of.
     """
     sure = scored.fast < thresholds(scored, scored.fast, (NOT_SURE,))[0]
     hits = []
-    for rate, share in ((BLOCK, 0.1), (WATCH, 0.2)):
-        early = scored.fast >= thresholds(scored, scored.fast, (rate * share,))[0]
+    for rate, share in ((BLOCK, 0.0), (WATCH, NGRAMS_WATCH_SHARE)):
         late = scored.full >= thresholds(scored, scored.full, (rate,))[0]
+        early = scored.fast >= thresholds(scored, scored.fast, (rate * share,))[0] if share else ~sure & late
         hits.append(early | (late & ~sure))
     return hits[0], hits[0] | hits[1]
 

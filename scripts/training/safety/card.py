@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from app.safety.categories import CATEGORIES
-from app.safety.classifiers.classifier import Blend, Classifier
+from app.safety.classifiers.classifier import Classifier
 from app.safety.policies.thresholds import FILE_NAME, Thresholds
 from app.safety.verdict import harm
 from scripts.training.safety import calibrate, rows
-from scripts.training.safety.calibrate import Scored
+from scripts.training.safety.calibrate import PromptBlend, Scored
 from scripts.training.safety.loso import ABLATED, Predictions
 from scripts.training.safety.rows import Row
 
@@ -27,7 +27,7 @@ SHOWN_GROUPS = 12
 _TEMPLATE = Path(__file__).with_name("card.md")
 
 
-def ablation(work: Path, scored: Scored, blend: Blend) -> dict[str, Any]:
+def ablation(work: Path, scored: Scored, blend: PromptBlend) -> dict[str, Any]:
     """Figures with and without the project's rows: n-grams in all folds, both models in one or none."""
     ngrams = calibrate.harms(Predictions.load(work / "ablation_ngrams.npz"), blend)
     measured = {
@@ -68,7 +68,13 @@ def text(
         ),
         bytes=f"{sum(sizes.values()) / 1e6:.1f}",
         stages=_stages({name: figures[name] for name in STAGES}),
-        ablation=_stages(figures["ablation"]),
+        ablation=f"\n\n{_stages(figures['ablation'])}"
+        if figures.get("ablation")
+        else "not measured this time.",
+        examined=_percent(figures["replies"]["examined"]),
+        answers=_answers(figures["replies"]["answers"]),
+        watched_answers=_answers(figures["replies"]["watched answers"]),
+        other_languages=f"{sum(not row.text.isascii() for row in own if row.kind == 'prompt'):,}",
         sources=_sources(figures["prompt screen"]),
         block=f"{calibrate.BLOCK:.1%}",
         watch=f"{calibrate.WATCH:.1%}",
@@ -107,6 +113,13 @@ def _groups(figures: Mapping[str, Any]) -> str:
     """The groups of ordinary prompts that are refused most, the worst first."""
     worst = sorted(figures["by_group"].items(), key=lambda item: item[1][1:], reverse=True)
     return _table("group of ordinary prompts", dict(worst[:SHOWN_GROUPS]))
+
+
+def _answers(figures: Mapping[str, Any]) -> str:
+    lines = ["| replies | number | halted | at token, p25, p50, p90 |", "|---|---|---|---|"]
+    for name, (count, halted, *tokens) in figures.items():
+        lines.append(f"| {name} | {count} | {_percent(halted)} | {', '.join(map(str, tokens)) or 'none'} |")
+    return "\n".join(lines)
 
 
 def _table(head: str, rates: Mapping[str, Any]) -> str:

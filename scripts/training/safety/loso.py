@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 
 from app.safety.categories import CATEGORIES
-from app.safety.classifiers.encoder import windows
+from app.safety.classifiers.classifier import doublings, is_other_script
+from app.safety.classifiers.encoder import ANSWER, PROMPT, windows
 from app.safety.classifiers.ngrams import NGrams
 from app.safety.screens.prompt_screen import ends
 from app.safety.text.normalize import normalize
@@ -25,21 +25,26 @@ from scripts.training.safety import balance, train_encoder, train_ngrams
 from scripts.training.safety.minilm import MiniLM
 from scripts.training.safety.rows import Row
 from scripts.training.safety.tokens import Wordpieces
+from scripts.training.safety.train_ngrams import Features
 
 ABLATED = 2
 """The fold that is trained once more without the project's rows, encoder and all."""
-PER_SOURCE, CHARS_PER_SOURCE = 1500, 1_300_000
+PER_SOURCE, CHARS_PER_SOURCE = 1500, 700_000
 """Rows scored of a source, harmful and benign each, and characters of theirs: whichever is reached first."""
 CHATS = frozenset({"asked", "benign_arena_v01", "benign_flowgpt_chat", "benign_lobe_agents"})
 """Sources whose prompts are also read as a chat's newest turns, which the prompt screen joins."""
 NUM_CHATS = 600
 """Chats of each."""
-NGRAMS = 0.6
-"""How much a logit of the n-grams counts for one of the encoder.
+NGRAMS = 0.4
+"""How much a logit of the n-grams counts for one of the encoder."""
+LENGTH = 0.3
+"""How much of it each doubling of a text's length takes off.
 
-At a rate of 0.2% of all ordinary prompts, sources left out, weights of 0.1, 0.25 and 0.6 find 27%, 29% and
-31% of harmful prompts (the mean of sources) and refuse 16%, 15% and 11% of look-alikes.
+Where no group of ordinary prompts may be refused at more than 0.5%, sources left out, 0, 0.1, 0.2, 0.3, 0.4
+and 0.5 find 23%, 26%, 30%, 32%, 30% and 28% of harmful prompts (the mean of eight sources).
 """
+FAST_LENGTH = 0.5
+"""How much of a logit of the n-grams alone each doubling takes off."""
 OWN_AGAIN = 0.4
 """How often a fold's encoder sees the project's rows once it goes on from one that saw nothing else."""
 
@@ -48,8 +53,8 @@ OWN_AGAIN = 0.4
 class Predictions:
     """Rows and what the models that never saw them say: arrays of one length, topics (rows, categories).
 
-    `encoder` and `ngrams` are the logits of a row's most harmful slice. `quick` is the n-grams' logit of what
-    the prompt screen reads on the loop.
+    `encoder` and `ngrams` are the logits of a row's most harmful slice, `doublings` its length. `quick` is
+    the n-grams' logit of what the prompt screen reads on the loop, and `quick_doublings` the length of that.
     """
 
     text: NDArray[np.str_]
@@ -60,7 +65,10 @@ class Predictions:
     own: NDArray[np.bool_]
     encoder: NDArray[np.float32]
     ngrams: NDArray[np.float64]
+    doublings: NDArray[np.float64]
     quick: NDArray[np.float64]
+    quick_doublings: NDArray[np.float64]
+    other_script: NDArray[np.bool_]
     num_chars: NDArray[np.int64]
     topics: NDArray[np.float32]
     num_windows: NDArray[np.int64]
@@ -111,18 +119,22 @@ def scored(rows: Sequence[Row], model: MiniLM | None, ngrams: NGrams, weights: P
     owners: list[int] = []
     pieces: list[list[int]] = []
     counted: list[float] = []
+    lengths: list[float] = []
     for index, row in enumerate(rows):
-        for text in map(normalize, slices(row.text)):
+        for piece in slices(row.text):
+            text = normalize(piece)
             parts = windows(wordpieces.ids(text))
             owners.extend([index] * len(parts))
             pieces.extend(parts)
             counted.extend([ngrams.look(text)[0]] * len(parts))
-    each = np.zeros((len(pieces), 1 + len(CATEGORIES)), np.float32)
+            lengths.extend([doublings(len(piece))] * len(parts))
+    each = np.zeros((len(pieces), 2 + len(CATEGORIES)), np.float32)
     if model is not None:
         each = train_encoder.logits(model, pieces)
-    owner, of_slice = np.array(owners), np.array(counted)
+    owner, of_slice, length = np.array(owners), np.array(counted), np.array(lengths)
     # The most harmful window of a row is its last.
-    order = np.lexsort((each[:, 0] + NGRAMS * of_slice, owner))
+    order = np.lexsort((each[:, PROMPT] + NGRAMS * of_slice - LENGTH * length, owner))
+    quick = [max(_quick(ngrams, row.text)) for row in rows]
     best = order[np.append(np.flatnonzero(np.diff(owner[order])), len(order) - 1)]
     return Predictions(
         text=np.array([row.text[:400] for row in rows]),
@@ -131,42 +143,50 @@ def scored(rows: Sequence[Row], model: MiniLM | None, ngrams: NGrams, weights: P
         output=np.array([row.kind == "output" for row in rows]),
         category=np.array([row.category or row.near or "" for row in rows]),
         own=np.array([row.own for row in rows]),
-        encoder=each[best, 0],
+        encoder=each[best, PROMPT],
         ngrams=of_slice[best],
-        quick=np.array([max(ngrams.look(normalize(text))[0] for text in ends(row.text)) for row in rows]),
+        doublings=length[best],
+        quick=np.array([logit for _, logit, _ in quick]),
+        quick_doublings=np.array([length for _, _, length in quick]),
+        other_script=np.array([is_other_script(row.text) for row in rows]),
         num_chars=np.array([len(row.text) for row in rows]),
-        topics=each[best, 1:],
+        topics=each[best, 1:ANSWER],
         num_windows=np.bincount(owner),
     )
+
+
+def _quick(ngrams: NGrams, text: str) -> list[tuple[float, float, float]]:
+    """Of each part that the prompt screen reads on the loop: what it counts for, its logit, its length."""
+    read = [(ngrams.look(normalize(part))[0], doublings(len(part))) for part in ends(text)]
+    return [(logit - FAST_LENGTH * length, logit, length) for logit, length in read]
 
 
 def fold(
     number: int,
     rows: Sequence[Row],
-    features: csr_matrix,
+    features: Features,
     weights: Path,
     examples: int,
     *,
     with_own: bool = True,
     start: Path | None = None,
-) -> Predictions:
+) -> tuple[Predictions, MiniLM | None]:
     """Train without a fold's sources, with `examples` for the encoder (0: n-grams only), and score them.
 
     `start` is an encoder to go on from, that has not seen them either.
     """
     left_out = balance.FOLDS[number]
     print(f"fold {number}: without {', '.join(left_out)}", flush=True)
-    place = {id(row): index for index, row in enumerate(rows)}
     seen = balance.for_training(rows, left_out, with_own=with_own)
-    ngrams = train_ngrams.train(seen, features[[place[id(row)] for row in seen]])
+    ngrams = train_ngrams.train(features.prompts(seen), features)
     model = None
     if examples:
         recipe = train_encoder.Recipe(examples, seed=number, own_share=OWN_AGAIN if start else 1.0)
         model = train_encoder.train(seen, weights, recipe, start)
     unseen = sample(rows, left_out)
     if number == 0:
-        unseen += [row for row in rows if row.own and row.held_out]
-    return scored(unseen, model, ngrams, weights)
+        unseen += [row for row in rows if row.own and row.held_out and row.kind == "prompt"]
+    return scored(unseen, model, ngrams, weights), model
 
 
 def joined(folds: Sequence[Predictions]) -> Predictions:

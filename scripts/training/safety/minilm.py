@@ -1,4 +1,4 @@
-"""The encoder as a torch module: MiniLM-L6 (a BERT of 6 layers, 384 wide) with a harm and a category head.
+"""The encoder as a torch module: MiniLM-L6 (a BERT of 6 layers, 384 wide) with heads for harm and category.
 
 Written out instead of taken from transformers so that the exported graph has only what serving needs:
 no token types (their one embedding is added to the positions'), no pooler.
@@ -104,7 +104,7 @@ class Layer(nn.Module):
 
 
 class MiniLM(nn.Module):
-    """Token ids to a harm logit and one logit per category."""
+    """Token ids to the harm logit of a prompt, one logit per category, and the harm logit of an answer."""
 
     def __init__(self, vocabulary: int, categories: int) -> None:
         super().__init__()
@@ -113,10 +113,10 @@ class MiniLM(nn.Module):
         self.norm = nn.LayerNorm(WIDTH, eps=1e-12)
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.dropout = Dropout()
-        self.head = nn.Linear(WIDTH, 1 + categories)
+        self.head = nn.Linear(WIDTH, 2 + categories)
 
     def forward(self, ids: Tensor, attention: Tensor) -> Tensor:
-        """(batch, tokens) ids and 0/1 attention to (batch, 1 + categories) logits, harm first."""
+        """(batch, tokens) ids and 0/1 attention to (batch, 2 + categories) logits; see the class."""
         x = self.words(ids) + self.positions.weight[: ids.shape[1]]
         x = self.dropout(self.norm(x))
         keep = attention.to(x.dtype)

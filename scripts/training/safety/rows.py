@@ -13,7 +13,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,30 @@ def public(folder: Path, manifest: Path = MANIFEST) -> list[Row]:
         lines = gzip.decompress(packed).splitlines()
         rows.extend(_public_row(source, json.loads(line)) for line in lines)
     return rows
+
+
+def as_answers(rows: Sequence[Row]) -> list[Row]:
+    """Ordinary prompts that a model could have written, as harmless answers: stories, documents, code."""
+    return [
+        replace(row, kind="output", source=f"{row.source} as answers", near=None)
+        for row in rows
+        if row.source in LIKE_ANSWERS and row.kind == "prompt" and len(row.text) >= LEAST_ANSWER_CHARS
+    ]
+
+
+LIKE_ANSWERS = frozenset({
+    "benign_arena_v01",
+    "benign_fiction_long",
+    "benign_gpteacher",
+    "benign_instructions",
+    "benign_long_documents",
+    "benign_medquad",
+    "benign_multilingual",
+    "benign_tool_requests",
+})  # fmt: skip
+"""Sources whose prompts read like what a model writes."""
+LEAST_ANSWER_CHARS = 80
+"""Characters that a prompt has at least to be taken for an answer."""
 
 
 def asked(folder: Path = BUILTIN) -> list[Row]:

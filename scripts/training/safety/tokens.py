@@ -20,6 +20,7 @@ TRAINED_TOKENS = 80
 """Longer texts are trained on in parts: attention and memory are paid by length."""
 _HEAD = 0.5  # how often the part is the beginning
 _TYPOS, _LEET, _CUT = 0.14, 0.05, 0.06
+_WHOLE, _LEAST_HEARD = 0.5, 12
 
 
 class Wordpieces:
@@ -58,6 +59,16 @@ def shortened(ids: list[int], rng: random.Random, *, harmful: bool) -> list[int]
         return ids[:room]
     start = len(ids) - room if harmful else rng.randrange(len(ids) - room + 1)
     return ids[start : start + room]
+
+
+def heard_part(ids: list[int], rng: random.Random) -> list[int]:
+    """What an examination of an answer may read: up to TRAINED_TOKENS of the ids that end anywhere.
+
+    Half of the parts end where the answer does.
+    """
+    room = TRAINED_TOKENS - 2
+    end = len(ids) if rng.random() < _WHOLE else rng.randrange(min(_LEAST_HEARD, len(ids)), len(ids) + 1)
+    return ids[max(0, end - room) : end]
 
 
 def padded(pieces: Sequence[list[int]]) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Fine-tunes the encoder: harm as one logit, the category as a softmax over harmful rows.
+"""Fine-tunes the encoder: harm as one logit for prompts and one for answers, the category as a softmax.
 
 What a benign row merely sounds like teaches the category head too, so that topic and intent come apart.
 The word vectors and the lowest layers stay as published: on few rows they only forget, and cost a third.
@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from app.safety.categories import CATEGORIES
-from app.safety.classifiers.encoder import WINDOW
+from app.safety.classifiers.encoder import ANSWER, PROMPT, WINDOW
+from app.safety.text.normalize import normalize
 from scripts.training.safety import balance
 from scripts.training.safety.minilm import MiniLM, pretrained
 from scripts.training.safety.rows import Row
-from scripts.training.safety.tokens import Wordpieces, batches, disguised, padded, shortened
+from scripts.training.safety.tokens import Wordpieces, batches, disguised, heard_part, padded, shortened
 
 _IGNORED = -100
 _BURIED, _BEHIND = 0.15, 0.7
@@ -64,11 +65,11 @@ def train(rows: Sequence[Row], weights: Path, recipe: Recipe, start: Path | None
     stretch = 40 * recipe.batch
     for done in range(0, len(chosen), stretch):
         block = [rows[i] for i in chosen[done : done + stretch]]
-        pieces = [
-            shortened(wordpieces.ids(disguised(row.text[:6000], rng)), rng, harmful=bool(row.harmful))
-            for row in block
-        ]
-        pieces = _buried(pieces, [i for i, row in enumerate(block) if not row.harmful], rng)
+        pieces = [_piece(row, wordpieces, rng) for row in block]
+        prompts = [i for i, row in enumerate(block) if row.kind == "prompt"]
+        buried = _buried([pieces[i] for i in prompts], _benign([block[i] for i in prompts]), rng)
+        for i, piece in zip(prompts, buried, strict=True):
+            pieces[i] = piece
         lengths = np.array([len(piece) for piece in pieces])
         for places in batches(lengths, recipe.batch, rng):
             loss = _loss(model, [pieces[i] for i in places], [block[i] for i in places], recipe)
@@ -84,6 +85,17 @@ def train(rows: Sequence[Row], weights: Path, recipe: Recipe, start: Path | None
             flush=True,
         )
     return model.eval()
+
+
+def _piece(row: Row, wordpieces: Wordpieces, rng: random.Random) -> list[int]:
+    """A part of a row's text, as the prompt screen or an examination may read it."""
+    if row.kind == "output":
+        return heard_part(wordpieces.ids(normalize(row.text[:6000])), rng)
+    return shortened(wordpieces.ids(disguised(row.text[:6000], rng)), rng, harmful=bool(row.harmful))
+
+
+def _benign(block: Sequence[Row]) -> list[int]:
+    return [i for i, row in enumerate(block) if not row.harmful]
 
 
 def _buried(pieces: list[list[int]], benign: list[int], rng: random.Random) -> list[list[int]]:
@@ -121,10 +133,12 @@ def _loss(model: MiniLM, pieces: list[list[int]], rows: list[Row], recipe: Recip
     logits = model(*padded(pieces))
     harmful = torch.tensor([float(bool(row.harmful)) for row in rows])
     soft = harmful * (1.0 - 2.0 * recipe.smoothing) + recipe.smoothing
-    loss = binary_cross_entropy_with_logits(logits[:, 0], soft)
+    is_answer = torch.tensor([row.kind == "output" for row in rows])
+    harm = torch.where(is_answer, logits[:, ANSWER], logits[:, PROMPT])
+    loss = binary_cross_entropy_with_logits(harm, soft)
     topics = torch.tensor([_topic(row) for row in rows])
     if bool((topics != _IGNORED).any()):
-        each = cross_entropy(logits[:, 1:], topics, ignore_index=_IGNORED, reduction="none")
+        each = cross_entropy(logits[:, 1:ANSWER], topics, ignore_index=_IGNORED, reduction="none")
         share = torch.where(harmful > 0, recipe.category_weight, recipe.near_weight)
         loss = loss + (each * share).mean()
     return loss
@@ -136,9 +150,9 @@ def _topic(row: Row) -> int:
 
 
 def logits(model: MiniLM, windows: Sequence[list[int]], batch: int = 64) -> NDArray[np.float32]:
-    """(windows, 1 + categories) logits of token windows."""
+    """(windows, 2 + categories) logits of token windows."""
     order = np.argsort([len(ids) for ids in windows], kind="stable")
-    logits = np.zeros((len(windows), 1 + len(CATEGORIES)), np.float32)
+    logits = np.zeros((len(windows), 2 + len(CATEGORIES)), np.float32)
     with torch.inference_mode():
         for start in range(0, len(order), batch):
             places = order[start : start + batch]

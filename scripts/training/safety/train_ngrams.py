@@ -33,8 +33,30 @@ def matrix(texts: Sequence[str]) -> csr_matrix:
     )
 
 
-def train(rows: Sequence[Row], features: csr_matrix) -> NGrams:
-    """The model of these rows, whose features are the matrix's rows."""
+class Features:
+    """The n-grams of the prompts among rows, counted once for all trainings."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        prompts = [row for row in rows if row.kind == "prompt"]
+        self._matrix = matrix([row.text for row in prompts])
+        self._place = {id(row): place for place, row in enumerate(prompts)}
+
+    @staticmethod
+    def prompts(rows: Sequence[Row]) -> list[Row]:
+        """Those of the rows that have features."""
+        return [row for row in rows if row.kind == "prompt"]
+
+    def of(self, rows: Sequence[Row]) -> csr_matrix:
+        """(rows, places): the features of these prompts."""
+        return self._matrix[[self._place[id(row)] for row in rows]]
+
+
+def train(rows: Sequence[Row], features: Features) -> NGrams:
+    """The model of these prompts."""
+    return _fit(rows, features.of(rows))
+
+
+def _fit(rows: Sequence[Row], features: csr_matrix) -> NGrams:
     harmful = np.array([bool(row.harmful) for row in rows])
     weights = balance.weights(rows)
     ratio = _ratios(features, harmful, weights)

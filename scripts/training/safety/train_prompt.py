@@ -3,11 +3,11 @@
     1. an encoder of the project's rows alone → base.pt                (seen by all folds, so trained once)
     2. leave-sources-out folds → predictions.npz                       (n-grams and encoder, no row seen)
     3. the shipped n-grams and encoder, of all rows but the held-out
-    4. folds without the project's rows → ablation*.npz
+    4. folds without the project's rows → ablation*.npz               (only where `--steps` names it)
     5. blend and thresholds of 2, as calibration.json; tokenizer, manifest, CARD.md
 
-Steps whose file is in the work folder already are not done again. The stream model's file and table
-stay as they are.
+Step 2 screens answers too → answers_*.pickle; step 3 trains the model that hears every token of an answer.
+Steps whose file is in the work folder already are not done again.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
 
-from app.safety.classifiers.bundled_models import MODELS, OUTPUT
+from app.safety.categories import CATEGORIES
+from app.safety.classifiers.bundled_models import MODELS
+from app.safety.policies.policy_file import Rule
 from app.safety.policies.thresholds import FILE_NAME as CALIBRATION
 from scripts.training.safety import (
+    answer_folds,
     balance,
     calibrate,
+    calibrate_answers,
     card,
     export,
     loso,
@@ -36,14 +39,19 @@ from scripts.training.safety import (
     rows,
     train_encoder,
     train_ngrams,
+    train_output,
 )
+from scripts.training.safety.answer_folds import AnswerFold
 from scripts.training.safety.loso import Predictions
 from scripts.training.safety.rows import Row
+from scripts.training.safety.tokens import Wordpieces
+from scripts.training.safety.train_ngrams import Features
+from scripts.training.safety.word_vectors import WordVectors
 
 ROOT = Path(__file__).resolve().parents[3]
-EXAMPLES = 50_000
-BASE_EXAMPLES = 10_000
-FOLD_EXAMPLES = 8_000
+EXAMPLES = 60_000
+BASE_EXAMPLES = 12_000
+FOLD_EXAMPLES = 12_000
 ABLATION_EXAMPLES = 10_000
 BASE_SEED = 9
 
@@ -54,10 +62,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     args.work.mkdir(parents=True, exist_ok=True)
     args.models.mkdir(parents=True, exist_ok=True)
-    all_rows = [
-        row for row in rows.own() + rows.asked() + rows.public(args.data) if row.own or row.kind == "prompt"
-    ]
-    features = train_ngrams.matrix([row.text for row in all_rows])
+    public = rows.public(args.data)
+    all_rows = rows.own() + rows.asked() + public + rows.as_answers(public)
+    features = train_ngrams.Features(all_rows)
     print(f"{len(all_rows)} rows, {sum(row.own for row in all_rows)} of them the project's own", flush=True)
     if "folds" in args.steps:
         _folds(all_rows, features, args)
@@ -87,7 +94,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--start", type=Path, help="an earlier encoder.pt to go on from, at a lower rate")
     steps = ("folds", "models", "ablation", "calibrate")
-    parser.add_argument("--steps", nargs="+", choices=steps, default=steps)
+    parser.add_argument(
+        "--steps", nargs="+", choices=steps, default=tuple(s for s in steps if s != "ablation")
+    )
     return parser.parse_args(argv)
 
 
@@ -102,37 +111,43 @@ def _base(all_rows: list[Row], args: argparse.Namespace) -> Path:
     return path
 
 
-def _folds(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace) -> None:
+def _folds(all_rows: list[Row], features: Features, args: argparse.Namespace) -> None:
     base = _base(all_rows, args)
+    texts = train_output.heard(all_rows)
+    vectors = WordVectors(args.weights, [text.row.text for text in texts])
+    wordpieces = Wordpieces(args.weights)
     for number in args.folds:
         path = args.work / f"fold_{number}.npz"
         if not path.exists():
-            fold = loso.fold(number, all_rows, features, args.weights, args.fold_examples, start=base)
+            fold, model = loso.fold(number, all_rows, features, args.weights, args.fold_examples, start=base)
             fold.save(path)
+            assert model is not None
+            torch.save(model.state_dict(), args.work / f"fold_{number}.pt")
+            answers = answer_folds.fold(number, texts, vectors, model, wordpieces)
+            answers.save(args.work / f"answers_{number}.pickle")
     parts = [Predictions.load(args.work / f"fold_{number}.npz") for number in sorted(args.folds)]
     loso.joined(parts).save(args.work / "predictions.npz")
 
 
-def _ablation(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace) -> None:
+def _ablation(all_rows: list[Row], features: Features, args: argparse.Namespace) -> None:
     path = args.work / "ablation.npz"
     if not path.exists() and args.ablation_examples:
-        fold = loso.fold(
+        fold, _ = loso.fold(
             loso.ABLATED, all_rows, features, args.weights, args.ablation_examples, with_own=False
         )
         fold.save(path)
     path = args.work / "ablation_ngrams.npz"
     if not path.exists():
         without = [
-            loso.fold(number, all_rows, features, args.weights, 0, with_own=False)
+            loso.fold(number, all_rows, features, args.weights, 0, with_own=False)[0]
             for number in sorted(args.folds)
         ]
         loso.joined(without).save(path)
 
 
-def _models(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace) -> None:
+def _models(all_rows: list[Row], features: Features, args: argparse.Namespace) -> None:
     seen = balance.for_training(all_rows)
-    place = {id(row): index for index, row in enumerate(all_rows)}
-    ngrams = train_ngrams.train(seen, features[[place[id(row)] for row in seen]])
+    ngrams = train_ngrams.train(features.prompts(seen), features)
     train_ngrams.save(ngrams, args.models / "ngrams.npz")
     recipe = train_encoder.Recipe(args.examples)
     if args.start:
@@ -141,17 +156,19 @@ def _models(all_rows: list[Row], features: csr_matrix, args: argparse.Namespace)
     model = train_encoder.train(seen, args.weights, recipe, args.start)
     torch.save(model.state_dict(), args.work / "encoder.pt")
     export.write(model, args.models / "encoder.onnx")
+    texts = train_output.heard(all_rows)
+    train_output.train(texts, WordVectors(args.weights, [text.row.text for text in texts]), args.models)
     shutil.copy(args.weights / "tokenizer.json", args.models / "tokenizer.json")
 
 
 def _calibrate(args: argparse.Namespace) -> None:
     predictions = Predictions.load(args.work / "predictions.npz")
     blend, scored = calibrate.blended(predictions)
-    path = args.models / CALIBRATION
-    output = json.loads((path if path.exists() else MODELS / CALIBRATION).read_text())["output"]
-    if not (args.models / OUTPUT).exists():
-        shutil.copy(MODELS / OUTPUT, args.models / OUTPUT)
-    path.write_text(json.dumps(calibrate.document(blend, scored, output), indent=1) + "\n")
+    folds = [AnswerFold.load(args.work / f"answers_{number}.pickle") for number in sorted(args.folds)]
+    answers = calibrate_answers.blend(folds)
+    output = dict.fromkeys(CATEGORIES, calibrate_answers.table(folds, answers))
+    document = calibrate.document(blend, scored, answers, output)
+    (args.models / CALIBRATION).write_text(json.dumps(document, indent=1) + "\n")
     manifest.write(args.models)
     measured: dict[str, Any] = {
         "n-grams": calibrate.figures(scored, scored.fast),
@@ -159,8 +176,11 @@ def _calibrate(args: argparse.Namespace) -> None:
         "blend": calibrate.figures(scored, scored.full),
         "prompt screen": calibrate.figures(scored, scored.full, calibrate.screened(scored)),
     }
-    measured["ablation"] = card.ablation(args.work, scored, blend)
+    if (args.work / "ablation_ngrams.npz").exists():
+        measured["ablation"] = card.ablation(args.work, scored, blend)
     measured["asked"] = card.asked(args.models)
+    rule = Rule()
+    measured["replies"] = calibrate_answers.figures(folds, rule.answer_fpr, rule.watched_answer_fpr)
     (args.work / "figures.json").write_text(json.dumps(measured, indent=1) + "\n")
     (args.models / "CARD.md").write_text(card.text(measured, rows.own(), _sizes(args.models), _seen(args)))
 

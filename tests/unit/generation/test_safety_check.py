@@ -24,6 +24,7 @@ from app.safety import moderation
 from app.safety.classifiers.bundled_models import Models
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.guard.tier import GuardTier
+from app.safety.policies.notices import Notices
 from app.safety.policies.policy import Policies
 from app.safety.screens.prompt_screen import PromptScreen
 from app.safety.screens.stream_screen import StreamScreen
@@ -81,6 +82,8 @@ class HandGuard:
 
 class Throwing:
     """A model of answers that throws at every text, or is not to be had."""
+
+    suspect_at = None
 
     def __init__(self, *, listens: bool = True) -> None:
         self._listens = listens
@@ -226,46 +229,78 @@ async def test_moderation_that_was_asked_for_comes_with_the_answer(running):
         assert not notice.value["input"]["results"][0]["flagged"]
 
 
-async def test_prompt_that_the_ngrams_block_costs_the_engine_nothing(world: World, running):
-    """An event says so, with a keyed hash and not with the text; the refusal has the policy's words."""
+async def test_refused_prompt_is_recorded_with_a_keyed_hash(world: World, running):
+    """An event says so, and has not the text; the refusal has the policy's words."""
     key = Key("key_1", "local", KeyTerms("k"), 0)
     async with running() as made:
+        made.engine.say("never seen")
         stream = await made.serve(asked(f"a {BLOCKED} thing"), key=key)
         assert isinstance(stream.error, ContentFiltered)
-        assert made.engine.rendered == []
-        assert stream.error.message == world.service.policies.current.notice("S2")
+        assert stream.error.message == Notices("", {}).message("S2")
         (event,) = await recorded(made)
-        assert (event["subject"], event["stage"], event["action"]) == ("prompt", "ngrams", "block")
+        assert (event["subject"], event["stage"], event["action"]) == ("prompt", "encoder", "block")
         assert (event["key_id"], event["request_id"], event["category"]) == ("key_1", "chatcmpl-1", "S2")
         secret = await made.database.read(safety_events.secret)
         expected = hmac.new(secret, f"a {BLOCKED} thing".encode(), hashlib.sha256).digest()
         assert event["text_hmac"] == expected[: len(event["text_hmac"])]
         assert BLOCKED.encode() not in (world.directory / "tokenring.db-wal").read_bytes()
-    assert world.judged("ngrams") == {"block": 1}
+    assert (world.judged("ngrams"), world.judged("encoder")) == ({}, {"block": 1})
+
+
+async def test_prompt_that_the_ngrams_alone_are_sure_of_is_answered(world: World, running):
+    """They refuse nothing: it is watched, and the encoder, which finds nothing in it, has no more to say."""
+    certain = {BLOCKED: {"S2": 0.999}}
+    world.models = Models(WordClassifier(fast=certain), WordModel(), world.models.directory)
+    async with running() as made:
+        says(made, "fine")
+        stream = await made.serve(asked(f"a {BLOCKED} thing"))
+        assert (text_of(stream), stream.error) == ("fine", None)
+        assert in_words(made.engine.rendered)[0].startswith("system: ")
+        (event,) = await recorded(made)
+        assert (event["stage"], event["action"]) == ("ngrams", "watch")
+
+
+async def test_prompt_that_is_refused_without_a_sure_category_is_told_in_general(world: World, running):
+    """Two categories are nearly as likely as each other: the words of neither are used."""
+    doubtful = WordClassifier(full={BLOCKED: {"S2": 0.9, "S7": 0.8}})
+    world.models = Models(doubtful, WordModel(), world.models.directory)
+    async with running() as made:
+        made.engine.say("never seen")
+        stream = await made.serve(asked(f"a {BLOCKED} thing"))
+        assert isinstance(stream.error, ContentFiltered)
+        assert stream.error.message == Notices("", {}).message(None)
+        (event,) = await recorded(made)
+        assert event["category"] == "S2"
 
 
 async def test_refused_turn_of_a_conversation_is_kept_as_blocked(running):
-    """So that the policy is stricter for the next; nobody is billed for it."""
+    """So that the policy is stricter for the next; it is billed for no token of an answer."""
     async with running() as made:
         says(made, "fine")
         await made.serve(conversing("harmless"))
+        made.engine.say("never seen")
         later = replace(asked(f"a {BLOCKED} thing"), request_id="chatcmpl-2")
         stream = await made.serve(replace(later, conversation_id="conv_1", message_id="msg_2"))
         assert isinstance(stream.error, ContentFiltered)
         await made.committed()
         query = "SELECT role, status FROM messages ORDER BY seq DESC LIMIT 1"
         assert await made.database.read(lambda c: c.execute(query).fetchone()) == ("assistant", "blocked")
-        assert await made.count("requests") == 1
+        row = await made.row("chatcmpl-2")
+        assert (row["outcome"], row["completion_tokens"]) == ("content_filter", row["withheld_tokens"])
         assert (
             await made.history.load(replace(later, conversation_id="conv_1", message_id="m"))
         ).strikes == 1
 
 
-async def test_refused_turn_begins_no_conversation(running):
-    """There would be nothing in it but what was refused."""
+async def test_refused_first_turn_counts_in_its_conversation(running):
+    """Whoever goes on with it meets a stricter policy."""
     async with running() as made:
-        await made.serve(conversing(f"a {BLOCKED} thing"))
-        assert (await made.count("conversations"), await made.count("requests")) == (0, 0)
+        made.engine.say("never seen")
+        stream = await made.serve(conversing(f"a {BLOCKED} thing"))
+        assert (stream.refused, type(stream.error)) == (True, ContentFiltered)
+        assert (await made.count("conversations"), await made.count("messages")) == (1, 2)
+        later = replace(asked("harmless"), request_id="chatcmpl-2", conversation_id="conv_1", message_id="m")
+        assert (await made.history.load(later)).strikes == 1
 
 
 async def test_prompt_that_only_the_full_reading_blocks_is_refused_before_its_first_token(
@@ -475,7 +510,7 @@ async def test_harmful_answer_is_halted_and_recorded(world: World, running):
         assert HARM not in text_of(stream)
         (notice,) = controls(stream, Notice)
         assert notice.value["output"]["results"][0]["flagged"]
-        assert notice.value["message"] == world.service.policies.current.notice("S2")
+        assert notice.value["message"] == Notices("", {}).message("S2")
         (event,) = await recorded(made)
         assert (event["subject"], event["stage"], event["action"]) == ("answer", "stream", "block")
         assert event["lag_tokens"] >= 3
@@ -606,14 +641,14 @@ async def test_event_after_the_store_was_closed_is_logged(
     world: World, running, monkeypatch: pytest.MonkeyPatch
 ):
     """The request's own end does not depend on it."""
-    async with running() as made:
-        submit = made.database.submit
 
-        def closed(*_arguments: object, **_named: object) -> None:
+    class Closed:
+        def submit(self, _unit: object) -> None:
             raise StorageUnavailable("closed")
 
-        monkeypatch.setattr(made.database, "submit", closed)
+    async with running() as made:
+        monkeypatch.setattr(world.service, "_database", Closed())
+        made.engine.say("never seen")
         stream = await made.serve(asked(f"a {BLOCKED} thing"))
-        monkeypatch.setattr(made.database, "submit", submit)
         assert isinstance(stream.error, ContentFiltered)
         assert [line["event"] for line in made.log] == ["safety_event_lost", "request"]

@@ -207,18 +207,33 @@ def test_logprobs_are_with_their_text():
     ring.append(Delta(0, "text", "c", (1,), Counts()))
     (choice,) = one(wire.delta(*ring.after(0)))["choices"]
     assert [entry["token"] for entry in choice["logprobs"]["content"]] == ["a", "b"]
-    assert choice["delta"] == {"content": "ab"}
+    assert choice["delta"] == {"reasoning_content": None, "content": "ab"}
     (choice,) = one(wire.delta(*ring.after(3)))["choices"]
     assert "logprobs" not in choice
 
 
 def test_end_of_a_choice_names_its_reason():
-    """The finish reason has a chunk of its own, with what matched where a stop string did."""
+    """The finish reason has a chunk of its own, with what matched, which is null where no stop did."""
     wire = ChunkWire(request())
     (choice,) = one(wire.special(2, Finished(1, "stop", "END")))["choices"]
-    assert choice == {"index": 1, "delta": {}, "finish_reason": "stop", "matched_stop": "END"}
+    end = {"index": 1, "delta": {"reasoning_content": None}, "finish_reason": "stop", "matched_stop": "END"}
+    assert choice == end
     (choice,) = one(wire.special(2, Finished(0, "length", None)))["choices"]
-    assert "matched_stop" not in choice
+    assert choice["matched_stop"] is None
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_every_delta_has_reasoning_content(*, logprobs: bool):
+    """Clients of SGLang read the field of every chunk; it is null where the chunk has no reasoning."""
+    wire, ring = ChunkWire(request(logprobs=logprobs)), Ring(10**9, logprobs=logprobs)
+    entries = [{"token": "a", "logprob": -1.0}] if logprobs else None
+    chunks = [one(wire.special(1, Opened(1))), one(wire.special(2, ToolStarted(0, ToolCall(0, "i", "n"))))]
+    for number, channel in enumerate(("text", "reasoning")):
+        ring.append(Delta(0, channel, "a", (1,), Counts(), logprobs=entries))
+        chunks.append(one(wire.delta(*ring.after(number))))
+    chunks.append(one(wire.special(9, Finished(0, "stop", None))))
+    fields = [chunk["choices"][0]["delta"]["reasoning_content"] for chunk in chunks]
+    assert fields == [None, None, None, "a", None]
 
 
 def test_error_and_end():

@@ -15,6 +15,7 @@ from app.engine.remote.events import (
     EventReader,
     Refusal,
     UnreadableEvent,
+    WrongCount,
     refusal_of,
 )
 
@@ -96,8 +97,8 @@ def test_logprobs_are_those_of_the_step(*, cumulative: bool) -> None:
         b"\xff\xfe",
         b'{"text": "x"}',
         b'{"text": 1, "output_ids": [], "meta_info": {"finish_reason": null, "completion_tokens": 0}}',
-        event("x", [1], 5),
-        event("x", [1], -1),
+        event("x", [-1], 1),
+        event("x", ["a"], 1),
         event("x", [1], 1, prompt_tokens="many"),
         event("x", [1], 1, output_token_logprobs=[[]]),
     ],
@@ -108,12 +109,48 @@ def test_garbage_is_unreadable_and_never_quoted(payload: bytes) -> None:
         ChoiceReader(prompt_tokens=1).read(payload)
 
 
-def test_counts_that_fall_are_unreadable() -> None:
-    """A server that takes tokens back cannot be followed."""
+@pytest.mark.parametrize("lie", [event("a", [1], 1), event("a", [3], 5), event("a", [3, 4, 5], 4)])
+def test_counts_that_do_not_fit_the_ids_are_wrong(lie: bytes) -> None:
+    """A server that takes tokens back, or counts more or fewer than it sends, cannot be followed."""
     reader = ChoiceReader(prompt_tokens=1)
     reader.read(event("ab", [1, 2], 2))
-    with pytest.raises(UnreadableEvent):
-        reader.read(event("a", [1], 1))
+    with pytest.raises(WrongCount):
+        reader.read(lie)
+    assert reader.counts == Counts(1, 2, 1, 0)
+
+
+def test_the_prompt_is_counted_here() -> None:
+    """What was sent is what is billed; that the server says otherwise is noted."""
+    reader = ChoiceReader(prompt_tokens=2)
+    step = reader.read(event("ab", [1, 2], 2))
+    assert step.counts == Counts(2, 2, 2, 0)
+    assert reader.miscounts_prompt
+
+
+def test_what_a_server_repeats_of_an_answer_is_dropped() -> None:
+    """It sends all ids again, and the text as far as its last whole word; counts are those of all."""
+    reader = ChoiceReader(7, 3, len("Hello wor"))
+    assert not reader.advances
+    steps = [
+        reader.read(event("Hello ", [1, 2, 3, 4], 4)),
+        reader.read(event("wo", [5], 5)),
+        reader.read(event("rld and", [6], 6)),
+        reader.read(event(" on", [7], 7)),
+    ]
+    assert [(step.text, list(step.token_ids)) for step in steps] == [
+        ("", [4]),
+        ("", [5]),
+        ("ld and", [6]),
+        (" on", [7]),
+    ]
+    assert reader.counts == Counts(7, 7, 3)
+    assert reader.advances
+
+
+def test_an_answer_that_had_ended_ends_without_more() -> None:
+    """A server that is sent all of it has nothing to add."""
+    step = ChoiceReader(7, 2, 2).read(event("ab", [1, 2], 2, {"type": "length"}))
+    assert (step.text, list(step.token_ids), step.finish) == ("", [], {"type": "length"})
 
 
 def test_an_error_event_is_a_refusal_with_its_status() -> None:

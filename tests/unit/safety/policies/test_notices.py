@@ -6,7 +6,13 @@ import pytest
 
 from app.safety.categories import CATEGORIES
 from app.safety.policies.notices import HELP_LINES, Notices
+from app.safety.verdict import Verdict
 from tests.support.policies import policy
+
+
+def blocked(category: str, **scores: float) -> Verdict:
+    """A verdict that refuses for a category, with these scores."""
+    return Verdict("block", category, scores.get(category, 1.0), 0.5, "encoder", "policy", scores)
 
 
 def test_self_harm_names_the_help_line_of_the_country():
@@ -19,9 +25,9 @@ def test_self_harm_names_the_help_line_of_the_country():
 
 @pytest.mark.parametrize("category", [*CATEGORIES, None])
 def test_every_category_has_words(category):
-    """They begin with a person, leave no mark unfilled, and accuse nobody."""
+    """They begin with a person, or where no category is certain with the fact; they accuse nobody."""
     message = Notices("", {}).message(category)
-    assert message.startswith("I ")
+    assert message.startswith("I " if category else "This was not answered")
     assert "{" not in message
     assert not {"violat", "illegal", "policy"} & set(message.lower().split())
 
@@ -36,8 +42,42 @@ def test_an_operators_words_come_first():
 
 def test_a_policy_has_its_messages():
     """From the file's `messages` and the setting's country."""
-    assert policy({"messages": {"hate": "No."}}).notice("S10") == "No."
-    assert "988" in policy(country="US").notice("S11")
+    assert policy({"messages": {"hate": "No."}}).notice(blocked("S10", S10=0.9)) == "No."
+    assert "988" in policy(country="US").notice(blocked("S11", S11=0.9))
+
+
+def test_a_category_is_named_where_it_is_sure():
+    """Where no other category has over half of its score; of just half it is not sure."""
+    rules, own = policy(), Notices("", {})
+    assert rules.notice(blocked("S1", S1=0.9, S2=0.44, S3=0.1)) == own.message("S1")
+    assert rules.notice(blocked("S1", S1=0.9, S2=0.45, S3=0.1)) == own.message(None)
+    assert rules.notice(blocked("S1", S1=0.9)) == own.message("S1")
+
+
+def test_a_category_that_decided_below_another_is_not_named():
+    """As where the higher one is only flagged: a person would be told of what the text hardly is."""
+    assert policy().notice(blocked("S1", S1=0.7, S2=0.9)) == Notices("", {}).message(None)
+
+
+def test_self_harm_is_always_named():
+    """However likely another category is: who may think of it is told of help."""
+    told = policy(country="US").notice(blocked("S11", S11=0.6, S6=0.59))
+    assert told == Notices("US", {}).message("S11")
+    assert "988" in told
+
+
+def test_a_verdict_without_scores_names_its_category():
+    """There is nothing that would say otherwise; a span of the hard list has none."""
+    rules = policy({"hard_list": ["x"]})
+    assert rules.notice(blocked("S2")) == Notices("", {}).message("S2")
+    assert rules.notice(rules.halted()) == Notices("", {}).message(None)
+
+
+def test_an_operators_default_is_told_where_no_category_is_sure():
+    """Their message of the category is not."""
+    rules = policy({"messages": {"S1": "Of violence.", "default": "Ask the desk."}})
+    assert rules.notice(blocked("S1", S1=0.9, S2=0.8)) == "Ask the desk."
+    assert rules.notice(blocked("S1", S1=0.9, S2=0.1)) == "Of violence."
 
 
 @pytest.mark.parametrize("country", sorted(HELP_LINES))

@@ -12,10 +12,7 @@ from app.safety.policies.alignment import NORMAL, STRICT
 from app.safety.policies.policy import Policies
 from app.safety.policies.policy_file import PolicyError
 from app.safety.policies.thresholds import CalibrationDamaged
-from tests.support.policies import policy, write_models
-
-WATCHED_PROMPT = 0.6 - 0.3 * math.log10(5)
-"""The threshold at a rate of 5% (tests/support/policies.py)."""
+from tests.support.policies import PROMPTS, policy, write_models
 
 
 def test_a_category_blocks_watches_or_lets_pass_by_its_score():
@@ -23,11 +20,11 @@ def test_a_category_blocks_watches_or_lets_pass_by_its_score():
     rules = policy()
     blocked = rules.judge_prompt({"S1": 0.1, "S2": 0.6}, "encoder")
     assert (blocked.action, blocked.category, blocked.score) == ("block", "S2", 0.6)
-    assert blocked.threshold == pytest.approx(0.6)
+    assert blocked.threshold == pytest.approx(PROMPTS[0.002])
     assert (blocked.blocked, blocked.policy_hash, blocked.stage) == (True, rules.hash, "encoder")
     watched = rules.judge_prompt({"S1": 0.1, "S2": 0.5}, "encoder")
     assert (watched.action, watched.category) == ("watch", "S2")
-    assert watched.threshold == pytest.approx(WATCHED_PROMPT)
+    assert watched.threshold == pytest.approx(PROMPTS[0.05])
     passed = rules.judge_prompt({"S1": 0.1, "S2": 0.3}, "encoder")
     assert (passed.action, passed.category, passed.score) == (None, "S2", 0.3)
 
@@ -56,13 +53,34 @@ def test_the_strictest_of_several_categories_decides():
     assert furthest.category == "S5"
 
 
-def test_the_ngrams_act_only_where_they_are_surer():
-    """They spend a tenth of the block rate and a fifth of the watch rate: the encoder has the rest."""
+def test_the_ngrams_watch_only_where_they_are_surer():
+    """They spend a fifth of the watch rate: the encoder has the rest."""
     rules = policy()
     assert rules.judge_prompt({"S1": 0.79}, "ngrams").action is None
-    assert rules.judge_prompt({"S1": 0.8}, "ngrams").action == "watch"
-    assert rules.judge_prompt({"S1": 0.98}, "ngrams").action == "watch"
-    assert rules.judge_prompt({"S1": 0.99}, "ngrams").action == "block"
+    watched = rules.judge_prompt({"S1": 0.8}, "ngrams")
+    assert (watched.action, watched.category, watched.threshold) == ("watch", "S1", pytest.approx(0.8))
+
+
+def test_the_ngrams_refuse_nothing():
+    """However sure they are, of whatever category and however strict the policy: they watch."""
+    rules = policy()
+    for relative in (rules, rules.at_level("strict"), rules.after(3), rules.at_rate(0.1)):
+        for category in CATEGORIES:
+            assert relative.judge_prompt({category: 1.0}, "ngrams").action == "watch"
+            assert relative.blocked({category: 1.0}, "ngrams") == ()
+    observing = policy({"mode": "observe"})
+    seen = observing.judge_prompt({"S1": 1.0}, "ngrams")
+    assert (seen.action, seen.observed) == (None, "watch")
+    assert observing.judge_prompt({"S9": 1.0}, "ngrams").action == "watch"
+
+
+def test_the_ngrams_record_what_is_flagged():
+    """At the block rate: what is flagged is neither refused nor watched."""
+    rules = policy({"block_fpr": 0.01, "action": "flag"})
+    assert rules.judge_prompt({"S1": 0.79}, "ngrams").action is None
+    assert rules.judge_prompt({"S1": 0.8}, "ngrams").action == "flag"
+    assert policy({"action": "watch"}).judge_prompt({"S1": 1.0}, "ngrams").action == "watch"
+    assert policy({"action": "off"}).judge_prompt({"S1": 1.0}, "ngrams").action is None
 
 
 def test_each_of_many_texts_is_held_to_its_share():
@@ -211,10 +229,10 @@ def test_the_hard_list_is_shown_as_a_number():
         "name": "child_exploitation",
         "locked": True,
         "action": "block",
-        "block_fpr": 0.01,
+        "block_fpr": 0.002,
         "watch_fpr": 0.05,
-        "answer_fpr": 0.02,
-        "watched_answer_fpr": 0.05,
+        "answer_fpr": 0.002,
+        "watched_answer_fpr": 0.02,
         "thresholds": None,
     }
     assert shown["categories"]["S4"]["thresholds"]["block"] == 0.6

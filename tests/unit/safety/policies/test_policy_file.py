@@ -26,18 +26,18 @@ def test_without_a_file_it_is_the_built_in_policy():
 def test_a_general_word_holds_for_every_category_without_its_own():
     """What stands at the top is the default; a category's table changes what it names, by name or code."""
     rules = of(
-        'action = "watch"\nblock_fpr = 0.002\n[categories.privacy]\naction = "flag"'
+        'action = "watch"\nblock_fpr = 0.003\n[categories.privacy]\naction = "flag"'
         "\n[categories.S2]\nwatch_fpr = 0.1"
     ).rules
-    assert rules["S1"] == Rule("watch", 0.002)
-    assert rules["S7"] == Rule("flag", 0.002)
-    assert rules["S2"] == Rule("watch", 0.002, 0.1)
+    assert rules["S1"] == Rule("watch", 0.003)
+    assert rules["S7"] == Rule("flag", 0.003)
+    assert rules["S2"] == Rule("watch", 0.003, 0.1)
 
 
 @pytest.mark.parametrize("category", sorted(LOCKED))
 @pytest.mark.parametrize(
     "line",
-    ['action = "off"', 'action = "flag"', 'action = "watch"', "block_fpr = 0.001", "answer_fpr = 0.01"],
+    ['action = "off"', 'action = "flag"', 'action = "watch"', "block_fpr = 0.001", "answer_fpr = 0.001"],
 )
 def test_two_categories_cannot_be_loosened(category, line):
     """Neither another action nor a lower rate is taken for them; the error says which category it is."""
@@ -59,7 +59,7 @@ def test_a_general_word_does_not_loosen_them_either():
 
 def test_a_strict_key_blocks_what_would_be_watched():
     """It blocks from the watch threshold on, whatever the action; what is off stays off."""
-    assert Rule().tightened() == Rule("block", 0.05, 0.1, 0.05, 0.05)
+    assert Rule().tightened() == Rule("block", 0.05, 0.1, 0.02, 0.02)
     assert Rule("flag").tightened() == Rule("watch").tightened() == Rule().tightened()
     assert Rule("off").tightened().action == "off"
     assert Rule(watch_fpr=0.1).tightened().watch_fpr == 0.1

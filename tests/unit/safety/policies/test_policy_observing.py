@@ -37,6 +37,7 @@ def test_a_locked_category_acts_all_the_same(category: str):
     assert (verdict.action, verdict.category, verdict.observed) == ("block", category, "block")
     watched = rules.judge_prompt({"S2": 0.99, category: 0.5}, "encoder")
     assert (watched.action, watched.category, watched.observed) == ("watch", category, "block")
+    assert (watched.observed_category, watched.enforced_category) == ("S2", "S2")
     assert rules.judge_output({category: 0.9}, watched=False).blocked
 
 

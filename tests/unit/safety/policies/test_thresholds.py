@@ -14,28 +14,28 @@ from tests.support.policies import NGRAMS, PROMPTS, calibration, write_models
 def test_a_row_of_the_table_is_itself():
     """At a rate that the table has, the threshold is the one beside it."""
     thresholds = Thresholds.parse(calibration())
-    assert thresholds.at("categories", "S1", 0.01) == pytest.approx(PROMPTS[1])
-    assert thresholds.at("ngrams", "JB", 0.1) == pytest.approx(NGRAMS[2])
+    assert thresholds.at("categories", "S1", 0.05) == pytest.approx(PROMPTS[0.05])
+    assert thresholds.at("ngrams", "JB", 0.1) == pytest.approx(NGRAMS[0.1])
 
 
 def test_between_rows_it_is_a_line_over_the_logarithm():
     """Half way between 0.001 and 0.01, in orders of magnitude, is half way between their thresholds."""
-    at = Thresholds.parse(calibration()).at("categories", "S1", 10**-2.5)
-    assert at == pytest.approx((PROMPTS[0] + PROMPTS[1]) / 2)
+    at = Thresholds.parse(calibration()).at("ngrams", "S1", 10**-2.5)
+    assert at == pytest.approx((NGRAMS[0.001] + NGRAMS[0.01]) / 2)
 
 
 def test_beyond_the_table_is_its_end():
     """A rate below the first row has that row's threshold, one above the last that one's."""
     thresholds = Thresholds.parse(calibration())
-    assert thresholds.at("categories", "S1", 0.0001) == PROMPTS[0]
-    assert thresholds.at("categories", "S1", 0.5) == PROMPTS[2]
+    assert thresholds.at("categories", "S1", 0.0001) == PROMPTS[0.001]
+    assert thresholds.at("categories", "S1", 0.5) == PROMPTS[0.1]
 
 
 def test_the_ngrams_may_have_no_table_of_their_own():
     """Then they are held to the table of both."""
     document = calibration()
     del document["ngrams"]
-    assert Thresholds.parse(document).at("ngrams", "S1", 0.01) == pytest.approx(PROMPTS[1])
+    assert Thresholds.parse(document).at("ngrams", "S1", 0.002) == pytest.approx(PROMPTS[0.002])
 
 
 @pytest.mark.parametrize(

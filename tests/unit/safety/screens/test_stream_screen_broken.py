@@ -15,6 +15,8 @@ from app.safety.verdict import ScreenFailed, Verdict
 class Choice:
     """A choice that holds all that it reads and throws at one place."""
 
+    suspected = False
+
     def __init__(self, throws: str) -> None:
         self._throws = throws
         self.held: list[Delta] = []

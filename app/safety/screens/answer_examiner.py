@@ -1,0 +1,57 @@
+"""The second reader of answers: the encoder, in a thread of its own, asked only about what is suspect.
+
+The model that hears every token is cheap and often wrong. It stops nothing by itself: what it suspects is
+held, and read here. So few answers are examined that a thread is enough, and one stream's wait is no other's.
+
+Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set to fail open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from app.safety.counters import SafetyCounters
+from app.safety.screens.stream_terms import Suspicion
+from app.safety.verdict import Scores, ScreenFailed
+
+TIMEOUT_S = 10.0
+"""Seconds that an examination may take, the wait for the thread included."""
+
+
+class ExaminesAnswers(Protocol):
+    """The classifier (app.safety.classifiers.classifier), called in a thread."""
+
+    def answer(self, text: str, prior: float) -> Scores:
+        """The scores of the end of an answer, to a prompt of the harm `prior`."""
+        ...
+
+
+class AnswerExaminer:
+    """Examines answers. Construct once; `close()` ends its thread."""
+
+    def __init__(
+        self, classifier: ExaminesAnswers, counters: SafetyCounters, *, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._classifier = classifier
+        self._counters = counters
+        self._timeout_s = timeout_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="answer-examiner")
+
+    async def examine(self, suspicion: Suspicion) -> Scores:
+        """The scores of what is suspect. Raises ScreenFailed."""
+        loop = asyncio.get_running_loop()
+        self._counters.examined_answers += 1
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                scores = await loop.run_in_executor(self._thread, self._classifier.answer, *suspicion)
+        except Exception as exc:
+            raise ScreenFailed from exc
+        if not scores or not all(0.0 <= p <= 1.0 for p in scores.values()):
+            raise ScreenFailed
+        return scores
+
+    def close(self) -> None:
+        """End the thread once it is done with what it is at; a second call does nothing."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,53 @@
+"""False SGLang servers, and engines in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from app.engine.remote.engine import RemoteEngine, RemoteOptions
+from app.engine.remote.server import Timeouts
+from tests.support.false_sglang import FalseServer, PlainModel
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[list[FalseServer]]:
+    """Two of them."""
+    started = [await FalseServer().start() for _ in range(2)]
+    yield started
+    for server in started:
+        await server.stop()
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Callable[..., Awaitable[RemoteEngine]]]:
+    """Engines over servers, closed with the test."""
+    engines: list[RemoteEngine] = []
+
+    async def start(
+        *servers: FalseServer, model: type[PlainModel] = PlainModel, resume_s: float = 20.0, **timeouts: float
+    ) -> RemoteEngine:
+        limits = Timeouts(**({"connect_s": 2.0, "headers_s": 1.0, "silence_s": 10.0} | timeouts))
+        urls = [server.url for server in servers]
+        options = RemoteOptions(
+            urls,
+            api_key="secret",
+            start_s=2,
+            timeouts=limits,
+            poll_s=0.02,
+            resume_s=resume_s,
+            stall_s=0.3,
+        )
+        engine = RemoteEngine(options, model)
+        engines.append(engine)
+        await engine.start()
+        async with asyncio.timeout(5):
+            while any(server.breaker.is_open for server in engine._pool.servers):
+                await asyncio.sleep(0.01)
+        return engine
+
+    yield start
+    for engine in engines:
+        await engine.aclose()

@@ -1,0 +1,79 @@
+"""How often one choice is sent, and which error ends it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from app.engine.remote.attempts import DEATHS, MOVES, UNREACHED, Attempts
+from app.errors import EngineFailed, EngineNotReady, ServingError
+
+SERVERS: list[Any] = [cast("Any", name) for name in "abcdefghij"]
+
+
+def code(error: ServingError | None) -> str | None:
+    """The code of an error."""
+    return None if error is None else error.code
+
+
+def test_what_no_server_accepts_is_tried_a_few_times() -> None:
+    """Then its caller is told to come again: nothing has been generated."""
+    attempts = Attempts(resume_s=100)
+    for number in range(UNREACHED):
+        attempts.sent(SERVERS[number])
+        attempts.missed("no connection", 0)
+        error = attempts.verdict(0, begun=False)
+        assert (error is None) == (number < UNREACHED - 1)
+    assert isinstance(error, EngineNotReady)
+    assert error.retry_after_s
+    assert attempts.left_s(0) == 0
+
+
+def test_what_has_lost_its_server_waits_for_another() -> None:
+    """As long as is set, counted from the loss; a server that takes it ends the wait."""
+    attempts = Attempts(resume_s=10)
+    attempts.sent(SERVERS[0])
+    attempts.accepted()
+    assert attempts.advanced() is None
+    attempts.died(SERVERS[0], "broke off", 100)
+    assert attempts.has_moved
+    assert (attempts.left_s(100), attempts.left_s(104)) == (10, 6)
+    attempts.missed("no connection", 105)
+    assert attempts.verdict(109, begun=True) is None
+    attempts.queued(3)
+    assert attempts.left_s(109) == 4
+    error = attempts.verdict(114, begun=True)
+    assert isinstance(error, EngineFailed)
+    assert code(error) == "engine_failed"
+    attempts.accepted()
+    assert attempts.left_s(114) == 0
+    assert attempts.advanced() == 100
+    assert attempts.advanced() is None
+
+
+def test_it_avoids_the_server_that_it_lost() -> None:
+    """Until another one has given it a token."""
+    attempts = Attempts(resume_s=10)
+    attempts.sent(SERVERS[0])
+    attempts.advanced()
+    assert attempts.tried == []
+    attempts.died(SERVERS[0], "broke off", 0)
+    assert attempts.tried == [SERVERS[0]]
+
+
+@pytest.mark.parametrize("with_tokens", [False, True])
+def test_deaths_without_a_token_in_between_are_few(*, with_tokens: bool) -> None:
+    """A token in between says that the request does not kill; then only the number of all moves counts."""
+    attempts, deaths = Attempts(resume_s=100), 0
+    error: ServingError | None = None
+    while error is None:
+        attempts.sent(SERVERS[deaths])
+        attempts.accepted()
+        if with_tokens:
+            attempts.advanced()
+        attempts.died(SERVERS[deaths], "broke off", 0)
+        deaths += 1
+        error = attempts.verdict(0, begun=True)
+    assert deaths == (MOVES if with_tokens else DEATHS)
+    assert code(error) == "engine_restarted"
