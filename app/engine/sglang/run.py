@@ -111,7 +111,12 @@ class SGLangRun:
         return Progress(sent, self.launched.manager.num_batches, self.load())
 
     def serve(self, live: LiveChoices, on_loss: OnLoss, on_contradiction: Callable[[str, str], None]) -> None:
-        """From now on, generate for the choices of `live`, and tell of the engine's end."""
+        """From now on, generate for the choices of `live`, and tell of the engine's end.
+
+        Raises EngineFailed if it has ended since its warm-up.
+        """
+        if self._is_lost:
+            raise EngineFailed("a process ended while the engine started")
         self._live, self._on_loss = live, on_loss
         self.launched.manager.serve(live, on_contradiction)
 
