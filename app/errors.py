@@ -129,10 +129,7 @@ class ServingError(Exception):
         self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
 
     def respell(self, spelled: Mapping[str, str]) -> None:
-        """Name the caller's own parameter, where the error is about its equivalent.
-
-        `spelled` has the caller's name of each parameter that was translated.
-        """
+        """Name the caller's own parameter: `spelled` has its name for each that was translated."""
         name = re.split(r"[.\[]", self.param or "", maxsplit=1)[0]
         if self.param is not None and name in spelled:
             self.message = self.message.replace(self.param, spelled[name], 1)
@@ -140,10 +137,7 @@ class ServingError(Exception):
             self.param = spelled[name]
 
     def forget_frames(self) -> None:
-        """Let go of the frames that the error came through, which hold the request, which holds the error.
-
-        Only the garbage collector frees such a cycle, and it looks seldom.
-        """
+        """Let go of the frames that it came through, which hold the request and the error in a cycle."""
         self.__traceback__ = self.__context__ = self.__cause__ = None
 
     def as_body(self) -> dict[str, object]:

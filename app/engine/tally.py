@@ -5,20 +5,35 @@ The ledger is compared with this: nothing here reads `Delta.counts`, nothing the
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 REMEMBERED = 4096
 
 
 class TokenTally:
-    """The number of one request's token ids so far, all choices together; whoever hands ids over adds it."""
+    """The number of one request's token ids so far, all choices together; whoever hands ids over adds it.
 
-    __slots__ = ("token_ids",)
+    Who keeps the ids of each choice has them counted there, at no cost per token.
+    """
+
+    __slots__ = ("_added", "_kept")
 
     def __init__(self) -> None:
-        self.token_ids = 0
+        self._added = 0
+        self._kept: list[Sized] = []
+
+    @property
+    def token_ids(self) -> int:
+        """Token ids that were handed over."""
+        return self._added + sum(map(len, self._kept))
 
     def add(self, token_ids: int) -> None:
         """Count token ids that were handed over."""
-        self.token_ids += token_ids
+        self._added += token_ids
+
+    def count(self, kept: Sized) -> None:
+        """Count the ids that are in `kept` whenever the number is asked for."""
+        self._kept.append(kept)
 
 
 class Tallies:

@@ -80,10 +80,19 @@ class ReleasedBefore:
         """See AnswerScreen."""
         return self._screen.halted
 
+    @property
+    def suspects(self) -> bool:
+        """See AnswerScreen."""
+        return self._screen.suspects
+
     def feed(self, delta: Delta) -> Sequence[Delta]:
         """See AnswerScreen. Raises Diverged too."""
         released = self._screen.feed(delta)
         return list(self._news(released)) if self._behind else released
+
+    async def examined(self) -> Sequence[Delta]:
+        """See AnswerScreen. Raises Diverged too."""
+        return list(self._news(await self._screen.examined()))
 
     def drain(self) -> Sequence[Delta]:
         """See AnswerScreen. Of an answer that says something else, nothing."""

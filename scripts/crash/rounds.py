@@ -137,6 +137,8 @@ class Rounds:
         arguments = [
             "--config",
             str(self._config),
+            "--suspend-timeout-s",
+            "0",  # so that each life ends what it began: tests/fault/test_restart.py has the others
             "--drain-timeout-s",
             str(DRAIN_S),
             *self._engine.arguments,

@@ -145,7 +145,7 @@ async def test_a_locked_category_is_refused_all_the_same(start: Start, tmp_path:
     assert halted["choices"][0]["finish_reason"] == "content_filter"
     records = await records_of(served)
     assert [(r.subject, r.stage, r.action, r.done) for r in records] == [
-        ("prompt", "ngrams", "block", "block"),
+        ("prompt", "encoder", "block", "block"),
         ("answer", "hard_list", "block", "block"),
     ]
     assert await events_of(served) == 2

@@ -89,7 +89,7 @@ async def rows_of(served: Served) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_blocked_prompt_is_400_before_anything(start: Start, stream: bool):
-    """With the `moderation` object beside the error; the engine has heard nothing of it."""
+    """With the `moderation` object beside the error; of what the engine made by then nobody pays a token."""
     served = await start()
     answer = await served.post(chat(f"a {BLOCKED} thing", stream=stream))
     assert answer.status == 400
@@ -100,12 +100,13 @@ async def test_a_blocked_prompt_is_400_before_anything(start: Start, stream: boo
     assert outcome["flagged"]
     assert outcome["categories"]["illicit"]
     assert body["moderation"]["output"]["results"] == []
-    assert engine_of(served).prompts == []
-    assert await rows_of(served) == []
+    ((_, outcome, _, completion, withheld),) = await rows_of(served)
+    assert (outcome, completion) == ("content_filter", withheld)
     (event,) = await events_of(served)
-    assert (event.subject, event.stage, event.action, event.category) == ("prompt", "ngrams", "block", "S2")
+    assert (event.subject, event.stage, event.action, event.category) == ("prompt", "encoder", "block", "S2")
     assert event.text_hmac is not None
-    assert served.runtime.safety_counters.verdicts["ngrams"]["S2"]["block"] == 1
+    assert served.runtime.safety_counters.verdicts["encoder"]["S2"]["block"] == 1
+    assert not served.runtime.safety_counters.verdicts["ngrams"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -235,8 +236,8 @@ async def test_what_the_full_verdict_alone_watches_has_the_strict_rules_a_turn_l
 
 @pytest.mark.parametrize("word", [WATCHED, WATCHED_LATE])
 async def test_a_watched_answer_leaks_nothing(start: Start, word: str):
-    """It is held back by 64 tokens from the first, and judged more strictly."""
-    served = await start(HARMFUL)
+    """It is held back by 12 tokens from the first, and judged more strictly."""
+    served = await start(f"{' '.join(f'fine{i}' for i in range(9))} {HARM} and {LONG}")
     transcript, (moderation, *_) = await read(served, chat(f"{word} words"))
     assert transcript.content() == ""
     assert transcript.finish_reasons == {0: "content_filter"}

@@ -75,6 +75,8 @@ def _pieces(deltas: Sequence[Delta]) -> list[Delta]:
 class LaggingScreen:
     """Holds the last deltas of each choice, until the choice ends."""
 
+    suspects = False
+
     def __init__(self, lag: int) -> None:
         self.halted: Verdict | None = None
         self._lag = lag
@@ -87,6 +89,10 @@ class LaggingScreen:
         keep = 0 if delta.finish_reason is not None else self._lag
         released, held[:] = held[: len(held) - keep], held[len(held) - keep :]
         return released
+
+    async def examined(self) -> Sequence[Delta]:
+        """See AnswerScreen."""
+        return ()
 
     def drain(self) -> Sequence[Delta]:
         """See AnswerScreen."""

@@ -283,10 +283,10 @@ class HoldingScreen:
 
     suspects = False
 
-    def __init__(self, error: ServingError | None = None) -> None:
+    def __init__(self, error: ServingError | None = None, held: Sequence[Delta] = ()) -> None:
         self.halted: Verdict | None = None
         self._error = error
-        self._held: list[Delta] = []
+        self._held = list(held)
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
         """See AnswerScreen."""

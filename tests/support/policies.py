@@ -24,9 +24,7 @@ def calibration() -> dict[str, Any]:
     """A calibration.json in which every category is alike."""
 
     def table(thresholds: Mapping[float, float]) -> dict[str, Any]:
-        return {
-            c: {"fpr": list(thresholds), "threshold": list(thresholds.values())} for c in CATEGORIES
-        }
+        return {c: {"fpr": list(thresholds), "threshold": list(thresholds.values())} for c in CATEGORIES}
 
     return {
         "version": 1,

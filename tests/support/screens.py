@@ -63,6 +63,23 @@ class WordModel:
         return WordListener(prior, self._word)
 
 
+class WordExaminer:
+    """Examines answers: harmful are those with the word, the others are not; keeps what it was asked."""
+
+    def __init__(self, word: str, before: Callable[[str], None] = lambda _text: None) -> None:
+        self._word = word
+        self._before = before
+        self.asked: list[str] = []
+        self.priors: list[float] = []
+
+    def answer(self, text: str, prior: float) -> Scores:
+        """See app.safety.screens.answer_examiner.ExaminesAnswers."""
+        self.asked.append(text)
+        self.priors.append(prior)
+        self._before(text)
+        return {"S2": 0.97 if self._word in text else 0.02, "S3": 0.01}
+
+
 def word_models(directory: Path, before: Callable[[str], None] = lambda _text: None) -> Models:
     """Models of words: in prompts BLOCKED and the like, in answers HARM."""
     certain, doubtful, likely = {"S2": 0.999}, {"S2": 0.5}, {"S2": 0.7}

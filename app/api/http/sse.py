@@ -69,7 +69,7 @@ class ChunkWire:
         """See app.stream.token_stream.Wire. The token path: one dictionary look-up and one join."""
         opening = self._openings.get(track)
         if opening is None:
-            lead = _lead(track.channel == "reasoning")
+            lead = _lead(reasoning=track.channel == "reasoning")
             opening = self._head + b'{"index":%d,"delta":{%b%b' % (track.choice, lead, _field(track))
             self._openings[track] = opening
         closing = self._tool_closing if track.channel == "tool" else self._closing
@@ -101,7 +101,7 @@ class ChunkWire:
         ]
         if calls:
             fields.append(b'"tool_calls":[' + b",".join(calls) + b"]")
-        lead = _lead(any(p.track.channel == "reasoning" for p in parts))
+        lead = _lead(reasoning=any(p.track.channel == "reasoning" for p in parts))
         delta = lead + b",".join(fields)
         entries = b",".join(p.logprobs for p in parts if p.logprobs)
         logprobs = b',"logprobs":{"content":[' + entries + b"]}" if entries else b""
@@ -162,7 +162,7 @@ def _field(track: TextTrack) -> bytes:
     return _FIELD[track.channel] + b':"'
 
 
-def _lead(reasoning: bool) -> bytes:
+def _lead(*, reasoning: bool) -> bytes:
     """What a delta without reasoning begins with: clients of SGLang read the field in every chunk."""
     return b"" if reasoning else b'"reasoning_content":null,'
 

@@ -50,7 +50,6 @@ class LiveChoice:
         "request",
         "rid",
         "sink",
-        "tally",
     )
 
     def __init__(
@@ -61,10 +60,10 @@ class LiveChoice:
         """Choices are in the order of these."""
         self.request = request
         self.sink = sink
-        self.tally = tally
         self.prior = prior
         self.ids = array("I")
-        """Token ids that the sink has taken."""
+        """Token ids that the sink has taken; `tally` counts them."""
+        tally.count(self.ids)
         self.num_chars = 0
         """Characters that the sink has taken."""
         self.aborted = False
@@ -105,7 +104,6 @@ class LiveChoice:
         """Hand a step over; the hand-over does the same in place for most."""
         self.ids.extend(token_ids)
         self.num_chars += len(text)
-        self.tally.add(len(token_ids))
         self.sink.take(text, token_ids, finish, counts, *step)
 
     def abort(self) -> None:

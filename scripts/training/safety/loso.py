@@ -29,7 +29,7 @@ from scripts.training.safety.train_ngrams import Features
 
 ABLATED = 2
 """The fold that is trained once more without the project's rows, encoder and all."""
-PER_SOURCE, CHARS_PER_SOURCE = 1500, 1_300_000
+PER_SOURCE, CHARS_PER_SOURCE = 1500, 700_000
 """Rows scored of a source, harmful and benign each, and characters of theirs: whichever is reached first."""
 CHATS = frozenset({"asked", "benign_arena_v01", "benign_flowgpt_chat", "benign_lobe_agents"})
 """Sources whose prompts are also read as a chat's newest turns, which the prompt screen joins."""

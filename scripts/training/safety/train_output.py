@@ -27,7 +27,7 @@ from scripts.training.safety.word_vectors import WordVectors
 
 SUSPECT_SHARE = 0.08
 """The share of harmless answers that an examination may be spent on, of those that were trained on."""
-MOST_REPLIES = 1_500
+MOST_REPLIES = 400
 """Replies of a source that are heard to find that share."""
 PROMPTS = frozenset({
     "aart", "advbench", "benign_arena_v01", "benign_coconot_pref", "benign_cyber_frr", "benign_gpteacher",

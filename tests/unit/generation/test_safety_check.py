@@ -274,27 +274,33 @@ async def test_prompt_that_is_refused_without_a_sure_category_is_told_in_general
 
 
 async def test_refused_turn_of_a_conversation_is_kept_as_blocked(running):
-    """So that the policy is stricter for the next; nobody is billed for it."""
+    """So that the policy is stricter for the next; it is billed for no token of an answer."""
     async with running() as made:
         says(made, "fine")
         await made.serve(conversing("harmless"))
+        made.engine.say("never seen")
         later = replace(asked(f"a {BLOCKED} thing"), request_id="chatcmpl-2")
         stream = await made.serve(replace(later, conversation_id="conv_1", message_id="msg_2"))
         assert isinstance(stream.error, ContentFiltered)
         await made.committed()
         query = "SELECT role, status FROM messages ORDER BY seq DESC LIMIT 1"
         assert await made.database.read(lambda c: c.execute(query).fetchone()) == ("assistant", "blocked")
-        assert await made.count("requests") == 1
+        row = await made.row("chatcmpl-2")
+        assert (row["outcome"], row["completion_tokens"]) == ("content_filter", row["withheld_tokens"])
         assert (
             await made.history.load(replace(later, conversation_id="conv_1", message_id="m"))
         ).strikes == 1
 
 
-async def test_refused_turn_begins_no_conversation(running):
-    """There would be nothing in it but what was refused."""
+async def test_refused_first_turn_counts_in_its_conversation(running):
+    """Whoever goes on with it meets a stricter policy."""
     async with running() as made:
-        await made.serve(conversing(f"a {BLOCKED} thing"))
-        assert (await made.count("conversations"), await made.count("requests")) == (0, 0)
+        made.engine.say("never seen")
+        stream = await made.serve(conversing(f"a {BLOCKED} thing"))
+        assert (stream.refused, type(stream.error)) == (True, ContentFiltered)
+        assert (await made.count("conversations"), await made.count("messages")) == (1, 2)
+        later = replace(asked("harmless"), request_id="chatcmpl-2", conversation_id="conv_1", message_id="m")
+        assert (await made.history.load(later)).strikes == 1
 
 
 async def test_prompt_that_only_the_full_reading_blocks_is_refused_before_its_first_token(
@@ -635,14 +641,14 @@ async def test_event_after_the_store_was_closed_is_logged(
     world: World, running, monkeypatch: pytest.MonkeyPatch
 ):
     """The request's own end does not depend on it."""
-    async with running() as made:
-        submit = made.database.submit
 
-        def closed(*_arguments: object, **_named: object) -> None:
+    class Closed:
+        def submit(self, _unit: object) -> None:
             raise StorageUnavailable("closed")
 
-        monkeypatch.setattr(made.database, "submit", closed)
+    async with running() as made:
+        monkeypatch.setattr(world.service, "_database", Closed())
+        made.engine.say("never seen")
         stream = await made.serve(asked(f"a {BLOCKED} thing"))
-        monkeypatch.setattr(made.database, "submit", submit)
         assert isinstance(stream.error, ContentFiltered)
         assert [line["event"] for line in made.log] == ["safety_event_lost", "request"]

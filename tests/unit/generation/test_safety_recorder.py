@@ -144,7 +144,7 @@ async def test_a_record_has_what_decides_where_the_policy_is_enforced(database: 
     """Though a locked category acts while the policy observes, and does less."""
     recorder, _, _ = recorder_of(database)
     tables = calibration()
-    tables["categories"]["S9"]["threshold"] = [0.95, 0.8, 0.5]
+    tables["categories"]["S9"]["threshold"] = [0.95, 0.8, 0.6, 0.5]
     rules = Policy(parse(OBSERVE), Thresholds.parse(tables))
     scores = {"S1": 0.991, "S9": 0.76}
     verdict = judged(rules, [Reading("ngrams", {"S1": 0.2}), Reading("encoder", scores)])

@@ -223,16 +223,16 @@ def test_end_of_a_choice_names_its_reason():
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
-def test_every_delta_has_reasoning_content(logprobs: bool):
+def test_every_delta_has_reasoning_content(*, logprobs: bool):
     """Clients of SGLang read the field of every chunk; it is null where the chunk has no reasoning."""
     wire, ring = ChunkWire(request(logprobs=logprobs)), Ring(10**9, logprobs=logprobs)
     entries = [{"token": "a", "logprob": -1.0}] if logprobs else None
-    seen = [one(wire.special(1, Opened(1))), one(wire.special(2, ToolStarted(0, ToolCall(0, "i", "n"))))]
-    for channel in ("text", "reasoning"):
-        appended = ring.append(Delta(0, channel, "a", (1,), Counts(), logprobs=entries))
-        seen.append(one(wire.text(*appended) if appended else wire.delta(*ring.after(ring.last_id - 1))))
-    seen.append(one(wire.special(9, Finished(0, "stop", None))))
-    fields = [chunk["choices"][0]["delta"]["reasoning_content"] for chunk in seen]
+    chunks = [one(wire.special(1, Opened(1))), one(wire.special(2, ToolStarted(0, ToolCall(0, "i", "n"))))]
+    for number, channel in enumerate(("text", "reasoning")):
+        ring.append(Delta(0, channel, "a", (1,), Counts(), logprobs=entries))
+        chunks.append(one(wire.delta(*ring.after(number))))
+    chunks.append(one(wire.special(9, Finished(0, "stop", None))))
+    fields = [chunk["choices"][0]["delta"]["reasoning_content"] for chunk in chunks]
     assert fields == [None, None, None, "a", None]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from app.core import Counts
 from app.engine.sglang.live_choices import Contradiction, LiveChoice, LiveChoices, Replay, pieces
+from app.engine.tally import TokenTally
 from app.errors import EngineFailed
 from tests.support.live_choices import NotingSink, choice, decode
 
@@ -22,7 +23,8 @@ def sink_of(live: LiveChoice) -> NotingSink:
 
 def test_a_sink_that_has_taken_the_beginning_gets_the_rest_alone() -> None:
     """Ids, characters and counts go on where they were; what was cached stays that of the first run."""
-    live = choice("a")
+    tally = TokenTally()
+    live = LiveChoice("a-000", None, NotingSink(), tally)
     live.take("ring", WORDS[:4], None, Counts(5, 4, 3), (None, 0))
     replay = Replay(live, decode)
     replay.take("ring \u4e16\u754c", WORDS[:11], None, Counts(5, 11, 0), (None, 0))
@@ -30,7 +32,7 @@ def test_a_sink_that_has_taken_the_beginning_gets_the_rest_alone() -> None:
     sink = sink_of(live)
     assert (sink.text, sink.token_ids) == ("ring \u4e16\u754c", WORDS[:11])
     assert sink.counts == Counts(5, 11, 3)
-    assert live.tally.token_ids == 11
+    assert tally.token_ids == 11
 
 
 def test_text_that_comes_later_than_before_is_dropped_all_the_same() -> None:

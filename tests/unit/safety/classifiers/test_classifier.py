@@ -13,28 +13,55 @@ from numpy.typing import NDArray
 
 from app.safety.categories import CATEGORIES
 from app.safety.classifiers.bundled_models import MODELS
-from app.safety.classifiers.classifier import FILES, Blend, Classifier
-from app.safety.classifiers.encoder import Encoder
+from app.safety.classifiers.classifier import (
+    FILES,
+    SHORT_CHARS,
+    Blend,
+    Classifier,
+    doublings,
+    is_other_script,
+)
+from app.safety.classifiers.encoder import ANSWER, PROMPT, Encoder
 from app.safety.classifiers.model_files import MANIFEST, ModelDamaged
 from app.safety.classifiers.ngrams import BITS, CATEGORY_BITS, NGrams
+from app.safety.verdict import Scores, harm
 from scripts.training.safety import manifest
 
-BLEND = Blend(encoder=1.0, ngrams=0.5, bias=0.0, fast_slope=2.0, fast_bias=-1.0)
+BLEND = Blend(
+    encoder=1.0,
+    ngrams=0.5,
+    bias=0.0,
+    length=0.0,
+    other_script=0.0,
+    fast_slope=2.0,
+    fast_bias=-1.0,
+    fast_length=0.0,
+    answer=1.0,
+    answer_prior=0.0,
+    answer_bias=0.0,
+)
 
 
 class WordEncoder(Encoder):
-    """Logit 4 for what has the word `poison`, else -4; the category is S9."""
+    """Logit 4 for what has the word `poison`, else -4; the category is S9. Of answers the word is `cure`."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def logits(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def logits(self, texts: Sequence[str], harm: int = PROMPT) -> NDArray[np.float32]:
         """As said."""
+        del harm
         self.seen.extend(texts)
-        found = np.zeros((len(texts), 1 + len(CATEGORIES)), np.float32)
-        found[:, 0] = [4.0 if "poison" in text else -4.0 for text in texts]
+        found = np.zeros((len(texts), 2 + len(CATEGORIES)), np.float32)
+        found[:, PROMPT] = [4.0 if "poison" in text else -4.0 for text in texts]
+        found[:, ANSWER] = [4.0 if "cure" in text else -4.0 for text in texts]
         found[:, 1 + CATEGORIES.index("S9")] = 3.0
         return found
+
+    def end(self, text: str) -> NDArray[np.float32]:
+        """As said."""
+        last: NDArray[np.float32] = self.logits([text])[0]
+        return last
 
 
 def flat_ngrams(bias: float = 0.0) -> NGrams:
@@ -85,11 +112,87 @@ def test_the_harm_is_the_highest_of_the_fast_scores(text: str):
     assert quick.harm == max(quick.scores().values())
 
 
+def logit_of(scores: Scores) -> float:
+    """The logit of the harm of these scores."""
+    return float(np.log(harm(scores) / (1 - harm(scores))))
+
+
+@pytest.mark.parametrize(
+    ("num_chars", "expected"),
+    [(0, 0.0), (1, 0.0), (SHORT_CHARS, 0.0), (2 * SHORT_CHARS, 1.0), (8 * SHORT_CHARS, 3.0)],
+)
+def test_how_often_a_text_is_twice_as_long_as_a_short_one(num_chars: int, expected: float):
+    """A short one is not at all; between two powers it is a part of it."""
+    assert doublings(num_chars) == expected
+    assert doublings(3 * SHORT_CHARS) == pytest.approx(1.585, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", False),
+        ("plain English", False),
+        ("Müßiggang, œuvre, żółć, čeština", False),
+        ("Как испечь хлеб?", True),
+        ("パンを焼く", True),
+        ("كيف أخبز", True),
+        ("print('привет')", True),
+        ("the word мир is one of eight in here", False),
+        ("“quoted” — well… fine", False),
+        ("a" * 70 + "ж" * 30, False),
+        ("a" * 69 + "ж" * 31, True),
+    ],
+)
+def test_a_text_of_another_script_is_known(text: str, expected: bool):
+    """Where over three tenths of its characters are behind the Latin letters."""
+    assert is_other_script(text) is expected
+
+
+def test_each_doubling_of_a_text_takes_something_off():
+    """Of both looks at a prompt; nothing of a short one."""
+    blend = BLEND._replace(length=0.5, fast_length=0.25)
+    plain = Classifier(flat_ngrams(1.0), WordEncoder(), BLEND)
+    long = Classifier(flat_ngrams(1.0), WordEncoder(), blend)
+    for text, times in (("poison", 0), ("poison ".ljust(4 * SHORT_CHARS, "x"), 2)):
+        full = logit_of(plain.full(text)) - logit_of(long.full(text))
+        assert full == pytest.approx(0.5 * times, abs=1e-3)
+        fast = logit_of(plain.fast(text).scores()) - logit_of(long.fast(text).scores())
+        assert fast == pytest.approx(0.25 * times, abs=1e-3)
+
+
+def test_another_script_adds_to_the_harm_that_the_encoder_finds():
+    """It reads it badly; Latin letters add nothing."""
+    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND)
+    warier = Classifier(flat_ngrams(), WordEncoder(), BLEND._replace(other_script=1.5))
+    for text, added in (("как испечь хлеб", 1.5), ("how to bake bread", 0.0)):
+        assert logit_of(warier.full(text)) - logit_of(classifier.full(text)) == pytest.approx(added, abs=1e-3)
+
+
+def test_an_answer_is_read_by_its_own_logit():
+    """What is harmful in a prompt is not in an answer, and the other way round; the categories are shared."""
+    classifier = Classifier(flat_ngrams(5.0), WordEncoder(), BLEND)
+    assert harm(classifier.answer("a poison", 0.0)) < 0.1
+    scores = classifier.answer("a cure", 0.0)
+    assert tuple(scores) == CATEGORIES
+    assert scores["S9"] == harm(scores) == pytest.approx(1 / (1 + np.exp(-4.0)), abs=1e-6)
+    assert harm(classifier.full("a cure")) < harm(classifier.full("a poison"))
+
+
+def test_the_harm_of_its_prompt_weighs_on_an_answer():
+    """By its factor; slope and bias are those of answers alone."""
+    classifier = Classifier(
+        flat_ngrams(), WordEncoder(), BLEND._replace(answer=0.5, answer_prior=2.0, answer_bias=-1.0)
+    )
+    assert logit_of(classifier.answer("a cure", 0.0)) == pytest.approx(1.0, abs=1e-3)
+    assert logit_of(classifier.answer("a cure", 0.75)) == pytest.approx(2.5, abs=1e-3)
+    assert logit_of(classifier.full("poison")) == pytest.approx(4.0, abs=1e-3)
+
+
 @pytest.mark.parametrize("text", ["", " ", "\u200b", "💥"])
 def test_texts_of_nothing_have_scores(text: str):
     """All between 0 and 1."""
     classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND)
-    for scores in (classifier.fast(text).scores(), classifier.full(text)):
+    for scores in (classifier.fast(text).scores(), classifier.full(text), classifier.answer(text, 0.5)):
         assert all(0.0 <= p <= 1.0 for p in scores.values())
 
 

@@ -1,0 +1,132 @@
+"""The second reader of answers: what it says, that it fails closed, and that it holds up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from app.metering.traffic import Histogram
+from app.safety.counters import HOLD_BACK_S, SafetyCounters
+from app.safety.screens.answer_examiner import AnswerExaminer
+from app.safety.screens.stream_terms import Suspicion
+from app.safety.verdict import Scores, ScreenFailed
+
+SUSPICION = Suspicion("the end of an answer", 0.3)
+
+
+class Answering:
+    """A classifier that says of every answer what it was given, and keeps what it was asked."""
+
+    def __init__(self, scores: Any, before: Callable[[], object] = lambda: None) -> None:
+        self._scores = scores
+        self._before = before
+        self.asked: list[tuple[str, float]] = []
+        self.threads: set[str] = set()
+
+    def answer(self, text: str, prior: float) -> Scores:
+        """See ExaminesAnswers."""
+        self.asked.append((text, prior))
+        self.threads.add(threading.current_thread().name)
+        self._before()
+        if isinstance(self._scores, Exception):
+            raise self._scores
+        scores: Scores = self._scores
+        return scores
+
+
+@pytest.fixture
+def counters() -> SafetyCounters:
+    """Counters at zero."""
+    return SafetyCounters(Histogram(HOLD_BACK_S))
+
+
+@pytest.fixture
+def examiner(counters: SafetyCounters) -> Iterator[Callable[..., AnswerExaminer]]:
+    """Makes examiners over a classifier; their threads end with the test."""
+    made: list[AnswerExaminer] = []
+
+    def make(classifier: Answering, **options: Any) -> AnswerExaminer:
+        made.append(AnswerExaminer(classifier, counters, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+async def test_it_says_what_the_classifier_does_of_the_text_and_its_prompt(examiner, counters):
+    """In a thread of its own, always the same; each examination is counted."""
+    classifier = Answering({"S1": 0.0, "S2": 1.0})
+    examine = examiner(classifier).examine
+    for _ in range(3):
+        assert await examine(SUSPICION) == {"S1": 0.0, "S2": 1.0}
+    assert classifier.asked == [SUSPICION] * 3
+    assert len(classifier.threads) == 1
+    assert threading.current_thread().name not in classifier.threads
+    assert counters.examined_answers == 3
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        RuntimeError("out of memory"),
+        {},
+        None,
+        {"S1": float("nan")},
+        {"S1": 1.5},
+        {"S1": -0.1, "S2": 0.9},
+        {"S1": "0.1"},
+    ],
+    ids=repr,
+)
+async def test_whatever_goes_wrong_raises(examiner, counters, scores):
+    """A throw, or scores that are none; it counts as an examination all the same."""
+    examine = examiner(Answering(scores)).examine
+    with pytest.raises(ScreenFailed) as caught:
+        await examine(SUSPICION)
+    assert (caught.value.code, caught.value.status) == ("safety_unavailable", 503)
+    assert counters.examined_answers == 1
+
+
+async def test_an_examination_that_takes_too_long_raises(examiner, counters):
+    """So does one that waits behind it, which is not begun any more."""
+    release = threading.Event()
+    classifier = Answering({"S1": 0.1}, before=release.wait)
+    examine = examiner(classifier, timeout_s=0.05).examine
+    ended = await asyncio.gather(examine(SUSPICION), examine(SUSPICION), return_exceptions=True)
+    assert [type(outcome) for outcome in ended] == [ScreenFailed, ScreenFailed]
+    release.set()
+    assert counters.examined_answers == 2
+    assert len(classifier.asked) == 1
+
+
+async def test_who_stops_waits_no_longer(examiner):
+    """A cancelled request is not taken for one whose screen failed, and the next one is examined."""
+    release, entered = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hold() -> None:
+        loop.call_soon_threadsafe(entered.set)
+        release.wait()
+
+    examine = examiner(Answering({"S1": 0.1}, before=hold)).examine
+    task = asyncio.create_task(examine(SUSPICION))
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    release.set()
+    assert await examine(SUSPICION) == {"S1": 0.1}
+
+
+async def test_after_it_was_closed_nothing_passes(examiner):
+    """A second call to close it does nothing."""
+    closed = examiner(Answering({"S1": 0.1}))
+    closed.close()
+    closed.close()
+    with pytest.raises(ScreenFailed):
+        await closed.examine(SUSPICION)

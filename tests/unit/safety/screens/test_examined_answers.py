@@ -1,0 +1,461 @@
+"""Answers where the model that hears every token halts nothing: what it suspects waits for an examination."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.core import Counts, Delta, FinishReason
+from app.safety.policies.policy import Policy
+from app.safety.screens.choice_screen import EXAMINED_CHARS
+from app.safety.screens.stream_screen import GREY_PART, Screening, StreamScreen
+from app.safety.screens.stream_terms import Suspicion
+from app.safety.verdict import Scores, ScreenFailed
+from tests.support.policies import policy
+from tests.support.screens import HARM, WordModel
+
+SUSPECT_AT = 0.5
+SPAN = "canary song 42"
+HARMLESS: Scores = {"S2": 0.05, "S3": 0.01}
+HARMFUL: Scores = {"S2": 0.9, "S3": 0.02}
+
+
+class Examiner:
+    """Finds what a test says, once each and the last for ever; keeps what it was asked."""
+
+    def __init__(self, *found: Any) -> None:
+        self._found = list(found)
+        self.asked: list[Suspicion] = []
+
+    async def examine(self, suspicion: Suspicion) -> Scores:
+        """See stream_terms.Examine."""
+        self.asked.append(suspicion)
+        found = self._found.pop(0) if len(self._found) > 1 else self._found[0]
+        if isinstance(found, Exception):
+            raise found
+        scores: Scores = found
+        return scores
+
+
+class Hears:
+    """A model whose harm at each word a test sets, 0.01 after that; keeps when it was forgiven."""
+
+    suspect_at: float | None = SUSPECT_AT
+
+    def __init__(self, *harms: float) -> None:
+        self._harms = list(harms)
+        self.heard: list[str] = []
+        self.forgiven_after: list[int] = []
+
+    def listen(self, _prior: float) -> Hears:
+        """See Listens."""
+        return self
+
+    def feed(self, text: str) -> float:
+        """See Listener; of several words the highest that two in a row reached."""
+        harms = [self._harms.pop(0) if self._harms else 0.01 for _ in text.split()]
+        self.heard += text.split()
+        return harms[0] if len(harms) == 1 else max(map(min, pairwise(harms)))
+
+    def scores(self) -> Scores:
+        """See Listener."""
+        return {"S7": 1.0}
+
+    def forgive(self) -> None:
+        """See Listener."""
+        self.forgiven_after.append(len(self.heard))
+
+
+class Answer:
+    """The deltas of one choice, a token each unless said otherwise."""
+
+    def __init__(self, choice: int = 0) -> None:
+        self._choice = choice
+        self.tokens = 0
+
+    def says(self, text: str, tokens: int = 1, finish: FinishReason | None = None) -> Delta:
+        """The next delta."""
+        self.tokens += tokens
+        return Delta(self._choice, "text", text, (7,) * tokens, Counts(9, self.tokens), finish)
+
+    def words(self, text: str) -> list[Delta]:
+        """A text, word by word."""
+        return [self.says(part) for part in text.replace(" ", " \0").split("\0") if part]
+
+    def ends(self, finish: FinishReason = "stop") -> Delta:
+        """The last delta, without a token."""
+        return self.says("", 0, finish)
+
+
+def screening(
+    model: Any,
+    examiner: Examiner,
+    *,
+    n: int = 1,
+    watched: bool = False,
+    prior: float = 0.0,
+    rules: Policy | None = None,
+    **options: Any,
+) -> Screening:
+    """A screening that examines what the model suspects."""
+    screen = StreamScreen(model, examine=examiner.examine)
+    return screen.for_request(n, watched, prior, rules or policy(), **options)
+
+
+async def served(screen: Screening, *deltas: Delta) -> list[str]:
+    """What comes out after each delta, as the pipeline asks for it."""
+    out = []
+    for delta in deltas:
+        ready = screen.feed(delta)
+        released = await screen.examined() if screen.suspects else ready
+        out.append("".join(each.text for each in released))
+    return out
+
+
+def text_of(released: Sequence[Delta]) -> str:
+    """What they say."""
+    return "".join(delta.text for delta in released)
+
+
+# What is suspected
+
+
+async def test_what_is_suspected_is_held_until_it_is_examined():
+    """Nothing goes out before; after a harmless finding all that waited does, at once and in order."""
+    examiner, answer = Examiner(HARMLESS), Answer()
+    one = screening(Hears(0.1, 0.6, 0.7), examiner, prior=0.25)
+    first, second, third = answer.words("one two three")
+    assert (one.feed(first), one.suspects) == ([first], False)
+    assert (one.feed(second), one.suspects, one.held_tokens) == ([], False, 1)
+    assert (one.feed(third), one.suspects, one.held_tokens) == ((), True, 2)
+    assert examiner.asked == []
+    assert await one.examined() == [second, third]
+    assert examiner.asked == [Suspicion("one two three", 0.25)]
+    assert (one.suspects, one.halted, one.held_tokens) == (False, None, 0)
+
+
+async def test_what_is_found_harmful_is_halted_by_the_finding():
+    """Its category, score and threshold are the verdict's; what the model itself heard is not."""
+    answer = Answer()
+    one = screening(Hears(0.1, 0.1, 0.6, 0.7), Examiner(HARMFUL))
+    assert await served(one, *answer.words("one two three four five")) == ["one ", "two ", "", "", ""]
+    assert one.halted is not None
+    assert (one.halted.action, one.halted.category, one.halted.score) == ("block", "S2", 0.9)
+    assert (one.halted.stage, one.halted.scores) == ("stream", HARMFUL)
+    assert one.halted.threshold == policy().judge_output(HARMFUL, watched=False).threshold
+    assert (one.halted_choice, one.hit_at, one.halted.lag_tokens, one.leaked_tokens) == (0, 3, 1, 0)
+    assert (one.take_withheld_text(), one.take_withheld_text()) == ("three four ", "")
+    assert one.verdicts() == [one.halted]
+    assert one.peaks() == [HARMFUL]
+
+
+async def test_tokens_that_were_out_before_the_model_was_sure_of_nothing_are_counted_as_leaked():
+    """It was in doubt of them, and let them go as the doubt was small."""
+    doubt = GREY_PART * SUSPECT_AT + 0.001
+    answer = Answer()
+    one = screening(Hears(0.1, doubt, doubt, 0.6, 0.7), Examiner(HARMFUL))
+    out = await served(one, *answer.words("one two three four five"))
+    assert out[:3] == ["one ", "two ", "three "]
+    assert one.halted is not None
+    assert (one.hit_at, one.leaked_tokens) == (4, 2)
+
+
+async def test_one_hit_is_not_examined():
+    """What is harmless again at the next look goes out."""
+    examiner, answer = Examiner(HARMFUL), Answer()
+    one = screening(Hears(0.6, 0.1, 0.6, 0.1), examiner)
+    assert "".join(await served(one, *answer.words("a b c d"), answer.ends())) == "a b c d"
+    assert (examiner.asked, one.halted) == ([], None)
+
+
+async def test_a_harmless_finding_forgives_the_model():
+    """It has to hear two more hits; each suspicion is examined by itself."""
+    model, examiner, answer = Hears(0.6, 0.7, 0.6, 0.7, 0.6), Examiner(HARMLESS), Answer()
+    one = screening(model, examiner)
+    assert await served(one, *answer.words("a b c d e")) == ["", "a b ", "", "c d ", ""]
+    assert model.forgiven_after == [2, 4]
+    assert [asked.text for asked in examiner.asked] == ["a b ", "a b c d "]
+
+
+async def test_the_word_that_was_forgiven_is_not_suspected_again():
+    """A model that takes what it read for harmless, as the shipped one does."""
+    examiner, answer = Examiner(HARMLESS), Answer()
+    one = screening(WordModel(suspect_at=SUSPECT_AT), examiner)
+    text = f"a {HARM} thing and so on to the end of it, a {HARM} thing again and on it goes"
+    assert "".join(await served(one, *answer.words(text), answer.ends())) == text
+    assert len(examiner.asked) == 2
+
+
+async def test_a_second_suspicion_has_a_place_of_its_own():
+    """Where the harm began, and how late it was found, do not count from what was forgiven."""
+    answer = Answer()
+    one = screening(Hears(0.6, 0.7, *[0.1] * 6, 0.6, 0.7), Examiner(HARMLESS, HARMFUL))
+    await served(one, *answer.words("a b c d e f g h i j"))
+    assert one.halted is not None
+    assert (one.hit_at, one.halted.lag_tokens, one.leaked_tokens) == (9, 1, 0)
+
+
+async def test_the_end_of_an_answer_that_was_asked_for_counts_from_itself():
+    """Not from an earlier suspicion that was found harmless."""
+    answer = Answer()
+    one = screening(Hears(0.6, 0.7), Examiner(HARMLESS, HARMFUL), examine_end=True)
+    await served(one, *answer.words("a b c d e f g h"), answer.ends())
+    assert one.halted is not None
+    assert (one.hit_at, one.halted.lag_tokens) == (8, 0)
+
+
+async def test_the_end_of_a_long_answer_is_examined():
+    """More of it than the encoder reads."""
+    examiner, answer = Examiner(HARMLESS), Answer()
+    one = screening(Hears(*[0.1] * 300, 0.6, 0.7), examiner)
+    text = "".join(f"w{number:03} " for number in range(302))
+    await served(one, *answer.words(text))
+    assert [asked.text for asked in examiner.asked] == [text[-EXAMINED_CHARS:]]
+
+
+@pytest.mark.parametrize(("found", "out"), [(HARMLESS, "one two three"), (HARMFUL, "one ")])
+async def test_a_last_delta_that_comes_with_the_suspicion(found: Scores, out: str):
+    """It waits as well, with its text; it is the last to go out, or is dropped."""
+    answer = Answer()
+    one = screening(Hears(0.1, 0.6, 0.7), Examiner(found))
+    first, second = answer.words("one two ")
+    last = answer.says("three", 1, "stop")
+    assert text_of([*one.feed(first), *one.feed(second)]) == "one "
+    assert one.feed(last) == ()
+    released = await one.examined()
+    assert "one " + text_of(released) == out
+    assert [each.finish_reason for each in released] == ([None, "stop"] if found is HARMLESS else [])
+    if found is HARMFUL:
+        assert one.take_withheld_text() == "two three"
+
+
+@pytest.mark.parametrize("finish", ["length", "abort"])
+async def test_a_cut_of_what_was_found_harmless_loses_nothing(finish: FinishReason):
+    """There is no doubt left."""
+    answer = Answer()
+    one = screening(Hears(0.1, 0.6, 0.7), Examiner(HARMLESS))
+    out = await served(one, *answer.words("one two three"), answer.ends(finish))
+    assert out == ["one ", "", "two three", ""]
+
+
+async def test_of_two_choices_the_suspected_one_is_examined():
+    """Of the other nothing is asked; halted is the one in which it was found."""
+    examiner, first, second = Examiner(HARMLESS, HARMFUL), Answer(0), Answer(1)
+    model = WordModel(suspect_at=SUSPECT_AT)
+    one = screening(model, examiner, n=2)
+    out = await served(one, first.says("all is "), second.says(f"a {HARM} "), first.says("well, "))
+    assert out == ["all is ", "", "well, "]
+    assert await served(one, second.says("thing "), first.says("and on")) == [f"a {HARM} thing ", "and on"]
+    assert await served(one, second.says(f"one {HARM} "), second.says("more")) == ["", ""]
+    assert one.halted is not None
+    assert (one.halted_choice, one.take_withheld_text()) == (1, f"one {HARM} more")
+    assert [asked.text for asked in examiner.asked] == [f"a {HARM} thing ", f"a {HARM} thing one {HARM} more"]
+    verdicts = one.verdicts()
+    assert (verdicts[0].action, verdicts[1]) == (None, one.halted)
+
+
+async def test_a_finding_below_the_policys_threshold_lets_pass_and_is_recorded():
+    """The policy decides; of what any could make something the scores are kept."""
+    found: Scores = {"S2": 0.55, "S3": 0.1}
+    answer = Answer()
+    one = screening(Hears(0.6, 0.7), Examiner(found))
+    assert "".join(await served(one, *answer.words("a b c"), answer.ends())) == "a b c"
+    assert one.peaks() == [found]
+    (verdict,) = one.verdicts()
+    assert (verdict.action, verdict.category, verdict.scores) == (None, "S2", found)
+
+
+async def test_the_worst_finding_speaks_for_the_answer():
+    """Later ones that are milder do not hide it."""
+    worse, better = {"S2": 0.55}, {"S2": 0.45}
+    answer = Answer()
+    one = screening(Hears(0.6, 0.7, 0.6, 0.7), Examiner(worse, better))
+    await served(one, *answer.words("a b c d"), answer.ends())
+    assert one.peaks() == [worse]
+    assert [verdict.scores for verdict in one.verdicts()] == [worse]
+
+
+async def test_a_hard_listed_span_halts_without_an_examination():
+    """Though the model suspects the answer as well."""
+    examiner, answer = Examiner(HARMLESS), Answer()
+    one = screening(Hears(0.1, 0.1, 0.6, 0.7), examiner, rules=policy({"hard_list": [SPAN]}))
+    await served(one, *answer.words(f"so {SPAN}"))
+    assert one.halted is not None
+    assert (one.halted.stage, examiner.asked) == ("hard_list", [])
+
+
+async def test_a_span_that_may_have_begun_waits_though_the_text_was_found_harmless():
+    """What the examiner says does not rule it out."""
+    answer = Answer()
+    one = screening(Hears(0.1, 0.6, 0.7), Examiner(HARMLESS), rules=policy({"hard_list": [SPAN]}))
+    assert await served(one, *answer.words("so canary song and")) == ["so ", "", "", "canary song and"]
+
+
+# Watched answers
+
+
+async def test_a_watched_answer_is_examined_each_time_it_has_doubled():
+    """First before anything goes out, and at its end."""
+    examiner, answer = Examiner(HARMLESS), Answer()
+    one = screening(Hears(), examiner, watched=True)
+    out = await served(one, *(answer.says("x ") for _ in range(100)))
+    assert out[:12] == [""] * 12
+    assert [len(asked.text) // 2 for asked in examiner.asked] == [12, 24, 48, 96]
+    await served(one, answer.ends())
+    assert [len(asked.text) // 2 for asked in examiner.asked] == [12, 24, 48, 96, 100]
+
+
+async def test_a_watched_answer_that_is_harmful_at_its_beginning_releases_nothing():
+    """Though the model that hears every token suspects nothing."""
+    answer = Answer()
+    one = screening(Hears(), Examiner(HARMFUL), watched=True)
+    assert await served(one, *(answer.says("x ") for _ in range(20))) == [""] * 20
+    assert one.halted is not None
+    assert (one.hit_at, one.leaked_tokens, one.halted.lag_tokens) == (12, 0, 0)
+    assert one.take_withheld_text() == "x " * 12
+
+
+async def test_a_short_watched_answer_is_examined_at_its_end():
+    """Before any of it goes out."""
+    for found, out in ((HARMLESS, "a b c"), (HARMFUL, "")):
+        examiner, answer = Examiner(found), Answer()
+        one = screening(Hears(), examiner, watched=True)
+        assert "".join(await served(one, *answer.words("a b c"), answer.ends())) == out
+        assert [asked.text for asked in examiner.asked] == ["a b c"]
+
+
+async def test_a_watched_answer_that_was_examined_to_its_end_is_not_examined_again():
+    """The last delta says nothing new."""
+    examiner, answer = Examiner(HARMLESS), Answer()
+    one = screening(Hears(), examiner, watched=True)
+    out = await served(one, *(answer.says("x ") for _ in range(12)), answer.ends())
+    assert "".join(out) == "x " * 12
+    assert len(examiner.asked) == 1
+
+
+async def test_a_watched_answer_that_comes_in_one_piece_has_to_double_from_there():
+    """It is not examined at every token until it has caught up."""
+    examiner, answer = Examiner(HARMLESS), Answer()
+    one = screening(Hears(), examiner, watched=True)
+    await served(one, answer.says("x " * 90, 90), *(answer.says("x ") for _ in range(5)))
+    assert len(examiner.asked) == 1
+
+
+async def test_a_watched_answer_is_held_to_its_own_threshold():
+    """A finding that would let another one pass."""
+    found: Scores = {"S2": 0.55}
+    for watched, halted in ((False, False), (True, True)):
+        answer = Answer()
+        one = screening(Hears(0.6, 0.7), Examiner(found), watched=watched)
+        await served(one, *answer.words("a b c"), answer.ends())
+        assert (one.halted is not None) is halted
+
+
+async def test_the_end_is_examined_where_the_moderation_was_asked_for():
+    """So that there are scores to tell; of an answer without text there is nothing to examine."""
+    for asked_for, scores in ((True, HARMLESS), (False, {})):
+        examiner, answer = Examiner(HARMLESS), Answer()
+        one = screening(Hears(), examiner, examine_end=asked_for)
+        assert await served(one, *answer.words("a b"), answer.ends()) == ["a ", "b", ""]
+        assert len(examiner.asked) == asked_for
+        assert [verdict.scores for verdict in one.verdicts()] == [scores]
+    examiner = Examiner(HARMLESS)
+    silent = screening(Hears(), examiner, examine_end=True)
+    await served(silent, Answer().ends())
+    assert examiner.asked == []
+
+
+# Failures and ends
+
+
+async def test_an_examination_that_fails_ends_the_answer():
+    """Nothing that is held goes out, nor anything later; it is reported once."""
+    broken: list[Exception] = []
+    answer = Answer()
+    one = screening(Hears(0.1, 0.6, 0.7), Examiner(ScreenFailed()), on_broken=broken.append)
+    first, second, third, fourth = answer.words("one two three four")
+    assert await served(one, first, second) == ["one ", ""]
+    assert one.feed(third) == ()
+    with pytest.raises(ScreenFailed):
+        await one.examined()
+    with pytest.raises(ScreenFailed):
+        one.feed(fourth)
+    assert (one.broken, len(broken), one.held_tokens, one.suspects) == (True, 1, 0, False)
+    assert (one.drain(), one.verdicts()) == ((), [])
+
+
+async def test_a_server_that_fails_open_releases_what_was_to_be_examined():
+    """Whole and in order, with its last delta; so it does with what follows."""
+    answer = Answer()
+    one = screening(Hears(0.1, 0.6, 0.7), Examiner(ScreenFailed()), fail_open=True)
+    assert await served(one, *answer.words("one two three four")) == ["one ", "", "two three ", "four"]
+    answer = Answer()
+    ending = screening(Hears(0.1, 0.6, 0.7), Examiner(ScreenFailed()), fail_open=True)
+    await served(ending, *answer.words("one two "))
+    assert ending.feed(answer.says("three", 1, "stop")) == ()
+    released = await ending.examined()
+    assert [(each.text, each.finish_reason) for each in released] == [("two ", None), ("three", "stop")]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+async def test_what_was_suspected_is_not_drained(watched: bool):
+    """The answer broke off before it was examined: only what no examination was wanted of goes out."""
+    answer = Answer()
+    model = Hears() if watched else Hears(0.1, 0.6, 0.7)
+    one = screening(model, Examiner(HARMLESS), watched=watched)
+    for delta in answer.words("one two three" if not watched else "x " * 12):
+        one.feed(delta)
+    assert one.suspects
+    assert text_of(one.drain()) == ""
+    assert one.held_tokens == 0
+
+
+async def test_without_an_examiner_or_a_suspicion_the_models_own_scores_halt():
+    """By the policy's thresholds, as they did before."""
+    unsuspecting = Hears(0.99, 0.99)
+    unsuspecting.suspect_at = None
+    examiner = Examiner(HARMLESS)
+    for screen in (StreamScreen(Hears(0.99, 0.99)), StreamScreen(unsuspecting, examine=examiner.examine)):
+        one = screen.for_request(1, False, 0.0, policy(), examine_end=True)
+        assert await served(one, *Answer().words("a b c")) == [""] * 3
+        assert one.halted is not None
+        assert one.halted.category == "S7"
+    assert examiner.asked == []
+
+
+# Any pieces
+
+
+def pieces(text: str, sizes: Sequence[int]) -> list[Delta]:
+    """The words of a text, so many to a delta, over and over; with a last delta."""
+    words = text.replace(" ", " \0").split("\0")
+    answer, deltas, at, turn = Answer(), [], 0, 0
+    while at < len(words):
+        size = sizes[turn % len(sizes)]
+        chunk = words[at : at + size]
+        deltas.append(answer.says("".join(chunk), len(chunk)))
+        at, turn = at + size, turn + 1
+    return [*deltas, answer.ends()]
+
+
+LONG = " ".join(f"{HARM if number in (9, 70) else 'word'}{number}" for number in range(120))
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5), watched=st.booleans())
+async def test_in_any_pieces_the_same_is_released(sizes: list[int], watched: bool):
+    """All of what is found harmless, in order; of what is found harmful nothing of the harm."""
+    whole = screening(WordModel(suspect_at=SUSPECT_AT), Examiner(HARMLESS), watched=watched)
+    assert "".join(await served(whole, *pieces(LONG, sizes))) == LONG
+    assert (whole.halted, whole.held_tokens) == (None, 0)
+    halted = screening(WordModel(suspect_at=SUSPECT_AT), Examiner(HARMFUL), watched=watched)
+    released = "".join(await served(halted, *pieces(LONG, sizes)))
+    assert halted.halted is not None
+    assert LONG.startswith(released)
+    assert HARM not in released
+    assert LONG.startswith(released + halted.take_withheld_text())
