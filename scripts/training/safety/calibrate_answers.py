@@ -14,11 +14,12 @@ from scripts.training.safety.answer_folds import AnswerFold
 from scripts.training.safety.examinations import Examined
 
 RATES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
-SLACK: Mapping[str, float] = {"ordinary": 1.0, "safe": 5.0, "refusal": 10.0}
+SLACK: Mapping[str, float] = {"ordinary": 1.0, "safe": 5.0, "fiction": 12.0, "refusal": 30.0}
 """How many times a rate may be reached by answers of a kind.
 
-They are answers to ordinary tasks, answers to safe questions that sound unsafe, and refusals. A rate of 0.2%
-means 1% and 2% of the last two.
+They are answers to ordinary tasks, answers to safe questions that sound unsafe, chapters of old novels of
+murder and horror, and refusals. A rate of 0.2% means 1%, 2.4% and 6% of the last three. No fiction at all was
+trained on in the fold that has it, and the refusals are answers to jailbreaks, many of which half comply.
 """
 GROUP_SLACK = 2.5
 """How far a source of ordinary answers may be above the rate of all."""
@@ -54,6 +55,8 @@ def kind_of(examined: Examined) -> str | None:
         return "refusal" if _REFUSES.search(row.text[:_REFUSAL_CHARS]) else None
     if row.source == "out_diasafety":
         return None
+    if row.source.startswith("benign_fiction"):
+        return "fiction"
     if row.near or "noncompliance" in row.group:
         return "safe"
     return "ordinary"
