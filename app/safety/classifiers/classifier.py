@@ -30,6 +30,8 @@ SHORT_CHARS = 100
 LAST_LATIN = "\u024f"
 """The end of the Latin letters in Unicode's order; of what is behind it, little is common in Latin texts."""
 OTHER_SCRIPT_SHARE = 0.3
+LEAST_CHARS, NOTHING_SAID = 3, -3.0
+"""ASCII texts of so few characters say nothing either way: their logit of harm is at most this."""
 FILES = ("ngrams.npz", "encoder.onnx", "tokenizer.json", CALIBRATION)
 
 
@@ -113,6 +115,8 @@ class Classifier:
         logit = float(logits[worst]) - blend.length * doublings(len(text))
         if is_other_script(text):
             logit += blend.other_script
+        elif len(text) <= LEAST_CHARS and text.isascii():
+            logit = min(logit, NOTHING_SAID)
         return _scores(logit, encoded[worst, 1:ANSWER])
 
     def answer(self, text: str, prior: float, heard: float) -> Scores:
