@@ -90,7 +90,11 @@ class SGLangRun:
             if launching.exception() is None:
                 await cls(options, thread, launching.result()).aclose()
             raise
-        run = cls(options, thread, launched)
+        try:
+            run = cls(options, thread, launched)
+        except BaseException:
+            await asyncio.get_running_loop().run_in_executor(thread, launched.stop)
+            raise
         try:
             run._watch()
             await run._warm_up()
