@@ -73,24 +73,19 @@ class Pipeline:
         ending = RequestEnd(self._journal, self._traffic, self._log, trace, lease=lease, start=start)
         with ending.of(stream, check, backend.engine), self._history.claim(request):
             backend.precheck(request, key)
-            turn = await start.load(request)
-            start.judge(check, turn)
+            turn = await start.load(request, check)
             prompt = start.resumed(await _render(check, backend, turn.request))
             trace.rendered(prompt)
             lease.correct(prompt)
-            with await self._admit(backend, turn.request, prompt, stream, key=key) as ticket:
-                trace.admitted()
+            with await self._admit(backend, turn.request, prompt, stream, key=key, trace=trace) as ticket:
                 stream.check_wanted()
                 entry = ending.settles(await start.reserve(turn, prompt, stream, trace, key))
-                context = GenerationContext(
-                    turn.request, key, stream, trace, ticket, entry, check, start.progress
-                )
+                context = GenerationContext(turn.request, key, stream, trace, ticket, entry, check)
                 limits = SpendingLimits(lease, allowance)
                 screen: AnswerScreen | None = None
                 async with EngineRun(backend.engine, prompt, context, limits, prefixes=self._prefixes) as run:
                     async for generated in run.deltas:
-                        delta = run.counted(generated)
-                        if run.suspends(delta):
+                        if (delta := run.counted(generated)) is None:
                             continue
                         if screen is None:  # nothing goes out before the verdict and the reservation
                             screen = await run.cleared(delta)
@@ -113,7 +108,14 @@ class Pipeline:
                 stream.close()
 
     async def _admit(
-        self, backend: Backend, request: ChatRequest, prompt: Prompt, stream: TokenStream, *, key: Key | None
+        self,
+        backend: Backend,
+        request: ChatRequest,
+        prompt: Prompt,
+        stream: TokenStream,
+        *,
+        key: Key | None,
+        trace: Trace,
     ) -> Ticket:
         """Wait for room in the engine, and for its turn, as long as the request is wanted."""
         admission = backend.admission
@@ -125,6 +127,7 @@ class Pipeline:
             stream.check_not_cut()
             raise
         stream.on_cancel(lambda: None)
+        trace.admitted()
         return ticket
 
 

@@ -1,11 +1,10 @@
 """Where an answer begins: anew, or behind what the process before has said of it.
 
-| stage   | a new answer                            | one that goes on                            |
-| load    | its conversation's messages             | the turn as it was                          |
-| judge   | the n-grams judge the prompt            | its verdict is the one that it had          |
-| resumed | the prompt as it is                     | the prompt, with the ids generated before   |
-| reserve | a row in the ledger                     | its row, which is suspended no more         |
-| failed  | its error is the stream's end           | it stays suspended, or ends as interrupted  |
+| stage   | a new answer                                      | one that goes on                           |
+| load    | its conversation's messages; the prompt is judged | its turn and the prompt's verdict, as then |
+| resumed | the prompt as it is                               | the prompt, and the ids generated before   |
+| reserve | a row in the ledger                               | its row, which is suspended no more        |
+| failed  | its error is the stream's end                     | it stays suspended, or ends as interrupted |
 """
 
 from __future__ import annotations
@@ -37,12 +36,11 @@ class AnswerStart(Protocol):
         """How far the answer has come already."""
         ...
 
-    async def load(self, request: ChatRequest) -> LoadedTurn:
-        """The request with its conversation's messages. Raises NotFound, StorageUnavailable."""
-        ...
+    async def load(self, request: ChatRequest, check: RequestSafety) -> LoadedTurn:
+        """The request with its conversation's messages, prescreened as far as that is to be done.
 
-    def judge(self, check: RequestSafety, turn: LoadedTurn) -> None:
-        """Judge the prompt, as far as that is to be done. Raises ContentFiltered, ScreenFailed."""
+        Raises what `History.load` and `RequestSafety.prescreen` do.
+        """
         ...
 
     def resumed(self, prompt: Prompt) -> Prompt:
@@ -73,13 +71,11 @@ class NewAnswer:
         self._history = history
         self._journal = journal
 
-    async def load(self, request: ChatRequest) -> LoadedTurn:
+    async def load(self, request: ChatRequest, check: RequestSafety) -> LoadedTurn:
         """See AnswerStart."""
-        return await self._history.load(request)
-
-    def judge(self, check: RequestSafety, turn: LoadedTurn) -> None:
-        """See AnswerStart."""
+        turn = await self._history.load(request)
         check.prescreen(turn)
+        return turn
 
     def resumed(self, prompt: Prompt) -> Prompt:
         """See AnswerStart."""
@@ -120,14 +116,11 @@ class ContinuedAnswer:
         self._suspensions = suspensions
         self.progress = suspended.progress
 
-    async def load(self, request: ChatRequest) -> LoadedTurn:
-        """See AnswerStart."""
+    async def load(self, request: ChatRequest, check: RequestSafety) -> LoadedTurn:
+        """See AnswerStart. Raises UnknownModel."""
         self._check_model(request.model)
+        check.resume(self._suspended.turn, self._suspended.safety)
         return self._suspended.turn
-
-    def judge(self, check: RequestSafety, turn: LoadedTurn) -> None:
-        """See AnswerStart."""
-        check.resume(turn, self._suspended.safety)
 
     def resumed(self, prompt: Prompt) -> Prompt:
         """See AnswerStart."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from app.admission.ticket import Ticket
 from app.core import ChatRequest, Key
 from app.generation.journal_entry import JournalEntry
-from app.generation.progress import Progress
 from app.generation.request_safety import RequestSafety
 from app.generation.trace import Trace
 from app.stream.token_stream import TokenStream
@@ -24,4 +23,3 @@ class GenerationContext:
     ticket: Ticket
     entry: JournalEntry
     check: RequestSafety
-    progress: Progress

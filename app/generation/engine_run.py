@@ -57,7 +57,7 @@ class EngineRun:
         self._on_ticket, self._on_trace = context.ticket.on_delta, context.trace.saw
         self._on_entry = context.entry.generated
         self._has_unbilled = prompt.unbilled_tokens > 0
-        self._progress = context.progress if context.progress.counts else None
+        self._progress = context.entry.earlier if context.entry.earlier.counts else None
         """None where nothing is handed over once more."""
 
     async def __aenter__(self) -> Self:
@@ -93,19 +93,23 @@ class EngineRun:
                 self._opening.cancel()  # what has ended by now must not be opened
             self._context.entry.add_emitted(self._engine.emitted_tokens(self._rid))
 
-    def counted(self, delta: Delta) -> Delta:
-        """The delta as billed, once ticket, trace and limits have taken note of it."""
+    def counted(self, delta: Delta) -> Delta | None:
+        """The delta as billed, once ticket, trace and limits have taken note of it.
+
+        None where its choice ends in this process only: its last tokens are not released then.
+        """
         self._on_ticket(delta)
         self._on_entry(delta)
         if self._has_unbilled:
             delta = delta._replace(counts=self._prompt.as_billed(delta.counts))
         if self._progress is not None:
             delta = self._progress.as_before(delta)
-            if not self._progress.is_news(delta):
-                return delta
-        self._on_trace(delta)
-        if self._limits.metered:
-            self._limits.on_generated(delta)
+        if self._progress is None or self._progress.is_news(delta):
+            self._on_trace(delta)
+            if self._limits.metered:
+                self._limits.on_generated(delta)
+        if delta.finish_reason == "abort" and self._context.stream.suspending:
+            return None
         return delta
 
     async def cleared(self, first: Delta) -> AnswerScreen:
@@ -131,10 +135,6 @@ class EngineRun:
             salt=context.request.placement.cache_salt,
         )
         return self._open_screen()
-
-    def suspends(self, delta: Delta) -> bool:
-        """Whether a choice ends here only in this process; its last tokens are not released then."""
-        return self._context.stream.suspending and delta.finish_reason == "abort"
 
     async def end(self, screen: AnswerScreen | None) -> Outcome:
         """Stop the engine where a screen or a limit ended the answer, and finish open choices.

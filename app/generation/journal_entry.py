@@ -65,6 +65,7 @@ class JournalEntry:
         """`progress` is that of an answer that goes on; its ids come from the engine once more."""
         self.stream = stream
         self.loaded = turn
+        self.earlier = progress
         self.turn = turn.stored_turn
         self.key_id = key_id
         self.reserved = reserved

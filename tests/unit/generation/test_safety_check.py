@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import orjson
 import pytest
 
 from app.core import Key, KeyTerms
@@ -27,7 +28,7 @@ from app.safety.guard.tier import GuardTier
 from app.safety.policies.notices import Notices
 from app.safety.policies.policy import Policies
 from app.safety.screens.prompt_screen import PromptScreen
-from app.safety.screens.stream_screen import StreamScreen
+from app.safety.screens.stream_screen import Screening, StreamScreen
 from app.safety.verdict import Quick, Scores, ScreenFailed, Verdict
 from app.store import safety_events
 from app.store.database import Database
@@ -652,3 +653,37 @@ async def test_event_after_the_store_was_closed_is_logged(
         stream = await made.serve(asked(f"a {BLOCKED} thing"))
         assert isinstance(stream.error, ContentFiltered)
         assert [line["event"] for line in made.log] == ["safety_event_lost", "request"]
+
+
+async def test_a_resumed_prompt_keeps_its_verdict(world: World, running: Callable[[], Any]):
+    """A watched one is watched again, with the strict text if it had that; nothing is counted anew."""
+    request = asked("hello")
+    async with running() as made:
+        assert world.service is not None
+        first = world.service.of(request, None)
+        first.prescreen(LoadedTurn(request))
+        first.start_full_screen()
+        await first.await_verdict()
+        state = orjson.loads(orjson.dumps(first.state()))
+        counted = world.judged("encoder"), world.judged("ngrams")
+        again = world.service.of(request, None)
+        again.resume(LoadedTurn(request), state)
+        assert again.state() == first.state()
+        assert not again.undecided
+        watched = world.service.of(request, None)
+        watched.resume(LoadedTurn(request), {**state, "verdict": {**state["verdict"], "action": "watch"}})
+        screening = watched.open_screen()
+        assert isinstance(screening, Screening)
+        assert (world.judged("encoder"), world.judged("ngrams")) == counted
+        await made.committed()
+
+
+async def test_a_prompt_that_was_not_judged_before_is_watched(world: World, running: Callable[[], Any]):
+    """Safety was off in the process before."""
+    request = asked("hello")
+    async with running():
+        assert world.service is not None
+        check = world.service.of(request, None)
+        check.resume(LoadedTurn(request), {})
+        assert check.state()["verdict"]["action"] == "watch"
+        assert check.state()["strict"] is True

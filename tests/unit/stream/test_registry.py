@@ -11,7 +11,8 @@ from app.core import ChatRequest, Counts, Delta, IdempotencyKey
 from app.errors import Conflict, Draining, EngineFailed, EngineOverloaded, Unavailable
 from app.settings import Settings
 from app.stream.registry import StreamRegistry
-from app.stream.token_stream import TokenStream
+from app.stream.ring import Opened, Ring
+from app.stream.token_stream import SUSPENDED, TokenStream
 
 
 class NoWire:
@@ -374,3 +375,66 @@ async def test_closing_twice_is_closing_once():
     streams.start()
     await streams.aclose()
     await streams.aclose()
+
+
+def continued(owner: str = "local", idempotency: IdempotencyKey | None = None) -> TokenStream:
+    """A stream that another process has begun."""
+    request = ChatRequest("chatcmpl-1", owner, "scripted", {}, 0, idempotency=idempotency)
+    ring = Ring(1 << 20)
+    ring.append_special(Opened(1))
+    return TokenStream.continued(request, NoWire(), ring, {})
+
+
+async def test_an_adopted_stream_is_found_and_waits_for_its_reader():
+    """By its id and its key; nobody who comes for it in time means that nobody wants it."""
+    registry = Registry(resume_grace_s=0)
+    stream = continued(idempotency=key("k"))
+    registry.streams.adopt(stream)
+    assert registry.streams.find("chatcmpl-1", "local") is stream
+    assert registry.streams.find_by_key("local", key("k")) is stream
+    assert registry.streams.is_live("chatcmpl-1")
+    assert stream.cancelled is None
+    assert registry.streams._grace["chatcmpl-1"].when() > asyncio.get_running_loop().time() + 4
+    registry.streams._grace_over(stream)
+    assert stream.cancelled == "disconnect"
+
+
+async def test_a_suspended_stream_is_forgotten():
+    """The next who asks for it has it go on; one that was suspended here gives way to the new one."""
+    registry = Registry()
+    stream = continued(idempotency=key("k"))
+    registry.streams.adopt(stream)
+
+    async def generation() -> None:
+        stream.suspend(Draining("stopping"))
+
+    registry.streams.run(stream, generation())
+    await turns()
+    assert registry.streams.find("chatcmpl-1", "local") is None
+    assert registry.streams.find_by_key("local", key("k")) is None
+    assert not registry.streams.is_live("chatcmpl-1")
+    again = continued(idempotency=key("k"))
+    registry.streams.adopt(again)
+    later = continued(idempotency=key("k"))
+    again.suspend(Draining("stopping"))
+    assert registry.streams.find("chatcmpl-1", "local") is None
+    assert registry.streams.find_by_key("local", key("k")) is None
+    registry.streams.adopt(later)
+    assert registry.streams.find_by_key("local", key("k")) is later
+
+
+async def test_a_server_that_stops_adopts_nothing():
+    """The stream stays suspended."""
+    registry = Registry()
+    await registry.streams.drain(0)
+    with pytest.raises(Draining):
+        registry.streams.adopt(continued())
+
+
+async def test_what_is_left_of_a_drain_has_its_reason():
+    """To be suspended, for example."""
+    registry = Registry()
+    endless = registry.create()
+    await endless.opened()
+    await registry.streams.drain(0, SUSPENDED)
+    assert endless.cancelled == "suspended"
