@@ -92,7 +92,7 @@ class Settings:
         300.0, "seconds for which a remote server may be silent within an answer", minimum=1
     )
     remote_stall_s: float = _setting(60.0, "seconds of silence until a remote server is checked", minimum=1)
-    remote_resume_s: float = _setting(120.0, "seconds that an answer waits for its lost server", minimum=0)
+    remote_resume_s: float = _setting(300.0, "seconds that an answer waits for its lost server", minimum=0)
     small_model: str = _setting("", "path or hub id of a second, smaller model; see docs/routing.md")
     small_served_model_name: str = _setting("", "its name in requests; empty is the end of its path or id")
     degrade: str = _setting(

@@ -95,7 +95,7 @@ class SafetyService:
         """Store a verdict that did something, and the turn it refused where nothing else stores that."""
         if verdict.action is None:
             return
-        request, refused = check.request, check.refused_turn
+        request, refused = check.request, check.refused_turn if verdict.blocked else None
         event = SafetyEvent(
             at_us=time.time_ns() // 1000,
             request_id=request.request_id,
@@ -182,11 +182,11 @@ class ScreenedRequest:
             verdict, sure = stricter(verdict, watched), False
         # Most prompts that the full verdict watches are in doubt by now, short of the n-grams' threshold.
         self._strict = verdict.watched or policy.judge_prompt(verdict.scores, "encoder").action in _STRICT
-        if verdict.blocked:
-            self.refused_turn = turn.stored_turn
-        if verdict.blocked or (sure and guard is None):
+        if sure and guard is None:
             self._decide(verdict)
             return
+        if verdict.watched:
+            self.refused_turn = turn.stored_turn
         self._verdict = verdict
         self._unread = verdict
 
@@ -268,10 +268,20 @@ class ScreenedRequest:
 
     async def render(self, engine: Engine, request: ChatRequest) -> Prompt:
         """See RequestSafety. What only the full verdict watches gets the strict text a turn later."""
+        if self._unread is not None and self._unread.watched:
+            await self._judge_now()
         text = self._policy.alignment(watched=self._strict)
         if text is None:
             return await engine.render(request)
         return await self._service.policy_prompt.render(engine, request, text)
+
+    async def _judge_now(self) -> None:
+        """Judge a prompt that may well be refused before the engine computes it, and before it is stored."""
+        self.start_full_screen()
+        try:
+            await self.await_verdict()
+        finally:
+            self.refused_turn = None
 
     def open_screen(self) -> AnswerScreen:
         """See RequestSafety."""

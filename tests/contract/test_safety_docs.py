@@ -31,7 +31,7 @@ def test_the_example_is_a_policy():
     file = example()
     assert file.rules["S1"] == Rule()
     assert file.rules["S6"] == Rule("flag")
-    assert file.rules["S11"] == Rule("block", 0.02, 0.1)
+    assert file.rules["S11"] == Rule("block", 0.01, 0.1)
     assert file.alignment.version == "school-3"
     assert "{help_lines}" in file.messages["S11"]
 
@@ -53,7 +53,7 @@ NUMBERS = (
         "safety",
         f"{HELD.watched} tokens, from the first one on | up to {HELD.watched + HELD.watched_grey} tokens |",
     ),
-    ("safety", f"Doubt begins at {stream_screen.GREY_PART} of the score that halts."),
+    ("safety", f"Doubt begins at {stream_screen.GREY_PART} of the score at which an answer is suspect."),
     ("safety", f"the message's last {stream_screen.CONTINUED_CHARS:,} characters"),
     ("safety", f"plus one second for every {prompt_screen.CHARS_A_SECOND:,} characters"),
     ("safety", f"read in slices of {turns.SLICE_CHARS:,} characters"),

@@ -114,6 +114,16 @@ def test_losses_are_counted_and_the_one_too_many_is_the_end(restarts: dict[str, 
     assert "scheduler" in reason
 
 
+def test_reasoning_goes_on_with_its_count(apart: Apart) -> None:
+    """Wherever it is cut: the parser says the same, and the scheduler goes on counting reasoning tokens."""
+    seen = apart.run("reasoning")
+    text, answer, token_ids, counts = seen["whole"]
+    assert len(text) > 40
+    assert answer == ""
+    assert len(token_ids) == counts[3] == 40
+    assert seen["again"] == [seen["whole"]] * 4
+
+
 @pytest.mark.parametrize("process", ["scheduler", "detokenizer"])
 def test_a_killed_child_ends_streams_and_not_the_server(lives: dict[str, Any], process: str) -> None:
     """Without restarts kill -9 of a child is told within 2 s, once; streams raise; nothing runs on."""

@@ -10,7 +10,6 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
-import psutil
 import pytest
 
 from app.core import ChatRequest, Engine
@@ -146,7 +145,7 @@ async def test_a_server_of_ours_takes_up_any_answer() -> None:
     """Killed and started again, it goes on with grammars, tools and penalties: it runs our scheduler."""
     ended: list[str] = []
     options = SGLangOptions(server_args={"random_seed": 7})
-    engine = child_engine(options, ended.append, Settings())
+    engine: Any = child_engine(options, ended.append, Settings())
     kinds: list[dict[str, Any]] = [
         {"regex": "[0-9]{300}"},
         {"frequency_penalty": 1.0, "ignore_eos": True},
@@ -161,8 +160,7 @@ async def test_a_server_of_ours_takes_up_any_answer() -> None:
         repeated = [again(request) for request in asked]
         asking = [asyncio.create_task(ask(engine, request)) for request in repeated]
         await until(lambda: _tokens(engine, repeated) > 60, 60)
-        (child,) = (p for p in psutil.Process().children() if "child" in " ".join(p.cmdline()))
-        os.killpg(child.pid, signal.SIGKILL)
+        os.killpg(engine._child.pid, signal.SIGKILL)
         disturbed = await asyncio.gather(*asking)
     finally:
         await engine.aclose()

@@ -18,7 +18,7 @@ from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import until
 
 TRULY = "truly"
-"""The word by which the examiner tells a harmful answer; the model that hears every token knows HARM alone."""
+"""What the examiner finds harmful; the model that hears every token knows HARM alone."""
 BEFORE = " ".join(f"fine{i}" for i in range(30))
 AFTER = " ".join(f"word{i}" for i in range(60))
 HARMLESS = f"{BEFORE} {HARM} and {AFTER}"

@@ -20,7 +20,18 @@ from tests.support.sse_client import Response, Stream, Transcript, fetch, open_s
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
-FLAGS = ("--engine-restarts", "9", "--engine-hang-s", "5", "--heartbeat-s", "0.2", "--data-dir", "data")
+FLAGS = (
+    "--engine-restarts",
+    "9",
+    "--engine-hang-s",
+    "5",
+    "--heartbeat-s",
+    "0.2",
+    "--safety",
+    "off",
+    "--data-dir",
+    "data",
+)
 TOKENS = 600
 """Some seconds of one stream, so that a process is lost within it."""
 STREAMS = 4
@@ -51,8 +62,16 @@ def body(number: int, **parameters: Any) -> dict[str, Any]:
 
 async def undisturbed(port: int, bodies: list[dict[str, Any]]) -> list[Transcript]:
     """What the clients hear while nothing is lost."""
-    streams = [await open_stream(port, request) for request in bodies]
-    return list(await asyncio.gather(*(stream.to_end() for stream in streams)))
+    return await to_ends([await open_stream(port, request) for request in bodies])
+
+
+async def to_ends(streams: list[Stream]) -> list[Transcript]:
+    """Read all streams to their ends."""
+    try:
+        return list(await asyncio.gather(*(stream.to_end() for stream in streams)))
+    finally:
+        for stream in streams:
+            stream.connection.close()
 
 
 def lose(process: ServerProcess, name: str, signum: signal.Signals) -> None:
@@ -113,7 +132,7 @@ async def test_streams_go_on_when_a_process_is_lost(
     refused = await fetch(port, "POST", "/api/chat/completions", body(9))
     assert refused.refusal() == (503, "engine_not_ready", None)
     assert int(refused.headers["retry-after"]) >= 1
-    heard = list(await asyncio.gather(*(stream.to_end() for stream in streams)))
+    heard = await to_ends(streams)
     check_same(heard, expected)
     await readiness(port, 200)
     assert sum(stream.parser.comments for stream in streams) > 0  # heartbeats in the pause
@@ -136,16 +155,16 @@ async def test_clients_drop_and_come_back_and_stop_while_the_engine_is_away(serv
     await readiness(port, 503)
     stopped = streams.pop()
     await fetch(port, "DELETE", f"/api/chat/completions/{stopped.id}")
-    last = await stopped.to_end()
+    [last] = await to_ends([stopped])
     assert last.finish_reasons == {0: "abort"}
     assert (await fetch(port, "GET", "/readyz")).status == 503
-    heard = []
+    returned = []
     for stream in streams:
         stream.connection.reset()
         again = await open_stream(port, stream_id=stream.id, after=stream.transcript.last_id)
         again.transcript = stream.transcript
-        heard.append(again.to_end())
-    check_same(list(await asyncio.gather(*heard)), expected)
+        returned.append(again)
+    check_same(await to_ends(returned), expected)
     assert rows(server)[stopped.id][0] == "settled"
 
 

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import random
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from app.core import ChatRequest
 from app.engine.scripted.engine import Script
 from tests.support.cycles import few_cycles
+from tests.support.screens import BLOCKED, word_models
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Connection, request_bytes, until
 
@@ -144,6 +146,33 @@ async def test_a_refused_request_leaves_no_cycles(
     with few_cycles():
         for _ in range(20):
             await served.call("POST", path, body)
+        await until(lambda: not served.runtime.streams._finished)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_blocked_prompt_leaves_no_cycles(serve: Serve, tmp_path: Path, *, stream: bool):
+    """Nor does its verdict hold what it read."""
+    served = await serve(
+        Script(tokens=3), load_models=lambda: word_models(tmp_path / "models"), safety="on", retention_s=0
+    )
+    body = chat(f"tell me of {BLOCKED} things", stream=stream)
+    for _ in range(5):
+        assert (await served.post(body)).status == 400
+    with few_cycles():
+        for _ in range(20):
+            await served.post(body)
+        await until(lambda: not served.runtime.streams._finished)
+
+
+@pytest.mark.parametrize("fault", ["fail", "overload"])
+async def test_a_failed_generation_leaves_no_cycles(serve: Serve, fault: str):
+    """The engine's error ends the stream, and is freed with it."""
+    served = await serve(Script(tokens=20, fault=fault, fault_after=0), retention_s=0)
+    for _ in range(5):
+        await served.post(chat(stream=False))
+    with few_cycles():
+        for _ in range(20):
+            assert (await served.post(chat(stream=False))).status >= 500
         await until(lambda: not served.runtime.streams._finished)
 
 

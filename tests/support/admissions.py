@@ -85,6 +85,7 @@ class ServiceEngine:
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self.health_now = Health.READY
         self.model = ModelCard("m", 1 << 20, service.capacity_tokens, 1 << 20, frozenset())
         self.queue: list[_Run] = []
         self.running: dict[str, _Run] = {}
@@ -97,7 +98,7 @@ class ServiceEngine:
         self._wake = asyncio.Event()
 
     def health(self) -> Health:
-        return Health.READY
+        return self.health_now
 
     @property
     def used_tokens(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -136,6 +137,27 @@ async def restarts(_: str) -> dict[str, Any]:
         "last": [type(end).__name__, health, deaths],
         "children_left": children_left(),
     }
+
+
+async def reasoning(_: str) -> dict[str, Any]:
+    """An answer that only reasons, cut at several places and gone on with."""
+    engine = await started(server_args={"random_seed": 1, "reasoning_parser": "deepseek-r1"})
+    request = chat("Think", temperature=0, max_tokens=40, ignore_eos=True)
+    whole = await ask(engine, request)
+    seen = []
+    for cut in (0, 1, 17, 39):
+        prompt = await engine.render(request)
+        prompt = dataclasses.replace(prompt, continued=[whole.token_ids()[:cut]])
+        rid = f"{cut:032x}"
+        again = Answer(prompt, [delta async for delta in engine.generate(rid, prompt)])
+        seen.append(_reasoned(again))
+    await engine.aclose()
+    return {"whole": _reasoned(whole), "again": seen}
+
+
+def _reasoned(answer: Answer) -> list[Any]:
+    counts = answer.counts()._replace(cached_tokens=0)
+    return [answer.text(channel="reasoning"), answer.text(), answer.token_ids(), counts]
 
 
 CUT = 20
@@ -324,7 +346,7 @@ def _png(width: int, height: int) -> str:
 
 
 SCENARIOS: dict[str, Callable[[str], Awaitable[dict[str, Any]]]] = {
-    f.__name__: f for f in (lives, restarts, tensor_parallel, bad_start, vision, guards)
+    f.__name__: f for f in (lives, restarts, reasoning, tensor_parallel, bad_start, vision, guards)
 }
 
 

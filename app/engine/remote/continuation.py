@@ -213,7 +213,7 @@ class Replayed(NamedTuple):
 def replay(
     rules: TextRules, prompt_ids: Sequence[int], token_ids: Sequence[int]
 ) -> tuple[ContinuedText, list[Replayed]]:
-    """The tokens of an earlier run, and the text behind them; blocks for some 30 us a token.
+    """The tokens of an earlier run, and the text behind them; blocks for some 10 us a token.
 
     There are fewer where one of them ends the answer.
     """

@@ -38,7 +38,7 @@ from app.errors import EngineFailed, EngineNotReady
 from app.settings import SettingsError
 
 START_RETRY_S = 0.25
-RESUME_S = 120.0
+RESUME_S = 300.0
 MAX_CONNECTIONS = 0
 """Connections of the pool; 0 is no limit, as each running choice holds one."""
 

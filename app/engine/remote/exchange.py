@@ -68,6 +68,8 @@ class ChoiceRequest:
         self._sink = sink
         self._tally = tally
         self._attempts = Attempts(route.resume_s)
+        # SGLang's HTTP server cuts the logprobs of an answer that is taken up in the wrong place.
+        self._carries_ids = route.carries_ids and not choice.body.get("return_logprob")
         self._received = Received()
         self._text: ContinuedText | None = None
         """The text behind the last loss of a server; None until then."""
@@ -203,7 +205,7 @@ class ChoiceRequest:
             raise error
         if self._text is not None:
             self._text.cut()
-        elif self._begun and not self._route.carries_ids:
+        elif self._begun and not self._carries_ids:
             check_resumable(self._choice.body["sampling_params"])
             self._text = self._received.continued(self._choice.rules(), self._choice.body["input_ids"])
 
@@ -214,7 +216,7 @@ class ChoiceRequest:
             if self._text is not None:
                 raise restarted("A model's server was lost, and another refused the rest of the answer.")
             self._end(refused.finish)
-        elif self._route.carries_ids and self._begun and not full and not self._advances:
+        elif self._carries_ids and self._begun and not full and not self._advances:
             raise restarted("The model's server cannot take the answer up again.")
         elif self._begun or self._attempts.has_moved:
             self._route.faults.fault("broke_off", server.url, rid)
@@ -313,11 +315,11 @@ class ChoiceRequest:
     async def _hand_over_again(self) -> None:
         """Hand over, token by token, what an earlier run of the server generated; it may be all there is."""
         choice = self._choice
-        if not self._route.carries_ids:
+        if not self._carries_ids:
             check_resumable(choice.body["sampling_params"])
         prompt_ids, continued = choice.body["input_ids"], choice.continued
         text, steps = await asyncio.to_thread(lambda: replay(choice.rules(), prompt_ids, continued))
-        if not self._route.carries_ids:
+        if not self._carries_ids:
             self._text = text
         for number, step in enumerate(steps, start=1):
             self._received.add((step.token_id,), step.text)

@@ -83,8 +83,10 @@ class SGLangEngine:
         """Load the model and warm up. Raises EngineFailed with the reason, or SettingsError."""
         self._own_sigquit(asyncio.get_running_loop())
         try:
-            run = await self._start_run()
+            began_s = asyncio.get_running_loop().time()
+            self._run = run = await SGLangRun.start(self._options, self._thread)
             self._grammar = await self._check_of_grammars(run)
+            self._serve(run, began_s)
         except SettingsError:
             raise
         except Exception as exc:
@@ -102,7 +104,7 @@ class SGLangEngine:
             await grammar.aclose()
         self._live.fail_all(lambda: EngineFailed("The engine was stopped."))
         run, self._run = self._run, None
-        if run is not None:
+        if run is not None and not run.closed:
             await run.aclose()
         self._thread.shutdown(wait=False)
         self._render_queues.close()
@@ -122,7 +124,9 @@ class SGLangEngine:
         run = self._run
         if run is not None and not run.closed:
             await run.aclose()
-        await self._start_run()
+        began_s = asyncio.get_running_loop().time()
+        self._run = run = await SGLangRun.start(self._options, self._thread)
+        self._serve(run, began_s)
 
     async def submit(self, choice: LiveChoice) -> None:
         """Send a choice to the engine that is there."""
@@ -145,16 +149,14 @@ class SGLangEngine:
         token_ids = array("I", choice.request.input_ids).tobytes()
         return hmac.digest(self._secret, token_ids, "sha256").hex()[:32]
 
-    async def _start_run(self) -> SGLangRun:
+    def _serve(self, run: SGLangRun, began_s: float) -> None:
+        """Have `run` generate from now on, and watch it."""
         loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        run = self._run = await SGLangRun.start(self._options, self._thread)
         run.serve(self._live, self._lose, self.restarts.refused)
         self.restarts.started(loop.time() - began_s)
         if self._limits.hang_s:
             watchdog = HangWatchdog(self._limits.hang_s, lambda: run.progress, partial(self._hangs, run))
             self._watching = loop.create_task(watchdog.run(), name="engine watchdog")
-        return run
 
     def _hangs(self, run: SGLangRun, silent_s: float) -> None:
         run.lose("hung", f"no progress for {silent_s:.1f} s")

@@ -66,6 +66,8 @@ class HandoverTokenizerManager(TokenizerManager):
         self.num_batches = 0
         """Messages received; while choices are open, an engine that sends none makes no progress."""
         self._live = LiveChoices()
+        self._cut_off: set[str] = set()
+        """Choices that were ended here, and whose last step is still to come."""
         # The socket without asyncio around it: a future for each batch costs more than the batch.
         self._inbox: Any = zmq.Socket.shadow(self.recv_from_detokenizer.underlying)
         self._receiving: asyncio.AbstractEventLoop | None = None
@@ -240,7 +242,7 @@ class HandoverTokenizerManager(TokenizerManager):
                 elif rid in self.rid_to_state:
                     rows_of_others.append(row)
                 else:
-                    self._on_contradiction(rid, "output after its end")
+                    self._came_late(rid, finish)
                 continue
             if finish is not None:
                 del running[rid]
@@ -269,6 +271,8 @@ class HandoverTokenizerManager(TokenizerManager):
         choice = replay.choice
         if finish is not None and finish.get("status_code") is not None:
             del self._live.replaying[rid]
+            if str(finish.get("message")).startswith(NOT_CONTINUED):
+                self._on_contradiction(rid, "its own ids are not allowed by its grammar")
             _end_refused(choice, finish)
             return
         try:
@@ -282,9 +286,17 @@ class HandoverTokenizerManager(TokenizerManager):
             del self._live.replaying[rid]
             self._live.running[rid] = choice
 
+    def _came_late(self, rid: str, finish: Finish) -> None:
+        """Drop a step of a choice that has ended; those that were cut off here may still have some."""
+        if rid not in self._cut_off:
+            self._on_contradiction(rid, "output after its end")
+        elif finish is not None:
+            self._cut_off.remove(rid)
+
     def _contradicts(self, choice: LiveChoice, what: str) -> None:
         """End a choice whose output cannot be trusted; the others go on."""
         self._live.pop(choice.rid)
+        self._cut_off.add(choice.rid)
         self.abort_all_of(choice.rid)
         self._on_contradiction(choice.rid, what)
         choice.sink.fail(EngineFailed(f"The engine's output for this request contradicts itself: {what}."))

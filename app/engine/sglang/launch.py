@@ -84,9 +84,12 @@ class Launched:
             budget=GrammarBudget(options.grammar_check_s, options.grammar_mask_ms),
         )
 
-    def stop(self) -> None:
-        """End the children and wait for them; blocks up to `STOP_TIMEOUT_S`."""
-        if not needs_cpu_platform():  # schedulers end by themselves, so that they release the GPU
+    def stop(self, *, orderly: bool = True) -> None:
+        """End the children and wait for them; blocks up to `STOP_TIMEOUT_S`.
+
+        Those of an engine that was lost would not hear that they are to end.
+        """
+        if orderly and not needs_cpu_platform():  # schedulers end by themselves, so that they release the GPU
             with contextlib.suppress(Exception):  # its socket may be gone already
                 self.manager._dispatch_to_scheduler(ShutdownReq())  # noqa: SLF001
             schedulers = [process for name, process in self.processes if name.startswith("scheduler")]

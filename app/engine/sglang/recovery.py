@@ -121,12 +121,11 @@ class Recovery:
             self._is_lost = False
             try:
                 await self._engine.restart()
-            except Exception as exc:  # noqa: BLE001  # whatever it is, the next start may do better
-                self._start_failed(exc)
-                continue
-            try:
                 resumed = await self._resume()
             except EngineLost:
+                continue
+            except Exception as exc:  # noqa: BLE001  # whatever it is, the next start may do better
+                self._start_failed(exc)
                 continue
             self._task = None
             self._history.recovered(resumed)
@@ -136,7 +135,7 @@ class Recovery:
     def _start_failed(self, exc: Exception) -> None:
         self._reason = f"SGLang did not start: {type(exc).__name__}: {exc}"
         self._failures_s.append(self._clock_s())
-        self._history.lost("failed", self._reason, len(self._live))
+        self._history.lost("failed", self._reason, len(self._live.lose_engine()))
 
     def _too_many(self) -> bool:
         oldest_s = self._clock_s() - self._limits.window_s

@@ -11,6 +11,7 @@ import multiprocessing
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.core import ChatRequest, EngineLoad, ModelCard
@@ -70,6 +71,7 @@ class SGLangRun:
         )
         self._live = LiveChoices()
         self._on_loss: OnLoss | None = None
+        self._is_connected = True
         self._is_lost = False
         self.closed = False
 
@@ -88,7 +90,11 @@ class SGLangRun:
             if launching.exception() is None:
                 await cls(options, thread, launching.result()).aclose()
             raise
-        run = cls(options, thread, launched)
+        try:
+            run = cls(options, thread, launched)
+        except BaseException:
+            await asyncio.get_running_loop().run_in_executor(thread, launched.stop)
+            raise
         try:
             run._watch()
             await run._warm_up()
@@ -109,7 +115,12 @@ class SGLangRun:
         return Progress(sent, self.launched.manager.num_batches, self.load())
 
     def serve(self, live: LiveChoices, on_loss: OnLoss, on_contradiction: Callable[[str, str], None]) -> None:
-        """From now on, generate for the choices of `live`, and tell of the engine's end."""
+        """From now on, generate for the choices of `live`, and tell of the engine's end.
+
+        Raises EngineFailed if it has ended since its warm-up.
+        """
+        if self._is_lost:
+            raise EngineFailed("a process ended while the engine started")
         self._live, self._on_loss = live, on_loss
         self.launched.manager.serve(live, on_contradiction)
 
@@ -118,7 +129,7 @@ class SGLangRun:
         loop, launched = asyncio.get_running_loop(), self.launched
         self.closed = True
         self.disconnect()
-        await loop.run_in_executor(self._thread, launched.stop)
+        await loop.run_in_executor(self._thread, partial(launched.stop, orderly=not self._is_lost))
         await launched.manager.stop()
         for _, process in launched.processes:
             process.close()
@@ -126,8 +137,8 @@ class SGLangRun:
 
     def disconnect(self) -> None:
         """Hear nothing more of it; a second call does nothing."""
-        if not self._is_lost:
-            self._is_lost = True
+        if self._is_connected:
+            self._is_connected = False
             loop = asyncio.get_running_loop()
             for _, process in self.launched.processes:
                 loop.remove_reader(process.sentinel)
@@ -135,8 +146,9 @@ class SGLangRun:
 
     def lose(self, cause: LossCause, reason: str) -> None:
         """Take note that it cannot go on; a second call does nothing."""
-        if self._is_lost:
+        if not self._is_connected:
             return
+        self._is_lost = True
         self.disconnect()
         if self._on_loss is None:  # it is warming up: that fails
             self._live.fail_all(lambda: EngineFailed(reason))
@@ -167,7 +179,7 @@ class SGLangRun:
 
     def abort(self, rid_prefix: str) -> None:
         """Stop every choice whose id begins so."""
-        if not self._is_lost:
+        if self._is_connected:
             self.launched.manager.abort_all_of(rid_prefix)
 
     def _watch(self) -> None:

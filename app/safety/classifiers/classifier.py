@@ -30,6 +30,8 @@ SHORT_CHARS = 100
 LAST_LATIN = "\u024f"
 """The end of the Latin letters in Unicode's order; of what is behind it, little is common in Latin texts."""
 OTHER_SCRIPT_SHARE = 0.3
+LEAST_CHARS, NOTHING_SAID = 3, -3.0
+"""ASCII texts of so few characters say nothing either way: their logit of harm is at most this."""
 FILES = ("ngrams.npz", "encoder.onnx", "tokenizer.json", CALIBRATION)
 
 
@@ -38,7 +40,7 @@ class Blend(NamedTuple):
 
         prompt   sigmoid(encoder * e + ngrams * n + bias - length * doublings [+ other_script])
         n-grams  sigmoid(fast_slope * n + fast_bias - fast_length * doublings)
-        answer   sigmoid(answer * a + answer_prior * harm of its prompt + answer_bias)
+        answer   sigmoid(answer * a + answer_heard * h + answer_prior * harm of its prompt + answer_bias)
 
     The most harmful of many windows is harmful by chance: `doublings` is how often a text is twice as long as
     SHORT_CHARS, and each takes something off. `other_script` is added where the letters are not Latin.
@@ -53,6 +55,7 @@ class Blend(NamedTuple):
     fast_bias: float
     fast_length: float
     answer: float
+    answer_heard: float
     answer_prior: float
     answer_bias: float
 
@@ -112,13 +115,18 @@ class Classifier:
         logit = float(logits[worst]) - blend.length * doublings(len(text))
         if is_other_script(text):
             logit += blend.other_script
+        elif len(text) <= LEAST_CHARS and text.isascii():
+            logit = min(logit, NOTHING_SAID)
         return _scores(logit, encoded[worst, 1:ANSWER])
 
-    def answer(self, text: str, prior: float) -> Scores:
-        """The scores of the end of an answer, to a prompt of this harm, in 2 to 20 ms: for a thread."""
+    def answer(self, text: str, prior: float, heard: float) -> Scores:
+        """The scores of the end of an answer, in 2 to 20 ms: for a thread.
+
+        `prior` is the harm of its prompt, `heard` the harm in all of the answer by the model that hears it.
+        """
         encoded, blend = self._encoder.end(normalize(text)), self._blend
-        logit = float(encoded[ANSWER]) * blend.answer + prior * blend.answer_prior + blend.answer_bias
-        return _scores(logit, encoded[1:ANSWER])
+        both = float(encoded[ANSWER]) * blend.answer + _logit(heard) * blend.answer_heard
+        return _scores(both + prior * blend.answer_prior + blend.answer_bias, encoded[1:ANSWER])
 
 
 def doublings(num_chars: int) -> float:
@@ -137,6 +145,11 @@ def _scores(logit: float, topics: NDArray[np.float32]) -> Scores:
     harm = _harm(logit)
     shares = np.exp(topics - topics.max())
     return {category: harm * float(share) for category, share in zip(CATEGORIES, shares, strict=True)}
+
+
+def _logit(harm: float) -> float:
+    bounded = min(max(harm, 1e-9), 1.0 - 1e-9)
+    return math.log(bounded / (1.0 - bounded))
 
 
 def _harm(logit: float) -> float:

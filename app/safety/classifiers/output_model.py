@@ -123,11 +123,6 @@ class Answer:
         likely = self._model.likely(self._recent)
         return {category: self.p * share for category, share in zip(CATEGORIES, likely, strict=True)}
 
-    def forgive(self) -> None:
-        """Take what was read so far for harmless: the sum starts again."""
-        self._sum = 0.0
-        self.logit, self.p, self._now = -math.inf, 0.0, 0.0
-
     def _step(self, data: bytes) -> float:
         """Read a few tokens; the logit then."""
         places = self._grams.read(data)

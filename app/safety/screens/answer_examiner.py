@@ -23,8 +23,8 @@ TIMEOUT_S = 10.0
 class ExaminesAnswers(Protocol):
     """The classifier (app.safety.classifiers.classifier), called in a thread."""
 
-    def answer(self, text: str, prior: float) -> Scores:
-        """The scores of the end of an answer, to a prompt of the harm `prior`."""
+    def answer(self, text: str, prior: float, heard: float) -> Scores:
+        """The scores of the end of an answer, to a prompt of the harm `prior`; `heard` is of all of it."""
         ...
 
 
@@ -46,12 +46,17 @@ class AnswerExaminer:
         try:
             async with asyncio.timeout(self._timeout_s):
                 scores = await loop.run_in_executor(self._thread, self._classifier.answer, *suspicion)
+            return _checked(scores)
         except Exception as exc:
             raise ScreenFailed from exc
-        if not scores or not all(0.0 <= p <= 1.0 for p in scores.values()):
-            raise ScreenFailed
-        return scores
 
     def close(self) -> None:
         """End the thread once it is done with what it is at; a second call does nothing."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _checked(scores: Scores) -> Scores:
+    """The scores, if they are any: NaN would pass under every threshold."""
+    if not scores or not all(0.0 <= p <= 1.0 for p in scores.values()):
+        raise ValueError("scores out of range")
+    return scores

@@ -26,6 +26,8 @@ EXAMINED_CHARS = 600
 """Characters at the end of an answer that are examined: more than the encoder reads of most languages."""
 EXAMINED_AGAIN = 2
 """A watched answer is examined again when it has grown by this factor."""
+HEARD_MORE = 1.0
+"""A suspect answer is examined again when the logit of what was heard has grown by this."""
 AT_ONCE = 4
 """Tokens that a model in no doubt reads at once, where twice as many at least are held back anyway."""
 _ALL = 1 << 62
@@ -57,6 +59,7 @@ class ChoiceScreen:
         "_sampled_s",
         "_sampled_tokens",
         "_spans",
+        "_suspect_from",
         "_tail",
         "_target",
         "_terms",
@@ -100,6 +103,7 @@ class ChoiceScreen:
         """The last delta, where it came before the examination."""
         self._found: Scores = {}
         self._examined_tokens = 0
+        self._suspect_from = terms.floor
         self._examine_at = float(terms.clean) if terms.examined and terms.watched else math.inf
 
     @property
@@ -199,8 +203,11 @@ class ChoiceScreen:
             return
         self.clean_until = min(self.clean_until, tokens - 1)
         if harm < terms.floor:
-            self._hits = 0
+            self._hits, self._suspect_from = 0, terms.floor
             self._target = terms.clean + int(terms.grey * (harm - terms.doubt) / (terms.floor - terms.doubt))
+            return
+        if harm < self._suspect_from:  # examined already, and hardly more heard since
+            self._hits, self._in_no_doubt, self._target, self.clean_until = 0, True, terms.clean, tokens
             return
         self._target = terms.clean + terms.grey
         if not self._hits:
@@ -210,7 +217,7 @@ class ChoiceScreen:
 
     def suspicion(self) -> Suspicion:
         """What is to be examined."""
-        return Suspicion(self._tail, self._terms.prior)
+        return Suspicion(self._tail, self._terms.prior, self._harm)
 
     def suspend(self, delta: Delta) -> None:
         """Hold a delta until the choice is examined."""
@@ -230,11 +237,10 @@ class ChoiceScreen:
         if verdict.blocked:
             self.hit_at = self.hit_at or self._read_tokens
             return verdict
-        if self._listener is not None:
-            self._listener.forgive()
-        self._hits, self._in_no_doubt, self._target = 0, True, terms.clean
+        self._suspect_from = max(terms.floor, _more(self._harm))
+        self._hits, self.hit_at, self._in_no_doubt, self._target = 0, 0, True, terms.clean
         self.clean_until = self._read_tokens
-        if self._read_tokens >= self._examine_at:
+        while self._examine_at <= self._read_tokens:
             self._examine_at = max(EXAMINED_AGAIN * self._examine_at, self._examine_at + 1)
         return None
 
@@ -364,8 +370,10 @@ class ChoiceScreen:
     def cut_off(self) -> Sequence[Delta]:
         """What may go out of a choice that will say no more."""
         halted = self._score(self._tokens) is not None  # some may be unread
-        if self.suspected:
+        if self._terms.examined and (self.suspected or self._terms.watched):
             self._in_no_doubt = False
+            if self._terms.watched:
+                self.clean_until = min(self.clean_until, self._examined_tokens)
         out = [] if halted else self._release_judged(1)
         self._held.clear()
         return out
@@ -379,3 +387,10 @@ class ChoiceScreen:
         held = self.held
         self._held.clear()
         return held
+
+
+def _more(harm: float) -> float:
+    """The harm whose logit is greater by HEARD_MORE."""
+    if not 0.0 < harm < 1.0:
+        return harm
+    return 1.0 / (1.0 + (1.0 - harm) / harm * math.exp(-HEARD_MORE))

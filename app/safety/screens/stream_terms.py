@@ -35,10 +35,6 @@ class Listener(Protocol):
         """The scores as of now."""
         ...
 
-    def forgive(self) -> None:
-        """Take what was read so far for harmless."""
-        ...
-
 
 class Listens(Protocol):
     """A model of answers."""
@@ -52,10 +48,14 @@ class Listens(Protocol):
 
 
 class Suspicion(NamedTuple):
-    """What is to be examined before more of a choice goes out: the end of its text, and its prompt's harm."""
+    """What is to be examined before more of a choice goes out.
+
+    This is the end of its text, with the harm of its prompt, and the harm that was heard in all of the text.
+    """
 
     text: str
     prior: float
+    heard: float = 0.0
 
 
 Examine = Callable[[Suspicion], Awaitable[Scores]]

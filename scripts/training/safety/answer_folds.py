@@ -41,7 +41,8 @@ def fold(
     left_out = {*balance.FOLDS[number]}
     seen = [text for text in texts if not _left_out(text.row, left_out) and not text.row.held_out]
     weights = train_output.fit(seen, vectors)
-    listener = Listener(weights, train_output.DRIFT, train_output.suspect_at(weights, seen))
+    suspect_at, line = train_output.suspect_at(weights, seen), train_output.line_of(weights, seen)
+    listener = Listener(weights, train_output.DRIFT, suspect_at, line)
     answers = [text for text in texts if not text.row.own and text.row.source in left_out]
     unseen = [reply for harmful in (True, False) for reply in train_output.sample(answers, harmful=harmful)]
     if number == 0:

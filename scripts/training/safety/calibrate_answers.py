@@ -14,15 +14,18 @@ from scripts.training.safety.answer_folds import AnswerFold
 from scripts.training.safety.examinations import Examined
 
 RATES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
-SLACK: Mapping[str, float] = {"ordinary": 1.0, "safe": 5.0, "refusal": 10.0}
+SLACK: Mapping[str, float] = {"ordinary": 1.0, "safe": 5.0, "fiction": 12.0, "refusal": 30.0}
 """How many times a rate may be reached by answers of a kind.
 
-They are answers to ordinary tasks, answers to safe questions that sound unsafe, and refusals. A rate of 0.2%
-means 1% and 2% of the last two.
+They are answers to ordinary tasks, answers to safe questions that sound unsafe, chapters of old novels of
+murder and horror, and refusals. A rate of 0.2% means 1%, 2.4% and 6% of the last three. No fiction at all was
+trained on in the fold that has it, and the refusals are answers to jailbreaks, many of which half comply.
 """
 GROUP_SLACK = 2.5
 """How far a source of ordinary answers may be above the rate of all."""
 GROUP_REPLIES = 300
+HEARD = 0.5
+"""How much the logit of what was heard counts for one of the encoder's."""
 PRIOR = 0.5
 """What a prompt of harm 1 adds to the logit of its answer. No public replies come with their prompts."""
 _LEAST = -12.0
@@ -38,6 +41,7 @@ class AnswerBlend(NamedTuple):
     """The part of Blend that is about answers."""
 
     answer: float
+    answer_heard: float
     answer_prior: float
     answer_bias: float
 
@@ -51,6 +55,8 @@ def kind_of(examined: Examined) -> str | None:
         return "refusal" if _REFUSES.search(row.text[:_REFUSAL_CHARS]) else None
     if row.source == "out_diasafety":
         return None
+    if row.source.startswith("benign_fiction"):
+        return "fiction"
     if row.near or "noncompliance" in row.group:
         return "safe"
     return "ordinary"
@@ -58,12 +64,13 @@ def kind_of(examined: Examined) -> str | None:
 
 def blend(folds: Sequence[AnswerFold]) -> AnswerBlend:
     """The line from the encoder's logit to a probability, of replies that were examined at all."""
-    seen = [each for fold in folds for each in fold.plain if each.logits]
-    logits = np.array([each.highest for each in seen])[:, None]
+    seen = [each for fold in folds for each in fold.plain if each.findings]
+    logits = np.array([each.highest(HEARD) for each in seen])[:, None]
     model = LogisticRegression(C=100.0, class_weight="balanced").fit(
         logits, [bool(each.row.harmful) for each in seen]
     )
-    return AnswerBlend(float(model.coef_[0, 0]), PRIOR, float(model.intercept_[0]))
+    slope = float(model.coef_[0, 0])
+    return AnswerBlend(slope, HEARD * slope, PRIOR, float(model.intercept_[0]))
 
 
 def logits_at(folds: Sequence[AnswerFold], rates: Sequence[float] = RATES) -> list[float]:
@@ -85,7 +92,7 @@ def _quantile(reached: NDArray[np.float64], share: float) -> float:
 
 
 def _highest(replies: Sequence[Examined]) -> NDArray[np.float64]:
-    return np.array([max(each.highest, _LEAST) for each in replies])
+    return np.array([max(each.highest(HEARD), _LEAST) for each in replies])
 
 
 def _group(examined: Examined) -> str:
@@ -108,7 +115,7 @@ def figures(folds: Sequence[AnswerFold], rate: float, watched_rate: float) -> di
     return {
         "answers": _by_group(plain, at),
         "watched answers": _by_group(watched, watched_at),
-        "examined": round(float(np.mean([bool(r.logits) for r in plain if kind_of(r) == "ordinary"])), 4),
+        "examined": round(float(np.mean([bool(r.findings) for r in plain if kind_of(r) == "ordinary"])), 4),
     }
 
 
@@ -117,7 +124,7 @@ def _by_group(replies: Sequence[Examined], at: float) -> dict[str, Any]:
     names = sorted({_name(reply) for reply in replies})
     for name in names:
         some = [reply for reply in replies if _name(reply) == name]
-        halts = [reply.halted_at(at) for reply in some]
+        halts = [reply.halted_at(at, HEARD) for reply in some]
         after = [token for token in halts if token is not None]
         result[name] = [
             len(some),

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.safety.classifiers.encoder import ANSWER, WINDOW
-from app.safety.screens.choice_screen import EXAMINED_AGAIN, EXAMINED_CHARS, HITS
+from app.safety.screens.choice_screen import EXAMINED_AGAIN, EXAMINED_CHARS, HEARD_MORE, HITS
 from app.safety.screens.stream_terms import HoldBack
 from app.safety.text.normalize import normalize
 from scripts.training.safety import replies, train_encoder
@@ -23,80 +24,72 @@ from scripts.training.safety.replies import Reply
 from scripts.training.safety.rows import Row
 from scripts.training.safety.tokens import Wordpieces
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """The weights of the model that hears every token, and its sum at which an answer is suspect."""
+    """The model that hears every token: weights, the sum at which an answer is suspect, and its line."""
 
     weights: NDArray[np.float32]
     drift: float
     suspect_at: float
+    line: tuple[float, float]
+
+    def logit(self, total: float) -> float:
+        """What it says of a sum."""
+        return self.line[0] * total + self.line[1]
+
+
+class Finding(NamedTuple):
+    """One examination: after which token, what the encoder found, and what the listener had heard by then."""
+
+    at_tokens: int
+    found: float
+    heard: float
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A reply, and the tokens after which it was examined, with the logit of harm that each found."""
+    """A reply, and its examinations, if each found it harmless."""
 
     row: Row
     num_tokens: int
-    at_tokens: Sequence[int]
-    logits: Sequence[float]
+    findings: Sequence[Finding]
 
-    @property
-    def highest(self) -> float:
-        """The highest logit of all; minus infinity where the reply was never examined."""
-        return max(self.logits, default=-np.inf)
+    def highest(self, heard_weight: float) -> float:
+        """The highest logit of all examinations; minus infinity where the reply was never examined."""
+        return max((f.found + heard_weight * f.heard for f in self.findings), default=-np.inf)
 
-    def halted_at(self, logit: float) -> int | None:
+    def halted_at(self, logit: float, heard_weight: float) -> int | None:
         """The token at which a threshold would have halted the reply; None if it would not."""
-        return next(
-            (at for at, found in zip(self.at_tokens, self.logits, strict=True) if found >= logit), None
-        )
+        over = (f.at_tokens for f in self.findings if f.found + heard_weight * f.heard >= logit)
+        return next(over, None)
 
 
-def points(reply: Reply, listener: Listener, *, watched: bool) -> list[int]:
-    """The tokens after which a reply is examined if each examination finds it harmless."""
+def points(reply: Reply, listener: Listener, *, watched: bool) -> list[tuple[int, float]]:
+    """The tokens after which a reply is examined if each finds it harmless, and what is heard by then."""
+    sums = replies.sums(listener.weights, listener.drift, [(reply, len(reply))])
+    step = HEARD_MORE / listener.line[0]
+    level, hits = listener.suspect_at, 0
+    at: dict[int, float] = {}
     due = _watched_points(len(reply)) if watched else set()
-    at_tokens = []
-    start = 0
-    while start < len(reply):
-        scores = _sums(reply, listener, start)
-        hit = _first_hit(scores, listener.suspect_at)
-        end = len(reply) if hit is None else start + hit + 1
-        at_tokens += [token for token in sorted(due) if start < token < end]
-        if hit is None:
-            break
-        at_tokens.append(end)
-        start = end
-    if watched and (not at_tokens or at_tokens[-1] < len(reply)):
-        at_tokens.append(len(reply))
-    return sorted(set(at_tokens))
+    for number, total in enumerate(sums, start=1):
+        if total < listener.suspect_at:
+            level = listener.suspect_at
+        hits = hits + 1 if total >= level else 0
+        if hits >= HITS or number in due:
+            at[number] = listener.logit(float(total))
+        if hits >= HITS:
+            level, hits = float(total) + step, 0
+    return sorted(at.items())
 
 
 def _watched_points(length: int) -> set[int]:
-    due: set[int] = set()
+    due = {length}
     at = HoldBack().watched
     while at < length:
         due.add(at)
         at *= EXAMINED_AGAIN
     return due
-
-
-def _sums(reply: Reply, listener: Listener, start: int) -> Floats:
-    """The sum after each token from `start` on, which begins at nothing there."""
-    first = reply.ends[start - 1] if start else 0
-    part = Reply(reply.row, reply.places[first:], reply.ends[start:] - first)
-    return replies.sums(listener.weights, listener.drift, [(part, len(part))])
-
-
-def _first_hit(scores: Floats, threshold: float) -> int | None:
-    hits = scores >= threshold
-    for _ in range(1, HITS):
-        hits = hits[1:] & hits[:-1]
-    found = np.flatnonzero(hits)
-    return int(found[0]) + HITS - 1 if len(found) else None
 
 
 def examine(
@@ -105,17 +98,13 @@ def examine(
     """Hear replies to their ends, and examine them wherever they are suspect."""
     where = [points(reply, listener, watched=watched) for reply in heard]
     pieces = [
-        ending(reply, at, wordpieces)
-        for reply, at_tokens in zip(heard, where, strict=True)
-        for at in at_tokens
+        ending(reply, at, wordpieces) for reply, some in zip(heard, where, strict=True) for at, _ in some
     ]
-    found = train_encoder.logits(model, pieces)[:, ANSWER] if pieces else np.zeros(0, np.float32)
-    result, start = [], 0
-    for reply, at_tokens in zip(heard, where, strict=True):
-        logits = [float(logit) for logit in found[start : start + len(at_tokens)]]
-        result.append(Examined(reply.row, len(reply), at_tokens, logits))
-        start += len(at_tokens)
-    return result
+    found = iter(train_encoder.logits(model, pieces)[:, ANSWER] if pieces else ())
+    return [
+        Examined(reply.row, len(reply), [Finding(at, float(next(found)), logit) for at, logit in some])
+        for reply, some in zip(heard, where, strict=True)
+    ]
 
 
 def ending(reply: Reply, tokens: int, wordpieces: Wordpieces) -> list[int]:

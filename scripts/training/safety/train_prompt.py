@@ -164,7 +164,7 @@ def _models(all_rows: list[Row], features: Features, args: argparse.Namespace) -
 def _calibrate(args: argparse.Namespace) -> None:
     predictions = Predictions.load(args.work / "predictions.npz")
     blend, scored = calibrate.blended(predictions)
-    folds = [AnswerFold.load(args.work / f"answers_{number}.pickle") for number in sorted(args.folds)]
+    folds = [AnswerFold.load(path) for path in sorted(args.work.glob("answers_*.pickle"))]
     answers = calibrate_answers.blend(folds)
     output = dict.fromkeys(CATEGORIES, calibrate_answers.table(folds, answers))
     document = calibrate.document(blend, scored, answers, output)

@@ -12,7 +12,7 @@ from app.admission.controller import Admission
 from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.admission.ticket import Ticket
-from app.core import ChatRequest, Counts, Delta, Key, Prompt
+from app.core import ChatRequest, Counts, Delta, Health, Key, Prompt
 from app.errors import Cancelled, Draining, KeyOverloaded, Overloaded
 from tests.support.admissions import TUNING, Service, ServiceEngine, count_prompt, key_of, tenant_of
 
@@ -88,6 +88,26 @@ async def test_a_request_waits_until_there_is_room() -> None:
     first.on_delta(began())
     first.release()
     (await second).release()
+
+
+async def test_while_the_engine_is_away_everybody_waits() -> None:
+    """Those who wait keep their places, new ones come behind them, and all are let in once it is back."""
+    world = World()
+    first = await world.admit(800)
+    waiting = world.later(500)
+    await settled(waiting)
+    world.engine.health_now = Health.STARTING
+    world.admission.poll()
+    first.release()  # its client has gone
+    newcomer = world.later(10)
+    await settled(waiting, newcomer)
+    assert not waiting.done()
+    assert not newcomer.done()
+    world.engine.health_now = Health.READY
+    world.admission.poll()
+    await settled(waiting, newcomer)
+    for task in (waiting, newcomer):
+        (await task).release()
 
 
 async def test_no_more_run_at_once_than_the_engine_has_places() -> None:

@@ -17,7 +17,7 @@ from app.safety.classifiers import bundled_models as shipped
 from app.safety.classifiers.bundled_models import Models
 from app.settings import SettingsError
 from tests.support.policies import WordClassifier, write_models
-from tests.support.screens import WordModel
+from tests.support.screens import WordExaminer, WordModel
 
 Run = Callable[..., tuple[int, str]]
 CLASSIFIER = WordClassifier(full={"bad": {"S2": 0.95}, "grey": {"S11": 0.5}})
@@ -132,10 +132,29 @@ def test_replies_are_measured_as_they_stream(run: Run, tmp_path: Path):
     assert found["halts"]["halted_at_tokens"]["max"] == 58
     assert found["halts"]["released_tokens"]["max"] == 56
     watched = json.loads(run("eval", str(path), "--kind", "output", "--watched", "--json")[1])
-    assert watched["halts"]["released_tokens"]["max"] == 0
+    assert watched["halts"]["released_tokens"]["max"] == 47, "12 are held from the first token on"
     table = run("eval", str(path), "--kind", "output")[1]
     assert "halted_at_tokens of halted harmful rows: p50 58" in table
     assert "no output" not in table
+
+
+def test_replies_are_measured_as_they_are_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """What is suspected halts where the examiner finds it harmful, and its scores are the reply's."""
+    monkeypatch.chdir(tmp_path)
+    answers, examiner = WordModel("bad", suspect_at=0.5), WordExaminer("worse")
+    models = Models(CLASSIFIER, answers, write_models(tmp_path / "models"), examiner=examiner)
+    path = tmp_path / "rows.jsonl"
+    texts = [("so bad and worse " * 2, 1), ("all is well and bad in a way " * 2, 0), ("worse by far", 1)]
+    lines = [{"text": text, "label": label, "kind": "output"} for text, label in texts]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = parser().parse_args(["safety", "eval", str(path), "--kind", "output", "--json"])
+    assert cli_safety.run(command, lambda: models) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["pooled"]["blocked"]["recall"]["rate"] == 0.5, "one was never suspected"
+    assert found["pooled"]["blocked"]["fpr"]["rate"] == 0.0
+    assert examiner.priors == [0.0] * len(examiner.asked)
 
 
 def test_only_outputs_can_be_watched(run: Run, tmp_path: Path):

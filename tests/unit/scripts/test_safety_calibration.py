@@ -31,7 +31,10 @@ def scored() -> Scored:
         own=np.zeros(count, bool),
         encoder=logits.astype(np.float32),
         ngrams=np.zeros(count),
+        doublings=np.zeros(count),
         quick=logits,
+        quick_doublings=np.zeros(count),
+        other_script=np.zeros(count, bool),
         num_chars=np.array([50] * NUM_EASY + [3_000] * NUM_HARD),
         topics=np.zeros((count, 14), np.float32),
         num_windows=np.ones(count, np.int64),
@@ -41,11 +44,12 @@ def scored() -> Scored:
 
 
 @pytest.mark.parametrize("rate", [0.005, 0.01, 0.05])
-def test_no_group_is_above_twice_the_rate(scored: Scored, rate: float):
+def test_no_group_is_far_above_the_rate(scored: Scored, rate: float):
     """Stories are a small part of what is sent and score higher; their rate holds all the same."""
     (threshold,) = calibrate.thresholds(scored, scored.full, (rate,))
     stories = scored.of.source == HARD
-    assert (scored.full[stories] >= threshold).mean() <= calibrate.GROUP_SLACK * rate + 1 / NUM_HARD
+    slack = calibrate.GROUP_SLACK if rate <= calibrate.FEW else calibrate.WATCH_SLACK
+    assert (scored.full[stories] >= threshold).mean() <= slack * rate + 1 / NUM_HARD
 
 
 def test_the_rate_holds_for_all_prompts_together(scored: Scored):
@@ -58,9 +62,8 @@ def test_the_rate_holds_for_all_prompts_together(scored: Scored):
 
 def test_a_group_is_a_source_of_one_length_and_script(scored: Scored):
     """Other scripts are a group of their own."""
-    texts = scored.of.text.copy()
-    texts[: NUM_EASY // 2] = "текст"
-    groups = calibrate.groups(replace(scored.of, text=texts))
+    other_script = np.arange(len(scored.full)) < NUM_EASY // 2
+    groups = calibrate.groups(replace(scored.of, other_script=other_script))
     assert set(groups) == {
         "benign_clinc, under 200 characters",
         "benign_clinc, under 200 characters, other scripts",
@@ -83,7 +86,7 @@ def test_thresholds_fall_as_rates_rise(scored: Scored):
 
 def test_a_sample_stops_at_so_many_characters_of_a_source():
     """A file of long texts does not take hours."""
-    rows = [Row("x" * 1_000_000, harmful=False, source=HARD) for _ in range(5)]
+    rows = [Row("x" * (loso.CHARS_PER_SOURCE * 3 // 4), harmful=False, source=HARD) for _ in range(5)]
     assert len(loso.sample(rows, (HARD,))) == 2
 
 

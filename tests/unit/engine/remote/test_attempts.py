@@ -52,6 +52,16 @@ def test_what_has_lost_its_server_waits_for_another() -> None:
     assert attempts.advanced() is None
 
 
+def test_without_a_time_to_wait_nothing_moves() -> None:
+    """The answer ends with its server."""
+    attempts = Attempts(resume_s=0)
+    attempts.sent(SERVERS[0])
+    attempts.accepted()
+    attempts.advanced()
+    attempts.died(SERVERS[0], "broke off", 0)
+    assert code(attempts.verdict(0, begun=True)) == "engine_failed"
+
+
 def test_it_avoids_the_server_that_it_lost() -> None:
     """Until another one has given it a token."""
     attempts = Attempts(resume_s=10)

@@ -84,12 +84,8 @@ def test_held_out_look_alikes_mostly_pass(classifier: Classifier, thresholds: Th
 
 
 def flagged(classifier: Classifier, thresholds: Thresholds, texts: Sequence[str]) -> float:
-    """The share of the texts that n-grams alone or both stages together would have blocked."""
-    early = thresholds.at("ngrams", "S1", 0.001)
-    late = thresholds.at("categories", "S1", 0.01)
-    return sum(
-        classifier.fast(text).harm >= early or harm(classifier.full(text)) >= late for text in texts
-    ) / len(texts)
+    """The share of the texts that would be blocked at 1%; the n-grams alone block nothing."""
+    return reached(classifier, texts, thresholds.at("categories", "S1", 0.01))
 
 
 def test_questions_of_the_built_in_models_exam_pass(classifier: Classifier, thresholds: Thresholds):

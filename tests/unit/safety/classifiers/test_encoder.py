@@ -69,7 +69,7 @@ class Highest:
 
     def run(self, _outputs: Any, inputs: Any) -> Any:
         """See onnxruntime.InferenceSession."""
-        ids = inputs["input_ids"]
+        ids = inputs["ids"]
         found = np.zeros((len(ids), 2 + len(CATEGORIES)), np.float32)
         for row, window in zip(found, ids, strict=True):
             words = [token for token in window.tolist() if token >= FIRST]

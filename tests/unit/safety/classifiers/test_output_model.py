@@ -175,6 +175,7 @@ def test_a_file_of_another_size_is_refused(tmp_path: Path):
     """Tables that do not fit are not taken for a model."""
     path = tmp_path / "output.npz"
     one = np.zeros(1, np.float32)
-    np.savez(path, harm=one, categories=one, offsets=one, category_scale=one[0], drift=one[0], line=[1, 0])
+    numbers = {"category_scale": one[0], "drift": one[0], "line": [1, 0], "suspect_at": one[0]}
+    np.savez(path, harm=one, categories=one, offsets=one, **numbers)
     with pytest.raises(ValueError, match="another size"):
         OutputModel.load(path)

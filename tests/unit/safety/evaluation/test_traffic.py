@@ -47,7 +47,7 @@ def scored(p: float, **changes: Any) -> SafetyRecord:
 
 
 def test_other_policies_judge_by_the_scores():
-    """At their own thresholds: 0.9, 0.6 and 0.3 at 0.1%, 1% and 10% (tests/support/policies.py)."""
+    """At their own thresholds: 0.9, 0.6 and 0.39 at 0.1%, 0.2% and 5% (tests/support/policies.py)."""
     compared = policies(policy())
     assert list(compared)[:3] == ["observe", "enforce", "strict"]
     assert list(compared)[3:] == [f"block at {100 * fpr:g}%" for fpr in RATES]
@@ -57,7 +57,7 @@ def test_other_policies_judge_by_the_scores():
         "enforce": "block",
         "strict": "block",
         "block at 0.1%": "watch",
-        "block at 0.2%": "watch",
+        "block at 0.2%": "block",
         "block at 0.5%": "block",
         "block at 1%": "block",
         "block at 2%": "block",
