@@ -53,6 +53,10 @@ class SafetyCounters:
         """Count a screen that threw or took too long; `passed` where `safety_fail_open` let it."""
         self.failures[stage][why]["passed" if passed else "refused"] += 1
 
+    def examined(self) -> None:
+        """Count an examination of an answer."""
+        self.examined_answers += 1
+
     def halted(self, *, leaked_tokens: int, dropped_tokens: int) -> None:
         """Count the tokens of a halted answer."""
         self.leaked_tokens += leaked_tokens

@@ -52,6 +52,7 @@ async def test_a_suspected_answer_that_is_harmless_goes_out_whole(start: Start):
     stream.transcript.check_ids()
     assert (transcript.content(), list(transcript.finish_reasons.values())) == (HARMLESS, ["stop"])
     assert examiner.asked == [f"{BEFORE} {HARM} and "]
+    assert examiner.heard == [0.99]
     counters = served.runtime.safety_counters
     assert (counters.examined_answers, counters.leaked_tokens, counters.dropped_tokens) == (1, 0, 0)
     page = await served.runtime.database.read(lambda c: safety_events.page(c, 100))
@@ -121,7 +122,7 @@ async def test_moderation_that_was_asked_for_has_the_scores_of_the_examiner(star
 class Throws:
     """An examiner that throws."""
 
-    def answer(self, _text: str, _prior: float) -> Scores:
+    def answer(self, _text: str, _prior: float, _heard: float) -> Scores:
         """See ExaminesAnswers."""
         raise RuntimeError("a secret")
 

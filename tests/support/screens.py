@@ -40,10 +40,6 @@ class WordListener:
         """See app.safety.screens.stream_terms.Listener."""
         return {"S2": self._p()}
 
-    def forgive(self) -> None:
-        """See app.safety.screens.stream_terms.Listener."""
-        self._text = ""
-
     def _p(self) -> float:
         return 0.99 if self._word in self._text else 0.01
 
@@ -71,11 +67,13 @@ class WordExaminer:
         self._before = before
         self.asked: list[str] = []
         self.priors: list[float] = []
+        self.heard: list[float] = []
 
-    def answer(self, text: str, prior: float) -> Scores:
+    def answer(self, text: str, prior: float, heard: float) -> Scores:
         """See app.safety.screens.answer_examiner.ExaminesAnswers."""
         self.asked.append(text)
         self.priors.append(prior)
+        self.heard.append(heard)
         self._before(text)
         return {"S2": 0.97 if self._word in text else 0.02, "S3": 0.01}
 

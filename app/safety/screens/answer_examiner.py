@@ -42,7 +42,7 @@ class AnswerExaminer:
     async def examine(self, suspicion: Suspicion) -> Scores:
         """The scores of what is suspect. Raises ScreenFailed."""
         loop = asyncio.get_running_loop()
-        self._counters.examined_answers += 1
+        self._counters.examined()
         try:
             async with asyncio.timeout(self._timeout_s):
                 scores = await loop.run_in_executor(self._thread, self._classifier.answer, *suspicion)

@@ -146,7 +146,7 @@ def test_replies_are_measured_as_they_are_examined(
     answers, examiner = WordModel("bad", suspect_at=0.5), WordExaminer("worse")
     models = Models(CLASSIFIER, answers, write_models(tmp_path / "models"), examiner=examiner)
     path = tmp_path / "rows.jsonl"
-    texts = [("so bad and worse " * 2, 1), ("all is well and bad in a way " * 2, 0), ("worse by far", 1)]
+    texts = [("so worse and bad " * 2, 1), ("all is well and bad in a way " * 2, 0), ("worse by far", 1)]
     lines = [{"text": text, "label": label, "kind": "output"} for text, label in texts]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = parser().parse_args(["safety", "eval", str(path), "--kind", "output", "--json"])

@@ -9,7 +9,6 @@ import pytest
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import BadRequest, RateLimited, TokensLimited
-from app.metering.durations import duration_text
 from app.metering.limiter import UNLIMITED, KeyLease, Lease, Limiter
 
 
@@ -288,23 +287,6 @@ def test_headers_are_openais(limiter: Limiter, clock: Clock) -> None:
     assert set(limiter.headers(key(rpm=60))) == {
         f"x-ratelimit-{what}-requests" for what in ("limit", "remaining", "reset")
     }
-
-
-@pytest.mark.parametrize(
-    ("duration_s", "text"),
-    [
-        (0, "0ms"),
-        (0.017, "17ms"),
-        (1, "1s"),
-        (1.2, "1.2s"),
-        (59.999, "59.999s"),
-        (60, "1m0s"),
-        (372.5, "6m12.5s"),
-    ],
-)
-def test_durations_are_written_as_openai_does(duration_s: float, text: str) -> None:
-    """Go's format."""
-    assert duration_text(duration_s) == text
 
 
 def test_a_limit_that_was_lowered_holds_at_once(limiter: Limiter) -> None:

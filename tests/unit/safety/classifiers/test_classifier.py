@@ -37,6 +37,7 @@ BLEND = Blend(
     fast_bias=-1.0,
     fast_length=0.0,
     answer=1.0,
+    answer_heard=0.0,
     answer_prior=0.0,
     answer_bias=0.0,
 )
@@ -171,8 +172,8 @@ def test_another_script_adds_to_the_harm_that_the_encoder_finds():
 def test_an_answer_is_read_by_its_own_logit():
     """What is harmful in a prompt is not in an answer, and the other way round; the categories are shared."""
     classifier = Classifier(flat_ngrams(5.0), WordEncoder(), BLEND)
-    assert harm(classifier.answer("a poison", 0.0)) < 0.1
-    scores = classifier.answer("a cure", 0.0)
+    assert harm(classifier.answer("a poison", 0.0, 0.5)) < 0.1
+    scores = classifier.answer("a cure", 0.0, 0.5)
     assert tuple(scores) == CATEGORIES
     assert scores["S9"] == harm(scores) == pytest.approx(1 / (1 + np.exp(-4.0)), abs=1e-6)
     assert harm(classifier.full("a cure")) < harm(classifier.full("a poison"))
@@ -183,16 +184,32 @@ def test_the_harm_of_its_prompt_weighs_on_an_answer():
     classifier = Classifier(
         flat_ngrams(), WordEncoder(), BLEND._replace(answer=0.5, answer_prior=2.0, answer_bias=-1.0)
     )
-    assert logit_of(classifier.answer("a cure", 0.0)) == pytest.approx(1.0, abs=1e-3)
-    assert logit_of(classifier.answer("a cure", 0.75)) == pytest.approx(2.5, abs=1e-3)
+    assert logit_of(classifier.answer("a cure", 0.0, 0.5)) == pytest.approx(1.0, abs=1e-3)
+    assert logit_of(classifier.answer("a cure", 0.75, 0.5)) == pytest.approx(2.5, abs=1e-3)
     assert logit_of(classifier.full("poison")) == pytest.approx(4.0, abs=1e-3)
+
+
+def test_what_was_heard_in_all_of_an_answer_weighs_on_its_end():
+    """Its logit by its factor, the more the more was heard; nothing where it says as much as not."""
+    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND._replace(answer_heard=0.5))
+    at_odds = float(np.log(0.9 / 0.1))
+    for heard, added in ((0.5, 0.0), (0.9, 0.5 * at_odds), (0.1, -0.5 * at_odds)):
+        assert logit_of(classifier.answer("a cure", 0.0, heard)) == pytest.approx(4.0 + added, abs=1e-3)
+
+
+@pytest.mark.parametrize("heard", [0.0, 1e-300, 1.0])
+def test_a_certainty_that_was_heard_does_not_drown_what_is_read(heard: float):
+    """Its logit is bounded, on either side: the scores are numbers, and the encoder still tells."""
+    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND._replace(answer_heard=0.5))
+    poison, cure = (harm(classifier.answer(text, 0.0, heard)) for text in ("a poison", "a cure"))
+    assert 0.0 < poison < cure < 1.0
 
 
 @pytest.mark.parametrize("text", ["", " ", "\u200b", "💥"])
 def test_texts_of_nothing_have_scores(text: str):
     """All between 0 and 1."""
     classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND)
-    for scores in (classifier.fast(text).scores(), classifier.full(text), classifier.answer(text, 0.5)):
+    for scores in (classifier.fast(text).scores(), classifier.full(text), classifier.answer(text, 0.5, 0.5)):
         assert all(0.0 <= p <= 1.0 for p in scores.values())
 
 

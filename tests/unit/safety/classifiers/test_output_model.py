@@ -94,26 +94,6 @@ def test_harm_is_heard_as_it_is_said(model: OutputModel):
     assert set(scores) == set(CATEGORIES)
 
 
-def test_what_was_forgiven_counts_no_more(model: OutputModel):
-    """An answer that was found harmless starts again: harm has to be heard anew, and is."""
-    answer = model.listen(0.0)
-    assert say(answer, "here is poison poison poison it")[-1] > 0.8
-    answer.forgive()
-    assert max(answer.scores().values()) == 0.0
-    assert answer.feed("") == 0.0
-    assert max(say(answer, "all is well")) < 0.2
-    assert say(answer, "poison poison poison poison poison it")[-1] > 0.8
-
-
-def test_a_prompt_weighs_on_what_is_said_after_it_was_forgiven(model: OutputModel):
-    """The prior stays."""
-    calm, warned = model.listen(0.0), model.listen(0.9)
-    for answer in (calm, warned):
-        answer.feed("one two three ")
-        answer.forgive()
-    assert calm.feed("four five six ") < warned.feed("four five six ")
-
-
 def test_a_long_harmless_beginning_hides_nothing(model: OutputModel):
     """Harm is heard after it as it is at the very beginning."""
     early, late = model.listen(0.0), model.listen(0.0)

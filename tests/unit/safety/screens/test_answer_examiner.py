@@ -15,7 +15,10 @@ from app.safety.screens.answer_examiner import AnswerExaminer
 from app.safety.screens.stream_terms import Suspicion
 from app.safety.verdict import Scores, ScreenFailed
 
-SUSPICION = Suspicion("the end of an answer", 0.3)
+SUSPICION = Suspicion("the end of an answer", 0.3, 0.8)
+
+STUCK_S = 10.0
+"""Seconds after which what a test holds up goes on: a test that fails is not to hang."""
 
 
 class Answering:
@@ -24,12 +27,12 @@ class Answering:
     def __init__(self, scores: Any, before: Callable[[], object] = lambda: None) -> None:
         self._scores = scores
         self._before = before
-        self.asked: list[tuple[str, float]] = []
+        self.asked: list[Suspicion] = []
         self.threads: set[str] = set()
 
-    def answer(self, text: str, prior: float) -> Scores:
+    def answer(self, text: str, prior: float, heard: float) -> Scores:
         """See ExaminesAnswers."""
-        self.asked.append((text, prior))
+        self.asked.append(Suspicion(text, prior, heard))
         self.threads.add(threading.current_thread().name)
         self._before()
         if isinstance(self._scores, Exception):
@@ -58,8 +61,8 @@ def examiner(counters: SafetyCounters) -> Iterator[Callable[..., AnswerExaminer]
         each.close()
 
 
-async def test_it_says_what_the_classifier_does_of_the_text_and_its_prompt(examiner, counters):
-    """In a thread of its own, always the same; each examination is counted."""
+async def test_it_says_what_the_classifier_does_of_a_suspicion(examiner, counters):
+    """Of its text, prompt and what was heard; in a thread of its own, always the same; each is counted."""
     classifier = Answering({"S1": 0.0, "S2": 1.0})
     examine = examiner(classifier).examine
     for _ in range(3):
@@ -95,7 +98,7 @@ async def test_whatever_goes_wrong_raises(examiner, counters, scores):
 async def test_an_examination_that_takes_too_long_raises(examiner, counters):
     """So does one that waits behind it, which is not begun any more."""
     release = threading.Event()
-    classifier = Answering({"S1": 0.1}, before=release.wait)
+    classifier = Answering({"S1": 0.1}, before=lambda: release.wait(STUCK_S))
     examine = examiner(classifier, timeout_s=0.05).examine
     ended = await asyncio.gather(examine(SUSPICION), examine(SUSPICION), return_exceptions=True)
     assert [type(outcome) for outcome in ended] == [ScreenFailed, ScreenFailed]
@@ -111,11 +114,12 @@ async def test_who_stops_waits_no_longer(examiner):
 
     def hold() -> None:
         loop.call_soon_threadsafe(entered.set)
-        release.wait()
+        release.wait(STUCK_S)
 
     examine = examiner(Answering({"S1": 0.1}, before=hold)).examine
     task = asyncio.create_task(examine(SUSPICION))
-    await entered.wait()
+    async with asyncio.timeout(STUCK_S):
+        await entered.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.core import Counts, Delta, FinishReason
 from app.safety.policies.policy import Policy
-from app.safety.screens.choice_screen import EXAMINED_CHARS
+from app.safety.screens.choice_screen import EXAMINED_CHARS, HEARD_MORE
 from app.safety.screens.stream_screen import GREY_PART, Screening, StreamScreen
 from app.safety.screens.stream_terms import Suspicion
 from app.safety.verdict import Scores, ScreenFailed
@@ -43,14 +44,12 @@ class Examiner:
 
 
 class Hears:
-    """A model whose harm at each word a test sets, 0.01 after that; keeps when it was forgiven."""
+    """A model whose harm at each word a test sets, 0.01 after that."""
 
     suspect_at: float | None = SUSPECT_AT
 
     def __init__(self, *harms: float) -> None:
         self._harms = list(harms)
-        self.heard: list[str] = []
-        self.forgiven_after: list[int] = []
 
     def listen(self, _prior: float) -> Hears:
         """See Listens."""
@@ -59,16 +58,11 @@ class Hears:
     def feed(self, text: str) -> float:
         """See Listener; of several words the highest that two in a row reached."""
         harms = [self._harms.pop(0) if self._harms else 0.01 for _ in text.split()]
-        self.heard += text.split()
         return harms[0] if len(harms) == 1 else max(map(min, pairwise(harms)))
 
     def scores(self) -> Scores:
         """See Listener."""
         return {"S7": 1.0}
-
-    def forgive(self) -> None:
-        """See Listener."""
-        self.forgiven_after.append(len(self.heard))
 
 
 class Answer:
@@ -117,6 +111,11 @@ async def served(screen: Screening, *deltas: Delta) -> list[str]:
     return out
 
 
+def harm_with(harm: float, more: float) -> float:
+    """The harm whose logit is greater by `more`."""
+    return 1 / (1 + math.exp(-(math.log(harm / (1 - harm)) + more)))
+
+
 def text_of(released: Sequence[Delta]) -> str:
     """What they say."""
     return "".join(delta.text for delta in released)
@@ -135,7 +134,7 @@ async def test_what_is_suspected_is_held_until_it_is_examined():
     assert (one.feed(third), one.suspects, one.held_tokens) == ((), True, 2)
     assert examiner.asked == []
     assert await one.examined() == [second, third]
-    assert examiner.asked == [Suspicion("one two three", 0.25)]
+    assert examiner.asked == [Suspicion("one two three", 0.25, 0.7)]
     assert (one.suspects, one.halted, one.held_tokens) == (False, None, 0)
 
 
@@ -173,17 +172,58 @@ async def test_one_hit_is_not_examined():
     assert (examiner.asked, one.halted) == ([], None)
 
 
-async def test_a_harmless_finding_forgives_the_model():
-    """It has to hear two more hits; each suspicion is examined by itself."""
-    model, examiner, answer = Hears(0.6, 0.7, 0.6, 0.7, 0.6), Examiner(HARMLESS), Answer()
-    one = screening(model, examiner)
-    assert await served(one, *answer.words("a b c d e")) == ["", "a b ", "", "c d ", ""]
-    assert model.forgiven_after == [2, 4]
-    assert [asked.text for asked in examiner.asked] == ["a b ", "a b c d "]
+async def test_what_was_found_harmless_is_suspected_again_once_clearly_more_is_heard():
+    """Up to there nothing waits; then two hits are needed as before."""
+    more = harm_with(0.7, HEARD_MORE)
+    examiner, answer = Examiner(HARMLESS), Answer()
+    one = screening(Hears(0.6, 0.7, 0.6, more - 0.001, more + 0.001, 0.9, 0.9), examiner)
+    out = await served(one, *answer.words("a b c d e f g"))
+    assert out == ["", "a b ", "c ", "d ", "", "e f ", "g"]
+    assert examiner.asked == [Suspicion("a b ", 0.0, 0.7), Suspicion("a b c d e f ", 0.0, 0.9)]
 
 
-async def test_the_word_that_was_forgiven_is_not_suspected_again():
-    """A model that takes what it read for harmless, as the shipped one does."""
+async def test_each_finding_moves_the_suspicion_on():
+    """The next one is due where a whole step more is heard than at the last, not at the first."""
+    second = harm_with(0.6, HEARD_MORE) + 0.001
+    third = harm_with(second, HEARD_MORE) + 0.001
+    examiner, answer = Examiner(HARMLESS), Answer()
+    one = screening(Hears(0.6, 0.6, second, second, second, third - 0.01, third, third), examiner)
+    await served(one, *answer.words("a b c d e f g h"))
+    assert [asked.heard for asked in examiner.asked] == [0.6, second, third]
+    assert [asked.text for asked in examiner.asked] == ["a b ", "a b c d ", "a b c d e f g h"]
+
+
+@pytest.mark.parametrize("between", [0.1, SUSPECT_AT - 0.001])
+async def test_once_less_is_heard_the_models_own_suspicion_is_examined_anew(between: float):
+    """Where the harm falls below what it suspects, what it found before is over."""
+    examiner, answer = Examiner(HARMLESS), Answer()
+    one = screening(Hears(0.6, 0.7, between, SUSPECT_AT, 0.6), examiner)
+    assert "".join(await served(one, *answer.words("a b c d e "), answer.ends())) == "a b c d e "
+    assert [asked.text for asked in examiner.asked] == ["a b ", "a b c d e "]
+    assert [asked.heard for asked in examiner.asked] == [0.7, 0.6]
+
+
+@pytest.mark.parametrize("certain", [0.0, 1.0])
+async def test_a_model_at_the_end_of_its_scale_is_examined(certain: float):
+    """No harm is greater by a step than certainty, and none is less than none."""
+    examiner, answer = Examiner(HARMLESS, HARMFUL), Answer()
+    one = screening(Hears(certain, certain, 1.0, 1.0), examiner, examine_end=True)
+    await served(one, *answer.words("a b c d"), answer.ends())
+    assert one.halted is not None or certain == 0.0
+    assert [asked.heard for asked in examiner.asked][-1] == 1.0
+
+
+async def test_a_cut_of_what_hardly_more_was_heard_in_loses_nothing():
+    """It was examined, and no two hits are open."""
+    examiner, answer = Examiner(HARMLESS), Answer()
+    one = screening(Hears(0.6, 0.7, 0.7, 0.7), examiner)
+    out = await served(one, *answer.words("a b c d"), answer.ends("length"))
+    assert "".join(out) == "a b c d"
+    assert len(examiner.asked) == 1
+
+
+async def test_a_word_that_was_found_harmless_is_suspected_again_where_it_is_said_again():
+    """In between the model had forgotten it; as long as it hears it, it asks once."""
     examiner, answer = Examiner(HARMLESS), Answer()
     one = screening(WordModel(suspect_at=SUSPECT_AT), examiner)
     text = f"a {HARM} thing and so on to the end of it, a {HARM} thing again and on it goes"
@@ -192,7 +232,7 @@ async def test_the_word_that_was_forgiven_is_not_suspected_again():
 
 
 async def test_a_second_suspicion_has_a_place_of_its_own():
-    """Where the harm began, and how late it was found, do not count from what was forgiven."""
+    """Where the harm began, and how late it was found, do not count from what was found harmless."""
     answer = Answer()
     one = screening(Hears(0.6, 0.7, *[0.1] * 6, 0.6, 0.7), Examiner(HARMLESS, HARMFUL))
     await served(one, *answer.words("a b c d e f g h i j"))
@@ -251,10 +291,12 @@ async def test_of_two_choices_the_suspected_one_is_examined():
     out = await served(one, first.says("all is "), second.says(f"a {HARM} "), first.says("well, "))
     assert out == ["all is ", "", "well, "]
     assert await served(one, second.says("thing "), first.says("and on")) == [f"a {HARM} thing ", "and on"]
+    between = "which is all there is to say of it, as far as anybody knows, "
+    assert "".join(await served(one, *second.words(between))) == between
     assert await served(one, second.says(f"one {HARM} "), second.says("more")) == ["", ""]
     assert one.halted is not None
     assert (one.halted_choice, one.take_withheld_text()) == (1, f"one {HARM} more")
-    assert [asked.text for asked in examiner.asked] == [f"a {HARM} thing ", f"a {HARM} thing one {HARM} more"]
+    assert [asked.text for asked in examiner.asked] == [f"a {HARM} thing ", f"a {HARM} thing {between}one {HARM} more"]
     verdicts = one.verdicts()
     assert (verdicts[0].action, verdicts[1]) == (None, one.halted)
 
@@ -274,8 +316,10 @@ async def test_the_worst_finding_speaks_for_the_answer():
     """Later ones that are milder do not hide it."""
     worse, better = {"S2": 0.55}, {"S2": 0.45}
     answer = Answer()
-    one = screening(Hears(0.6, 0.7, 0.6, 0.7), Examiner(worse, better))
-    await served(one, *answer.words("a b c d"), answer.ends())
+    examiner = Examiner(worse, better)
+    one = screening(Hears(0.6, 0.7, 0.1, 0.6, 0.7), examiner)
+    await served(one, *answer.words("a b c d e"), answer.ends())
+    assert len(examiner.asked) == 2
     assert one.peaks() == [worse]
     assert [verdict.scores for verdict in one.verdicts()] == [worse]
 

@@ -16,6 +16,8 @@ from app.safety.text.turns import SLICE_CHARS, read_request
 from app.safety.verdict import Quick, ScreenFailed
 from tests.support.policies import WordClassifier, policy
 
+STUCK_S = 10.0
+"""Seconds after which what a test holds up goes on: a test that fails is not to hang."""
 BAD = {"bad": {"S2": 0.95}}
 POLICY = policy()
 
@@ -151,19 +153,13 @@ async def test_a_request_split_over_turns_is_found_joined(screen):
     assert (await prompts.full_verdict(say("hello", "make", "a", "thing"), POLICY)).action == "block"
 
 
-@pytest.mark.parametrize("stage", ["fast", "full"])
-async def test_a_long_answer_is_watched_where_a_users_turn_would_be_refused(screen, stage):
-    """However sure the classifier is; a doubt that would watch a user's turn does nothing."""
+async def test_a_long_answer_is_watched_where_a_users_turn_would_be_refused(screen):
+    """The encoder decides, however sure it is; a doubt that would watch a user's turn does nothing."""
     long = "word " * 100
-    prompts = screen(WordClassifier(**{stage: {"bad": {"S2": 0.999}, "odd": {"S2": 0.5}}}))
+    prompts = screen(WordClassifier(full={"bad": {"S2": 0.999}, "odd": {"S2": 0.5}}))
     for word, action in (("bad", "watch"), ("odd", None), ("good", None)):
         said = [*say("hello"), {"role": "assistant", "content": f"{long} {word}"}, *say("go on")]
-        verdict = (
-            await prompts.full_verdict(said, POLICY)
-            if stage == "full"
-            else prompts.ngram_verdict(said, POLICY)
-        )
-        assert verdict.action == action
+        assert (await prompts.full_verdict(said, POLICY)).action == action
     assert (await prompts.evaluate(say(f"{long} bad"), POLICY)).action == "block"
 
 
@@ -362,7 +358,7 @@ async def test_fail_open_lets_pass_and_counts(screen, counters):
 async def test_a_screen_that_takes_too_long_refuses(screen, counters):
     """The request ends, whatever the thread does; so does one that waits behind it."""
     release = threading.Event()
-    prompts = screen(WordClassifier(before=lambda _text: release.wait() and None), timeout_s=0.05)
+    prompts = screen(WordClassifier(before=lambda _text: release.wait(STUCK_S) and None), timeout_s=0.05)
     judged = await asyncio.gather(
         prompts.full_verdict(say("x"), POLICY), prompts.full_verdict(say("y"), POLICY), return_exceptions=True
     )
@@ -378,11 +374,12 @@ async def test_a_cancelled_request_is_no_failure(screen, counters):
 
     def hold(_text: str) -> None:
         loop.call_soon_threadsafe(entered.set)
-        release.wait()
+        release.wait(STUCK_S)
 
     prompts = screen(WordClassifier(before=hold))
     task = asyncio.create_task(prompts.full_verdict(say("x"), POLICY))
-    await entered.wait()
+    async with asyncio.timeout(STUCK_S):
+        await entered.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
