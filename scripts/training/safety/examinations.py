@@ -40,10 +40,10 @@ class Listener:
 
 
 class Finding(NamedTuple):
-    """One examination: after which token, what the encoder found, and what the listener had heard by then."""
+    """One examination: after which token, what the encoder says, and what the listener had heard by then."""
 
     at_tokens: int
-    found: float
+    encoded: float
     heard: float
 
 
@@ -57,11 +57,11 @@ class Examined:
 
     def highest(self, heard_weight: float) -> float:
         """The highest logit of all examinations; minus infinity where the reply was never examined."""
-        return max((f.found + heard_weight * f.heard for f in self.findings), default=-np.inf)
+        return max((f.encoded + heard_weight * f.heard for f in self.findings), default=-np.inf)
 
     def halted_at(self, logit: float, heard_weight: float) -> int | None:
         """The token at which a threshold would have halted the reply; None if it would not."""
-        over = (f.at_tokens for f in self.findings if f.found + heard_weight * f.heard >= logit)
+        over = (f.at_tokens for f in self.findings if f.encoded + heard_weight * f.heard >= logit)
         return next(over, None)
 
 
@@ -100,9 +100,9 @@ def examine(
     pieces = [
         ending(reply, at, wordpieces) for reply, some in zip(heard, where, strict=True) for at, _ in some
     ]
-    found = iter(train_encoder.logits(model, pieces)[:, ANSWER] if pieces else ())
+    encoded = iter(train_encoder.logits(model, pieces)[:, ANSWER] if pieces else ())
     return [
-        Examined(reply.row, len(reply), [Finding(at, float(next(found)), logit) for at, logit in some])
+        Examined(reply.row, len(reply), [Finding(at, float(next(encoded)), logit) for at, logit in some])
         for reply, some in zip(heard, where, strict=True)
     ]
 

@@ -156,8 +156,8 @@ def scored(rows: Sequence[Row], model: MiniLM | None, ngrams: NGrams, weights: P
 
 
 def _quick(ngrams: NGrams, text: str) -> list[tuple[float, float, float]]:
-    """Of each part that the prompt screen reads on the loop: what it counts for, its logit, its length."""
-    read = [(ngrams.look(normalize(part))[0], doublings(len(part))) for part in ends(text)]
+    """Of each passage that the prompt screen reads on the loop: what it counts for, its logit, its length."""
+    read = [(ngrams.look(normalize(passage))[0], doublings(len(passage))) for passage in ends(text)]
     return [(logit - FAST_LENGTH * length, logit, length) for logit, length in read]
 
 
