@@ -10,6 +10,7 @@ import pytest
 from app.core import Counts
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.platform import prepare_process
+from app.engine.tally import TokenTally
 from tests.support.live_choices import NotingSink, choice
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
@@ -55,7 +56,7 @@ class Desk:
             prompt_tokens=[5] * len(rows),
             cached_tokens=[0] * len(rows),
             reasoning_tokens=[0] * len(rows),
-            retraction_counts=[0] * len(rows),
+            retraction_counts=[2] * len(rows),
         )
         others: list[int] = self.manager._hand_over(batch)
         return others
@@ -106,6 +107,35 @@ def test_output_after_the_end_is_dropped_and_reported() -> None:
         ("a-000", "output after its end"),
         ("nobodys-000", "output after its end"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("finish", "emitted_tokens"),
+    [
+        (None, 2),
+        ({"type": "stop"}, 2),
+        ({"type": "abort"}, 2),
+        ({"type": "abort", "status_code": 400, "message": "too long"}, 0),
+    ],
+    ids=["running", "stop", "abort", "refused"],
+)
+def test_ids_are_counted_unless_they_are_refused(finish: dict[str, Any] | None, emitted_tokens: int) -> None:
+    """The tally counts the ids that were handed over; retractions are counted at the end."""
+    desk, sink, tally = Desk(), NotingSink(), TokenTally()
+    desk.live.running["a-000"] = LiveChoice("a-000", None, sink, tally)
+    desk.take(("a-000", "ab", [5, 6], finish, 2))
+    assert desk.manager.num_retractions == (0 if finish is None else 2)
+    assert tally.token_ids == len(sink.token_ids) == emitted_tokens
+    assert sink.finish == finish
+
+
+def test_a_request_that_is_aborted_while_it_is_refused_ends_as_aborted() -> None:
+    """While a grammar compiles, SGLang answers an abort with a refusal."""
+    desk = Desk()
+    [sink] = sinks(desk.run("a"))
+    desk.live.abort("a-")
+    desk.take(("a-000", "", [], {"type": "abort", "status_code": 400, "message": "Aborted"}, 0))
+    assert sink.finish == {"type": "abort"}
 
 
 def test_sglangs_own_requests_are_left_to_it() -> None:

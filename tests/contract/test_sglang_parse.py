@@ -183,38 +183,6 @@ def test_output_that_cannot_be_parsed_is_counted_before_it_fails(sglang_engine: 
     assert out.deltas == [Delta(0, "text", "", [0], Counts(9, 1))]
 
 
-@pytest.mark.parametrize(
-    ("finish", "emitted_tokens"),
-    [(None, 2), (STOP, 2), ({"type": "abort"}, 2), ({"type": "abort", "status_code": 400}, 0)],
-    ids=["running", "stop", "abort", "refused"],
-)
-def test_ids_of_a_batch_are_counted_unless_they_are_refused(
-    sglang_engine: Any, finish: dict[str, Any] | None, emitted_tokens: int
-) -> None:
-    """The tally takes the ids of a row from the batch itself; retractions are counted at the end."""
-    from app.engine.sglang.handover import HandoverTokenizerManager
-    from app.engine.tally import TokenTally
-
-    tally, taken = TokenTally(), []
-    sink = SimpleNamespace(take=lambda *row: taken.append(row))
-    manager = SimpleNamespace(_sinks={"ours": (sink, tally)}, num_retractions=0)
-    batch = SimpleNamespace(
-        rids=["other", "ours"],
-        output_strs=["", "ab"],
-        output_ids=[[1], [5, 6]],
-        finished_reasons=[None, finish],
-        prompt_tokens=[1, 9],
-        completion_tokens=[1, 77],
-        cached_tokens=[0, 0],
-        reasoning_tokens=[0, 0],
-        retraction_counts=[1, 2],
-    )
-    assert HandoverTokenizerManager._hand_over(manager, batch) == [0]
-    assert manager.num_retractions == (0 if finish is None else 2)
-    assert tally.token_ids == emitted_tokens
-    assert taken == [("ab", [5, 6], finish, Counts(9, 77), batch, 1)]
-
-
 @pytest.mark.parametrize("choice", ["required", "auto"])
 def test_long_arguments_are_parsed_in_time_that_grows_with_their_length(
     sglang_engine: Any, choice: str
@@ -265,6 +233,7 @@ async def test_output_that_comes_faster_than_it_is_parsed_leaves_the_loop_to_oth
         class Manager(HandoverTokenizerManager):
             def __init__(self) -> None:
                 self._inbox = inbox
+                self._receiving = asyncio.get_running_loop()
 
             def _receive(self, message: Any) -> None:
                 taken.append(message)
