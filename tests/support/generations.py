@@ -425,23 +425,25 @@ async def generations(
         prefixes=PrefixReport(log),
         log=log,
     )
-    yield Generations(
-        database,
-        engine,
-        admission,
-        made,
-        kept,
-        history,
-        traffic,
-        balance,
-        pipeline,
-        capture.entries,
-        suspensions,
-    )
-    await kept.aclose()
-    await database.aclose()
-    if screens is not None:
-        screens.prompts.close()
+    try:
+        yield Generations(
+            database,
+            engine,
+            admission,
+            made,
+            kept,
+            history,
+            traffic,
+            balance,
+            pipeline,
+            capture.entries,
+            suspensions,
+        )
+        await kept.aclose()
+    finally:  # the threads of a test that failed would keep the run from its end
+        await database.aclose()
+        if screens is not None:
+            screens.prompts.close()
 
 
 def asked(content: str = "hello", **fields: Any) -> ChatRequest:

@@ -134,7 +134,8 @@ class ChoiceScreen:
             return None
         verdict = self._score(tokens)
         if delta.finish_reason is not None and self._tail:
-            unexamined = self._terms.watched and self._terms.examined and tokens > self._examined_tokens
+            watched_more = self._terms.watched and tokens > self._examined_tokens
+            unexamined = self._terms.examined and (watched_more or not self._in_no_doubt)
             self.suspected = self.suspected or unexamined or self._terms.examine_end
         return verdict
 

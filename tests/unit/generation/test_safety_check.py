@@ -275,7 +275,7 @@ async def test_prompt_that_is_refused_without_a_sure_category_is_told_in_general
 
 
 async def test_refused_turn_of_a_conversation_is_kept_as_blocked(running):
-    """So that the policy is stricter for the next; it is billed for no token of an answer."""
+    """So that the policy is stricter for the next; the engine begins nothing, and nothing is billed."""
     async with running() as made:
         says(made, "fine")
         await made.serve(conversing("harmless"))
@@ -286,22 +286,22 @@ async def test_refused_turn_of_a_conversation_is_kept_as_blocked(running):
         await made.committed()
         query = "SELECT role, status FROM messages ORDER BY seq DESC LIMIT 1"
         assert await made.database.read(lambda c: c.execute(query).fetchone()) == ("assistant", "blocked")
-        row = await made.row("chatcmpl-2")
-        assert (row["outcome"], row["completion_tokens"]) == ("content_filter", row["withheld_tokens"])
+        assert (await made.count("requests"), await made.count("messages")) == (1, 4)
+        assert len(made.engine.rendered) == 1
         assert (
             await made.history.load(replace(later, conversation_id="conv_1", message_id="m"))
         ).strikes == 1
 
 
-async def test_refused_first_turn_counts_in_its_conversation(running):
-    """Whoever goes on with it meets a stricter policy."""
+async def test_refused_first_turn_begins_no_conversation(running):
+    """There is nothing of it that could be gone on with; the engine has not seen it."""
     async with running() as made:
         made.engine.say("never seen")
         stream = await made.serve(conversing(f"a {BLOCKED} thing"))
         assert (stream.refused, type(stream.error)) == (True, ContentFiltered)
-        assert (await made.count("conversations"), await made.count("messages")) == (1, 2)
-        later = replace(asked("harmless"), request_id="chatcmpl-2", conversation_id="conv_1", message_id="m")
-        assert (await made.history.load(later)).strikes == 1
+        await made.committed()
+        counted = [await made.count(table) for table in ("conversations", "messages", "requests")]
+        assert (counted, made.engine.rendered, made.engine.aborted) == ([0, 0, 0], [], [])
 
 
 async def test_prompt_that_only_the_full_reading_blocks_is_refused_before_its_first_token(
