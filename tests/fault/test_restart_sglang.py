@@ -71,6 +71,8 @@ async def test_sixteen_streams_go_on_after_a_restart(tmp_path: Path) -> None:
         resumed: list[Transcript] = await asyncio.gather(*(returned(port, stream) for stream in streams))
         again = [await open_stream(port, request) for request in bodies]
         whole = await asyncio.gather(*(stream.to_end() for stream in again))
+        for stream in again:
+            stream.connection.close()
         process.terminate()
         assert await process.exit_status(60) == 0
     finally:
