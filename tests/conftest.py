@@ -38,13 +38,13 @@ async def serve(tmp_path_factory: pytest.TempPathFactory, safety: str) -> AsyncI
         send_buffer_bytes: int | None = None,
         engine_type: type[ScriptedEngine] = ScriptedEngine,
         load_models: ModelLoader | None = None,
-        engine: Engine | None = None,
+        ready_engine: Engine | None = None,
         **settings: Any,
     ) -> Served:
         data_dir = settings.pop("data_dir", None) or tmp_path_factory.mktemp("data")
         in_force = Settings(port=0, data_dir=data_dir, **{"safety": safety, **settings})
         served = await serve_here(
-            script or Script(), in_force, send_buffer_bytes, engine_type, load_models, engine
+            script or Script(), in_force, send_buffer_bytes, engine_type, load_models, ready_engine
         )
         started.append(served)
         return served

@@ -79,9 +79,9 @@ def test_the_encoder_is_measured_within_one_server():
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("switch", "off"), [("screens", 200), ("shipped", 400)])
+@pytest.mark.parametrize(("switch", "off"), [("screens", 200), ("shipped", 200)])
 def test_one_server_screens_by_the_seed(tmp_path, switch, off):
-    """A harmful prompt is answered with the one seed, or refused too where only the encoder is left out."""
+    """A harmful prompt is answered with the one seed: the n-grams alone refuse nothing."""
     port = free_port()
     command = [
         sys.executable,

@@ -31,7 +31,7 @@ async def test_clients_of_a_lost_server_get_whole_answers(serve: Serve, servers:
         server.tokens, server.pause_s = TOKENS, 0.01
     options = RemoteOptions([server.url for server in servers], poll_s=0.05)
     engine = RemoteEngine(options, LargeModel)
-    served = await serve(engine=engine, heartbeat_s=0.05, safety="off")
+    served = await serve(ready_engine=engine, heartbeat_s=0.05, safety="off")
     await until(lambda: not any(server.breaker.is_open for server in engine._pool.servers))
     body = chat(max_tokens=TOKENS, stream_options={"include_usage": True})
     streams = [await served.open(body) for _ in range(STREAMS)]

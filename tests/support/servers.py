@@ -144,7 +144,7 @@ async def serve_here(
     send_buffer_bytes: int | None = None,
     engine_type: type[ScriptedEngine] = ScriptedEngine,
     load_models: ModelLoader | None = None,
-    engine: Engine | None = None,
+    ready_engine: Engine | None = None,
 ) -> Served:
     """A server in this loop; a small send buffer makes a client that does not read felt at once."""
     log = structlog.testing.LogCapture()
@@ -152,7 +152,7 @@ async def serve_here(
     runtime = Runtime(
         settings,
         logger,
-        lambda _settings, died: engine or engine_type(script, on_death=died),
+        lambda _settings, died: ready_engine or engine_type(script, on_death=died),
         load_models or shipped_models,
     )
     sock = listen(settings)
@@ -164,7 +164,7 @@ async def serve_here(
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     await runtime.start()
     await until(lambda: server.started)
-    assert engine is not None or isinstance(runtime.engine, ScriptedEngine)
+    assert ready_engine is not None or isinstance(runtime.engine, ScriptedEngine)
     scripted = cast("ScriptedEngine", runtime.engine)
     return Served(port, runtime, scripted, log.entries, server, serving)
 

@@ -24,8 +24,8 @@ HITS = 2
 """Tokens in a row that halt; of several that come at once the model gives what two in a row reach."""
 EXAMINED_CHARS = 600
 """Characters at the end of an answer that are examined: more than the encoder reads of most languages."""
-EXAMINED_AGAIN = 2
-"""A watched answer is examined again when it has grown by this factor."""
+EXAMINED_AGAIN, LEAST_AGAIN = 2, 32
+"""Factor by which a watched or suspect answer grows until it is examined again; tokens of a suspect one then."""
 HEARD_MORE = 1.0
 """A suspect answer is examined again when the logit of what was heard has grown by this."""
 AT_ONCE = 4
@@ -196,15 +196,16 @@ class ChoiceScreen:
         """Where answers are examined: note whether this one is to be; hold more while it may become so."""
         terms = self._terms
         self._tail = (self._tail + text)[-EXAMINED_CHARS:]
-        if tokens >= self._examine_at:
-            self.suspected = True
         self._in_no_doubt = harm < terms.doubt
+        if harm < terms.floor:
+            self._hits, self._suspect_from = 0, terms.floor
+            self._examine_at = self._examine_at if terms.watched else math.inf
+        self.suspected = tokens >= self._examine_at
         if self._in_no_doubt:
-            self._hits, self._target, self.clean_until = 0, terms.clean, tokens
+            self._target, self.clean_until = terms.clean, tokens
             return
         self.clean_until = min(self.clean_until, tokens - 1)
         if harm < terms.floor:
-            self._hits, self._suspect_from = 0, terms.floor
             self._target = terms.clean + int(terms.grey * (harm - terms.doubt) / (terms.floor - terms.doubt))
             return
         if harm < self._suspect_from:  # examined already, and hardly more heard since
@@ -241,6 +242,7 @@ class ChoiceScreen:
         self._suspect_from = max(terms.floor, _more(self._harm))
         self._hits, self.hit_at, self._in_no_doubt, self._target = 0, 0, True, terms.clean
         self.clean_until = self._read_tokens
+        self._examine_at = min(self._examine_at, max(EXAMINED_AGAIN * self._read_tokens, LEAST_AGAIN))
         while self._examine_at <= self._read_tokens:
             self._examine_at = max(EXAMINED_AGAIN * self._examine_at, self._examine_at + 1)
         return None

@@ -131,10 +131,7 @@ class PromptScreen:
             scores, doubted = self._look(turns, looked)
             least_doubt = max(harm(scores), harm(doubted)) < self._sure_below
             sure = not strikes and least_doubt and _is_read_whole(turns)
-            readings = [Reading("ngrams", scores)]
-            if doubted:
-                readings.append(Reading("ngrams", doubted, watch_only=True))
-            return judged(policy, readings), sure
+            return judged(policy, [Reading("ngrams", scores)]), sure
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
             return self._failed("ngrams", "error", policy, exc), False
 

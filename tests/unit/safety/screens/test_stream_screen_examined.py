@@ -296,7 +296,10 @@ async def test_of_two_choices_the_suspected_one_is_examined():
     assert await served(one, second.says(f"one {HARM} "), second.says("more")) == ["", ""]
     assert one.halted is not None
     assert (one.halted_choice, one.take_withheld_text()) == (1, f"one {HARM} more")
-    assert [asked.text for asked in examiner.asked] == [f"a {HARM} thing ", f"a {HARM} thing {between}one {HARM} more"]
+    assert [asked.text for asked in examiner.asked] == [
+        f"a {HARM} thing ",
+        f"a {HARM} thing {between}one {HARM} more",
+    ]
     verdicts = one.verdicts()
     assert (verdicts[0].action, verdicts[1]) == (None, one.halted)
 
