@@ -25,7 +25,7 @@ HITS = 2
 EXAMINED_CHARS = 600
 """Characters at the end of an answer that are examined: more than the encoder reads of most languages."""
 EXAMINED_AGAIN, LEAST_AGAIN = 2, 32
-"""Factor by which an answer that is watched or suspect grows until it is examined again; least tokens then."""
+"""Factor by which a watched or suspect answer grows until it is examined again, and least tokens then."""
 HEARD_MORE = 1.0
 """A suspect answer is examined again when the logit of what was heard has grown by this."""
 AT_ONCE = 4
