@@ -27,8 +27,6 @@ FLAGS = (
     "5",
     "--heartbeat-s",
     "0.2",
-    "--safety",
-    "off",
     "--data-dir",
     "data",
 )
