@@ -48,11 +48,8 @@ class Encoder:
         pieces.no_padding()
         return cls(session, pieces)
 
-    def logits(self, texts: Sequence[str], harm: int = PROMPT) -> NDArray[np.float32]:
-        """(texts, 2 + categories): of each normalized text the logits of its most harmful window.
-
-        `harm` is the logit that says which window is the most harmful: PROMPT or ANSWER.
-        """
+    def logits(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """(texts, 2 + categories): the logits of each normalized text's most harmful window, as a prompt."""
         owners: list[int] = []
         pieces: list[list[int]] = []
         for owner, text in enumerate(texts):
@@ -63,7 +60,7 @@ class Encoder:
         best: list[NDArray[np.float32]] = []
         for owner in range(len(texts)):
             mine = each[[i for i, other in enumerate(owners) if other == owner]]
-            best.append(mine[int(np.argmax(mine[:, harm]))])
+            best.append(mine[int(np.argmax(mine[:, PROMPT]))])
         return np.stack(best)
 
     def end(self, text: str) -> NDArray[np.float32]:

@@ -393,7 +393,7 @@ class ChoiceScreen:
 
 
 def _more(harm: float) -> float:
-    """The harm whose logit is greater by HEARD_MORE."""
+    """The harm whose logit is greater by HEARD_MORE; none is, of one that is as high as numbers go."""
     if not 0.0 < harm < 1.0:
-        return harm
+        return math.inf if harm else 0.0
     return 1.0 / (1.0 + (1.0 - harm) / harm * math.exp(-HEARD_MORE))

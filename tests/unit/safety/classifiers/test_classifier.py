@@ -49,9 +49,8 @@ class WordEncoder(Encoder):
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def logits(self, texts: Sequence[str], harm: int = PROMPT) -> NDArray[np.float32]:
+    def logits(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """As said."""
-        del harm
         self.seen.extend(texts)
         found = np.zeros((len(texts), 2 + len(CATEGORIES)), np.float32)
         found[:, PROMPT] = [4.0 if "poison" in text else -4.0 for text in texts]

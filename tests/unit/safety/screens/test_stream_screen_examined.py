@@ -213,6 +213,14 @@ async def test_a_model_at_the_end_of_its_scale_is_examined(certain: float):
     assert [asked.heard for asked in examiner.asked][-1] == 1.0
 
 
+async def test_harm_as_high_as_numbers_go_is_examined_once():
+    """Nothing is higher, so that only a longer answer is examined again: an examiner serves all streams."""
+    examiner, answer = Examiner(HARMLESS), Answer()
+    one = screening(Hears(*[1.0] * 20), examiner)
+    await served(one, *answer.words("a b c d e f g h i j k l m n o p q r s t"))
+    assert len(examiner.asked) == 1
+
+
 async def test_a_cut_of_what_hardly_more_was_heard_in_loses_nothing():
     """It was examined, and no two hits are open."""
     examiner, answer = Examiner(HARMLESS), Answer()
