@@ -24,10 +24,13 @@ class Fate:
     text: str = ""
 
     def against(self, reply: str) -> Fate:
-        """The same, checked against what the engine said. Raises RunFailed where it is something else."""
-        if not reply.startswith(self.text) or (self.name == WHOLE) != (self.text == reply):
+        """The same, checked against what the engine said. Raises RunFailed where it is something else.
+
+        An answer that is halted when all of it is out has come out whole.
+        """
+        if not reply.startswith(self.text) or (self.name == WHOLE and self.text != reply):
             raise RunFailed(f"{self.name}: {len(self.text)} characters came of a reply of {len(reply)}")
-        return self
+        return replace(self, name=WHOLE) if self.text == reply else self
 
 
 def ask(port: int, fields: dict[str, Any], prompt: str) -> Fate:

@@ -1,8 +1,9 @@
 """The prompt classifier: n-grams for a first look, n-grams and encoder together for the verdict.
 
-Every view of a text is scored, and the view with the highest score counts. The score of a category is the
-harm of the text, times the category's probability relative to the likeliest category. So the highest score of
-a text is its harm. `full` and `fast` have a scale of their own each.
+Every view of a text is scored, and the view with the highest score counts; text in another language has its
+gloss in English as one more view. The score of a category is the harm of the text, times the category's
+probability relative to the likeliest category. So the highest score of a text is its harm. `full` and `fast`
+have a scale of their own each.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from app.safety.classifiers.encoder import ANSWER, PROMPT, Encoder
 from app.safety.classifiers.model_files import ModelDamaged, verify
 from app.safety.classifiers.ngrams import Evidence, NGrams
 from app.safety.policies.thresholds import FILE_NAME as CALIBRATION
+from app.safety.text.gloss import Glosser
 from app.safety.text.normalize import normalize, views
 from app.safety.verdict import Quick, Scores
 
@@ -71,9 +73,18 @@ class Blend(NamedTuple):
 class Classifier:
     """Scores single texts by category. Keeps no text; may be called from any thread."""
 
-    def __init__(self, ngrams: NGrams, encoder: Encoder, blend: Blend, sure_below: float = 0.0) -> None:
+    def __init__(
+        self,
+        ngrams: NGrams,
+        encoder: Encoder,
+        blend: Blend,
+        glosser: Glosser,
+        *,
+        sure_below: float = 0.0,
+    ) -> None:
         """`sure_below` is a harm by `fast` below which the encoder finds next to nothing more."""
         self.sure_below = sure_below
+        self._glosser = glosser
         self._ngrams = ngrams
         self._encoder = encoder
         self._blend = blend
@@ -87,26 +98,28 @@ class Classifier:
             blend = Blend.parse(calibration["blend"])
             ngrams = NGrams.load(folder / "ngrams.npz")
             encoder = Encoder.load(folder / "encoder.onnx", folder / "tokenizer.json")
+            glosser = Glosser.load()
         except Exception as exc:  # each library has errors of its own
             raise ModelDamaged(f"{folder}: the safety classifier cannot be read: {exc!r}") from exc
-        return cls(ngrams, encoder, blend, float(calibration.get("sure_below", 0.0)))
+        sure_below = float(calibration.get("sure_below", 0.0))
+        return cls(ngrams, encoder, blend, glosser, sure_below=sure_below)
 
     def fast(self, text: str) -> Quick:
         """The n-grams' scores of a text, in less than 1 ms for 2,000 characters."""
         ngrams, blend = self._ngrams, self._blend
-        logit, places = max(map(ngrams.look, views(text)), key=itemgetter(0))
+        logit, places = max(map(ngrams.look, self._views(text)), key=itemgetter(0))
         logit = logit * blend.fast_slope + blend.fast_bias - blend.fast_length * doublings(len(text))
         return Quick(_harm(logit), lambda: _scores(logit, ngrams.topics(places)))
 
     def evidence(self, text: str) -> list[Evidence]:
         """What each word of a text adds to the n-grams' logit of harm, the most first; of its worst view."""
-        worst = max(views(text), key=lambda view: self._ngrams.look(view)[0])
+        worst = max(self._views(text), key=lambda view: self._ngrams.look(view)[0])
         slope = self._blend.fast_slope
         return [Evidence(words, logit * slope) for words, logit in self._ngrams.evidence(worst)]
 
     def full(self, text: str) -> Scores:
         """The scores of n-grams and encoder together, in 2 to 20 ms for each 500 characters: for a thread."""
-        shown = views(text)
+        shown = self._views(text)
         encoded = self._encoder.logits(shown)
         counted = np.array([self._ngrams.look(view)[0] for view in shown])
         blend = self._blend
@@ -127,6 +140,10 @@ class Classifier:
         encoded, blend = self._encoder.end(normalize(text)), self._blend
         both = float(encoded[ANSWER]) * blend.answer + _logit(heard) * blend.answer_heard
         return _scores(both + prior * blend.answer_prior + blend.answer_bias, encoded[1:ANSWER])
+
+    def _views(self, text: str) -> list[str]:
+        gloss = self._glosser.gloss(text)
+        return views(text) if gloss is None else [*views(text), gloss]
 
 
 def doublings(num_chars: int) -> float:

@@ -22,7 +22,8 @@ QUOTAS: Mapping[str, float] = {
     "benign_creative_roleplay": 900,
     "benign_cyber_frr": 350,
     "benign_cyber_frr_multilingual": 250,
-    "benign_fiction_long": 900,
+    "benign_fiction_long": 500,
+    "benign_fiction_long (half)": 500,
     "benign_flowgpt": 2500,
     "benign_flowgpt_chat": 2000,
     "benign_gpt_instructions": 800,
@@ -50,18 +51,19 @@ QUOTAS: Mapping[str, float] = {
     "toxigen_safenlp": 1700,
     "xsafety_en": 500,
     "xsafety_multilingual": 2400,
-    "out_advbench_strings": 300,
-    "out_benign": 2600,
+    "out_advbench_strings": 400,
+    "out_benign": 3600,
     "out_diasafety": 1100,
-    "out_gptfuzz": 2600,
-    "out_sap_auto": 700,
-    "benign_arena_v01 as answers": 150,
+    "out_gptfuzz": 4000,
+    "out_sap_auto": 1200,
+    "benign_arena_v01 as answers": 250,
     "benign_fiction_long as answers": 400,
-    "benign_gpteacher as answers": 200,
-    "benign_instructions as answers": 150,
-    "benign_long_documents as answers": 400,
+    "benign_fiction_long (half) as answers": 400,
+    "benign_gpteacher as answers": 300,
+    "benign_instructions as answers": 250,
+    "benign_long_documents as answers": 500,
     "benign_medquad as answers": 150,
-    "benign_multilingual as answers": 500,
+    "benign_multilingual as answers": 700,
     "benign_tool_requests as answers": 150,
 }
 """How many rows of a source an epoch has, drawn evenly from all that it holds."""
@@ -69,7 +71,7 @@ WRITTEN = 2.0
 """How often an epoch has a prompt of the project's that was written by itself; one of a frame comes once."""
 LOOK_ALIKE = 1.5
 """How much oftener than that one that only sounds harmful."""
-OUTPUT = 1.0
+OUTPUT = 1.5
 """How often it has an output of the project's."""
 
 FOLDS: tuple[tuple[str, ...], ...] = (
@@ -84,6 +86,7 @@ FOLDS: tuple[tuple[str, ...], ...] = (
      "benign_creative_roleplay", "benign_gpt_instructions", "benign_templates", "out_benign"),
     ("sap200", "toxigen_safenlp", "benign_gpteacher", "benign_medquad", "benign_clinc", "benign_instructions",
      "benign_lobe_agents", "benign_prompts_chat", "benign_tool_requests", "out_sap_auto",
+     "benign_fiction_long (half)", "benign_fiction_long (half) as answers",
      "benign_gpteacher as answers", "benign_medquad as answers", "benign_instructions as answers",
      "benign_tool_requests as answers"),
 )  # fmt: skip
@@ -113,7 +116,7 @@ def _weight(row: Row, sizes: Mapping[str, int]) -> float:
         return QUOTAS[row.source] / sizes[row.source]
     if row.kind == "output":
         return OUTPUT
-    times = WRITTEN if row.source.startswith("written") else 1.0
+    times = WRITTEN if row.source.startswith("written") and not row.is_gloss else 1.0
     return times * LOOK_ALIKE if row.near else times
 
 

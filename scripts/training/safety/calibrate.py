@@ -16,6 +16,7 @@ from app.safety.policies.policy import NGRAMS_WATCH_SHARE
 from app.safety.policies.policy_file import Rule
 from scripts.training.safety.calibrate_answers import AnswerBlend
 from scripts.training.safety.loso import FAST_LENGTH, LENGTH, NGRAMS, Predictions
+from scripts.training.safety.rows import HALF
 
 RATES = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
 BLOCK, WATCH = Rule().block_fpr, Rule().watch_fpr
@@ -32,7 +33,8 @@ SHARE: Mapping[str, float] = {
     "benign_banking77": 0.3,
     "benign_clinc": 0.7,
     "benign_creative_roleplay": 1.0,
-    "benign_fiction_long": 0.7,
+    "benign_fiction_long": 0.4,
+    "benign_fiction_long (half)": 0.4,
     "benign_flowgpt": 1.5,
     "benign_flowgpt_chat": 3.0,
     "benign_gpt_instructions": 0.7,
@@ -192,10 +194,11 @@ def groups(predictions: Predictions) -> dict[str, Hits]:
     latin = ~predictions.other_script
     ordinary = np.isin(predictions.source, list(SHARE)) & ~predictions.harmful
     result: dict[str, Hits] = {}
-    for source in np.unique(predictions.source[ordinary]):
+    files = np.char.replace(predictions.source, HALF, "")
+    for source in np.unique(files[ordinary]):
         for number, length in enumerate(names):
             for is_latin, script in ((True, ""), (False, ", other scripts")):
-                group = ordinary & (predictions.source == source) & (bucket == number) & (latin == is_latin)
+                group = ordinary & (files == source) & (bucket == number) & (latin == is_latin)
                 if group.sum() >= GROUP_ROWS:
                     result[f"{source}, {length}{script}"] = group
     return result

@@ -12,6 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from scripts.training.safety.answer_folds import AnswerFold
 from scripts.training.safety.examinations import Examined
+from scripts.training.safety.rows import HALF
 
 RATES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 SLACK: Mapping[str, float] = {"ordinary": 1.0, "safe": 5.0, "fiction": 12.0, "refusal": 30.0}
@@ -97,7 +98,7 @@ def _highest(replies: Sequence[Examined]) -> NDArray[np.float64]:
 
 def _group(examined: Examined) -> str:
     origin = examined.row.group.split(":")[0] if examined.row.source == "out_benign" else ""
-    return f"{examined.row.source} {origin}".strip()
+    return f"{examined.row.source.replace(HALF, '')} {origin}".strip()
 
 
 def table(folds: Sequence[AnswerFold], line: AnswerBlend) -> dict[str, list[float]]:

@@ -19,6 +19,7 @@ from app.safety.classifiers.classifier import doublings, is_other_script
 from app.safety.classifiers.encoder import ANSWER, PROMPT, windows
 from app.safety.classifiers.ngrams import NGrams
 from app.safety.screens.prompt_screen import ends
+from app.safety.text.gloss import Glosser
 from app.safety.text.normalize import normalize
 from app.safety.text.turns import JOINED_TURNS, slices
 from scripts.training.safety import balance, train_encoder, train_ngrams
@@ -94,7 +95,11 @@ def sample(rows: Sequence[Row], sources: Sequence[str], seed: int = 0) -> list[R
     chosen: list[Row] = []
     for source in sources:
         for harmful in (True, False):
-            candidates = [r for r in rows if (r.source, r.harmful, r.kind) == (source, harmful, "prompt")]
+            candidates = [
+                row
+                for row in rows
+                if (row.source, row.harmful, row.kind) == (source, harmful, "prompt") and not row.is_gloss
+            ]
             rng.shuffle(candidates)
             sizes = np.cumsum([len(row.text) for row in candidates[:PER_SOURCE]])
             chosen.extend(candidates[: 1 + int(np.searchsorted(sizes, CHARS_PER_SOURCE))])
@@ -115,26 +120,26 @@ def scored(rows: Sequence[Row], model: MiniLM | None, ngrams: NGrams, weights: P
 
     Without an encoder its logits are 0.
     """
-    wordpieces = Wordpieces(weights)
+    wordpieces, glosser = Wordpieces(weights), Glosser.load()
     owners: list[int] = []
     pieces: list[list[int]] = []
     counted: list[float] = []
     lengths: list[float] = []
     for index, row in enumerate(rows):
         for piece in slices(row.text):
-            text = normalize(piece)
-            parts = windows(wordpieces.ids(text))
-            owners.extend([index] * len(parts))
-            pieces.extend(parts)
-            counted.extend([ngrams.look(text)[0]] * len(parts))
-            lengths.extend([doublings(len(piece))] * len(parts))
+            for text in _read(piece, glosser):
+                parts = windows(wordpieces.ids(text))
+                owners.extend([index] * len(parts))
+                pieces.extend(parts)
+                counted.extend([ngrams.look(text)[0]] * len(parts))
+                lengths.extend([doublings(len(piece))] * len(parts))
     each = np.zeros((len(pieces), 2 + len(CATEGORIES)), np.float32)
     if model is not None:
         each = train_encoder.logits(model, pieces)
     owner, of_slice, length = np.array(owners), np.array(counted), np.array(lengths)
     # The most harmful window of a row is its last.
     order = np.lexsort((each[:, PROMPT] + NGRAMS * of_slice - LENGTH * length, owner))
-    quick = [max(_quick(ngrams, row.text)) for row in rows]
+    quick = [max(_quick(ngrams, glosser, row.text)) for row in rows]
     best = order[np.append(np.flatnonzero(np.diff(owner[order])), len(order) - 1)]
     return Predictions(
         text=np.array([row.text[:400] for row in rows]),
@@ -155,9 +160,18 @@ def scored(rows: Sequence[Row], model: MiniLM | None, ngrams: NGrams, weights: P
     )
 
 
-def _quick(ngrams: NGrams, text: str) -> list[tuple[float, float, float]]:
+def _read(passage: str, glosser: Glosser) -> list[str]:
+    """A passage as the classifier reads it, without what is disguised."""
+    gloss = glosser.gloss(passage)
+    return [normalize(passage)] if gloss is None else [normalize(passage), gloss]
+
+
+def _quick(ngrams: NGrams, glosser: Glosser, text: str) -> list[tuple[float, float, float]]:
     """Of each passage that the prompt screen reads on the loop: what it counts for, its logit, its length."""
-    read = [(ngrams.look(normalize(passage))[0], doublings(len(passage))) for passage in ends(text)]
+    read = [
+        (max(ngrams.look(form)[0] for form in _read(passage, glosser)), doublings(len(passage)))
+        for passage in ends(text)
+    ]
     return [(logit - FAST_LENGTH * length, logit, length) for logit, length in read]
 
 
@@ -185,7 +199,9 @@ def fold(
         model = train_encoder.train(seen, weights, recipe, start)
     unseen = sample(rows, left_out)
     if number == 0:
-        unseen += [row for row in rows if row.own and row.held_out and row.kind == "prompt"]
+        unseen += [
+            row for row in rows if row.own and row.held_out and row.kind == "prompt" and not row.is_gloss
+        ]
     return scored(unseen, model, ngrams, weights), model
 
 

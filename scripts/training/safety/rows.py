@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from app.safety.text.gloss import Glosser
 from app.safety.text.normalize import normalize
 from scripts.training.safety.labels import CODE_OF
 
@@ -45,7 +46,7 @@ class Row:
     """One text. `harmful` is None where nobody has judged it.
 
     `category` is a code of app.safety.categories for harmful rows, `near` what a benign one sounds like;
-    `group` tells rows of one frame, or written side by side, from others; of a public row it is the origin.
+    `is_gloss` says that it is the English gloss of another row. `group` tells rows of one frame, or written side by side, from others; of a public row it is the origin.
     """
 
     text: str
@@ -55,6 +56,7 @@ class Row:
     category: str | None = None
     near: str | None = None
     group: str = ""
+    is_gloss: bool = False
 
     @property
     def own(self) -> bool:
@@ -103,9 +105,16 @@ def as_answers(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
+def glosses(rows: Sequence[Row], glosser: Glosser) -> list[Row]:
+    """The prompts that are not English once more, as the classifier reads them word by word in English."""
+    read = ((row, glosser.gloss(row.text)) for row in rows if row.kind == "prompt")
+    return [replace(row, text=gloss, is_gloss=True) for row, gloss in read if gloss]
+
+
 LIKE_ANSWERS = frozenset({
     "benign_arena_v01",
     "benign_fiction_long",
+    "benign_fiction_long (half)",
     "benign_gpteacher",
     "benign_instructions",
     "benign_long_documents",
@@ -114,6 +123,15 @@ LIKE_ANSWERS = frozenset({
     "benign_tool_requests",
 })  # fmt: skip
 """Sources whose prompts read like what a model writes."""
+HALF = " (half)"
+"""What the name of a source ends with that has half of the authors of a file."""
+HALVED = {
+    "benign_fiction_long": frozenset({
+        "agatha-christie", "bram-stoker", "edgar-allan-poe", "fyodor-dostoevsky", "jane-austen",
+        "p-g-wodehouse", "philip-k-dick", "robert-e-howard", "walt-whitman", "william-shakespeare",
+    }),
+}  # fmt: skip
+"""Files whose authors are left out by halves, each with half of each kind: the only file of its kind."""
 LEAST_ANSWER_CHARS = 80
 """Characters that a prompt has at least to be taken for an answer."""
 
@@ -172,6 +190,9 @@ ORDINARY = frozenset({
 def _public_row(source: str, raw: dict[str, Any]) -> Row:
     harmful = None if raw["label"] is None else bool(raw["label"])
     category = CODE_OF.get(raw["category"] or "") if harmful else None
+    author = raw["source"].rpartition("/")[2].partition("_")[0]
+    if author in HALVED.get(source, ()):
+        source += HALF
     return Row(raw["text"], harmful, source, raw["kind"], category, group=raw["source"])
 
 

@@ -25,7 +25,7 @@ from scripts.training.safety.replies import Reply
 from scripts.training.safety.rows import Row
 from scripts.training.safety.word_vectors import WordVectors
 
-SUSPECT_SHARE = 0.08
+SUSPECT_SHARE = 0.2
 """The share of harmless answers that an examination may be spent on, of those that were trained on."""
 MOST_REPLIES = 400
 """Replies of a source that are heard to find that share."""
@@ -50,7 +50,7 @@ _SEED = 4
 
 def heard(every: Sequence[Row]) -> list[Reply]:
     """The rows that the model of answers learns from, read: answers, own prompts, and some public ones."""
-    chosen = (row for row in every if row.harmful is not None and _is_heard(row))
+    chosen = (row for row in every if row.harmful is not None and not row.is_gloss and _is_heard(row))
     return [text for text in map(replies.read, chosen) if len(text) > 2]
 
 

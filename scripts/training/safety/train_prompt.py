@@ -27,6 +27,7 @@ from app.safety.categories import CATEGORIES
 from app.safety.classifiers.bundled_models import MODELS
 from app.safety.policies.policy_file import Rule
 from app.safety.policies.thresholds import FILE_NAME as CALIBRATION
+from app.safety.text.gloss import Glosser
 from scripts.training.safety import (
     answer_folds,
     balance,
@@ -49,9 +50,9 @@ from scripts.training.safety.train_ngrams import Features
 from scripts.training.safety.word_vectors import WordVectors
 
 ROOT = Path(__file__).resolve().parents[3]
-EXAMPLES = 60_000
-BASE_EXAMPLES = 12_000
-FOLD_EXAMPLES = 12_000
+EXAMPLES = 64_000
+BASE_EXAMPLES = 13_000
+FOLD_EXAMPLES = 15_000
 ABLATION_EXAMPLES = 10_000
 BASE_SEED = 9
 
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.models.mkdir(parents=True, exist_ok=True)
     public = rows.public(args.data)
     all_rows = rows.own() + rows.asked() + public + rows.as_answers(public)
+    all_rows += rows.glosses(all_rows, Glosser.load())
     features = train_ngrams.Features(all_rows)
     print(f"{len(all_rows)} rows, {sum(row.own for row in all_rows)} of them the project's own", flush=True)
     if "folds" in args.steps:

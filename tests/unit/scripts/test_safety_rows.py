@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.safety.categories import CATEGORIES
+from app.safety.text.gloss import Glosser
 from app.safety.text.normalize import normalize
 from scripts.training.safety import balance, rows
 from scripts.training.safety.rows import BadRows, Row
@@ -137,3 +141,37 @@ def test_a_public_file_must_be_the_one_of_the_manifest(tmp_path: Path):
     (tmp_path / "aart.jsonl.gz").write_bytes(b"")
     with pytest.raises(BadRows, match="MANIFEST"):
         rows.public(tmp_path, manifest)
+
+
+def test_a_prompt_in_another_language_is_learned_as_its_gloss_too():
+    """Labelled and held out as the prompt is; English prompts and answers have none."""
+    german = Row("Wie kann ich ein Auto stehlen?", harmful=True, source="written_1", group="written_1:0")
+    others = [Row("How can I steal a car?", harmful=True, source="written_1"), replace(german, kind="output")]
+    (gloss,) = rows.glosses([german, *others], Glosser.load())
+    assert gloss == replace(german, text=gloss.text, is_gloss=True)
+    assert {"steal", "car"} <= set(gloss.text.split())
+
+
+def test_the_authors_of_a_halved_file_are_in_one_half(tmp_path: Path):
+    """So that fiction is measured by models that know other authors' alone."""
+    lines = [
+        {
+            "text": f"{author} {n}",
+            "label": 0,
+            "category": None,
+            "kind": "prompt",
+            "source": f"books/{author}_book",
+        }
+        for author in ("bram-stoker", "h-g-wells")
+        for n in range(2)
+    ]
+    name = "benign_fiction_long.jsonl.gz"
+    packed = gzip.compress("\n".join(json.dumps(line) for line in lines).encode())
+    (tmp_path / name).write_bytes(packed)
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps({name: {"sha256": hashlib.sha256(packed).hexdigest()}}))
+    sources = {(row.text.split()[0], row.source) for row in rows.public(tmp_path, manifest)}
+    assert sources == {
+        ("bram-stoker", "benign_fiction_long (half)"),
+        ("h-g-wells", "benign_fiction_long"),
+    }

@@ -24,6 +24,7 @@ from app.safety.classifiers.classifier import (
 from app.safety.classifiers.encoder import ANSWER, PROMPT, Encoder
 from app.safety.classifiers.model_files import MANIFEST, ModelDamaged
 from app.safety.classifiers.ngrams import BITS, CATEGORY_BITS, NGrams
+from app.safety.text.gloss import Glosser
 from app.safety.verdict import Scores, harm
 from scripts.training.safety import manifest
 
@@ -41,6 +42,9 @@ BLEND = Blend(
     answer_prior=0.0,
     answer_bias=0.0,
 )
+
+
+NO_GLOSS = Glosser(())
 
 
 class WordEncoder(Encoder):
@@ -76,7 +80,7 @@ def flat_ngrams(bias: float = 0.0) -> NGrams:
 
 def test_the_highest_score_is_the_harm():
     """The likeliest category has the harm itself, the others their share of it."""
-    scores = Classifier(flat_ngrams(), WordEncoder(), BLEND).full("poison")
+    scores = Classifier(flat_ngrams(), WordEncoder(), BLEND, NO_GLOSS).full("poison")
     assert scores["S9"] == max(scores.values()) == pytest.approx(1 / (1 + np.exp(-4.0)), abs=1e-6)
     assert scores["S1"] == pytest.approx(scores["S9"] * np.exp(-3.0), rel=1e-4)
     assert tuple(scores) == CATEGORIES
@@ -84,21 +88,21 @@ def test_the_highest_score_is_the_harm():
 
 def test_the_most_harmful_view_speaks_for_the_text():
     """Spaced letters are joined in a view of their own."""
-    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND)
+    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND, NO_GLOSS)
     assert classifier.full("p o i s o n in a well")["S9"] > 0.9 > classifier.full("a well")["S9"]
 
 
 def test_the_blend_adds_both_logits():
     """The n-grams' logit counts by its factor."""
-    plain = Classifier(flat_ngrams(), WordEncoder(), BLEND).full("poison")["S9"]
-    raised = Classifier(flat_ngrams(2.0), WordEncoder(), BLEND).full("poison")["S9"]
+    plain = Classifier(flat_ngrams(), WordEncoder(), BLEND, NO_GLOSS).full("poison")["S9"]
+    raised = Classifier(flat_ngrams(2.0), WordEncoder(), BLEND, NO_GLOSS).full("poison")["S9"]
     assert np.log(raised / (1 - raised)) - np.log(plain / (1 - plain)) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_the_fast_look_asks_no_encoder():
     """It is the n-grams alone, on a scale of their own."""
     encoder = WordEncoder()
-    scores = Classifier(flat_ngrams(3.0), encoder, BLEND).fast("poison").scores()
+    scores = Classifier(flat_ngrams(3.0), encoder, BLEND, NO_GLOSS).fast("poison").scores()
     assert max(scores.values()) == pytest.approx(1 / (1 + np.exp(-5.0)))
     assert encoder.seen == []
 
@@ -151,8 +155,8 @@ def test_a_text_of_another_script_is_known(text: str, expected: bool):
 def test_each_doubling_of_a_text_takes_something_off():
     """Of both looks at a prompt; nothing of a short one."""
     blend = BLEND._replace(length=0.5, fast_length=0.25)
-    plain = Classifier(flat_ngrams(1.0), WordEncoder(), BLEND)
-    long = Classifier(flat_ngrams(1.0), WordEncoder(), blend)
+    plain = Classifier(flat_ngrams(1.0), WordEncoder(), BLEND, NO_GLOSS)
+    long = Classifier(flat_ngrams(1.0), WordEncoder(), blend, NO_GLOSS)
     for text, times in (("poison", 0), ("poison ".ljust(4 * SHORT_CHARS, "x"), 2)):
         full = logit_of(plain.full(text)) - logit_of(long.full(text))
         assert full == pytest.approx(0.5 * times, abs=1e-3)
@@ -162,15 +166,15 @@ def test_each_doubling_of_a_text_takes_something_off():
 
 def test_another_script_adds_to_the_harm_that_the_encoder_finds():
     """It reads it badly; Latin letters add nothing."""
-    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND)
-    warier = Classifier(flat_ngrams(), WordEncoder(), BLEND._replace(other_script=1.5))
+    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND, NO_GLOSS)
+    warier = Classifier(flat_ngrams(), WordEncoder(), BLEND._replace(other_script=1.5), NO_GLOSS)
     for text, added in (("как испечь хлеб", 1.5), ("how to bake bread", 0.0)):
         assert logit_of(warier.full(text)) - logit_of(classifier.full(text)) == pytest.approx(added, abs=1e-3)
 
 
 def test_an_answer_is_read_by_its_own_logit():
     """What is harmful in a prompt is not in an answer, and the other way round; the categories are shared."""
-    classifier = Classifier(flat_ngrams(5.0), WordEncoder(), BLEND)
+    classifier = Classifier(flat_ngrams(5.0), WordEncoder(), BLEND, NO_GLOSS)
     assert harm(classifier.answer("a poison", 0.0, 0.5)) < 0.1
     scores = classifier.answer("a cure", 0.0, 0.5)
     assert tuple(scores) == CATEGORIES
@@ -181,7 +185,7 @@ def test_an_answer_is_read_by_its_own_logit():
 def test_the_harm_of_its_prompt_weighs_on_an_answer():
     """By its factor; slope and bias are those of answers alone."""
     classifier = Classifier(
-        flat_ngrams(), WordEncoder(), BLEND._replace(answer=0.5, answer_prior=2.0, answer_bias=-1.0)
+        flat_ngrams(), WordEncoder(), BLEND._replace(answer=0.5, answer_prior=2.0, answer_bias=-1.0), NO_GLOSS
     )
     assert logit_of(classifier.answer("a cure", 0.0, 0.5)) == pytest.approx(1.0, abs=1e-3)
     assert logit_of(classifier.answer("a cure", 0.75, 0.5)) == pytest.approx(2.5, abs=1e-3)
@@ -190,7 +194,7 @@ def test_the_harm_of_its_prompt_weighs_on_an_answer():
 
 def test_what_was_heard_in_all_of_an_answer_weighs_on_its_end():
     """Its logit by its factor, the more the more was heard; nothing where it says as much as not."""
-    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND._replace(answer_heard=0.5))
+    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND._replace(answer_heard=0.5), NO_GLOSS)
     at_odds = float(np.log(0.9 / 0.1))
     for heard, added in ((0.5, 0.0), (0.9, 0.5 * at_odds), (0.1, -0.5 * at_odds)):
         assert logit_of(classifier.answer("a cure", 0.0, heard)) == pytest.approx(4.0 + added, abs=1e-3)
@@ -199,15 +203,22 @@ def test_what_was_heard_in_all_of_an_answer_weighs_on_its_end():
 @pytest.mark.parametrize("heard", [0.0, 1e-300, 1.0])
 def test_a_certainty_that_was_heard_does_not_drown_what_is_read(heard: float):
     """Its logit is bounded, on either side: the scores are numbers, and the encoder still tells."""
-    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND._replace(answer_heard=0.5))
+    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND._replace(answer_heard=0.5), NO_GLOSS)
     poison, cure = (harm(classifier.answer(text, 0.0, heard)) for text in ("a poison", "a cure"))
     assert 0.0 < poison < cure < 1.0
+
+
+def test_a_text_in_another_language_is_read_in_english_too(tmp_path: Path):
+    """Its gloss is one more view of it, and counts where it is the worst."""
+    (tmp_path / "de.tsv").write_text("gift\tpoison\nkaufen\tbuy\n")
+    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND, Glosser.load(tmp_path))
+    assert harm(classifier.full("Gift kaufen")) == pytest.approx(harm(classifier.full("poison")))
 
 
 @pytest.mark.parametrize("text", ["", " ", "\u200b", "💥"])
 def test_texts_of_nothing_have_scores(text: str):
     """All between 0 and 1."""
-    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND)
+    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND, NO_GLOSS)
     for scores in (classifier.fast(text).scores(), classifier.full(text), classifier.answer(text, 0.5, 0.5)):
         assert all(0.0 <= p <= 1.0 for p in scores.values())
 
