@@ -65,7 +65,7 @@ class Lexicon(NamedTuple):
     least_stem: int
 
     def gloss(self, words: Sequence[str], also: frozenset[str]) -> list[str | None]:
-        """For each word that stands alone its English, None if it is not listed; words of `also` stay as they are."""
+        """For each word or idiom its English, None if it is not listed; words of `also` stay as they are."""
         glosses: list[str | None] = []
         at = 0
         while at < len(words):

@@ -46,7 +46,8 @@ class Row:
     """One text. `harmful` is None where nobody has judged it.
 
     `category` is a code of app.safety.categories for harmful rows, `near` what a benign one sounds like;
-    `is_gloss` says that it is the English gloss of another row. `group` tells rows of one frame, or written side by side, from others; of a public row it is the origin.
+    `is_gloss` says that it is the English gloss of another row.
+    `group` tells rows of one frame, or written side by side, from others; of a public row it is the origin.
     """
 
     text: str

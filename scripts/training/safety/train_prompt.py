@@ -1,7 +1,7 @@
 """Trains and measures the prompt classifier and writes app/safety/models/: `scripts/train_safety --data DIR`.
 
     1. an encoder of the project's rows alone → base.pt                (seen by all folds, so trained once)
-    2. leave-sources-out folds → predictions.npz                       (n-grams and encoder, no row seen)
+    2. leave-sources-out folds → fold_*.npz                            (n-grams and encoder, no row seen)
     3. the shipped n-grams and encoder, of all rows but the held-out
     4. folds without the project's rows → ablation*.npz               (only where `--steps` names it)
     5. blend and thresholds of 2, as calibration.json; tokenizer, manifest, CARD.md
@@ -63,6 +63,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     args.work.mkdir(parents=True, exist_ok=True)
     args.models.mkdir(parents=True, exist_ok=True)
+    if {"folds", "models", "ablation"} & {*args.steps}:
+        _train(args)
+    if "calibrate" in args.steps:
+        _calibrate(args)
+
+
+def _train(args: argparse.Namespace) -> None:
     public = rows.public(args.data)
     all_rows = rows.own() + rows.asked() + public + rows.as_answers(public)
     all_rows += rows.glosses(all_rows, Glosser.load())
@@ -74,8 +81,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         _models(all_rows, features, args)
     if "ablation" in args.steps:
         _ablation(all_rows, features, args)
-    if "calibrate" in args.steps:
-        _calibrate(args)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -127,8 +132,6 @@ def _folds(all_rows: list[Row], features: Features, args: argparse.Namespace) ->
             torch.save(model.state_dict(), args.work / f"fold_{number}.pt")
             answers = answer_folds.fold(number, texts, vectors, model, wordpieces)
             answers.save(args.work / f"answers_{number}.pickle")
-    parts = [Predictions.load(args.work / f"fold_{number}.npz") for number in sorted(args.folds)]
-    loso.joined(parts).save(args.work / "predictions.npz")
 
 
 def _ablation(all_rows: list[Row], features: Features, args: argparse.Namespace) -> None:
@@ -164,8 +167,8 @@ def _models(all_rows: list[Row], features: Features, args: argparse.Namespace) -
 
 
 def _calibrate(args: argparse.Namespace) -> None:
-    predictions = Predictions.load(args.work / "predictions.npz")
-    blend, scored = calibrate.blended(predictions)
+    parts = [Predictions.load(path) for path in sorted(args.work.glob("fold_*.npz"))]
+    blend, scored = calibrate.blended(loso.joined(parts))
     folds = [AnswerFold.load(path) for path in sorted(args.work.glob("answers_*.pickle"))]
     answers = calibrate_answers.blend(folds)
     output = dict.fromkeys(CATEGORIES, calibrate_answers.table(folds, answers))
@@ -174,7 +177,7 @@ def _calibrate(args: argparse.Namespace) -> None:
     manifest.write(args.models)
     measured: dict[str, Any] = {
         "n-grams": calibrate.figures(scored, scored.fast),
-        "encoder": calibrate.figures(scored, calibrate.sigmoid(predictions.encoder.astype(np.float64))),
+        "encoder": calibrate.figures(scored, calibrate.sigmoid(scored.of.encoder.astype(np.float64))),
         "blend": calibrate.figures(scored, scored.full),
         "prompt screen": calibrate.figures(scored, scored.full, calibrate.screened(scored)),
     }
