@@ -532,7 +532,7 @@ async def test_an_answer_of_an_earlier_process_runs_beside_what_is_left_of_it(
     first, second = await connect(servers[0]), await connect(servers[0])
     servers[0].pause_s = 0.05
     begun = first.generate("r", await first.render(ChatRequest("r", "owner", "model", {"messages": []}, 0)))
-    assert (await anext(begun)).token_ids == (1,)
+    assert list((await anext(begun)).token_ids) == [1]
     assert ids_of(await continued(second, [[1]])) == WHOLE
     assert len({body["rid"] for body in servers[0].asked}) == 2
     await begun.aclose()
