@@ -11,16 +11,13 @@ Used by one event loop.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from app.core import ChatRequest
 from app.errors import EngineNotReady
+from app.owner_threads import OwnerThreads, ThreadsClosed, Work
 
 T = TypeVar("T")
 
@@ -42,18 +39,18 @@ class RenderQueues:
 
     def __init__(self) -> None:
         workers = max(MIN_LONG_WORKERS, min(MAX_LONG_WORKERS, len(os.sched_getaffinity(0)) // 4))
-        self._short = _RenderQueue("render-short", 1)
-        self._long = _RenderQueue("render-long", workers)
+        self._short = OwnerThreads("render-short")
+        self._long = OwnerThreads("render-long", workers)
 
     async def run(self, convert: Callable[[ChatRequest], T], request: ChatRequest) -> T:
         """`convert(request)`, in its turn. Raises what that does, EngineNotReady once they are closed."""
         queue = self._short if is_short(request) else self._long
-        return await queue.run(request.owner, convert, request)
+        return await _run(queue, request.owner, convert, request)
 
     async def run_sized(self, owner: str, size_bytes: int, function: Callable[[], T]) -> T:
         """`function()` over so many bytes of text, in the owner's turn. Raises as `run` does."""
         queue = self._short if size_bytes <= SHORT_BYTES else self._long
-        return await queue.run(owner, function)
+        return await _run(queue, owner, function)
 
     def close(self) -> None:
         """Start nothing more; what runs goes on."""
@@ -61,58 +58,11 @@ class RenderQueues:
             queue.close()
 
 
-class _RenderQueue:
-    """A few threads that owners take turns at."""
-
-    def __init__(self, name: str, workers: int) -> None:
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix=name)
-        self._idle = workers
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """The waiting requests by owner, in the order of their turns."""
-
-    async def run(self, owner: str, function: Callable[..., T], *arguments: Any) -> T:
-        loop = asyncio.get_running_loop()
-        await self._turn(owner, loop)
-        try:
-            job = self._threads.submit(function, *arguments)
-        except RuntimeError:  # closed meanwhile: those behind are to learn of it too
-            self._release()
-            raise EngineNotReady("The engine is being stopped.", retry_after_s=5) from None
-        job.add_done_callback(lambda _: self._ended(loop))
-        return await asyncio.wrap_future(job)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False)
-
-    async def _turn(self, owner: str, loop: asyncio.AbstractEventLoop) -> None:
-        if self._idle:
-            self._idle -= 1
-            return
-        turn = loop.create_future()
-        self._waiting.setdefault(owner, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._release()
-            raise
-
-    def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Free the worker, in its thread. The caller may be gone: a thread cannot be cancelled."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self._release)
-
-    def _release(self) -> None:
-        while self._waiting:
-            owner = next(iter(self._waiting))
-            turns = self._waiting.pop(owner)
-            turn = turns.popleft()
-            if turns:
-                self._waiting[owner] = turns  # behind the others
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._idle += 1
+async def _run(queue: OwnerThreads, owner: str, function: Callable[..., T], *arguments: Any) -> T:
+    try:
+        return await queue.run(Work(owner), function, *arguments)
+    except ThreadsClosed:
+        raise EngineNotReady("The engine is being stopped.", retry_after_s=5) from None
 
 
 def is_short(request: ChatRequest) -> bool:

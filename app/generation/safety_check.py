@@ -222,7 +222,7 @@ class ScreenedRequest:
     async def _read(self, quick: Verdict) -> Verdict:
         """The full verdict, of the guard too where there is one; both read at once."""
         service, policy, guard = self._service, self._policy, self._service.guard()
-        full = partial(service.prompts.full_verdict, self._turns, policy)
+        full = partial(service.prompts.full_verdict, self._turns, policy, owner=self.request.owner)
         if guard is None:
             return stricter(quick, await full())
         judging = asyncio.create_task(guard.judge(policy, self._guarded, watched=quick.watched))
@@ -294,6 +294,7 @@ class ScreenedRequest:
                 verdict.watched,
                 verdict.harm,
                 self._policy,
+                owner=self.request.owner,
                 steering=self._steering,
                 examine_end=self.request.moderated,
                 on_broken=broke,

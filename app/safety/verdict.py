@@ -118,8 +118,17 @@ def from_state(state: Mapping[str, Any]) -> Verdict:
 class ScreenFailed(SafetyUnavailable):
     """A screen threw, or took too long, and `safety_fail_open` is not set."""
 
+    text = "A safety screen failed or took too long, so this was not answered; send it again."
+
     def __init__(self) -> None:
-        super().__init__("A safety screen failed or took too long, so this was not answered; send it again.")
+        super().__init__(self.text)
+
+
+class ScreenBusy(ScreenFailed):
+    """A screen has more to read than it can."""
+
+    text = "The safety screens have too much to read now, so this was not answered; send it again later."
+    default_retry_after_s = 30
 
 
 class Policed(Protocol):

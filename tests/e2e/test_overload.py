@@ -64,9 +64,12 @@ class Crowd:
 
     async def hold(self, tokens: int, headers: dict[str, str] | None = None) -> None:
         """Run a request that does not end."""
-        running = self.served.running
+        running = self._num_open()
         await self._send(ask("hold", tokens), headers)
-        await until(lambda: self.served.running > running)
+        await until(lambda: self._num_open() > running)
+
+    def _num_open(self) -> int:
+        return sum(not stream.pending for stream in self.served.live())
 
     async def wait(self, tokens: int, headers: dict[str, str] | None = None) -> Connection:
         """Send a request that has to wait; its connection."""

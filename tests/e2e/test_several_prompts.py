@@ -1,4 +1,4 @@
-"""Several prompts in one request to `/v1/completions`: served in turn, each counted by itself, none kept."""
+"""Several prompts in one request to `/v1/completions`: a few at once, each counted by itself, none kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
+from app.api.routes.several_prompts import CHOICES
 from app.engine.scripted.engine import Script, scripted_text
 from tests.support.servers import Serve
 from tests.support.sse_client import until
@@ -35,19 +38,40 @@ async def test_each_prompt_counts_in_the_limits_and_on_the_bill(serve: Serve):
 
 
 async def test_a_client_that_leaves_stops_all_prompts(serve: Serve):
-    """Nobody is there to take the answer in one piece; the prompts after the one that ran are not begun."""
+    """Nobody is there to take the answer in one piece; the prompts after those that ran are not begun."""
     served = await serve(Script(tokens=4000, rate=50))
-    stream = served.call("POST", PATH, body(["a", "b", "c"], max_tokens=4000))
+    stream = served.call("POST", PATH, body(["a"] * (3 * CHOICES), max_tokens=4000))
     asking = asyncio.create_task(stream)
     await until(lambda: [s for s in served.live() if s.last_id > 0])
     asking.cancel()
     await until(lambda: served.running == 0 and served.live() == [])
     await served.runtime.database.write(lambda _: None)  # after what was queued before
-    assert (await served.call("GET", "/api/usage")).json()["requests"] == 1
+    assert 1 <= (await served.call("GET", "/api/usage")).json()["requests"] <= CHOICES
 
 
-async def test_several_prompts_run_one_after_another(serve: Serve):
-    """However many they are, they need a single stream of the key's."""
+@pytest.mark.parametrize(("n", "at_once"), [(1, CHOICES), (3, CHOICES // 3), (CHOICES + 1, 1)])
+async def test_a_few_prompts_run_at_once(serve: Serve, n: int, at_once: int):
+    """As many as make CHOICES, and one at least; their answers stand in the order of the prompts."""
+    served = await serve(lambda request: Script(rate=200, tokens=10 + len(request.raw.text)))
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, served.running)
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    prompts = ["x" * (1 + (7 * number) % 10) for number in range(128 // n)]
+    made = (await served.call("POST", PATH, body(prompts, n=n, max_tokens=100))).json()
+    watching.cancel()
+    assert most == min(at_once, len(prompts))
+    texts = ["".join(scripted_text(0, c, 10 + len(prompt))) for prompt in prompts for c in range(n)]
+    assert [choice["text"] for choice in made["choices"]] == texts
+
+
+async def test_several_prompts_fit_into_a_single_stream_of_the_key(serve: Serve):
+    """What there is no room for waits for those before it."""
     served = await serve(SCRIPT)
     key = (await served.call("POST", "/api/admin/keys", {"name": "ann", "max_streams": 1})).json()["key"]
     made = await served.call("POST", PATH, body(["a", "b", "c"]), authorization=f"Bearer {key}")
@@ -60,3 +84,21 @@ async def test_the_answer_to_several_prompts_is_not_kept(serve: Serve):
     made = (await served.call("POST", PATH, body(["a", "b"]))).json()
     assert (await served.call("GET", f"{PATH}/{made['id']}")).status == 404
     assert served.live() == []
+
+
+async def test_a_full_server_answers_all_prompts_of_whom_it_has_let_in(serve: Serve):
+    """A prompt that is refused beside others of its request is answered after them."""
+    served = await serve(Script(rate=400, tokens=20, step_s=0.001, pool=1000), max_queued_requests=1)
+    made = await served.call("POST", PATH, body(["a b c"] * 40, max_tokens=400))
+    assert made.status == 200
+    assert len(made.json()["choices"]) == 40
+    assert (await served.call("GET", "/api/usage")).json()["requests"] == 40
+
+
+async def test_a_prompt_that_is_refused_names_itself(serve: Serve):
+    """And nothing is left running."""
+    served = await serve(Script(rate=50, tokens=4000, context=100))
+    made = await served.call("POST", PATH, body(["a", "a", "x " * 200, "a"], max_tokens=50))
+    assert made.status == 400
+    assert made.error()["param"] == "prompt[2]"
+    await until(lambda: served.running == 0 and served.live() == [])

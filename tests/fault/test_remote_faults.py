@@ -198,7 +198,7 @@ async def test_a_choice_that_fails_leaves_no_other_running(servers: list[FalseSe
         if body["index"] == 1:
             await is_refused(server, response, request)
         else:
-            await server.answer(response, request, body["rid"])
+            await server.answer(response, request, body)
 
     servers[0].fault = one_fails
     with pytest.raises(BadRequest):

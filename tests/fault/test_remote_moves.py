@@ -258,7 +258,7 @@ async def test_a_request_that_kills_its_servers_is_not_sent_to_a_third(
     async def dies_of_it(server: FalseServer, response: web.StreamResponse, request: web.Request) -> None:
         body = await request.json()
         if not body["rid"].startswith("poison"):
-            await server.answer(response, request, body["rid"])
+            await server.answer(response, request, body)
             return
         killed.append(server)
         await response.prepare(request)
@@ -318,7 +318,7 @@ async def test_of_several_choices_only_the_lost_one_moves(servers: list[FalseSer
         if body["rid"] == "r-001-0":
             await breaks_off(server, response, request)
         else:
-            await server.answer(response, request, body["rid"])
+            await server.answer(response, request, body)
 
     for server in servers:
         server.fault = one_breaks
@@ -488,7 +488,7 @@ async def test_few_answers_move_at_once(servers: list[FalseServer], connect: Any
         await response.prepare(request)
         asked.append(body["rid"])
         await may_answer.acquire()
-        await server.answer(response, request, body["rid"])
+        await server.answer(response, request, body)
 
     asked: list[str] = []
     for server in servers:
@@ -520,9 +520,22 @@ async def test_an_answer_of_an_earlier_process_goes_on(servers: list[FalseServer
         assert "".join(delta.text for delta in mine) == words(WHOLE)
         assert [delta.counts.completion_tokens for delta in mine] == WHOLE
         assert mine[-1].finish_reason == "length"
-    asked = {body["rid"]: len(body["input_ids"]) for body in servers[0].asked}
-    assert asked == {"r-000-0": 3 + 5, "r-001-0": 3}
+    asked = {body["rid"].split("-", 2)[2]: len(body["input_ids"]) for body in servers[0].asked}
+    assert asked == {"000-0": 3 + 5, "001-0": 3}
     assert engine.emitted_tokens("r") == 3 * TOKENS
+
+
+async def test_an_answer_of_an_earlier_process_runs_beside_what_is_left_of_it(
+    servers: list[FalseServer], connect: Any
+) -> None:
+    """Its server may not have noticed that the process before is gone: it takes each id once at a time."""
+    first, second = await connect(servers[0]), await connect(servers[0])
+    servers[0].pause_s = 0.05
+    begun = first.generate("r", await first.render(ChatRequest("r", "owner", "model", {"messages": []}, 0)))
+    assert list((await anext(begun)).token_ids) == [1]
+    assert ids_of(await continued(second, [[1]])) == WHOLE
+    assert len({body["rid"] for body in servers[0].asked}) == 2
+    first.abort("r")
 
 
 async def test_an_answer_of_an_earlier_process_can_lose_its_server(

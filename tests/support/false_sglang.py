@@ -38,6 +38,7 @@ class FalseServer:
         self.pause_s = 0.0
         self.num_left = 0
         self.num_answering = 0
+        self._running: list[str] = []
         self._runner: web.AppRunner | None = None
         self.port = port
 
@@ -95,21 +96,27 @@ class FalseServer:
         self.asked.append(body)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         self.num_answering += 1
+        is_running = body["rid"] in self._running
+        self._running.append(body["rid"])
         try:
-            if self.fault is not None:
+            if is_running:
+                await response.prepare(request)
+                await response.write(b'data: {"error": {"message": "Duplicate request ID detected"}}\n\n')
+            elif self.fault is not None:
                 await self.fault(self, response, request)
             else:
-                await self.answer(response, request, body["rid"])
+                await self.answer(response, request, body)
         except (ConnectionError, asyncio.CancelledError):
             self.num_left += 1
             raise
         finally:
             self.num_answering -= 1
+            self._running.remove(body["rid"])
         return response
 
-    async def answer(self, response: web.StreamResponse, request: web.Request, rid: str) -> None:
+    async def answer(self, response: web.StreamResponse, request: web.Request, body: dict[str, Any]) -> None:
         """A whole answer, or the rest of one whose first tokens are in the prompt; shorter when aborted."""
-        body = next(body for body in self.asked if body["rid"] == rid)
+        rid = body["rid"]
         before = len(body["input_ids"]) - PROMPT_TOKENS
         carried = len((body["sampling_params"].get("custom_params") or {}).get("continued_ids", ()))
         await response.prepare(request)
@@ -219,7 +226,7 @@ def once(fault: Fault) -> Fault:
             met.append(True)
             await fault(server, response, request)
         else:
-            await server.answer(response, request, (await request.json())["rid"])
+            await server.answer(response, request, await request.json())
 
     return act
 

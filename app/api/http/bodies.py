@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.api.http.body_budget import BodyBudget, BodyLease
 from app.api.http.client import Client
 from app.api.http.json_body import THREAD_BYTES, parse_body
+from app.api.http.loop_turns import LoopTurns
 from app.core import ModelCard
 from app.errors import EngineNotReady
 from app.routing.backend import Backends
@@ -49,6 +50,7 @@ class BodyReader:
         self._backends = backends
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
+        self._turns = LoopTurns()
 
     @property
     def limit_bytes(self) -> int:
@@ -69,7 +71,8 @@ class BodyReader:
     ) -> bytes:
         """The body of a caller's request, `limit_bytes` at most, and never more than `max_body_bytes` if set.
 
-        Its memory counts as theirs until the response begins. Raises as `Client.body`, and Unavailable.
+        Its memory counts as theirs until the response begins. Where many bodies have come together, their
+        callers take turns from here on. Raises as `Client.body`, and Unavailable.
         """
         lease: BodyLease = request.scope[_LEASE]
         limit_bytes = min(limit_bytes, self._max_bytes or limit_bytes)
@@ -82,7 +85,9 @@ class BodyReader:
 
         if declared is not None and int(declared) <= limit_bytes:
             await lease.grow_to(owner, int(declared))
-        return await client.body(limit_bytes, declared, self._timeout_s, hold)
+        raw = await client.body(limit_bytes, declared, self._timeout_s, hold)
+        await self._turns.take(owner)
+        return raw
 
     async def parse(self, request: Request, raw: bytes) -> dict[str, Any]:
         """The JSON object in a body that was read; a large one in a thread, when it is its caller's turn.

@@ -21,6 +21,7 @@ from app.api.http.rate_limit_headers import STREAM_ID
 from app.api.http.sse import CONNECTION, EventStream
 from app.api.http.stream_headers import check_fresh, idempotency_key, last_event_id, stream_headers
 from app.api.routes.model_selection import ModelSelector, RoutingHeaders
+from app.api.routes.several_prompts import SeveralPrompts
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest, IdempotencyKey, Key
 from app.errors import (
@@ -268,27 +269,23 @@ class ChatRoutes:
     async def _answer_all(
         self, client: Client, caller: Caller, first: TokenStream, others: Sequence[ChatRequest]
     ) -> Response:
-        """The whole answer to several prompts, served one after another. Raises RateLimited.
+        """The whole answer to several prompts. Raises what one of them was refused with.
 
         Each is a request of its own in the key's limits and in the ledger. At the end their streams are
         forgotten, because their caller knows the id of the first alone.
         """
-        streams = [first]
-        client.on_gone(lambda: streams[-1].cancel("disconnect"))
+
+        async def begin(chat: ChatRequest) -> TokenStream:
+            return await self._begin(caller, chat, UNLIMITED, streaming=False)
+
+        prompts = SeveralPrompts(first, others, begin, self._new_id)
+        client.on_gone(prompts.leave)
         try:
-            await _ended(first)
-            for chat in others:
-                if client.gone or streams[-1].error is not None:
-                    break
-                streams.append(await self._begin(caller, chat, UNLIMITED, streaming=False))
-                await _ended(streams[-1])
+            streams = await prompts.answered()
             return JSONResponse(self.format.whole(streams), headers=stream_headers(first))
-        except ServingError as error:
-            error.respell(streams[-1].request.spelled)
-            raise
         finally:
             client.stop()
-            for stream in streams:
+            for stream in prompts.begun:
                 self._streams.delete(stream)
                 with contextlib.suppress(StorageUnavailable):  # the retention's end erases them too
                     await self._archive.erase(caller.owner, stream.request_id)

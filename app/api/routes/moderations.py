@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -77,18 +78,22 @@ class ModerationRoutes:
             raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
         lease.reserve_tokens(texts_estimate(texts, self._limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
+        judge = partial(self._moderator.result, level=level, owner=caller.owner)
         with self._lines.enter(caller.owner) as turn:
-            return await client.while_here(self._results(self._moderator, texts, level, turn), "moderation")
+            return await client.while_here(self._results(judge, texts, turn), "moderation")
 
     async def _results(
-        self, moderator: Moderator, texts: Sequence[str], level: str | None, turn: asyncio.Lock
+        self,
+        judge: Callable[[str], Awaitable[moderation.Result]],
+        texts: Sequence[str],
+        turn: asyncio.Lock,
     ) -> list[moderation.Result]:
         """A result for each text; callers take turns, text by text."""
         results = []
         for text in texts:
             slots = self._short if len(text) <= QUICK_CHARS else self._long
             async with turn, slots:
-                results.append(await moderator.result(text, level))
+                results.append(await judge(text))
             await asyncio.sleep(0)  # what is known already is found without waiting
         return results
 

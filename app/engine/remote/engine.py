@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import secrets
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -74,6 +75,7 @@ class RemoteEngine:
         self._health = Health.STARTING
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
         self._render_queues = RenderQueues()
+        self._process = secrets.token_hex(4)
         self._session: aiohttp.ClientSession | None = None
         self._faults = FaultLog()
         self._pool = ServerPool((), faults=self._faults)
@@ -270,11 +272,13 @@ class RemoteEngine:
             route = Route(
                 self._pool, self._gate, self._faults, options.resume_s, self._spawn, options.carries_ids
             )
+            # A server may not have noticed yet that the process before is gone: an id runs once in it.
+            name = f"{rid}-{self._process}" if prompt.continued else rid
             generation.exchanges.extend(
                 ChoiceRequest(
                     route,
                     Choice(
-                        f"{rid}-{index:03d}",
+                        f"{name}-{index:03d}",
                         model.body(prompt, index),
                         partial(model.rules, prompt),
                         prompt.continued[index] if prompt.continued else (),

@@ -12,6 +12,7 @@ import random
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from app.core import (
@@ -330,23 +331,28 @@ def _service(script: Script) -> Service | None:
 
 def scripted_text(seed: int, choice: int, tokens: int) -> list[str]:
     """The pieces of text that a plain scripted answer consists of, one a token."""
+    return list(islice(_pieces(seed, choice), tokens))
+
+
+def _pieces(seed: int, choice: int) -> Iterator[str]:
+    """The pieces of an answer without end, each made when it is due: a long answer begins as fast as any."""
     rng = random.Random(f"{seed}:{choice}")  # noqa: S311  # reproducible, not secret
-    return [rng.choice(_WORDS) + " " for _ in range(tokens)]
+    while True:
+        yield rng.choice(_WORDS) + " "
 
 
 def _choice(answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
     """All deltas of one choice, the last with a finish reason."""
     script, body = answer.script, answer.request.body
     length = answer.max_tokens if script.shared and body.get("ignore_eos") else script.tokens
-    pieces = scripted_text(body.get("seed", script.seed), choice, length)
-    if answer.continued:
-        earlier = [_PIECES[token_id] for token_id in answer.continued[choice]]
-        pieces[: len(earlier)] = earlier
-    budget = min(len(pieces), answer.max_tokens)
+    earlier = [_PIECES[token_id] for token_id in answer.continued[choice]] if answer.continued else []
+    later = islice(_pieces(body.get("seed", script.seed), choice), len(earlier), None)
+    length = max(length, len(earlier))
+    budget = min(length, answer.max_tokens)
     cut = _Stop(body.get("stop") or ())
     miscounted = script.fault_after if script.fault == "miscount" and choice == 0 else budget
     counts = Counts(answer.prompt_tokens, 0, answer.cached_tokens, 0)
-    for index, piece in enumerate(pieces[:budget], start=1):
+    for index, piece in enumerate(islice(chain(earlier, later), budget), start=1):
         thinking = index <= script.reasoning
         claimed = index + (index > miscounted)
         counts = Counts(answer.prompt_tokens, claimed, answer.cached_tokens, min(index, script.reasoning))
@@ -356,7 +362,7 @@ def _choice(answer: _ScriptedAnswer, choice: int) -> Iterator[Delta]:
         if cut.hit is not None:
             yield Delta(choice, "text", "", (), counts, "stop", matched_stop=cut.hit)
             return
-    ending: FinishReason = "length" if budget < len(pieces) or script.finish == "length" else "stop"
+    ending: FinishReason = "length" if budget < length or script.finish == "length" else "stop"
     if script.tool:
         call = ToolCall(0, f"call_{choice:024d}", script.tool)
         yield Delta(choice, "tool", "", (), counts, tool=call)

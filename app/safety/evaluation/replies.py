@@ -34,7 +34,7 @@ async def stream(models: Models, policy: Policy, row: Row, *, watched: bool) -> 
     """Feed a reply to a screen of its own, to its end or to where it is halted. Raises ScreenFailed."""
     harms: list[float] = []
 
-    async def examine(suspicion: Suspicion) -> Scores:
+    async def examine(suspicion: Suspicion, _owner: str) -> Scores:
         assert models.examiner is not None
         scores = models.examiner.answer(*suspicion)
         harms.append(harm(scores))

@@ -1,23 +1,24 @@
 """The second reader of answers: the encoder, in a thread of its own, asked only about what is suspect.
 
 The model that hears every token is cheap and often wrong. It stops nothing by itself: what it suspects is
-held, and read here. So few answers are examined that a thread is enough, and one stream's wait is no other's.
+held, and read here. So few answers are examined that a thread is enough. Owners take turns at it.
 
 Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set to fail open.
 """
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from app.owner_threads import OwnerThreads, Work
 from app.safety.counters import SafetyCounters
 from app.safety.screens.stream_terms import Suspicion
 from app.safety.verdict import Scores, ScreenFailed
 
 TIMEOUT_S = 10.0
-"""Seconds that an examination may take, the wait for the thread included."""
+"""Seconds that an examination may take."""
+WAIT_S = 40.0
+"""Seconds that it may wait for its turn: a reader sees no token meanwhile."""
 
 
 class ExaminesAnswers(Protocol):
@@ -32,27 +33,31 @@ class AnswerExaminer:
     """Examines answers. Construct once; `close()` ends its thread."""
 
     def __init__(
-        self, classifier: ExaminesAnswers, counters: SafetyCounters, *, timeout_s: float = TIMEOUT_S
+        self,
+        classifier: ExaminesAnswers,
+        counters: SafetyCounters,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        wait_s: float = WAIT_S,
     ) -> None:
         self._classifier = classifier
         self._counters = counters
         self._timeout_s = timeout_s
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="answer-examiner")
+        self._wait_s = wait_s
+        self._thread = OwnerThreads("answer-examiner", hangs_after_s=timeout_s)
 
-    async def examine(self, suspicion: Suspicion) -> Scores:
-        """The scores of what is suspect. Raises ScreenFailed."""
-        loop = asyncio.get_running_loop()
+    async def examine(self, suspicion: Suspicion, owner: str = "") -> Scores:
+        """The scores of what is suspect in an owner's answer. Raises ScreenFailed."""
         self._counters.examined()
+        work = Work(owner, work_s=self._timeout_s, wait_s=self._wait_s)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                scores = await loop.run_in_executor(self._thread, self._classifier.answer, *suspicion)
-            return _checked(scores)
+            return _checked(await self._thread.run(work, self._classifier.answer, *suspicion))
         except Exception as exc:
             raise ScreenFailed from exc
 
     def close(self) -> None:
         """End the thread once it is done with what it is at; a second call does nothing."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
 
 
 def _checked(scores: Scores) -> Scores:

@@ -14,12 +14,12 @@ class Moderator:
         self._screen = screen
         self._policies = policies
 
-    async def result(self, text: str, level: str | None = None) -> moderation.Result:
-        """One entry of OpenAI's `results`, by the policy for a key of that level.
+    async def result(self, text: str, level: str | None = None, *, owner: str = "") -> moderation.Result:
+        """One entry of OpenAI's `results` for an owner, by the policy for a key of that level.
 
         Counted as the screen's verdicts are, stored nowhere. Raises ScreenFailed.
         """
         policy = self._policies.current.at_level(level).enforced
-        verdict = await self._screen.evaluate([{"role": "user", "content": text}], policy)
+        verdict = await self._screen.evaluate([{"role": "user", "content": text}], policy, owner=owner)
         blocked = policy.blocked(verdict.scores, "encoder") if verdict.blocked else ()
         return moderation.result(verdict, blocked)

@@ -11,12 +11,12 @@ Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple, Protocol
 
+from app.owner_threads import OwnerThreads, WaitedTooLong, Work
 from app.safety.counters import Failure, SafetyCounters
 from app.safety.screens.remembered import Remembered
 from app.safety.text.turns import SLICE_CHARS, Message, Read, Turns, slices, turns_of
@@ -25,6 +25,7 @@ from app.safety.verdict import (
     Quick,
     Reading,
     Scores,
+    ScreenBusy,
     ScreenFailed,
     Stage,
     Verdict,
@@ -35,9 +36,11 @@ from app.safety.verdict import (
 )
 
 TIMEOUT_S = 10.0
-"""What `full_verdict` may take, the wait for the thread included; for long texts there is more."""
+"""Seconds for which `full_verdict` may read; for long texts there is more."""
 CHARS_A_SECOND = 20_000
 """What is read in another second of it, on a slow machine that has others to read for."""
+WAIT_S = 40.0
+"""Seconds for which it may wait for its turns: with the reading less than the minute that proxies wait."""
 QUICK_CHARS = 2 * SLICE_CHARS
 """What `ngram_verdict` reads of one text: the whole of it, or its first and last slice."""
 QUICK_EARLIER = 3
@@ -48,6 +51,8 @@ ENCODED_TEXTS = 128
 """How many texts before the newest turns the encoder reads: those that the n-grams find worst."""
 ENCODED = 8
 """How many slices between the ends of a text the encoder reads: those that the n-grams find worst."""
+QUICK_SLICES = 16
+"""Slices that the n-grams read in one turn: about 6 ms, less than what the encoder takes for one."""
 REMEMBERED = 8_192
 """Texts whose scores are kept, so that a conversation's past is scored once."""
 
@@ -93,6 +98,7 @@ class PromptScreen:
         *,
         sure_below: float = 0.0,
         timeout_s: float = TIMEOUT_S,
+        wait_s: float = WAIT_S,
         fail_open: bool = False,
     ) -> None:
         """Below a harm of `sure_below` the n-grams alone let a prompt pass; 0 has the encoder read all."""
@@ -100,8 +106,9 @@ class PromptScreen:
         self._counters = counters
         self._sure_below = sure_below
         self._timeout_s = timeout_s
+        self._wait_s = wait_s
         self._fail_open = fail_open
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompt-screen")
+        self._thread = OwnerThreads("prompt-screen", hangs_after_s=timeout_s)
         self._harms = Remembered[float](REMEMBERED)
         self._quick = Remembered[Scores](REMEMBERED)
         self._thorough = Remembered[Scores](REMEMBERED)
@@ -135,28 +142,37 @@ class PromptScreen:
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
             return self._failed("ngrams", "error", policy, exc), False
 
-    async def full_verdict(self, conversation: Conversation, policy: Policed, strikes: int = 0) -> Verdict:
-        """The verdict of n-grams and encoder, in the thread; of every character. Raises ScreenFailed."""
+    async def full_verdict(
+        self, conversation: Conversation, policy: Policed, strikes: int = 0, *, owner: str = ""
+    ) -> Verdict:
+        """The verdict of n-grams and encoder, in the thread; of every character.
+
+        Owners take turns, slice by slice; of an owner's prompts short ones go before long ones.
+        Raises ScreenFailed.
+        """
         policy = policy.after(strikes)
         try:
             turns = _turns(conversation)
             num_chars = sum(len(read.text) for read in (*turns.newest, *turns.earlier))
-            async with asyncio.timeout(self._timeout_s + num_chars / CHARS_A_SECOND):
-                return await self._read(turns, policy, skip_below=0.0 if strikes else self._sure_below)
+            work_s = self._timeout_s + num_chars / CHARS_A_SECOND
+            work = Work(owner, num_chars, work_s=work_s, wait_s=self._wait_s)
+            return await self._read(work, turns, policy, skip_below=0.0 if strikes else self._sure_below)
         except TimeoutError as exc:
             return self._failed("encoder", "timeout", policy, exc)
         except Exception as exc:  # noqa: BLE001  # same
             return self._failed("encoder", "error", policy, exc)
 
-    async def evaluate(self, conversation: Conversation, policy: Policed, strikes: int = 0) -> Verdict:
+    async def evaluate(
+        self, conversation: Conversation, policy: Policed, strikes: int = 0, *, owner: str = ""
+    ) -> Verdict:
         """What a request would meet, with the scores of `full_verdict` in any case. Raises ScreenFailed."""
         first, sure = self.prescreen(conversation, policy, strikes)
-        second = await self.full_verdict(conversation, policy, strikes)
+        second = await self.full_verdict(conversation, policy, strikes, owner=owner)
         return replace(first if sure else stricter(first, second), scores=second.scores)
 
     def close(self) -> None:
         """End the thread once it is done with what it is at; a second call does nothing."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
 
     def _clear(self, turns: Turns, policy: Policed, looked: dict[str, Quick]) -> tuple[Verdict, bool] | None:
         """The verdict on a prompt of so little harm that no category can do anything; None for others.
@@ -191,14 +207,14 @@ class PromptScreen:
                 doubted = highest(doubted, remembered or {}) if watch else doubted
         return scores, doubted
 
-    async def _read(self, turns: Turns, policy: Policed, *, skip_below: float) -> Verdict:
+    async def _read(self, work: Work, turns: Turns, policy: Policed, *, skip_below: float) -> Verdict:
         at_ends: Scores = {}
         doubted: Scores = {}
         between: list[Reading] = []
         watched: list[Reading] = []
-        passed_over = await self._passed_over(turns.earlier, skip_below)
+        passed_over = await self._passed_over(work, turns.earlier, skip_below)
         for number, read in enumerate((*turns.newest, *turns.earlier), start=-len(turns.newest)):
-            text = passed_over.get(number) or await self._read_one(read)
+            text = passed_over.get(number) or await self._read_one(work, read)
             at_ends = highest(at_ends, _faded(text.ends, read.weight))
             if text.num_between:
                 between.append(Reading("encoder", _faded(text.between, read.weight), text.num_between))
@@ -210,36 +226,36 @@ class PromptScreen:
             watched.insert(0, Reading("encoder", doubted, watch_only=True))
         return judged(policy, [Reading("encoder", at_ends), *between, *watched])
 
-    async def _passed_over(self, earlier: Sequence[Read], skip_below: float) -> dict[int, _TextScores]:
+    async def _passed_over(
+        self, work: Work, earlier: Sequence[Read], skip_below: float
+    ) -> dict[int, _TextScores]:
         """The texts before the newest turns, by number, that the encoder has not to read, and their scores.
 
         These are the texts that the n-grams alone would let pass, and those beyond the worst ENCODED_TEXTS.
         """
         if not skip_below and len(earlier) <= ENCODED_TEXTS:
             return {}
+        pieces = [slices(read.text) for read in earlier]
+        scores = iter(await self._all_quick(work, [piece for of_text in pieces for piece in of_text]))
         quick: dict[int, _TextScores] = {}
-        for number, read in enumerate(earlier):
-            at_ends: Scores = {}
-            for piece in slices(read.text):
-                at_ends = highest(at_ends, await self._remembered(self._quick, self._quick_scores, piece))
-            quick[number] = _TextScores(at_ends, {}, 0)
+        for number, of_text in enumerate(pieces):
+            quick[number] = _TextScores(highest(*islice(scores, len(of_text))), {}, 0)
         worst = sorted(quick, key=lambda number: -harm(quick[number].ends))[:ENCODED_TEXTS]
         for number in worst:
             if harm(quick[number].ends) >= skip_below:
                 del quick[number]
         return quick
 
-    async def _read_one(self, read: Read) -> _TextScores:
-        thorough = self._classifier.full
+    async def _read_one(self, work: Work, read: Read) -> _TextScores:
         pieces = slices(read.text)
         between = pieces[1:-1]
         at_ends: Scores = {}
         for piece in (pieces[0], pieces[-1])[: len(pieces)]:
-            at_ends = highest(at_ends, await self._remembered(self._thorough, thorough, piece))
-        quick = [await self._remembered(self._quick, self._quick_scores, piece) for piece in between]
+            at_ends = highest(at_ends, await self._thoroughly(work, piece))
+        quick = await self._all_quick(work, between)
         worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED]
         for i in worst:
-            quick[i] = await self._remembered(self._thorough, thorough, between[i])
+            quick[i] = await self._thoroughly(work, between[i])
         return _TextScores(at_ends, highest(*quick), len(between))
 
     def _quickly(self, text: str, looked: Mapping[str, Quick]) -> Scores:
@@ -263,21 +279,36 @@ class PromptScreen:
             raise ValueError("harm out of range")
         return self._harms.put(key, quick.harm)
 
-    async def _remembered(
-        self, memory: Remembered[Scores], score: Callable[[str], Scores], text: str
-    ) -> Scores:
-        """Scored in the thread: a slice at a time, so that a long prompt does not keep it from the others."""
-        key = memory.key(text)
-        remembered = memory.get(key)
+    async def _thoroughly(self, work: Work, text: str) -> Scores:
+        """The encoder's scores, in the thread: a slice at a time, so that others have their turns."""
+        key = self._thorough.key(text)
+        remembered = self._thorough.get(key)
         if remembered is not None:
             return remembered
-        scores = await asyncio.get_running_loop().run_in_executor(self._thread, score, text)
-        return memory.put(key, _checked(scores))
+        return self._thorough.put(key, _checked(await self._thread.run(work, self._classifier.full, text)))
+
+    async def _all_quick(self, work: Work, texts: Sequence[str]) -> list[Scores]:
+        """The n-grams' scores of each text, in the thread: QUICK_SLICES at a time."""
+        scores: list[Scores] = []
+        for start in range(0, len(texts), QUICK_SLICES):
+            batch = texts[start : start + QUICK_SLICES]
+            keys = [self._quick.key(text) for text in batch]
+            known = {key: found for key in keys if (found := self._quick.get(key)) is not None}
+            new = {key: text for key, text in zip(keys, batch, strict=True) if key not in known}
+            if new:
+                made = await self._thread.run(work, self._quick_scores_of, list(new.values()))
+                for key, found in zip(new, made, strict=True):
+                    known[key] = self._quick.put(key, _checked(found))
+            scores += [known[key] for key in keys]
+        return scores
+
+    def _quick_scores_of(self, texts: Sequence[str]) -> list[Scores]:
+        return [self._quick_scores(text) for text in texts]
 
     def _failed(self, stage: Stage, why: Failure, policy: Policed, exc: Exception) -> Verdict:
         self._counters.failed(stage, why, passed=self._fail_open)
         if not self._fail_open:
-            raise ScreenFailed from exc
+            raise (ScreenBusy if isinstance(exc, WaitedTooLong) else ScreenFailed) from exc
         return replace(policy.judge_prompt({}, stage), unread=True)
 
 

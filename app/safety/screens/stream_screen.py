@@ -79,6 +79,7 @@ class StreamScreen:
         prior: float,
         policy: Rules,
         *,
+        owner: str = "",
         steering: Steering = UNSTEERED,
         examine_end: bool = False,
         on_broken: Callable[[Exception], None] = lambda _exc: None,
@@ -112,7 +113,7 @@ class StreamScreen:
             clock_s=self._clock_s,
         )
         choices = [ChoiceScreen(terms) for _ in range(n)]
-        return Screening(choices, examine=self._examine, on_broken=on_broken, fail_open=fail_open)
+        return Screening(choices, owner, examine=self._examine, on_broken=on_broken, fail_open=fail_open)
 
     def _take(self, policy: Rules) -> None:
         """Work out what all requests under a policy have in common."""
@@ -137,6 +138,7 @@ class Screening:
     def __init__(
         self,
         choices: Sequence[ChoiceScreen] = (),
+        owner: str = "",
         *,
         examine: Examine | None = None,
         on_broken: Callable[[Exception], None] = lambda _exc: None,
@@ -145,6 +147,7 @@ class Screening:
     ) -> None:
         """`on_broken` is called with what the screening threw, once; after it `broken` is set."""
         self._choices = choices
+        self._owner = owner
         self._examine = examine
         self._suspected: list[ChoiceScreen] = []
         self._on_broken = on_broken
@@ -197,7 +200,7 @@ class Screening:
             choice = self._suspected.pop()
             try:
                 assert self._examine is not None
-                released += self._settle(choice, await self._examine(choice.suspicion()))
+                released += self._settle(choice, await self._examine(choice.suspicion(), self._owner))
             except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
                 self._suspected.clear()
                 return [*released, *self._unscreened(self._break(exc))]

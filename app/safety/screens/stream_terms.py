@@ -58,8 +58,11 @@ class Suspicion(NamedTuple):
     heard: float = 0.0
 
 
-Examine = Callable[[Suspicion], Awaitable[Scores]]
-"""The scores of the slower model of answers (app.safety.screens.answer_examiner). Raises ScreenFailed."""
+Examine = Callable[[Suspicion, str], Awaitable[Scores]]
+"""The scores of the slower model for an owner's answer (app.safety.screens.answer_examiner).
+
+Raises ScreenFailed.
+"""
 
 
 class Rules(Protocol):

@@ -134,3 +134,33 @@ async def test_after_it_was_closed_nothing_passes(examiner):
     closed.close()
     with pytest.raises(ScreenFailed):
         await closed.examine(SUSPICION)
+
+
+async def test_many_suspect_answers_of_one_owner_delay_no_other(examiner):
+    """Owners take turns; each owner's own are examined in order."""
+    release, entered = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hold() -> None:
+        loop.call_soon_threadsafe(entered.set)
+        release.wait(STUCK_S)
+
+    classifier = Answering({"S1": 0.1}, before=hold)
+    examine = examiner(classifier).examine
+    asked = [asyncio.create_task(examine(Suspicion("ada", 0.0, i / 10), "ada")) for i in range(9)]
+    async with asyncio.timeout(STUCK_S):
+        await entered.wait()
+    asked.append(asyncio.create_task(examine(Suspicion("bob", 0.0), "bob")))
+    await asyncio.sleep(0)
+    release.set()
+    await asyncio.gather(*asked)
+    assert [suspicion.text for suspicion in classifier.asked] == ["ada", "ada", "bob", *["ada"] * 7]
+    heard = [suspicion.heard for suspicion in classifier.asked if suspicion.text == "ada"]
+    assert heard == sorted(heard)
+
+
+async def test_waiting_is_no_part_of_what_an_examination_may_take(examiner):
+    """Twenty in a row are examined, though all together take longer than one may."""
+    classifier = Answering({"S1": 0.1}, before=lambda: threading.Event().wait(0.02))
+    examine = examiner(classifier, timeout_s=0.2).examine
+    assert await asyncio.gather(*(examine(SUSPICION, "ada") for _ in range(20))) == [{"S1": 0.1}] * 20

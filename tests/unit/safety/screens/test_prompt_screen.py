@@ -11,9 +11,16 @@ import pytest
 
 from app.metering.traffic import Histogram
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
-from app.safety.screens.prompt_screen import ENCODED, ENCODED_TEXTS, QUICK_CHARS, QUICK_EARLIER, PromptScreen
+from app.safety.screens.prompt_screen import (
+    CHARS_A_SECOND,
+    ENCODED,
+    ENCODED_TEXTS,
+    QUICK_CHARS,
+    QUICK_EARLIER,
+    PromptScreen,
+)
 from app.safety.text.turns import SLICE_CHARS, read_request
-from app.safety.verdict import Quick, ScreenFailed
+from app.safety.verdict import Quick, ScreenBusy, ScreenFailed
 from tests.support.policies import WordClassifier, policy
 
 STUCK_S = 10.0
@@ -418,3 +425,67 @@ async def test_what_is_remembered_is_bounded_and_holds_no_text(screen, monkeypat
     for memory in (prompts._quick, prompts._harms):
         assert len(memory._found) == 4
         assert all(len(key) == 16 for key in memory._found)
+
+
+class Slow:
+    """Reads a text in `takes_s`, and keeps the beginnings of what it has read."""
+
+    def __init__(self, takes_s: float) -> None:
+        self._takes_s = takes_s
+        self.read: list[str] = []
+
+    def fast(self, _text: str) -> Quick:
+        """Nothing at all."""
+        return Quick(0.01, lambda: {"S2": 0.01})
+
+    def full(self, text: str) -> Any:
+        """The same, later."""
+        self.read.append(text.split(maxsplit=1)[0])
+        threading.Event().wait(self._takes_s)
+        return {"S2": 0.01}
+
+
+async def test_many_long_prompts_of_one_owner_are_all_read(screen):
+    """Each may take as long as one alone, however long all of them do; the first ones are done first."""
+    classifier = Slow(0.01)
+    prompts = screen(classifier, timeout_s=0.1)
+    texts = [f"{name} " * (SLICE_CHARS // 3) for name in range(10, 40)]
+    ended: list[str] = []
+
+    async def judge(text: str) -> None:
+        await prompts.full_verdict(say(text), POLICY, owner="ada")
+        ended.append(text[:2])
+
+    await asyncio.gather(*map(judge, texts))
+    assert ended == [text[:2] for text in texts]
+    assert len(classifier.read) * 0.01 > 0.1 + len(texts[0]) / CHARS_A_SECOND
+
+
+async def test_an_owners_long_prompts_do_not_delay_those_of_others(screen):
+    """A short one of somebody else waits for a slice, not for the prompts before it."""
+    classifier = Slow(0.005)
+    prompts = screen(classifier)
+    long = [
+        asyncio.create_task(prompts.full_verdict(say(f"{name} " * (4 * SLICE_CHARS)), POLICY, owner="ada"))
+        for name in "abcd"
+    ]
+    await asyncio.sleep(0)
+    await prompts.full_verdict(say("hello"), POLICY, owner="bob")
+    assert not any(task.done() for task in long)
+    assert classifier.read[-1] == "hello"
+    assert len(classifier.read) <= 3
+    await asyncio.gather(*long)
+
+
+async def test_who_would_wait_too_long_is_to_come_later(screen, counters):
+    """A screen that has too much to read says so, and when to come."""
+    release = threading.Event()
+    prompts = screen(WordClassifier(before=lambda _text: release.wait(STUCK_S) and None), wait_s=0.05)
+    first = asyncio.create_task(prompts.full_verdict(say("x"), POLICY, owner="ada"))
+    await asyncio.sleep(0)
+    with pytest.raises(ScreenBusy) as caught:
+        await prompts.full_verdict(say("y"), POLICY, owner="bob")
+    release.set()
+    assert (caught.value.code, caught.value.retry_after_s) == ("safety_unavailable", 30)
+    assert counters.failures["encoder"]["timeout"] == {"refused": 1}
+    assert (await first).action is None

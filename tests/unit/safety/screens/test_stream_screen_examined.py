@@ -33,7 +33,7 @@ class Examiner:
         self._found = list(found)
         self.asked: list[Suspicion] = []
 
-    async def examine(self, suspicion: Suspicion) -> Scores:
+    async def examine(self, suspicion: Suspicion, _owner: str) -> Scores:
         """See stream_terms.Examine."""
         self.asked.append(suspicion)
         found = self._found.pop(0) if len(self._found) > 1 else self._found[0]

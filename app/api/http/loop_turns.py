@@ -1,0 +1,49 @@
+"""How many requests go on in one turn of the event loop, so that a thousand at once do not hold it up.
+
+A request that begins takes one to two milliseconds before it waits for anything. A thousand that arrive
+together would take them all in the same turn: no token and no `/healthz` would go out for seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+REQUESTS = 8
+"""Requests that go on in one turn: about 15 ms."""
+
+
+class LoopTurns:
+    """Lets REQUESTS go on in each turn of the loop; owners take turns."""
+
+    def __init__(self) -> None:
+        self._num_begun = 0
+        """Requests that went on in this turn, or were told to in the next."""
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """The waiting requests by owner, in the order in which they go on."""
+
+    async def take(self, owner: str) -> None:
+        """Go on at once, or in one of the next turns."""
+        if self._num_begun < REQUESTS and not self._waiting:
+            self._begin(asyncio.get_running_loop())
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(turn)
+        await turn
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._num_begun:
+            loop.call_soon(self._next_turn, loop)
+        self._num_begun += 1
+
+    def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._num_begun = 0
+        while self._waiting and self._num_begun < REQUESTS:
+            owner = next(iter(self._waiting))
+            turns = self._waiting.pop(owner)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[owner] = turns  # behind the others
+            if not turn.done():  # its client may have left
+                self._begin(loop)
+                turn.set_result(None)

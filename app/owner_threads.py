@@ -1,0 +1,244 @@
+"""Threads for what would hold up the event loop. Owners take turns at them, call by call.
+
+    run ──▶ is a thread idle? ── yes ─────────────────────────▶ thread
+                    │ no                                           ▲
+                    ▼                                              │
+            [calls by owner] ── the next owner's smallest, then oldest
+
+One owner's many calls delay that owner and not the others. What the calls take themselves is counted apart
+from their wait, because the wait is the work of others. Used by one event loop at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import heapq
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+EXIT_S = 1.0
+"""Seconds that the end of the process waits for calls that still run; one that hangs is left behind."""
+
+_numbers = itertools.count()
+_started: weakref.WeakSet[_Thread] = weakref.WeakSet()
+
+
+class ThreadsClosed(RuntimeError):
+    """Nothing more is run."""
+
+
+class Overdue(TimeoutError):
+    """The calls took too long, or all threads have a call that hangs."""
+
+
+class WaitedTooLong(TimeoutError):
+    """The turns did not come in time: there is too much to run."""
+
+
+class Work:
+    """What one caller has run, in one call or in several, one at a time."""
+
+    __slots__ = ("owner", "rank", "wait_s", "work_s")
+
+    def __init__(
+        self, owner: str, size: int = 0, *, work_s: float | None = None, wait_s: float | None = None
+    ) -> None:
+        """`size` is compared by powers of two, in any unit: an owner's small work goes before the large.
+
+        All calls together may run for `work_s` seconds, and wait for `wait_s`; None is no limit.
+        """
+        self.owner = owner
+        self.rank = (size.bit_length(), next(_numbers))
+        self.work_s = work_s
+        self.wait_s = wait_s
+
+
+class OwnerThreads:
+    """A few threads. Construct once; `close()` ends them."""
+
+    def __init__(self, name: str, workers: int = 1, *, hangs_after_s: float | None = None) -> None:
+        """A call that runs for `hangs_after_s` seconds hangs. While all threads do, calls are refused."""
+        self._name = name
+        self._idle = self._workers = workers
+        self._hangs_after_s = hangs_after_s
+        self._num_started = self._num_hanging = 0
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._waiting: dict[str, list[tuple[tuple[int, int], int, asyncio.Future[None]]]] = {}
+        """The waiting calls of each owner, a heap; owners in the order of their turns."""
+        self._closed = False
+
+    async def run(self, work: Work, function: Callable[..., T], *arguments: Any) -> T:
+        """`function(*arguments)`, in its turn. Raises what that does, Overdue, WaitedTooLong, ThreadsClosed.
+
+        Who leaves meanwhile leaves the call running: a thread cannot be stopped.
+        """
+        loop = asyncio.get_running_loop()
+        await self._turn(work, loop)
+        if self._closed:  # since its turn was given to it
+            raise ThreadsClosed
+        if self._num_started < self._workers:
+            self._start()
+        job = _Job(self, loop, function, arguments)
+        if self._hangs_after_s is not None:
+            job.watch = loop.call_later(self._hangs_after_s, self._hangs, job)
+        begun_s = loop.time()
+        self._jobs.put(job)
+        try:
+            async with asyncio.timeout(work.work_s) as limit:
+                result: T = await job.result
+        except TimeoutError:
+            if limit.expired():
+                raise Overdue from None
+            raise
+        finally:
+            del job  # an error's traceback holds this frame, which would hold the error
+        if work.work_s is not None:
+            work.work_s -= loop.time() - begun_s
+        return result
+
+    def close(self) -> None:
+        """Start nothing more; what runs goes on. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._refuse_waiting(ThreadsClosed)
+        for _ in range(self._num_started):
+            self._jobs.put(None)
+
+    def _start(self) -> None:
+        number, self._num_started = self._num_started, self._num_started + 1
+        name = f"{self._name}_{number}"
+        thread = _Thread(self._jobs, name)
+        _started.add(thread)
+        thread.start()
+
+    async def _turn(self, work: Work, loop: asyncio.AbstractEventLoop) -> None:
+        if self._closed:
+            raise ThreadsClosed
+        if self._idle:
+            self._idle -= 1
+            return
+        if self._num_hanging == self._workers:
+            raise Overdue
+        turn = loop.create_future()
+        heapq.heappush(self._waiting.setdefault(work.owner, []), (work.rank, next(_numbers), turn))
+        begun_s = loop.time()
+        try:
+            async with asyncio.timeout(work.wait_s) as limit:
+                await turn
+        except BaseException as exc:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._release()  # it was given up just when it had come
+            if isinstance(exc, TimeoutError) and limit.expired():
+                raise WaitedTooLong from None
+            raise
+        if work.wait_s is not None:
+            work.wait_s -= loop.time() - begun_s
+
+    def _hangs(self, job: _Job) -> None:
+        """A call has run too long; those behind it are told, unless another thread serves them."""
+        job.hangs = True
+        self._num_hanging += 1
+        if self._num_hanging == self._workers:
+            self._refuse_waiting(Overdue)
+
+    def _refuse_waiting(self, error: type[Exception]) -> None:
+        for calls in self._waiting.values():
+            for _, _, turn in calls:
+                if not turn.done():
+                    turn.set_exception(error())
+        self._waiting.clear()
+
+    def ended(self, job: _Job, result: Any, error: BaseException | None) -> None:
+        """A thread is done with a job; its caller may be gone."""
+        if job.watch is not None:
+            job.watch.cancel()
+        self._num_hanging -= job.hangs
+        if not job.result.done():
+            if error is None:
+                job.result.set_result(result)
+            else:
+                job.result.set_exception(error)
+        # The caller goes on first: its next call takes part in the turns.
+        job.loop.call_soon(self._release)
+
+    def _release(self) -> None:
+        """Give a thread to the call whose turn it is."""
+        while self._waiting:
+            owner = next(iter(self._waiting))
+            calls = self._waiting.pop(owner)
+            while calls:
+                turn = heapq.heappop(calls)[2]
+                if not turn.done():
+                    if calls:
+                        self._waiting[owner] = calls  # behind the others
+                    turn.set_result(None)
+                    return
+        self._idle += 1
+
+
+class _Job:
+    """A call on its way to a thread and back."""
+
+    __slots__ = ("_arguments", "_function", "_threads", "hangs", "loop", "result", "watch")
+
+    def __init__(
+        self,
+        threads: OwnerThreads,
+        loop: asyncio.AbstractEventLoop,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+    ) -> None:
+        self._threads = threads
+        self._function = function
+        self._arguments = arguments
+        self.loop = loop
+        self.result: asyncio.Future[Any] = loop.create_future()
+        self.watch: asyncio.TimerHandle | None = None
+        self.hangs = False
+
+    def run(self) -> None:
+        """Call the function, and hand its result to the loop."""
+        result, error = None, None
+        try:
+            result = self._function(*self._arguments)
+        except BaseException as exc:  # noqa: BLE001  # it is the caller's
+            error = exc
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self.loop.call_soon_threadsafe(self._threads.ended, self, result, error)
+        del self, result, error  # for the same reason as in `OwnerThreads.run`
+
+
+class _Thread(threading.Thread):
+    """Runs jobs until it is given None."""
+
+    def __init__(self, jobs: SimpleQueue[_Job | None], name: str) -> None:
+        # For others the interpreter waits at its end, however long they take.
+        super().__init__(name=name, daemon=True)
+        self._jobs = jobs
+        self.running = threading.Lock()
+        """Held while a job runs."""
+
+    def run(self) -> None:
+        """See threading.Thread."""
+        while (job := self._jobs.get()) is not None:
+            with self.running:
+                job.run()
+            del job  # its arguments are not to stay until the next one comes
+
+
+@atexit.register
+def _await_calls() -> None:
+    """Wait for calls that run, and let none begin: the interpreter must not end under native code."""
+    until_s = time.monotonic() + EXIT_S
+    for thread in list(_started):
+        thread.running.acquire(timeout=max(until_s - time.monotonic(), 0.0))
