@@ -25,6 +25,7 @@ from app.safety.classifiers.ngrams import Evidence, NGrams
 from app.safety.policies.thresholds import FILE_NAME as CALIBRATION
 from app.safety.text.gloss import Glosser
 from app.safety.text.normalize import normalize, views
+from app.safety.text.refusals import refuses
 from app.safety.verdict import Quick, Scores
 
 SHORT_CHARS = 100
@@ -42,10 +43,12 @@ class Blend(NamedTuple):
 
         prompt   sigmoid(encoder * e + ngrams * n + bias - length * doublings [+ other_script])
         n-grams  sigmoid(fast_slope * n + fast_bias - fast_length * doublings)
-        answer   sigmoid(answer * a + answer_heard * h + answer_prior * harm of its prompt + answer_bias)
+        answer   sigmoid(answer * a + answer_heard * h + answer_prior * harm of its prompt + answer_bias
+                         [- answer_refusal])
 
     The most harmful of many windows is harmful by chance: `doublings` is how often a text is twice as long as
-    SHORT_CHARS, and each takes something off. `other_script` is added where the letters are not Latin.
+    SHORT_CHARS, and each takes something off. `other_script` is added where the letters are not Latin,
+    `answer_refusal` taken off where the answer opens with a refusal.
     """
 
     encoder: float
@@ -60,6 +63,7 @@ class Blend(NamedTuple):
     answer_heard: float
     answer_prior: float
     answer_bias: float
+    answer_refusal: float
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Blend:
@@ -132,14 +136,16 @@ class Classifier:
             logit = min(logit, NOTHING_SAID)
         return _scores(logit, encoded[worst, 1:ANSWER])
 
-    def answer(self, text: str, prior: float, heard: float) -> Scores:
+    def answer(self, text: str, prior: float, heard: float, opening: str = "") -> Scores:
         """The scores of the end of an answer, in 2 to 20 ms: for a thread.
 
-        `prior` is the harm of its prompt, `heard` the harm in all of the answer by the model that hears it.
+        `prior` is the harm of its prompt, `heard` the harm in all of the answer by the model that hears it,
+        `opening` how the answer begins.
         """
         encoded, blend = self._encoder.end(normalize(text)), self._blend
-        both = float(encoded[ANSWER]) * blend.answer + _logit(heard) * blend.answer_heard
-        return _scores(both + prior * blend.answer_prior + blend.answer_bias, encoded[1:ANSWER])
+        logit = float(encoded[ANSWER]) * blend.answer + _logit(heard) * blend.answer_heard
+        logit += prior * blend.answer_prior + blend.answer_bias - refuses(opening) * blend.answer_refusal
+        return _scores(logit, encoded[1:ANSWER])
 
     def _views(self, text: str) -> list[str]:
         gloss = self._glosser.gloss(text)

@@ -24,8 +24,11 @@ WAIT_S = 40.0
 class ExaminesAnswers(Protocol):
     """The classifier (app.safety.classifiers.classifier), called in a thread."""
 
-    def answer(self, text: str, prior: float, heard: float) -> Scores:
-        """The scores of the end of an answer, to a prompt of the harm `prior`; `heard` is of all of it."""
+    def answer(self, text: str, prior: float, heard: float, opening: str) -> Scores:
+        """The scores of the end of an answer, to a prompt of the harm `prior`.
+
+        `heard` is the harm of all of it, `opening` how it begins.
+        """
         ...
 
 

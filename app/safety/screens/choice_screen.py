@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from app.core import Counts, Delta, FinishReason
+from app.safety.screens.heard_text import HeardText
 from app.safety.screens.span_reader import Position, SpanReader
 from app.safety.screens.stream_terms import Suspicion, Terms
 from app.safety.text.escapes import undone
@@ -22,8 +23,6 @@ MIN_PREFIX = 4
 """Characters from which on a span's beginning is withheld where a caller's limit cut the answer off in it."""
 HITS = 2
 """Tokens in a row that halt; of several that come at once the model gives what two in a row reach."""
-EXAMINED_CHARS = 600
-"""Characters at the end of an answer that are examined: more than the encoder reads of most languages."""
 EXAMINED_AGAIN, LEAST_AGAIN = 2, 32
 """Factor by which a watched or suspect answer grows until it is examined again, and least tokens then."""
 HEARD_MORE = 1.0
@@ -60,9 +59,9 @@ class ChoiceScreen:
         "_sampled_tokens",
         "_spans",
         "_suspect_from",
-        "_tail",
         "_target",
         "_terms",
+        "_text",
         "_tokens",
         "_unread",
         "clean_until",
@@ -97,8 +96,8 @@ class ChoiceScreen:
         self._previous: tuple[float, Scores] | None = None
         self.suspected = False
         """Whether the choice is to be examined before more of it goes out."""
-        self._tail = ""
-        """The end of the text, where answers are examined."""
+        self._text = HeardText()
+        """The text, where answers are examined."""
         self._end: Delta | None = None
         """The last delta, where it came before the examination."""
         self._found: Scores = {}
@@ -133,7 +132,7 @@ class ChoiceScreen:
         elif self._limit >= 2 * AT_ONCE and self._in_no_doubt and tokens - self._read_tokens < AT_ONCE:
             return None
         verdict = self._score(tokens)
-        if delta.finish_reason is not None and self._tail:
+        if delta.finish_reason is not None and self._text.ending:
             watched_more = self._terms.watched and tokens > self._examined_tokens
             unexamined = self._terms.examined and (watched_more or not self._in_no_doubt)
             self.suspected = self.suspected or unexamined or self._terms.examine_end
@@ -195,7 +194,7 @@ class ChoiceScreen:
     def _suspect(self, text: str, harm: float, tokens: int, num_tokens: int) -> None:
         """Where answers are examined: note whether this one is to be; hold more while it may become so."""
         terms = self._terms
-        self._tail = (self._tail + text)[-EXAMINED_CHARS:]
+        self._text.add(text)
         self._in_no_doubt = harm < terms.doubt
         if harm < terms.floor:
             self._hits, self._suspect_from = 0, terms.floor
@@ -219,7 +218,7 @@ class ChoiceScreen:
 
     def suspicion(self) -> Suspicion:
         """What is to be examined."""
-        return Suspicion(self._tail, self._terms.prior, self._harm)
+        return Suspicion(self._text.ending, self._terms.prior, self._harm, self._text.opening)
 
     def suspend(self, delta: Delta) -> None:
         """Hold a delta until the choice is examined."""

@@ -50,12 +50,14 @@ class Listens(Protocol):
 class Suspicion(NamedTuple):
     """What is to be examined before more of a choice goes out.
 
-    This is the end of its text, with the harm of its prompt, and the harm that was heard in all of the text.
+    This is the end of its text, with the harm of its prompt, the harm that was heard in all of the text, and
+    how the text opens.
     """
 
     text: str
     prior: float
     heard: float = 0.0
+    opening: str = ""
 
 
 Examine = Callable[[Suspicion, str], Awaitable[Scores]]

@@ -15,14 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.safety.classifiers.encoder import ANSWER, WINDOW
-from app.safety.screens.choice_screen import EXAMINED_AGAIN, EXAMINED_CHARS, HEARD_MORE, HITS
+from app.safety.screens.choice_screen import EXAMINED_AGAIN, HEARD_MORE, HITS
+from app.safety.screens.heard_text import EXAMINED_CHARS, OPENING_CHARS
 from app.safety.screens.stream_terms import HoldBack
 from app.safety.text.normalize import normalize
+from app.safety.text.refusals import refuses
 from scripts.training.safety import replies, train_encoder
 from scripts.training.safety.minilm import MiniLM
 from scripts.training.safety.replies import Reply
 from scripts.training.safety.rows import Row
 from scripts.training.safety.tokens import Wordpieces
+
+HEARD_BOUND = 20.7
+"""The logit of the nearest to certainty that the classifier takes for what was heard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,17 @@ class Finding(NamedTuple):
     heard: float
 
 
+class Weights(NamedTuple):
+    """What counts beside the encoder's logit: what was heard, and a refusal at the beginning."""
+
+    heard: float
+    refusal: float
+
+    def logit(self, finding: Finding) -> float:
+        """Of one examination, without the refusal; what was heard is bounded as the classifier bounds it."""
+        return finding.encoded + self.heard * float(np.clip(finding.heard, -HEARD_BOUND, HEARD_BOUND))
+
+
 @dataclass(frozen=True, slots=True)
 class Examined:
     """A reply, and its examinations, if each found it harmless."""
@@ -55,14 +71,24 @@ class Examined:
     num_tokens: int
     findings: Sequence[Finding]
 
-    def highest(self, heard_weight: float) -> float:
-        """The highest logit of all examinations; minus infinity where the reply was never examined."""
-        return max((f.encoded + heard_weight * f.heard for f in self.findings), default=-np.inf)
+    @property
+    def refuses(self) -> bool:
+        """Whether the reply opens with a refusal."""
+        return refuses(self.row.text[:OPENING_CHARS])
 
-    def halted_at(self, logit: float, heard_weight: float) -> int | None:
+    def highest(self, weights: Weights) -> float:
+        """The highest logit of all examinations; minus infinity where the reply was never examined."""
+        return max((weights.logit(finding) for finding in self.findings), default=-np.inf) - self._off(
+            weights
+        )
+
+    def halted_at(self, logit: float, weights: Weights) -> int | None:
         """The token at which a threshold would have halted the reply; None if it would not."""
-        over = (f.at_tokens for f in self.findings if f.encoded + heard_weight * f.heard >= logit)
-        return next(over, None)
+        least = logit + self._off(weights)
+        return next((finding.at_tokens for finding in self.findings if weights.logit(finding) >= least), None)
+
+    def _off(self, weights: Weights) -> float:
+        return weights.refusal if self.refuses else 0.0
 
 
 def points(reply: Reply, listener: Listener, *, watched: bool) -> list[tuple[int, float]]:

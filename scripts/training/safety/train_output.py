@@ -25,7 +25,7 @@ from scripts.training.safety.replies import Reply
 from scripts.training.safety.rows import Row
 from scripts.training.safety.word_vectors import WordVectors
 
-SUSPECT_SHARE = 0.2
+SUSPECT_SHARE = 0.11
 """The share of harmless answers that an examination may be spent on, of those that were trained on."""
 MOST_REPLIES = 400
 """Replies of a source that are heard to find that share."""

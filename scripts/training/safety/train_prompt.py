@@ -170,8 +170,9 @@ def _calibrate(args: argparse.Namespace) -> None:
     parts = [Predictions.load(path) for path in sorted(args.work.glob("fold_*.npz"))]
     blend, scored = calibrate.blended(loso.joined(parts))
     folds = [AnswerFold.load(path) for path in sorted(args.work.glob("answers_*.pickle"))]
-    answers = calibrate_answers.blend(folds)
-    output = dict.fromkeys(CATEGORIES, calibrate_answers.table(folds, answers))
+    counts = calibrate_answers.weights(folds)
+    answers = calibrate_answers.blend(folds, counts)
+    output = dict.fromkeys(CATEGORIES, calibrate_answers.table(folds, counts, answers))
     document = calibrate.document(blend, scored, answers, output)
     (args.models / CALIBRATION).write_text(json.dumps(document, indent=1) + "\n")
     manifest.write(args.models)

@@ -41,6 +41,7 @@ BLEND = Blend(
     answer_heard=0.0,
     answer_prior=0.0,
     answer_bias=0.0,
+    answer_refusal=0.0,
 )
 
 
@@ -198,6 +199,13 @@ def test_what_was_heard_in_all_of_an_answer_weighs_on_its_end():
     at_odds = float(np.log(0.9 / 0.1))
     for heard, added in ((0.5, 0.0), (0.9, 0.5 * at_odds), (0.1, -0.5 * at_odds)):
         assert logit_of(classifier.answer("a cure", 0.0, heard)) == pytest.approx(4.0 + added, abs=1e-3)
+
+
+def test_an_answer_that_opens_with_a_refusal_is_let_off():
+    """By so much of the logit, whatever its end says."""
+    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND._replace(answer_refusal=1.5), NO_GLOSS)
+    for opening, logit in (("I cannot help with that.", 2.5), ("Of course.", 4.0), ("", 4.0)):
+        assert logit_of(classifier.answer("a cure", 0.0, 0.5, opening)) == pytest.approx(logit, abs=1e-3)
 
 
 @pytest.mark.parametrize("heard", [0.0, 1e-300, 1.0])

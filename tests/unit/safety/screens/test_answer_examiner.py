@@ -15,7 +15,7 @@ from app.safety.screens.answer_examiner import AnswerExaminer
 from app.safety.screens.stream_terms import Suspicion
 from app.safety.verdict import Scores, ScreenFailed
 
-SUSPICION = Suspicion("the end of an answer", 0.3, 0.8)
+SUSPICION = Suspicion("the end of an answer", 0.3, 0.8, "its beginning")
 
 STUCK_S = 10.0
 """Seconds after which what a test holds up goes on: a test that fails is not to hang."""
@@ -30,9 +30,9 @@ class Answering:
         self.asked: list[Suspicion] = []
         self.threads: set[str] = set()
 
-    def answer(self, text: str, prior: float, heard: float) -> Scores:
+    def answer(self, text: str, prior: float, heard: float, opening: str) -> Scores:
         """See ExaminesAnswers."""
-        self.asked.append(Suspicion(text, prior, heard))
+        self.asked.append(Suspicion(text, prior, heard, opening))
         self.threads.add(threading.current_thread().name)
         self._before()
         if isinstance(self._scores, Exception):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from app.core import Counts, Delta, FinishReason
 from app.safety.policies.policy import Policy
-from app.safety.screens.choice_screen import EXAMINED_CHARS, HEARD_MORE
+from app.safety.screens.choice_screen import HEARD_MORE
+from app.safety.screens.heard_text import EXAMINED_CHARS
 from app.safety.screens.stream_screen import GREY_PART, Screening, StreamScreen
 from app.safety.screens.stream_terms import Suspicion
 from app.safety.verdict import Scores, ScreenFailed
@@ -134,7 +135,7 @@ async def test_what_is_suspected_is_held_until_it_is_examined():
     assert (one.feed(third), one.suspects, one.held_tokens) == ((), True, 2)
     assert examiner.asked == []
     assert await one.examined() == [second, third]
-    assert examiner.asked == [Suspicion("one two three", 0.25, 0.7)]
+    assert examiner.asked == [Suspicion("one two three", 0.25, 0.7, "one two three")]
     assert (one.suspects, one.halted, one.held_tokens) == (False, None, 0)
 
 
@@ -179,7 +180,10 @@ async def test_what_was_found_harmless_is_suspected_again_once_clearly_more_is_h
     one = screening(Hears(0.6, 0.7, 0.6, more - 0.001, more + 0.001, 0.9, 0.9), examiner)
     out = await served(one, *answer.words("a b c d e f g"))
     assert out == ["", "a b ", "c ", "d ", "", "e f ", "g"]
-    assert examiner.asked == [Suspicion("a b ", 0.0, 0.7), Suspicion("a b c d e f ", 0.0, 0.9)]
+    assert examiner.asked == [
+        Suspicion("a b ", 0.0, 0.7, "a b "),
+        Suspicion("a b c d e f ", 0.0, 0.9, "a b c d e f "),
+    ]
 
 
 async def test_each_finding_moves_the_suspicion_on():
