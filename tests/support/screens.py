@@ -69,7 +69,7 @@ class WordExaminer:
         self.priors: list[float] = []
         self.heard: list[float] = []
 
-    def answer(self, text: str, prior: float, heard: float, opening: str) -> Scores:
+    def answer(self, text: str, prior: float, heard: float, _opening: str) -> Scores:
         """See app.safety.screens.answer_examiner.ExaminesAnswers."""
         self.asked.append(text)
         self.priors.append(prior)
