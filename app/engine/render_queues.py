@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from app.core import ChatRequest
 from app.errors import EngineNotReady
-from app.owner_threads import OwnerThreads, ThreadsClosed, Work
+from app.threads.owner_threads import OwnerThreads, ThreadsClosed, Work
 
 T = TypeVar("T")
 

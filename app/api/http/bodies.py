@@ -89,6 +89,10 @@ class BodyReader:
         await self._turns.take(owner)
         return raw
 
+    async def turn(self, owner: str) -> None:
+        """Wait until a request without a body may go on, as one whose body has come does."""
+        await self._turns.take(owner)
+
     async def parse(self, request: Request, raw: bytes) -> dict[str, Any]:
         """The JSON object in a body that was read; a large one in a thread, when it is its caller's turn.
 

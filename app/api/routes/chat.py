@@ -330,6 +330,7 @@ class ChatRoutes:
     async def attach(self, request: Request) -> Response | EventStream:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
         after = last_event_id(request)
+        await self._bodies.turn(self._gatekeeper.caller(request).owner)
         stream = await self._find(request, after)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=stream_headers(stream))

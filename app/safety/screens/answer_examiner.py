@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from app.owner_threads import OwnerThreads, Work
 from app.safety.counters import SafetyCounters
 from app.safety.screens.stream_terms import Suspicion
 from app.safety.verdict import Scores, ScreenFailed
+from app.threads.owner_threads import OwnerThreads, Work
 
 TIMEOUT_S = 10.0
 """Seconds that an examination may take."""

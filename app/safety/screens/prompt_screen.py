@@ -16,7 +16,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from app.owner_threads import OwnerThreads, WaitedTooLong, Work
 from app.safety.counters import Failure, SafetyCounters
 from app.safety.screens.remembered import Remembered
 from app.safety.text.turns import SLICE_CHARS, Message, Read, Turns, slices, turns_of
@@ -34,6 +33,7 @@ from app.safety.verdict import (
     judged,
     stricter,
 )
+from app.threads.owner_threads import OwnerThreads, WaitedTooLong, Work
 
 TIMEOUT_S = 10.0
 """Seconds for which `full_verdict` may read; for long texts there is more."""
@@ -293,13 +293,13 @@ class PromptScreen:
         for start in range(0, len(texts), QUICK_SLICES):
             batch = texts[start : start + QUICK_SLICES]
             keys = [self._quick.key(text) for text in batch]
-            known = {key: found for key in keys if (found := self._quick.get(key)) is not None}
-            new = {key: text for key, text in zip(keys, batch, strict=True) if key not in known}
-            if new:
-                made = await self._thread.run(work, self._quick_scores_of, list(new.values()))
-                for key, found in zip(new, made, strict=True):
-                    known[key] = self._quick.put(key, _checked(found))
-            scores += [known[key] for key in keys]
+            by_key = {key: kept for key in keys if (kept := self._quick.get(key)) is not None}
+            unread = {key: text for key, text in zip(keys, batch, strict=True) if key not in by_key}
+            if unread:
+                read = await self._thread.run(work, self._quick_scores_of, list(unread.values()))
+                for key, of_text in zip(unread, read, strict=True):
+                    by_key[key] = self._quick.put(key, _checked(of_text))
+            scores += [by_key[key] for key in keys]
         return scores
 
     def _quick_scores_of(self, texts: Sequence[str]) -> list[Scores]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
-from app.api.http.loop_turns import REQUESTS, LoopTurns
+import pytest
+
+from app.api.http import loop_turns
+from app.api.http.loop_turns import LEAST, MOST, TURN_S, LoopTurns
 
 
 async def going_on(turns: LoopTurns, owners: list[str]) -> list[list[str]]:
@@ -24,29 +28,29 @@ async def going_on(turns: LoopTurns, owners: list[str]) -> list[list[str]]:
 
 async def test_a_few_go_on_at_once():
     """In the turn in which they come."""
-    assert await going_on(LoopTurns(), ["ada"] * REQUESTS) == [["ada"] * REQUESTS]
+    assert await going_on(LoopTurns(), ["ada"] * MOST) == [["ada"] * MOST]
 
 
 async def test_many_go_on_in_parts():
     """As many in each turn, until none is left."""
-    seen = await going_on(LoopTurns(), ["ada"] * (5 * REQUESTS // 2))
-    assert [len(turn) for turn in seen] == [REQUESTS, REQUESTS, REQUESTS // 2]
+    seen = await going_on(LoopTurns(), ["ada"] * (5 * MOST // 2))
+    assert [len(turn) for turn in seen] == [MOST, MOST, MOST // 2]
 
 
 async def test_owners_take_turns():
     """Who has one request waits for one of each other owner, not for all of them."""
-    seen = await going_on(LoopTurns(), ["ada"] * (3 * REQUESTS) + ["bob"] * 2)
+    seen = await going_on(LoopTurns(), ["ada"] * (3 * MOST) + ["bob"] * 2)
     assert [turn.count("bob") for turn in seen] == [0, 2, 0, 0]
 
 
 async def test_who_leaves_takes_no_place():
     """The next one goes on instead."""
     turns = LoopTurns()
-    first = [asyncio.create_task(turns.take("ada")) for _ in range(2 * REQUESTS)]
+    first = [asyncio.create_task(turns.take("ada")) for _ in range(2 * MOST)]
     await asyncio.sleep(0)
-    for task in first[REQUESTS:]:
+    for task in first[MOST:]:
         task.cancel()
-    assert await going_on(turns, ["ada"] * REQUESTS) == [["ada"] * REQUESTS]
+    assert await going_on(turns, ["ada"] * MOST) == [["ada"] * MOST]
     await asyncio.gather(*first, return_exceptions=True)
 
 
@@ -54,5 +58,23 @@ async def test_later_requests_find_room_again():
     """What went on in one turn is nothing to the next."""
     turns = LoopTurns()
     for _ in range(3):
-        assert await going_on(turns, ["ada"] * REQUESTS) == [["ada"] * REQUESTS]
+        assert await going_on(turns, ["ada"] * MOST) == [["ada"] * MOST]
         await asyncio.sleep(0)
+
+
+async def test_fewer_go_on_while_turns_take_long(monkeypatch: pytest.MonkeyPatch):
+    """Down to LEAST; then more again."""
+    now_s = 0.0
+
+    def clock_s() -> float:
+        nonlocal now_s
+        now_s += step_s
+        return now_s
+
+    monkeypatch.setattr(loop_turns, "time", SimpleNamespace(monotonic=clock_s))
+    turns, step_s = LoopTurns(), 2 * TURN_S
+    seen = await going_on(turns, ["ada"] * (MOST + 3 * LEAST))
+    assert [len(turn) for turn in seen] == [MOST, LEAST, LEAST, LEAST]
+    step_s = 0.0
+    seen = await going_on(turns, ["ada"] * (3 * MOST))
+    assert [len(turn) for turn in seen][-2:] > [LEAST, LEAST]

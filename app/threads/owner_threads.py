@@ -61,6 +61,16 @@ class Work:
         self.work_s = work_s
         self.wait_s = wait_s
 
+    def worked(self, duration_s: float) -> None:
+        """Count a call that has ended."""
+        if self.work_s is not None:
+            self.work_s -= duration_s
+
+    def waited(self, duration_s: float) -> None:
+        """Count a turn that has come."""
+        if self.wait_s is not None:
+            self.wait_s -= duration_s
+
 
 class OwnerThreads:
     """A few threads. Construct once; `close()` ends them."""
@@ -89,7 +99,7 @@ class OwnerThreads:
             self._start()
         job = _Job(self, loop, function, arguments)
         if self._hangs_after_s is not None:
-            job.watch = loop.call_later(self._hangs_after_s, self._hangs, job)
+            job.watch(self._hangs_after_s)
         begun_s = loop.time()
         self._jobs.put(job)
         try:
@@ -101,8 +111,7 @@ class OwnerThreads:
             raise
         finally:
             del job  # an error's traceback holds this frame, which would hold the error
-        if work.work_s is not None:
-            work.work_s -= loop.time() - begun_s
+        work.worked(loop.time() - begun_s)
         return result
 
     def close(self) -> None:
@@ -141,12 +150,10 @@ class OwnerThreads:
             if isinstance(exc, TimeoutError) and limit.expired():
                 raise WaitedTooLong from None
             raise
-        if work.wait_s is not None:
-            work.wait_s -= loop.time() - begun_s
+        work.waited(loop.time() - begun_s)
 
-    def _hangs(self, job: _Job) -> None:
+    def hangs(self) -> None:
         """A call has run too long; those behind it are told, unless another thread serves them."""
-        job.hangs = True
         self._num_hanging += 1
         if self._num_hanging == self._workers:
             self._refuse_waiting(Overdue)
@@ -160,9 +167,7 @@ class OwnerThreads:
 
     def ended(self, job: _Job, result: Any, error: BaseException | None) -> None:
         """A thread is done with a job; its caller may be gone."""
-        if job.watch is not None:
-            job.watch.cancel()
-        self._num_hanging -= job.hangs
+        self._num_hanging -= job.end_watch()
         if not job.result.done():
             if error is None:
                 job.result.set_result(result)
@@ -189,7 +194,7 @@ class OwnerThreads:
 class _Job:
     """A call on its way to a thread and back."""
 
-    __slots__ = ("_arguments", "_function", "_threads", "hangs", "loop", "result", "watch")
+    __slots__ = ("_arguments", "_function", "_hangs", "_threads", "_timer", "loop", "result")
 
     def __init__(
         self,
@@ -203,8 +208,22 @@ class _Job:
         self._arguments = arguments
         self.loop = loop
         self.result: asyncio.Future[Any] = loop.create_future()
-        self.watch: asyncio.TimerHandle | None = None
-        self.hangs = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._hangs = False
+
+    def watch(self, hangs_after_s: float) -> None:
+        """Tell the threads when the call has run for so long."""
+        self._timer = self.loop.call_later(hangs_after_s, self._late)
+
+    def end_watch(self) -> bool:
+        """The call has ended; whether the threads were told that it hangs."""
+        if self._timer is not None:
+            self._timer.cancel()
+        return self._hangs
+
+    def _late(self) -> None:
+        self._hangs = True
+        self._threads.hangs()
 
     def run(self) -> None:
         """Call the function, and hand its result to the loop."""

@@ -1,0 +1,1 @@
+"""Threads for blocking work, and whose turn it is at them."""
