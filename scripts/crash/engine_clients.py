@@ -24,6 +24,8 @@ class Heard:
     text: dict[str, str] = field(default_factory=dict)
     finish: dict[int, str] = field(default_factory=dict)
     error: str | None = None
+    error_usage: Mapping[str, Any] = field(default_factory=dict)
+    """The counts that an error event tells."""
     usage: Mapping[str, Any] = field(default_factory=dict)
     done: bool = False
     longest_pause_s: float = 0.0
@@ -45,18 +47,30 @@ class Heard:
         chunk = json.loads(data)
         if "error" in chunk:
             self.error = chunk["error"]["code"]
+            self.error_usage = chunk["error"].get("usage") or {}
             return
         self.usage = chunk.get("usage") or self.usage
         for choice in chunk["choices"]:
-            delta, index = choice["delta"], choice["index"]
-            self._append(f"{index}", delta.get("content") or "")
-            for call in delta.get("tool_calls", ()):
-                self._append(f"{index}.{call['index']}", call["function"].get("arguments") or "")
-            if choice["finish_reason"] is not None:
-                self.finish[index] = choice["finish_reason"]
+            self._add_piece(choice, choice["delta"])
+
+    def add_completion(self, completion: Mapping[str, Any]) -> None:
+        """Take in an answer in one piece."""
+        self.usage, self.done = completion["usage"], True
+        for choice in completion["choices"]:
+            self._add_piece(choice, choice["message"])
+
+    def _add_piece(self, choice: Mapping[str, Any], piece: Mapping[str, Any]) -> None:
+        index = choice["index"]
+        self._append(f"{index}", piece.get("content") or "")
+        self._append(f"{index} reasoning", piece.get("reasoning_content") or "")
+        for number, call in enumerate(piece.get("tool_calls") or ()):
+            self._append(f"{index}.{call.get('index', number)}", call["function"].get("arguments") or "")
+        if choice["finish_reason"] is not None:
+            self.finish[index] = choice["finish_reason"]
 
     def _append(self, track: str, piece: str) -> None:
-        self.text[track] = self.text.get(track, "") + piece
+        if piece:
+            self.text[track] = self.text.get(track, "") + piece
 
 
 class Client:

@@ -28,25 +28,17 @@ import psutil
 from app.store.database import FILE_NAME
 from scripts.benchmarks.bare import peer_command
 from scripts.crash.engine_clients import Client, Heard
+from scripts.crash.engine_kinds import FORM, MODEL, TOOL
 from scripts.crash.findings import Findings
 from scripts.crash.http import Gone, get_json
+from scripts.crash.machine import ENGINE_PROCESSES, held, process_of
 from scripts.crash.server import ROOT, Server
 
-MODEL = "tokenring-builtin"
 HANG_S = 5.0
 SIGNALS = {"KILL": [signal.SIGKILL], "STOP": [signal.SIGSTOP], "MIX": [signal.SIGKILL, signal.SIGSTOP]}
-PROCESSES = ("scheduler", "detokenizer")
 BARE_PORT = 31_999
 POLL_S = 0.01
 START_TIMEOUT_S = 300.0
-RING = {
-    "type": "object",
-    "properties": {"ring": {"type": "string", "pattern": "^[a-z]{150}$"}},
-    "required": ["ring"],
-    "additionalProperties": False,
-}
-FORM = {"type": "json_schema", "json_schema": {"name": "ring", "schema": RING, "strict": True}}
-TOOL = {"type": "function", "function": {"name": "ring", "strict": True, "parameters": RING}}
 KINDS: Sequence[Mapping[str, Any]] = (
     {"ignore_eos": True},
     {"ignore_eos": True, "n": 2},
@@ -85,11 +77,11 @@ class KillTest:
             for _ in range(2):  # what the first run makes for good is no leak
                 self._undisturbed = await self._all(server.port)
                 self._heard += self._undisturbed
-            held_first = _held(server.pid)
+            held_first = held(server.pid)
             for number in range(1, self._arguments.rounds + 1):
                 self.findings.kill = number
                 await self._round(server, number)
-            held_last = _held(server.pid)
+            held_last = held(server.pid)
             self._check_ledger()
             server.terminate()
             self.findings.check(await server.stopped() == 0, "the server ends with status 0")
@@ -152,10 +144,12 @@ class KillTest:
         goal = share * sum(heard.characters for heard in self._undisturbed)
         while sum(client.heard.characters for client in clients) < goal:  # noqa: ASYNC110  # it is per token
             await asyncio.sleep(POLL_S)
-        name = self._rng.choice(PROCESSES)
+        name = self._rng.choice(ENGINE_PROCESSES)
         signum = self._rng.choice(SIGNALS[self._arguments.signal])
         lost_s = time.monotonic()
-        os.kill(_process_of(server.pid, name), signum)
+        pid = process_of(server.pid, name)
+        assert pid is not None
+        os.kill(pid, signum)
         await self._watch_outage(server, lost_s, clients)
         heard = list(await asyncio.gather(*running))
         self._heard += heard
@@ -221,26 +215,6 @@ class KillTest:
             self.findings.check(
                 row == expected, "the ledger says what the client was told", row=row, expected=expected
             )
-
-
-def _process_of(server_pid: int, name: str) -> int:
-    """The engine's process of that kind."""
-    children = psutil.Process(server_pid).children(recursive=True)
-    return next(child.pid for child in children if name in child.name())
-
-
-def _held(pid: int) -> dict[str, int]:
-    """What the server holds of the machine."""
-    process = psutil.Process(pid)
-    children = process.children(recursive=True)
-    return {
-        "descriptors": process.num_fds(),
-        "threads": process.num_threads(),
-        "rss_mb": process.memory_info().rss >> 20,
-        "children": len(children),
-        "zombies": sum(child.status() == psutil.STATUS_ZOMBIE for child in children),
-        "shared_memory_files": len(list(Path("/dev/shm").iterdir())),  # noqa: S108
-    }
 
 
 def _percentile(values: list[float], percent: int) -> float:

@@ -1,0 +1,113 @@
+"""What a server under a soak says of itself, against what was done to it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from scripts.crash.findings import Findings
+from scripts.crash.http import Connection
+from scripts.crash.machine import held
+from scripts.crash.soak_checks import StoryChecks
+from scripts.crash.soak_lives import Life, Lives
+
+IDLE = (
+    "live_streams",
+    "retained_streams",
+    "stream_readers",
+    "suspended_streams",
+    "unsettled_requests",
+    "store_queue_depth",
+    "admission_waiting_requests",
+    "admission_waiting_tokens",
+    "admission_reserved_tokens",
+    "admission_prefill_tokens",
+    "engine_running_requests",
+    "engine_queued_requests",
+)
+"""Metrics that are zero when nothing is asked."""
+POLL_S = 0.2
+
+
+class Sample(NamedTuple):
+    """What an idle server holds, at a time of the monotonic clock."""
+
+    at_s: float
+    life: int
+    held: Mapping[str, int]
+
+
+async def metrics(port: int, headers: Mapping[str, str]) -> dict[str, float]:
+    """The sum of each metric over its labels, without the prefix. Raises one of `Gone`."""
+    async with await Connection.to(port) as connection:
+        answer = await connection.ask("GET", "/metrics", None, headers)
+        text = b"".join([piece async for piece in answer.pieces()]).decode()
+    sums: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            name = name.partition("{")[0].removeprefix("tokenring_")
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
+
+
+async def wait_idle(port: int, headers: Mapping[str, str], timeout_s: float) -> dict[str, float]:
+    """Wait until nothing is asked or kept any more; what is not zero by then."""
+    until_s = time.monotonic() + timeout_s
+    while True:
+        found = await metrics(port, headers)
+        busy = {name: found[name] for name in IDLE if found.get(name)}
+        if not busy or time.monotonic() > until_s:
+            return busy
+        await asyncio.sleep(POLL_S)
+
+
+def check_metrics(found: Mapping[str, float], lives: Lives, stories: StoryChecks, findings: Findings) -> None:
+    """The counters of the life that runs agree with what was done to it."""
+    life, number = lives.now, len(lives.all)
+    check = findings.check
+    differs = found["ledger_differs"] + found.get("ledger_differing_requests_total", 0)
+    check(not differs, "the ledger is what the engine handed over", differs=differs)
+    for name in ("contradictions_total", "safety_failures_total", "store_failing"):
+        check(not found.get(name), f"{name} is 0", value=found.get(name))
+    _check_losses(found, life, findings)
+    lost, known = found.get("choices_lost_total", 0), stories.choices_lost[number]
+    unseen = stories.choices_unseen[number]
+    check(known <= lost <= known + unseen, "lost choices are counted", told=lost, known=known, unseen=unseen)
+    ended = found["continued_streams_total"] + found["expired_streams_total"]
+    check(ended <= life.num_suspended, "no more streams go on than were suspended", told=ended)
+
+
+def _check_losses(found: Mapping[str, float], life: Life, findings: Findings) -> None:
+    """Each loss while the engine was there is an outage with a restart; one in an outage may be another."""
+    most = len(life.losses)
+    least = sum(not loss.while_away for loss in life.losses)
+    for name in ("outages_total", "restarts_total"):
+        told = found.get(name, 0)
+        findings.check(least <= told <= most, f"{name} agrees", told=told, losses=life.losses)
+
+
+def sample(life: Life, number: int) -> Sample:
+    """What the server holds now."""
+    return Sample(time.monotonic(), number, held(life.server.pid))
+
+
+def slope_per_hour(samples: list[Sample], what: str) -> float:
+    """The slope of the least squares' line through the samples, per hour; 0 for fewer than three."""
+    if len(samples) < 3:
+        return 0.0
+    times = [s.at_s for s in samples]
+    values = [float(s.held[what]) for s in samples]
+    mean_t, mean_v = sum(times) / len(times), sum(values) / len(values)
+    spread = sum((t - mean_t) ** 2 for t in times)
+    covered = sum((t - mean_t) * (v - mean_v) for t, v in zip(times, values, strict=True))
+    return 3600 * covered / spread if spread else 0.0
+
+
+def last_two_thirds(samples: list[Sample]) -> list[Sample]:
+    """Those of the last life that are in the last two thirds of the time that they span."""
+    mine = [s for s in samples if s.life == samples[-1].life]
+    begin_s = mine[0].at_s + (mine[-1].at_s - mine[0].at_s) / 3
+    return [s for s in mine if s.at_s >= begin_s]
