@@ -61,6 +61,11 @@ class Profile:
     config: str
     arguments: tuple[str, ...]
     cases: Sequence[Case]
+    suspend_s: int
+    """Seconds within which suspended streams may be asked for; a start of the engine is in them."""
+    grace_s: int
+    """Seconds for which an answer goes on that nobody reads."""
+    retention_s: int
 
     @property
     def has_processes(self) -> bool:
@@ -74,12 +79,12 @@ def profile(engine: str) -> Profile:
     config = f'[[prices]]\nmodel = "*"\n{prices}'
     limits = ("--max-queued-requests", "8", "--safety", "on")
     if engine == "scripted":
-        script = "rate=60,tokens=200,reasoning=8,context=2048,pool=4096"
+        script = "rate=120,tokens=200,reasoning=8,context=2048,pool=4096"
         arguments = ("--engine", "scripted", "--scripted", script, *limits)
-        return Profile(engine, config, arguments, _cases("scripted", _SCRIPTED))
+        return Profile(engine, config, arguments, _cases("scripted", _SCRIPTED), 8, 4, 6)
     table = {"dtype": '"float32"', "reasoning_parser": '"qwen3"', "max_total_tokens": "8192"}
     config += "[engine.sglang]\n" + "".join(f"{name} = {value}\n" for name, value in table.items())
-    return Profile(engine, config, limits, [*_cases(MODEL, _KINDS), *_screened()])
+    return Profile(engine, config, limits, [*_cases(MODEL, _KINDS), *_screened()], 60, 8, 12)
 
 
 def _cases(model: str, kinds: Mapping[str, Mapping[str, Any]]) -> list[Case]:

@@ -22,10 +22,10 @@ class StoryChecks:
         self.num_requests = 0
         self.ends: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
-        self.choices_lost: Counter[int] = Counter()
-        """Choices of answers that ended in `engine_restarted`, by the number of the life."""
-        self.choices_unseen: Counter[int] = Counter()
-        """Choices whose end their clients did not hear, likewise."""
+        self.choices_lost = 0
+        """Choices of answers that ended in `engine_restarted`."""
+        self.choices_unseen = 0
+        """Choices whose end their clients did not hear."""
         self.num_unread = 0
         """Answers that the server stopped while their client was away."""
         self.longest_wait_s = 0.0
@@ -34,8 +34,8 @@ class StoryChecks:
         """Check all that was asked since the last time, and that no row is of nobody."""
         by_key: defaultdict[str, list[Row]] = defaultdict(list)
         for row in rows.values():
-            if row.idempotency_key is not None:
-                by_key[row.idempotency_key].append(row)
+            if row.id in self._lives.keys:
+                by_key[self._lives.keys[row.id]].append(row)
         left_over = dict(rows)
         for story in stories:
             ids = [heard.request_id for heard in story.attempts] + story.refused_ids
@@ -148,11 +148,10 @@ class StoryChecks:
         return self._lives.ended_by("KILL", story.began_s, story.ended_s)
 
     def _note_end(self, story: Story) -> None:
-        life, n = len(self._lives.all), story.case.n
-        for heard in story.attempts:
-            self.choices_lost[life] += n * (heard.error == "engine_restarted")
+        n = story.case.n
+        self.choices_lost += n * sum(heard.error == "engine_restarted" for heard in story.attempts)
         if story.left or story.unknown or story.is_lost or story.deleted:
-            self.choices_unseen[life] += n
+            self.choices_unseen += n
         if story.left:
             self.ends["left"] += 1
         elif story.unknown or not story.attempts:

@@ -113,6 +113,16 @@ class SoakClient:
         """Hold the request to its end."""
         story = self.story
         story.began_s = time.monotonic()
+        await self._hold()
+        if self._twin is not None:
+            await self._twin
+        if story.manner.repeats_at_end and story.attempts and self._is_complete(story.heard):
+            await self._repeat()
+        story.ended_s = time.monotonic()
+        return story
+
+    async def _hold(self) -> None:
+        story = self.story
         while not self._is_over:
             try:
                 async with asyncio.timeout(self._patience_s):
@@ -127,12 +137,6 @@ class SoakClient:
                     story.unknown = True
                     break
                 await asyncio.sleep(RETURN_S)
-        if self._twin is not None:
-            await self._twin
-        if story.manner.repeats_at_end and story.attempts and self._is_complete(story.heard):
-            await self._repeat()
-        story.ended_s = time.monotonic()
-        return story
 
     def _is_complete(self, heard: Heard) -> bool:
         return heard.done and heard.error is None and not self.story.deleted and self.story.key is not None

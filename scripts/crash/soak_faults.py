@@ -19,7 +19,7 @@ FaultKind = Literal["engine", "TERM", "KILL", "burst", "pause"]
 HANG_S = 8.0
 """Seconds after which a stopped engine counts as hung; above what a busy machine takes for a step."""
 POLL_S = 0.1
-BACK_S = 180.0
+BACK_S = 400.0
 """Seconds within which an engine must be back."""
 _EARLY_KILL = 0.2
 """Share of starts after a kill of the server that are killed as well."""

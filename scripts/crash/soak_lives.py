@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sqlite3
@@ -19,6 +20,12 @@ from scripts.crash.server import Server
 
 EXPECTED_ERRORS = ("engine_lost", "request_quarantined")
 """What the log of a server whose engine is killed has at its severest."""
+
+
+START_S = 400.0
+"""Seconds within which a server must be ready, on a machine that has other work."""
+WATCH_S = 0.3
+"""Seconds between two looks at the ledger, which keeps keys for `retention_s`, or until the next start."""
 
 
 class Loss(NamedTuple):
@@ -53,6 +60,9 @@ class Lives:
         self._arguments = arguments
         self._findings = findings
         self.all: list[Life] = []
+        self.keys: dict[str, str] = {}
+        """The Idempotency-Keys of requests by id; the store forgets those that are free again."""
+        self._last_seq = 0
 
     @property
     def now(self) -> Life:
@@ -71,9 +81,9 @@ class Lives:
 
     async def start(self) -> None:
         """Begin a life, and wait until it takes requests. Raises ServerFailed."""
-        num_suspended = self._num_suspended()
+        num_suspended = self._look()
         self.all.append(Life(await Server.start(self._data_dir, self._arguments), num_suspended))
-        await self.now.server.ready()
+        await self.now.server.ready(START_S)
 
     async def stop(self) -> None:
         """SIGTERM; the process must end with 0."""
@@ -126,9 +136,21 @@ class Lives:
         if not life.losses and life.end != "KILL":
             self._findings.check(not tracebacks, "nothing raises in the server", noise=server.noise[-40:])
 
-    def _num_suspended(self) -> int:
+    async def watch(self) -> None:
+        """Note the keys of requests for ever."""
+        while True:
+            self._look()
+            await asyncio.sleep(WATCH_S)
+
+    def _look(self) -> int:
+        """Note the keys of new requests; how many streams are suspended."""
         if not self.path.exists():
             return 0
-        with closing(sqlite3.connect(self.path)) as connection:
+        with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as connection:
+            query = "SELECT seq, id, idempotency_key FROM requests WHERE seq > ? ORDER BY seq"
+            for seq, id_, key in connection.execute(query, (self._last_seq,)):
+                self._last_seq = seq
+                if key is not None:
+                    self.keys[id_] = key
             count: int = connection.execute("SELECT count(*) FROM suspended").fetchone()[0]
         return count

@@ -64,20 +64,45 @@ async def wait_idle(port: int, headers: Mapping[str, str], timeout_s: float) -> 
         await asyncio.sleep(POLL_S)
 
 
-def check_metrics(found: Mapping[str, float], lives: Lives, stories: StoryChecks, findings: Findings) -> None:
-    """The counters of the life that runs agree with what was done to it."""
-    life, number = lives.now, len(lives.all)
-    check = findings.check
-    differs = found["ledger_differs"] + found.get("ledger_differing_requests_total", 0)
-    check(not differs, "the ledger is what the engine handed over", differs=differs)
-    for name in ("contradictions_total", "safety_failures_total", "store_failing"):
-        check(not found.get(name), f"{name} is 0", value=found.get(name))
-    _check_losses(found, life, findings)
-    lost, known = found.get("choices_lost_total", 0), stories.choices_lost[number]
-    unseen = stories.choices_unseen[number]
-    check(known <= lost <= known + unseen, "lost choices are counted", told=lost, known=known, unseen=unseen)
-    ended = found["continued_streams_total"] + found["expired_streams_total"]
-    check(ended <= life.num_suspended, "no more streams go on than were suspended", told=ended)
+class MetricChecks:
+    """The counters of the life that runs, against what was done to it."""
+
+    def __init__(self, lives: Lives, stories: StoryChecks, findings: Findings) -> None:
+        self._lives = lives
+        self._stories = stories
+        self._findings = findings
+        self._life = 0
+        self._before: Mapping[str, float] = {}
+        self._known = (0, 0, 0)
+
+    def check(self, found: Mapping[str, float]) -> None:
+        """Check what an idle server says once the stories of a round have been checked."""
+        check, life = self._findings.check, self._lives.now
+        differs = found["ledger_differs"] + found.get("ledger_differing_requests_total", 0)
+        check(not differs, "the ledger is what the engine handed over", differs=differs)
+        for name in ("contradictions_total", "safety_failures_total", "store_failing"):
+            check(not found.get(name), f"{name} is 0", value=found.get(name))
+        ended = found["continued_streams_total"] + found["expired_streams_total"]
+        check(ended <= life.num_suspended, "no more streams go on than were suspended", told=ended)
+        _check_losses(found, life, self._findings)
+        self._check_round(found)
+
+    def _check_round(self, found: Mapping[str, float]) -> None:
+        """What ended in this round, if the server lived all through it."""
+        stories, number = self._stories, len(self._lives.all)
+        known = (stories.choices_lost, stories.choices_unseen, stories.num_unread)
+        if number == self._life:
+            lost, unseen, unread = (a - b for a, b in zip(known, self._known, strict=True))
+            told = self._more(found, "choices_lost_total")
+            facts = {"told": told, "lost": lost, "unseen": unseen}
+            self._findings.check(lost <= told <= lost + unseen, "lost choices are counted", **facts)
+            told = self._more(found, "admission_unread_aborted_total")
+            facts = {"told": told, "unread": unread}
+            self._findings.check(unread <= told, "no unread answer is stopped uncounted", **facts)
+        self._life, self._before, self._known = number, found, known
+
+    def _more(self, found: Mapping[str, float], name: str) -> int:
+        return int(found.get(name, 0) - self._before.get(name, 0))
 
 
 def _check_losses(found: Mapping[str, float], life: Life, findings: Findings) -> None:

@@ -74,12 +74,14 @@ class SoakTraffic:
         story = await self._hold(case, self._manner(case), key)
         whole = story.attempts and story.heard.finish == case.expected.finish and not story.deleted
         if case.then is not None and story.manner.stored and whole and self._chance(0.6):
-            manner = self._manner(case.then)._replace(path="/api", stored=True)
+            # Without a key: sent again after an interruption, it would be a turn behind another one.
+            manner = self._manner(case.then)._replace(path="/api", stored=True, streamed=True)
             await self._hold(case.then, manner, key, story.conversation_id)
 
     async def _hold(self, case: Case, manner: Manner, key: str, conversation_id: str | None = None) -> Story:
         self._num_keys += 1
-        story = Story(case, manner, f"soak-{self._num_keys}" if self._chance(0.8) else None)
+        is_keyed = conversation_id is None and self._chance(0.8)
+        story = Story(case, manner, f"soak-{self._num_keys}" if is_keyed else None)
         self._stories.append(story)
         headers = self._headers[key]
         return await SoakClient(self._lives, story, headers, conversation_id=conversation_id).run()
