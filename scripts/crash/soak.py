@@ -39,7 +39,7 @@ from scripts.crash.soak_metrics import (
 )
 from scripts.crash.soak_traffic import SoakTraffic
 
-LEARNERS = 4
+LEARNERS = 8
 """Undisturbed answers at once."""
 END_S = 600.0
 """Seconds within which every client has its end, once nothing new is asked: a restart or two."""

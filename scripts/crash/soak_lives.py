@@ -27,6 +27,9 @@ START_S = 400.0
 WATCH_S = 0.3
 """Seconds between two looks at the ledger, which keeps keys for `retention_s`, or until the next start."""
 
+LOCKED_S = 10.0
+"""Seconds for which the store may be out of reach."""
+
 
 class Loss(NamedTuple):
     """A process of the engine that was killed or stopped."""
@@ -81,7 +84,7 @@ class Lives:
 
     async def start(self) -> None:
         """Begin a life, and wait until it takes requests. Raises ServerFailed."""
-        num_suspended = self._look()
+        num_suspended = await self._look_again()
         self.all.append(Life(await Server.start(self._data_dir, self._arguments), num_suspended))
         await self.now.server.ready(START_S)
 
@@ -139,8 +142,19 @@ class Lives:
     async def watch(self) -> None:
         """Note the keys of requests for ever."""
         while True:
-            self._look()
+            await self._look_again()
             await asyncio.sleep(WATCH_S)
+
+    async def _look_again(self) -> int:
+        """What `_look` does, as soon as it can: a server that stops has the file to itself for a moment."""
+        until_s = time.monotonic() + LOCKED_S
+        while True:
+            try:
+                return self._look()
+            except sqlite3.OperationalError:
+                if time.monotonic() > until_s:
+                    raise
+                await asyncio.sleep(WATCH_S / 10)
 
     def _look(self) -> int:
         """Note the keys of new requests; how many streams are suspended."""
