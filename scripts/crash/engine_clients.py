@@ -12,6 +12,8 @@ from typing import Any
 from scripts.crash.http import Answer, Connection, Gone
 
 PATH = "/api/chat/completions"
+BURST_S = 0.01
+"""Seconds in which a text comes that was held back, and no more than a token or two of others."""
 RETRY_S = 0.2
 """Seconds until a client asks a server again that is not there, or not ready."""
 
@@ -32,8 +34,8 @@ class Heard:
     sent_s: float = 0.0
     first_text_s: float = 0.0
     """Seconds from the request to the first text."""
-    first_text_tokens: int = 0
-    """Tokens that the server had counted with the first text; what was held back before is among them."""
+    burst_tokens: int = 0
+    """Tokens that came with the first text, all at once: they were held back until then."""
     longest_pause_s: float = 0.0
     """The longest time between two events."""
     drops: int = 0
@@ -63,7 +65,6 @@ class Heard:
             self.usage = chunk["error"].get("usage") or self.usage
             return
         self.usage = usage = chunk.get("usage") or self.usage
-        was_silent = not self.text
         for choice in chunk["choices"]:
             delta, index = choice["delta"], choice["index"]
             self.counts[index] = usage.get("completion_tokens", 0)
@@ -73,9 +74,11 @@ class Heard:
                 self._append(f"{index}.{call['index']}", call["function"].get("arguments"))
             if choice["finish_reason"] is not None:
                 self.finish[index] = choice["finish_reason"]
-        if was_silent and self.text:
-            self.first_text_s = time.monotonic() - self.sent_s
-            self.first_text_tokens = self.tokens
+        if self.text:
+            since_s = time.monotonic() - self.sent_s
+            self.first_text_s = self.first_text_s or since_s
+            if since_s <= self.first_text_s + BURST_S:
+                self.burst_tokens = self.tokens
 
     def _append(self, track: str, piece: str | None) -> None:
         if piece:
@@ -138,7 +141,8 @@ class Client:
             if answer.status == 503 and self._key:
                 return False
             if answer.status != 200:
-                heard.error = f"status {answer.status}"
+                refusal = await answer.json()
+                heard.error = f"{answer.status} {refusal['error']['code']}"
                 return True
             heard.request_id = answer.headers["x-request-id"]
             await self._hear(answer)

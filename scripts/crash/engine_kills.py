@@ -39,7 +39,7 @@ from scripts.crash.kill_losses import (
     is_serving,
 )
 from scripts.crash.kill_phases import PHASES, SCENES, is_in, num_queued, phases_of, reached_in, scenes_of
-from scripts.crash.kill_requests import Scene, bodies, server_flags
+from scripts.crash.kill_requests import Scene, bodies, kind_of, server_flags
 from scripts.crash.server import ROOT, Server
 
 BARE_PORT = 31_999
@@ -113,6 +113,9 @@ class KillTest:
         """Twice, because what the first run makes for good is no leak."""
         runs = [list(await asyncio.gather(*(c.run() for c in self._clients(scene)))) for _ in range(2)]
         self._checks.undisturbed(*runs)
+        for number, heard in enumerate(runs[1]):
+            kind = kind_of(number, scene, mix=self._arguments.mix)
+            self._checks.kind(kind, heard, screened=self._arguments.safety == "on")
         self._undisturbed[scene] = runs[1]
         self._heard += [*runs[0], *runs[1]]
 
@@ -160,14 +163,11 @@ class KillTest:
 
     def _results(self) -> dict[str, Any]:
         arguments = self._arguments
-        held = [h for scene in self._undisturbed.values() for h in scene if h.first_text_tokens > 1]
         return {
             **{name: getattr(arguments, name) for name in ("rounds", "streams", "target", "signal", "dtype")},
             "phase": arguments.phase,
             "rounds_in_phase": dict(self._in_phase),
             "queued_at_loss": self._queued,
-            "held_back_streams": len(held),
-            "most_tokens_held_back": max((h.first_text_tokens for h in held), default=0),
             "checks": self.findings.num_checks,
             "violations": len(self.findings.violations),
             "cut_off": self._cut_off,

@@ -11,6 +11,7 @@ from typing import Any
 
 from scripts.crash.engine_clients import Heard
 from scripts.crash.findings import Findings
+from scripts.crash.kill_requests import WATCHED_TOKENS
 
 Text = dict[str, str]
 """Text by track, as clients have it."""
@@ -31,6 +32,24 @@ class StreamChecks:
             self._whole(other)
             if self._exact:
                 self._findings.check(one.text == other.text, "undisturbed runs agree", prompt=other.prompt)
+
+    def kind(self, kind: str, heard: Heard, *, screened: bool) -> None:
+        """An undisturbed stream is of its kind: else losing it would prove nothing of that."""
+        check, tracks = self._findings.check, heard.text.keys()
+        if kind.startswith("reasoning"):
+            check("0 reasoning" in tracks, "a reasoning request reasons", tracks=list(tracks))
+        if kind == "reasoning, then text":
+            check("0" in tracks, "its answer has text, too", tracks=list(tracks))
+        if kind == "reasoning":
+            check(_reasoning_tokens(heard), "its reasoning is counted", usage=heard.usage)
+        if kind in ("watched", "held") and screened:
+            check(
+                heard.burst_tokens >= WATCHED_TOKENS, "its beginning is held back", tokens=heard.burst_tokens
+            )
+        if kind == "choices":
+            check({"0", "1"} <= tracks, "it has two choices", tracks=list(tracks))
+        if kind == "tool":
+            check("0.0" in tracks, "it calls a tool", tracks=list(tracks))
 
     def stream(self, heard: Heard, expected: Heard, at_loss: Text, replayed: Heard) -> None:
         """A stream that went through a loss; `at_loss` is what its client had then."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
@@ -23,14 +24,14 @@ LEAST_CPU_S = 0.05
 """Processor time that counts, however short the silence: a few ticks of the kernel's clock."""
 LEAST_BYTES = 1 << 20
 """Bytes read or written that count; what threads tell one another is far less."""
-END_S = 15.0
-"""Seconds for which the end of a start that was given up is awaited; SGLang looks at its processes every 5 s."""
+END_S = 30.0
+"""Seconds to await the end of a start that was given up: SGLang looks at its processes every 5 s."""
 
 T = TypeVar("T")
 
 
 class Work(NamedTuple):
-    """The work of a start so far: the processes it has, their processor time, and the bytes they have moved."""
+    """The work of a start so far: its processes, their processor time, and the bytes that they moved."""
 
     pids: frozenset[int]
     cpu_s: float
@@ -57,7 +58,7 @@ class StartWatchdog:
 
     async def run(self) -> str:
         """Look until the start hangs; the reason."""
-        while (reason := self.look()) is None:
+        while (reason := self.look()) is None:  # noqa: ASYNC110  # silence is no event
             await asyncio.sleep(self.interval_s)
         return reason
 
@@ -83,11 +84,11 @@ class StartWatchdog:
 
 
 class StartWork:
-    """The work of what this process starts from now on, and of the thread that starts it."""
+    """The work of what this process starts from now on, and of its threads whose names begin so."""
 
-    def __init__(self, thread_id: int) -> None:
+    def __init__(self, thread_name: str) -> None:
         self._process = psutil.Process()
-        self._thread_id = thread_id
+        self._thread_name = thread_name
         self._older = {child.pid for child in self._process.children(recursive=True)}
 
     def __call__(self) -> Work:
@@ -101,15 +102,13 @@ class StartWork:
                 cpu_s += times.user + times.system
                 num_bytes += moved.read_chars + moved.write_chars + moved.read_bytes
                 pids.add(child.pid)
-        threads = {thread.id: thread for thread in self._process.threads()}
-        launching = threads.get(self._thread_id)
-        if launching is not None:
-            cpu_s += launching.user_time + launching.system_time
+        named = [t.native_id for t in threading.enumerate() if t.name.startswith(self._thread_name)]
+        cpu_s += sum(t.user_time + t.system_time for t in self._process.threads() if t.id in named)
         return Work(frozenset(pids), cpu_s, num_bytes)
 
 
 async def watched(starting: Coroutine[Any, Any, T], watchdog: StartWatchdog) -> T:
-    """Await a start. Raises EngineFailed when it hangs, and cancels it, as it does when it is cancelled itself."""
+    """Await a start, and cancel it when it hangs. Raises EngineFailed then, and what the start raises."""
     start = asyncio.ensure_future(starting)
     looking = asyncio.create_task(watchdog.run(), name="engine start watchdog")
     try:
