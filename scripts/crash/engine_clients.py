@@ -13,7 +13,7 @@ from scripts.crash.http import Answer, Connection, Gone
 
 PATH = "/api/chat/completions"
 BURST_S = 0.01
-"""Seconds in which a text comes that was held back, and no more than a token or two of others."""
+"""Seconds in which text comes that was held back, and otherwise a token or two."""
 RETRY_S = 0.2
 """Seconds until a client asks a server again that is not there, or not ready."""
 
@@ -35,12 +35,14 @@ class Heard:
     first_text_s: float = 0.0
     """Seconds from the request to the first text."""
     burst_tokens: int = 0
-    """Tokens that came with the first text, all at once: they were held back until then."""
+    """The most tokens that came at once: they were held back until then."""
     longest_pause_s: float = 0.0
     """The longest time between two events."""
     drops: int = 0
     counts: dict[int, int] = field(default_factory=dict)
     """Tokens of each choice so far, as the server counts them in each event."""
+    _burst_s: float = 0.0
+    _before_burst: int = 0
 
     @property
     def characters(self) -> int:
@@ -65,6 +67,7 @@ class Heard:
             self.usage = chunk["error"].get("usage") or self.usage
             return
         self.usage = usage = chunk.get("usage") or self.usage
+        before = self.tokens
         for choice in chunk["choices"]:
             delta, index = choice["delta"], choice["index"]
             self.counts[index] = usage.get("completion_tokens", 0)
@@ -74,11 +77,15 @@ class Heard:
                 self._append(f"{index}.{call['index']}", call["function"].get("arguments"))
             if choice["finish_reason"] is not None:
                 self.finish[index] = choice["finish_reason"]
-        if self.text:
-            since_s = time.monotonic() - self.sent_s
-            self.first_text_s = self.first_text_s or since_s
-            if since_s <= self.first_text_s + BURST_S:
-                self.burst_tokens = self.tokens
+        if self.text and not self.first_text_s:
+            self.first_text_s = time.monotonic() - self.sent_s
+        self._note_burst(before)
+
+    def _note_burst(self, before: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._burst_s > BURST_S:
+            self._burst_s, self._before_burst = now_s, before
+        self.burst_tokens = max(self.burst_tokens, self.tokens - self._before_burst)
 
     def _append(self, track: str, piece: str | None) -> None:
         if piece:

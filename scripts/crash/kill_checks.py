@@ -43,9 +43,7 @@ class StreamChecks:
         if kind == "reasoning":
             check(_reasoning_tokens(heard), "its reasoning is counted", usage=heard.usage)
         if kind in ("watched", "held") and screened:
-            check(
-                heard.burst_tokens >= WATCHED_TOKENS, "its beginning is held back", tokens=heard.burst_tokens
-            )
+            check(heard.burst_tokens >= WATCHED_TOKENS, "its text is held back", tokens=heard.burst_tokens)
         if kind == "choices":
             check({"0", "1"} <= tracks, "it has two choices", tracks=list(tracks))
         if kind == "tool":

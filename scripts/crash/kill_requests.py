@@ -28,7 +28,7 @@ HELD = (
 )
 """The beginning of a hard-listed span: it is held until the answer goes on in another way."""
 WATCHED_TOKENS = 12
-"""Tokens that an answer to a watched prompt waits for, and a held beginning at least."""
+"""Tokens by which an answer to a watched prompt lags, and that a held beginning has at least."""
 POLICY = f"""
 action = "watch"
 answer_fpr = 0.0001
