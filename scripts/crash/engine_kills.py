@@ -38,7 +38,16 @@ from scripts.crash.kill_losses import (
     free_port,
     is_serving,
 )
-from scripts.crash.kill_phases import PHASES, SCENES, is_in, num_queued, phases_of, reached_in, scenes_of
+from scripts.crash.kill_phases import (
+    PHASES,
+    SCENES,
+    Phase,
+    is_in,
+    num_queued,
+    phases_of,
+    reached_in,
+    scenes_of,
+)
 from scripts.crash.kill_requests import Scene, bodies, kind_of, server_flags
 from scripts.crash.server import ROOT, Server
 
@@ -57,6 +66,7 @@ class KillTest:
         self.findings = Findings()
         self._checks = StreamChecks(self.findings, exact=arguments.dtype == "float32")
         self._phases = phases_of(arguments.phase)
+        self._to_come: list[Phase] = []
         self._of_server = arguments.target == "server"
         self._undisturbed: dict[Scene, list[Heard]] = {}
         self._heard: list[Heard] = []
@@ -70,7 +80,7 @@ class KillTest:
 
     async def run(self) -> None:
         """Run everything; the result is in `result`."""
-        bare_s = 0.0 if self._of_server else await asyncio.to_thread(_bare_start_s)
+        bare_s = await asyncio.to_thread(_bare_start_s) if self._arguments.bare else 0.0
         flags = self._flags()
         began_s = time.monotonic()
         server = await Server.start(self._directory / "data", flags)
@@ -126,7 +136,7 @@ class KillTest:
 
     async def _round(self, loss: EngineLoss | ServerLoss, number: int) -> None:
         """Lose something when a live request is in the phase; check what the clients heard."""
-        phase = self._rng.choice(self._phases)
+        phase = self._next_phase()
         undisturbed = self._undisturbed[SCENES[phase]]
         clients = self._clients(SCENES[phase])
         is_reached = reached_in(phase, undisturbed, self._rng)
@@ -155,6 +165,12 @@ class KillTest:
             file=sys.stderr,
             flush=True,
         )
+
+    def _next_phase(self) -> Phase:
+        """Each phase once, in random order, and then again."""
+        if not self._to_come:
+            self._to_come = self._rng.sample(self._phases, len(self._phases))
+        return self._to_come.pop()
 
     def _check_held(self, first: dict[str, int], last: dict[str, int]) -> None:
         for what in ("descriptors", "threads"):
@@ -255,6 +271,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--hang-s", type=float, default=None, help="`engine_hang_s`, by the phase if not given"
+    )
+    parser.add_argument(
+        "--no-bare", dest="bare", action="store_false", help="SGLang's own server is not timed"
     )
     parser.add_argument("--seed", type=int, default=None, help="of the moments; the timing is never the same")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
