@@ -67,7 +67,7 @@ class Heard:
             self.usage = chunk["error"].get("usage") or self.usage
             return
         self.usage = usage = chunk.get("usage") or self.usage
-        before = self.tokens
+        tokens = self.tokens
         for choice in chunk["choices"]:
             delta, index = choice["delta"], choice["index"]
             self.counts[index] = usage.get("completion_tokens", 0)
@@ -79,12 +79,12 @@ class Heard:
                 self.finish[index] = choice["finish_reason"]
         if self.text and not self.first_text_s:
             self.first_text_s = time.monotonic() - self.sent_s
-        self._note_burst(before)
+        self._note_burst(tokens)
 
-    def _note_burst(self, before: int) -> None:
+    def _note_burst(self, tokens_before: int) -> None:
         now_s = time.monotonic()
         if now_s - self._burst_s > BURST_S:
-            self._burst_s, self._before_burst = now_s, before
+            self._burst_s, self._before_burst = now_s, tokens_before
         self.burst_tokens = max(self.burst_tokens, self.tokens - self._before_burst)
 
     def _append(self, track: str, piece: str | None) -> None:

@@ -28,10 +28,10 @@ class StreamChecks:
 
     def undisturbed(self, first: Sequence[Heard], second: Sequence[Heard]) -> None:
         """Two runs in which nothing was lost, one after the other."""
-        for one, other in zip(first, second, strict=True):
-            self._whole(other)
+        for heard, again in zip(first, second, strict=True):
+            self._whole(again)
             if self._exact:
-                self._findings.check(one.text == other.text, "undisturbed runs agree", prompt=other.prompt)
+                self._findings.check(heard.text == again.text, "undisturbed runs agree", prompt=again.prompt)
 
     def kind(self, kind: str, heard: Heard, *, screened: bool) -> None:
         """An undisturbed stream is of its kind: else losing it would prove nothing of that."""
@@ -63,9 +63,9 @@ class StreamChecks:
             return
         check(heard.finish == expected.finish, "the end is the undisturbed one", prompt=prompt)
         check(heard.text == expected.text, "the text is the undisturbed one", prompt=prompt)
-        tokens = [one.usage.get("completion_tokens") for one in (heard, expected)]
+        tokens = [stream.usage.get("completion_tokens") for stream in (heard, expected)]
         check(tokens[0] == tokens[1], "the count is the undisturbed one", prompt=prompt, tokens=tokens)
-        reasoning = [_reasoning_tokens(one) for one in (heard, expected)]
+        reasoning = [_reasoning_tokens(stream) for stream in (heard, expected)]
         check(
             reasoning[0] == reasoning[1],
             "the count of reasoning is the undisturbed one",
@@ -86,9 +86,9 @@ class StreamChecks:
         if self._exact:
             is_beginning = all(expected.text.get(t, "").startswith(text) for t, text in heard.text.items())
             check(is_beginning, "the text is the beginning of the undisturbed one", prompt=prompt)
-            most = expected.usage.get("completion_tokens", 0)
+            limit = expected.usage.get("completion_tokens", 0)
             check(
-                heard.usage.get("completion_tokens", 0) <= most,
+                heard.usage.get("completion_tokens", 0) <= limit,
                 "no more is billed than the undisturbed answer",
                 prompt=prompt,
             )
@@ -148,9 +148,9 @@ def check_ledger(database: Path, streams: Sequence[Heard], findings: Findings, *
     findings.check(len(by_id) == len(rows), "one row for each request")
     for heard in streams:
         row = by_id.pop(heard.request_id, None)
-        told = [heard.usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-        is_right = row is not None and row[0] == "settled" and list(row[2:]) == told
-        findings.check(is_right, "the ledger says what the client was told", row=row, told=told)
+        counts = [heard.usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+        is_right = row is not None and row[0] == "settled" and list(row[2:]) == counts
+        findings.check(is_right, "the ledger says what the client was told", row=row, told=counts)
     for row in by_id.values():
         is_cut_off = killed and row[:2] == ("settled", "interrupted")
         findings.check(is_cut_off, "each row is of a request that was sent", row=row)

@@ -103,8 +103,10 @@ def _silent_beside(tokens: int, is_meant: Callable[[Client], bool]) -> Reached:
     """Whether one that is meant has no text, while another answer has some."""
 
     def is_reached(clients: Sequence[Client]) -> bool:
-        most = max(client.heard.tokens for client in clients)
-        return most >= tokens and any(is_meant(client) and not client.heard.text for client in clients)
+        tokens_heard = max(client.heard.tokens for client in clients)
+        return tokens_heard >= tokens and any(
+            is_meant(client) and not client.heard.text for client in clients
+        )
 
     return is_reached
 

@@ -90,8 +90,10 @@ def _prompt(number: int, kind: str) -> str:
     asked = f"Tell me about ring number {number}."
     if kind != "long":
         return asked
-    told = (f"Ring {number} had keeper {i}, who kept it for {i % 7} years." for i in range(LONG_SENTENCES))
-    return " ".join([asked, *told])
+    sentences = (
+        f"Ring {number} had keeper {i}, who kept it for {i % 7} years." for i in range(LONG_SENTENCES)
+    )
+    return " ".join([asked, *sentences])
 
 
 def server_flags(directory: Path, arguments: Mapping[str, Any], scenes: Sequence[Scene]) -> list[str]:
