@@ -29,6 +29,8 @@ class Heard:
     """By track: `0` is the first choice's answer, `0 reasoning` its reasoning, `0.1` its second call."""
     finish: dict[int, str] = field(default_factory=dict)
     error: str | None = None
+    error_usage: Mapping[str, Any] = field(default_factory=dict)
+    """The counts that an error event tells."""
     usage: Mapping[str, Any] = field(default_factory=dict)
     done: bool = False
     sent_s: float = 0.0
@@ -64,19 +66,13 @@ class Heard:
         chunk = json.loads(data)
         if "error" in chunk:
             self.error = chunk["error"]["code"]
-            self.usage = chunk["error"].get("usage") or self.usage
+            self.error_usage = chunk["error"].get("usage") or {}
             return
         self.usage = usage = chunk.get("usage") or self.usage
         tokens = self.tokens
         for choice in chunk["choices"]:
-            delta, index = choice["delta"], choice["index"]
-            self.counts[index] = usage.get("completion_tokens", 0)
-            self._append(f"{index}", delta.get("content"))
-            self._append(f"{index} reasoning", delta.get("reasoning_content"))
-            for call in delta.get("tool_calls", ()):
-                self._append(f"{index}.{call['index']}", call["function"].get("arguments"))
-            if choice["finish_reason"] is not None:
-                self.finish[index] = choice["finish_reason"]
+            self.counts[choice["index"]] = usage.get("completion_tokens", 0)
+            self._add_piece(choice, choice["delta"])
         if self.text and not self.first_text_s:
             self.first_text_s = time.monotonic() - self.sent_s
         self._note_burst(tokens)
@@ -87,7 +83,16 @@ class Heard:
             self._burst_s, self._before_burst = now_s, tokens_before
         self.burst_tokens = max(self.burst_tokens, self.tokens - self._before_burst)
 
-    def _append(self, track: str, piece: str | None) -> None:
+    def _add_piece(self, choice: Mapping[str, Any], piece: Mapping[str, Any]) -> None:
+        index = choice["index"]
+        self._append(f"{index}", piece.get("content") or "")
+        self._append(f"{index} reasoning", piece.get("reasoning_content") or "")
+        for number, call in enumerate(piece.get("tool_calls") or ()):
+            self._append(f"{index}.{call.get('index', number)}", call["function"].get("arguments") or "")
+        if choice["finish_reason"] is not None:
+            self.finish[index] = choice["finish_reason"]
+
+    def _append(self, track: str, piece: str) -> None:
         if piece:
             self.text[track] = self.text.get(track, "") + piece
 

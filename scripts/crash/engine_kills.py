@@ -49,6 +49,7 @@ from scripts.crash.kill_phases import (
     scenes_of,
 )
 from scripts.crash.kill_requests import Scene, bodies, kind_of, server_flags
+from scripts.crash.machine import held
 from scripts.crash.server import ROOT, Server
 
 BARE_PORT = 31_999
@@ -90,11 +91,11 @@ class KillTest:
             start_s = time.monotonic() - began_s
             for scene in scenes_of(self._phases):
                 await self._hear_undisturbed(scene)
-            held_first = _held(server.pid)
+            held_first = held(server.pid)
             for number in range(1, self._arguments.rounds + 1):
                 self.findings.kill = number
                 await self._round(loss, number)
-            held_last = _held(loss.server.pid)
+            held_last = held(loss.server.pid)
             database = self._directory / "data" / FILE_NAME
             check_ledger(database, self._heard, self.findings, killed=self._of_server)
             loss.server.terminate()
@@ -193,20 +194,6 @@ class KillTest:
             "outage_p50_s": _percentile(self._outages_s, 50),
             "outage_max_s": round(max(self._outages_s, default=0.0), 2),
         }
-
-
-def _held(pid: int) -> dict[str, int]:
-    """What the server holds of the machine."""
-    process = psutil.Process(pid)
-    children = process.children(recursive=True)
-    return {
-        "descriptors": process.num_fds(),
-        "threads": process.num_threads(),
-        "rss_mb": process.memory_info().rss >> 20,
-        "children": len(children),
-        "zombies": sum(child.status() == psutil.STATUS_ZOMBIE for child in children),
-        "shared_memory_files": len(list(Path("/dev/shm").iterdir())),  # noqa: S108
-    }
 
 
 def _percentile(values: list[float], percent: int) -> float:

@@ -88,7 +88,7 @@ class StreamChecks:
             check(is_beginning, "the text is the beginning of the undisturbed one", prompt=prompt)
             limit = expected.usage.get("completion_tokens", 0)
             check(
-                heard.usage.get("completion_tokens", 0) <= limit,
+                heard.error_usage.get("completion_tokens", 0) <= limit,
                 "no more is billed than the undisturbed answer",
                 prompt=prompt,
             )
@@ -148,7 +148,8 @@ def check_ledger(database: Path, streams: Sequence[Heard], findings: Findings, *
     findings.check(len(by_id) == len(rows), "one row for each request")
     for heard in streams:
         row = by_id.pop(heard.request_id, None)
-        counts = [heard.usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+        usage = heard.error_usage if heard.error else heard.usage
+        counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
         is_right = row is not None and row[0] == "settled" and list(row[2:]) == counts
         findings.check(is_right, "the ledger says what the client was told", row=row, told=counts)
     for row in by_id.values():

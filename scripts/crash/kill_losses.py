@@ -12,16 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-import psutil
-
 from scripts.crash.engine_clients import Client
 from scripts.crash.findings import Findings
 from scripts.crash.http import Gone, get_json
+from scripts.crash.machine import ENGINE_PROCESSES, process_of
 from scripts.crash.server import Server
 
 ENGINE_SIGNALS = {"KILL": [signal.SIGKILL], "STOP": [signal.SIGSTOP], "MIX": [signal.SIGKILL, signal.SIGSTOP]}
 SERVER_SIGNALS = {"KILL": [signal.SIGKILL], "TERM": [signal.SIGTERM], "MIX": [signal.SIGKILL, signal.SIGTERM]}
-PROCESSES = ("scheduler", "detokenizer")
 POLL_S = 0.01
 START_TIMEOUT_S = 300.0
 DRAIN_S = 1.0
@@ -51,8 +49,10 @@ class EngineLoss:
 
     async def lose(self, clients: Sequence[Client]) -> str:
         """See Loss."""
-        name, signum = self._rng.choice(PROCESSES), self._rng.choice(self._signals)
-        os.kill(process_of(self.server.pid, name), signum)
+        name, signum = self._rng.choice(ENGINE_PROCESSES), self._rng.choice(self._signals)
+        pid = process_of(self.server.pid, name)
+        assert pid is not None
+        os.kill(pid, signum)
         await self._watch_outage(clients)
         return f"{signum.name} {name}"
 
@@ -108,12 +108,6 @@ class ServerLoss:
         self.server = await Server.start(*self._start)
         await self.server.ready()
         return f"{signum.name} server"
-
-
-def process_of(server_pid: int, name: str) -> int:
-    """The engine's process of that kind."""
-    children = psutil.Process(server_pid).children(recursive=True)
-    return next(child.pid for child in children if name in child.name())
 
 
 def free_port() -> int:

@@ -7,15 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-MODEL = "tokenring-builtin"
-RING = {
-    "type": "object",
-    "properties": {"ring": {"type": "string", "pattern": "^[a-z]{150}$"}},
-    "required": ["ring"],
-    "additionalProperties": False,
-}
-FORM = {"type": "json_schema", "json_schema": {"name": "ring", "schema": RING, "strict": True}}
-TOOL = {"type": "function", "function": {"name": "ring", "strict": True, "parameters": RING}}
+from scripts.crash.engine_kinds import FORM, MODEL, TOOL
 
 Scene = Literal["ordinary", "long", "held"]
 """All kinds; long prompts among them; answers whose beginning is held back among them."""

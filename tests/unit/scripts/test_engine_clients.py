@@ -60,4 +60,4 @@ def test_an_error_ends_a_stream_with_its_counts() -> None:
     """The usage of what was billed is in the error."""
     error = {"error": {"code": "interrupted", "usage": {"completion_tokens": 3}}}
     heard = hear(chunk(0, 4, content="a"), error, "[DONE]")
-    assert (heard.error, heard.done, heard.usage) == ("interrupted", True, {"completion_tokens": 3})
+    assert (heard.error, heard.done, heard.error_usage) == ("interrupted", True, {"completion_tokens": 3})
