@@ -110,5 +110,12 @@ async def get_json(port: int, path: str, headers: Mapping[str, str] | None = Non
         return answer.status, await answer.json()
 
 
+async def get_text(port: int, path: str, headers: Mapping[str, str] | None = None) -> str:
+    """The body of a GET as text. Raises one of `Gone`."""
+    async with await Connection.to(port) as connection:
+        answer = await connection.ask("GET", path, headers=headers)
+        return b"".join([piece async for piece in answer.pieces()]).decode()
+
+
 async def _line(reader: asyncio.StreamReader) -> bytes:
     return await reader.readuntil(b"\r\n")

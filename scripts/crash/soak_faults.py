@@ -98,8 +98,6 @@ class Disturber:
     def _lose_engine(self) -> None:
         process = self._rng.choice(ENGINE_PROCESSES)
         signum = self._rng.choice((signal.SIGKILL, signal.SIGSTOP))
-        if self._is_away:  # a process that stands still in a start is tests/fault's, and takes minutes
-            signum = signal.SIGKILL
         if not self._lives.signal_engine(process, signum, while_away=self._is_away):
             self.done["no engine to kill"] += 1
             return

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from scripts.crash.findings import Findings
-from scripts.crash.http import Connection
+from scripts.crash.http import get_text
 from scripts.crash.machine import held
 from scripts.crash.soak_checks import StoryChecks
 from scripts.crash.soak_lives import Life, Lives
@@ -41,11 +41,8 @@ class Sample(NamedTuple):
 
 async def metrics(port: int, headers: Mapping[str, str]) -> dict[str, float]:
     """The sum of each metric over its labels, without the prefix. Raises one of `Gone`."""
-    async with await Connection.to(port) as connection:
-        answer = await connection.ask("GET", "/metrics", None, headers)
-        text = b"".join([piece async for piece in answer.pieces()]).decode()
     sums: dict[str, float] = {}
-    for line in text.splitlines():
+    for line in (await get_text(port, "/metrics", headers)).splitlines():
         if not line.startswith("#"):
             name, _, value = line.rpartition(" ")
             name = name.partition("{")[0].removeprefix("tokenring_")

@@ -1,4 +1,4 @@
-"""One round of `scripts/soak`: the server stopped and killed under clients of all manners; see docs/reliability.md."""
+"""One round of `scripts/soak`: the server stopped and killed under its clients; see docs/reliability.md."""
 
 import json
 import subprocess
@@ -19,6 +19,7 @@ def test_a_round_of_the_soak_finds_nothing():
     assert run.returncode == 0, run.stderr[-8000:]
     result = json.loads(run.stdout)
     assert result["violations"] == 0
-    assert result["done"]["SIGTERM"] and result["done"]["kill -9 of the server"]
+    assert result["done"]["SIGTERM"]
+    assert result["done"]["kill -9 of the server"]
     assert result["refusals"]["429 key_overloaded"]
     assert result["lives"] >= 3
