@@ -222,7 +222,8 @@ class Soak:
 
     def result(self) -> dict[str, Any]:
         """The figures."""
-        checks, late = self._checks, last_two_thirds(self._samples) if self._samples else []
+        checks, mine = self._checks, [s for s in self._samples if s.life == self._samples[-1].life]
+        late = last_two_thirds(mine)
         requests, tokens, micro_usd = self._books.totals
         return {
             "engine": self._engine.name,
@@ -239,10 +240,13 @@ class Soak:
             "longest_silence_s": round(checks.longest_wait_s, 2),
             "checks": self.findings.num_checks,
             "violations": len(self.findings.violations),
-            "held_first": dict(self._samples[0].held) if self._samples else {},
-            "held_last": dict(self._samples[-1].held) if self._samples else {},
-            "samples_last_life": [(round(s.at_s - self._began_s), s.held["rss_mb"]) for s in self._samples],
-            "rss_mb_per_hour": round(slope_per_hour(late, "rss_mb"), 1) if late else 0.0,
+            "last_life": {
+                "losses_of_the_engine": len(self._lives.now.losses),
+                "held_first": dict(mine[0].held) if mine else {},
+                "held_last": dict(mine[-1].held) if mine else {},
+                "rss_mb_at_s": [(round(s.at_s - self._began_s), s.held["rss_mb"]) for s in mine],
+                "rss_mb_per_hour": round(slope_per_hour(late, "rss_mb"), 1),
+            },
         }
 
 

@@ -129,7 +129,8 @@ def slope_per_hour(samples: list[Sample], what: str) -> float:
 
 
 def last_two_thirds(samples: list[Sample]) -> list[Sample]:
-    """Those of the last life that are in the last two thirds of the time that they span."""
-    mine = [s for s in samples if s.life == samples[-1].life]
-    begin_s = mine[0].at_s + (mine[-1].at_s - mine[0].at_s) / 3
-    return [s for s in mine if s.at_s >= begin_s]
+    """Those in the last two thirds of the time that the samples span."""
+    if not samples:
+        return []
+    begin_s = samples[0].at_s + (samples[-1].at_s - samples[0].at_s) / 3
+    return [s for s in samples if s.at_s >= begin_s]
