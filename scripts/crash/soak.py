@@ -49,6 +49,7 @@ TPM = 10_000_000
 """Tokens a minute of the keys: never reached, but reserved."""
 SETTINGS = {
     "engine-restarts": "1000",
+    "engine-restart-window-s": "30",
     "engine-hang-s": f"{HANG_S}",
     "heartbeat-s": "1",
     "drain-timeout-s": "1",

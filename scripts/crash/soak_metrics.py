@@ -109,6 +109,8 @@ def _check_losses(found: Mapping[str, float], life: Life, findings: Findings) ->
     for name in ("outages_total", "restarts_total"):
         told = found.get(name, 0)
         findings.check(least <= told <= most, f"{name} agrees", told=told, losses=life.losses)
+    resumed = found.get("choices_resumed_total", 0)
+    findings.check(resumed > 0 or not least, "choices that go on are counted", told=resumed)
 
 
 def sample(life: Life, number: int) -> Sample:
