@@ -161,8 +161,8 @@ class Soak:
         """Rounds until the time is over; the server itself is stopped and killed in the first third alone."""
         traffic = SoakTraffic(self._engine.cases, self._lives, self._rng, self._keys)
         self._disturber = Disturber(self._lives, traffic, self._rng)
-        began_s, length_s = time.monotonic(), self._minutes * 60
-        while (past_s := time.monotonic() - began_s) < length_s:
+        length_s = self._minutes * 60
+        while (past_s := time.monotonic() - self._began_s) < length_s or not self._num_rounds:
             self._num_rounds += 1
             self.findings.kill = self._num_rounds
             faults = planned(
