@@ -69,7 +69,7 @@ class Soak:
         config.write_text(engine.config)
         times = {"suspend-timeout-s": engine.suspend_s, "resume-grace-s": engine.grace_s}
         settings = {**SETTINGS, **times, "retention-s": engine.retention_s}
-        flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+        flags = [flag for name, value in settings.items() for flag in (f"--{name}", str(value))]
         arguments = ["--config", str(config), *flags, *engine.arguments]
         self._lives = Lives(directory / "data", arguments, self.findings)
         self._checks = StoryChecks(self._lives, self.findings)

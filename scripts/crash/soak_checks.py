@@ -80,7 +80,7 @@ class StoryChecks:
         def check(holds: object, what: str, **facts: Any) -> bool:
             if holds:
                 return self._findings.check(holds, what)
-            known = {
+            facts_known = {
                 "case": story.case.name,
                 "manner": story.manner,
                 "key": story.key,
@@ -90,7 +90,7 @@ class StoryChecks:
                 "left": story.left,
                 "stopped": story.tried_to_stop,
             }
-            return self._findings.check(holds, what, **known, **facts)
+            return self._findings.check(holds, what, **facts_known, **facts)
 
         return check
 
@@ -100,11 +100,13 @@ class StoryChecks:
         check(all(a < b for a, b in zip(heard.ids, heard.ids[1:], strict=False)), "ids strictly increase")
         beginning = all(expected.text.get(t, "").startswith(text) for t, text in heard.text.items())
         check(beginning, "what was heard is how the undisturbed answer begins", why=_parting(heard, expected))
-        told = heard.error_usage if heard.error else heard.usage
-        if told:
-            counts = told["prompt_tokens"], told["completion_tokens"]
+        usage = heard.error_usage if heard.error else heard.usage
+        if usage:
+            counts = usage["prompt_tokens"], usage["completion_tokens"]
             check(
-                counts == (bill.prompt_tokens, bill.released_tokens), "the bill is what was told", told=counts
+                counts == (bill.prompt_tokens, bill.released_tokens),
+                "the bill is what was told",
+                counts=counts,
             )
         if heard.error is not None:
             check(self._may_end_in(story, heard.error), "no answer ends without need", error=heard.error)
@@ -124,8 +126,8 @@ class StoryChecks:
 
     def _check_row(self, story: Story, row: Row, check: Any) -> None:
         expected, bill = story.case.expected, row.bill
-        most = expected.usage.get("completion_tokens", 0)
-        check(bill.released_tokens <= most, "no more is billed than the whole answer", id=row.id)
+        longest = expected.usage.get("completion_tokens", 0)
+        check(bill.released_tokens <= longest, "no more is billed than the whole answer", id=row.id)
         same_prompt = bill.prompt_tokens in (0, expected.usage.get("prompt_tokens"))
         check(same_prompt, "the prompt is billed as it is", id=row.id)
         for answer in row.answers:

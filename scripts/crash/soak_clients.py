@@ -258,7 +258,7 @@ class SoakClient:
                 async with await self._connect() as connection:
                     request = ("DELETE", path) if is_deletion else ("POST", f"{path}/cancel")
                     answer = await connection.ask(*request, None, self._headers)
-                    told = await answer.json()
+                    body = await answer.json()
             except Gone:
                 await asyncio.sleep(RETURN_S)
                 continue
@@ -266,18 +266,18 @@ class SoakClient:
                 await self._wait(answer)
                 continue
             if answer.status != 200:
-                story.faults.append(f"stopping it: {answer.status} {told}")
+                story.faults.append(f"stopping it: {answer.status} {body}")
             elif is_deletion and story.manner.path == "/v1":
                 story.deleted = True
             else:
-                story.stopped = bool(told.get("cancelled"))
+                story.stopped = bool(body.get("cancelled"))
             return
 
     async def _refused(self, answer: Answer) -> None:
         """Take in a refusal: wait, or give up."""
         story, heard = self.story, self._heard
-        told = await answer.json()
-        code = "" if told is None else told["error"]["code"]
+        body = await answer.json()
+        code = "" if body is None else body["error"]["code"]
         story.refusals[f"{answer.status} {code}"] += 1
         if answer.status in (429, 503):
             if answer.headers.get("x-request-id"):
@@ -292,7 +292,7 @@ class SoakClient:
             self._is_over = True
         else:
             if not (story.case.blocked and code == "content_filter"):
-                story.faults.append(f"{answer.status} {json.dumps(told)[:300]}")
+                story.faults.append(f"{answer.status} {json.dumps(body)[:300]}")
             self._is_over = True
 
     async def _wait(self, answer: Answer) -> None:

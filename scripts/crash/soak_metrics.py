@@ -54,8 +54,8 @@ async def wait_idle(port: int, headers: Mapping[str, str], timeout_s: float) -> 
     """Wait until nothing is asked or kept any more; what is not zero by then."""
     until_s = time.monotonic() + timeout_s
     while True:
-        found = await metrics(port, headers)
-        busy = {name: found[name] for name in IDLE if found.get(name)}
+        values = await metrics(port, headers)
+        busy = {name: values[name] for name in IDLE if values.get(name)}
         if not busy or time.monotonic() > until_s:
             return busy
         await asyncio.sleep(POLL_S)
@@ -72,45 +72,45 @@ class MetricChecks:
         self._before: Mapping[str, float] = {}
         self._known = (0, 0, 0)
 
-    def check(self, found: Mapping[str, float]) -> None:
+    def check(self, values: Mapping[str, float]) -> None:
         """Check what an idle server says once the stories of a round have been checked."""
         check, life = self._findings.check, self._lives.now
-        differs = found["ledger_differs"] + found.get("ledger_differing_requests_total", 0)
+        differs = values["ledger_differs"] + values.get("ledger_differing_requests_total", 0)
         check(not differs, "the ledger is what the engine handed over", differs=differs)
         for name in ("contradictions_total", "safety_failures_total", "store_failing"):
-            check(not found.get(name), f"{name} is 0", value=found.get(name))
-        ended = found["continued_streams_total"] + found["expired_streams_total"]
-        check(ended <= life.num_suspended, "no more streams go on than were suspended", told=ended)
-        _check_losses(found, life, self._findings)
-        self._check_round(found)
+            check(not values.get(name), f"{name} is 0", value=values.get(name))
+        ended = values["continued_streams_total"] + values["expired_streams_total"]
+        check(ended <= life.num_suspended, "no more streams go on than were suspended", counted=ended)
+        _check_losses(values, life, self._findings)
+        self._check_round(values)
 
-    def _check_round(self, found: Mapping[str, float]) -> None:
+    def _check_round(self, values: Mapping[str, float]) -> None:
         """What ended in this round, if the server lived all through it."""
         stories, number = self._stories, len(self._lives.all)
-        known = (stories.choices_lost, stories.choices_unseen, stories.num_unread)
+        seen = (stories.choices_lost, stories.choices_unseen, stories.num_unread)
         if number == self._life:
-            lost, unseen, unread = (a - b for a, b in zip(known, self._known, strict=True))
-            told = self._more(found, "choices_lost_total")
-            facts = {"told": told, "lost": lost, "unseen": unseen}
-            self._findings.check(lost <= told <= lost + unseen, "lost choices are counted", **facts)
-            told = self._more(found, "admission_unread_aborted_total")
-            facts = {"told": told, "unread": unread}
-            self._findings.check(unread <= told, "no unread answer is stopped uncounted", **facts)
-        self._life, self._before, self._known = number, found, known
+            lost, unseen, unread = (a - b for a, b in zip(seen, self._known, strict=True))
+            counted = self._more(values, "choices_lost_total")
+            facts = {"counted": counted, "lost": lost, "unseen": unseen}
+            self._findings.check(lost <= counted <= lost + unseen, "lost choices are counted", **facts)
+            counted = self._more(values, "admission_unread_aborted_total")
+            facts = {"counted": counted, "unread": unread}
+            self._findings.check(unread <= counted, "no unread answer is stopped uncounted", **facts)
+        self._life, self._before, self._known = number, values, seen
 
-    def _more(self, found: Mapping[str, float], name: str) -> int:
-        return int(found.get(name, 0) - self._before.get(name, 0))
+    def _more(self, values: Mapping[str, float], name: str) -> int:
+        return int(values.get(name, 0) - self._before.get(name, 0))
 
 
-def _check_losses(found: Mapping[str, float], life: Life, findings: Findings) -> None:
+def _check_losses(values: Mapping[str, float], life: Life, findings: Findings) -> None:
     """Each loss while the engine was there is an outage with a restart; one in an outage may be another."""
-    most = len(life.losses)
+    num_losses = len(life.losses)
     least = sum(not loss.while_away for loss in life.losses)
     for name in ("outages_total", "restarts_total"):
-        told = found.get(name, 0)
-        findings.check(least <= told <= most, f"{name} agrees", told=told, losses=life.losses)
-    resumed = found.get("choices_resumed_total", 0)
-    findings.check(resumed > 0 or not least, "choices that go on are counted", told=resumed)
+        counted = values.get(name, 0)
+        findings.check(least <= counted <= num_losses, f"{name} agrees", counted=counted, losses=life.losses)
+    resumed = values.get("choices_resumed_total", 0)
+    findings.check(resumed > 0 or not least, "choices that go on are counted", counted=resumed)
 
 
 def sample(life: Life, number: int) -> Sample:
