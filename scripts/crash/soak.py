@@ -161,13 +161,13 @@ class Soak:
         """Rounds until the time is over; the server itself is stopped and killed in the first third alone."""
         traffic = SoakTraffic(self._engine.cases, self._lives, self._rng, self._keys)
         self._disturber = Disturber(self._lives, traffic, self._rng)
-        length_s = self._minutes * 60
-        while (past_s := time.monotonic() - self._began_s) < length_s or not self._num_rounds:
+        began_s, until_s = time.monotonic(), self._began_s + self._minutes * 60
+        restarts_until_s = began_s + (until_s - began_s) / 3
+        while (now_s := time.monotonic()) < until_s or not self._num_rounds:
+            may_restart = now_s < restarts_until_s or not self._num_rounds
             self._num_rounds += 1
             self.findings.kill = self._num_rounds
-            faults = planned(
-                self._rng, may_restart=past_s < length_s / 3, has_processes=self._engine.has_processes
-            )
+            faults = planned(self._rng, may_restart=may_restart, has_processes=self._engine.has_processes)
             traffic.begin()
             await self._disturber.disturb(faults)
             await asyncio.sleep(self._rng.uniform(2, 10))
@@ -274,7 +274,9 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long rounds begin (default 30)")
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="until the last round begins (default 30)"
+    )
     parser.add_argument("--engine", choices=("sglang", "scripted"), default="sglang", help="what generates")
     parser.add_argument("--seed", type=int, default=None, help="of the moments; the timing is never the same")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
