@@ -123,6 +123,18 @@ async def test_too_many_losses_within_the_window_are_the_end() -> None:
     assert scene.engine.restarts == 3
 
 
+async def test_starts_that_fail_slowly_are_too_many_as_well() -> None:
+    """Each hangs for longer than the window."""
+    scene = Scene("a")
+    scene.engine.failing_starts = 99
+    scene.engine.start_s = 1800.0
+    scene.engine.time = scene.time
+    scene.lose()
+    await until(lambda: scene.engine.reason)
+    assert scene.engine.restarts == 3
+    assert scene.engine.reason == "SGLang did not start: RuntimeError: no GPU"
+
+
 async def test_losses_that_are_long_ago_do_not_count() -> None:
     """An engine that is lost now and then is always started again."""
     scene = Scene("a")
