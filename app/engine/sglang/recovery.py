@@ -181,8 +181,13 @@ class Recovery:
     async def _submit(self, choice: LiveChoice) -> None:
         if self._is_lost:
             raise EngineLost
-        if self._live.waiting.pop(choice.rid, None) is not None:
+        if self._live.waiting.pop(choice.rid, None) is None:
+            return
+        try:
             await self._engine.submit(choice)
+        except BaseException:
+            self._live.wait(choice)  # it has not ended: somebody reads it
+            raise
 
     async def _wait(self) -> None:
         await self._sleep(POLL_S)

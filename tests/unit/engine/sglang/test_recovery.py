@@ -232,6 +232,23 @@ async def test_a_few_at_a_time_are_sent(begins: bool, waits: list[float]) -> Non
     assert sent_s == pytest.approx(waits, abs=0.1)
 
 
+async def test_a_choice_whose_sending_fails_is_not_forgotten() -> None:
+    """It is sent to the next engine, in its old place."""
+    scene = Scene("a", "b")
+
+    def fail_once(_sent: LiveChoice) -> None:
+        scene.engine.on_submit = scene.engine.generate
+        scene.live.running.clear()
+        raise ConnectionError
+
+    scene.engine.on_submit = fail_once
+    scene.lose()
+    await scene.back()
+    assert scene.engine.submitted == ["a-000", "a-000", "b-000"]
+    assert scene.history.losses == {"exited": 1, "hung": 0, "failed": 1}
+    assert all(len(sent.ids) >= 20 for sent in scene.choices.values())
+
+
 async def test_a_choice_that_is_aborted_meanwhile_is_not_sent() -> None:
     """It has ended, and its room is free."""
     scene = Scene("a", "b")
