@@ -26,12 +26,13 @@ class StreamChecks:
         self._behind: list[int] = []
         self._parted_before = 0
 
-    def undisturbed(self, first: Sequence[Heard], second: Sequence[Heard]) -> None:
-        """Two runs in which nothing was lost, one after the other."""
-        for heard, again in zip(first, second, strict=True):
-            self._whole(again)
+    def undisturbed(self, streams: Sequence[Heard], first: Sequence[Heard]) -> None:
+        """A run in which nothing was lost, beside the first one."""
+        for heard, earlier in zip(streams, first, strict=True):
+            self._whole(heard)
             if self._exact:
-                self._findings.check(heard.text == again.text, "undisturbed runs agree", prompt=again.prompt)
+                same = heard.text == earlier.text
+                self._findings.check(same, "undisturbed runs agree", prompt=heard.prompt)
 
     def kind(self, kind: str, heard: Heard, *, screened: bool) -> None:
         """An undisturbed stream is of its kind: else losing it would prove nothing of that."""

@@ -98,10 +98,11 @@ class StartWork:
             if child.pid in self._older:
                 continue
             with contextlib.suppress(psutil.Error), child.oneshot():
-                times, moved = child.cpu_times(), child.io_counters()
+                times = child.cpu_times()
                 cpu_s += times.user + times.system
-                num_bytes += moved.read_chars + moved.write_chars + moved.read_bytes
                 pids.add(child.pid)
+                moved = child.io_counters()  # last, as not every container shows it
+                num_bytes += moved.read_chars + moved.write_chars + moved.read_bytes
         named = [t.native_id for t in threading.enumerate() if t.name.startswith(self._thread_name)]
         cpu_s += sum(t.user_time + t.system_time for t in self._process.threads() if t.id in named)
         return Work(frozenset(pids), cpu_s, num_bytes)
