@@ -62,11 +62,11 @@ class Server:
         """The process's id."""
         return self._process.pid
 
-    async def ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+    async def ready(self) -> None:
         """Wait until it takes requests. Raises ServerFailed."""
         ended = asyncio.create_task(self._process.wait())
         ready = asyncio.create_task(self._ready.wait())
-        await asyncio.wait({ended, ready}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ended, ready}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         ready.cancel()
         if not self._ready.is_set():

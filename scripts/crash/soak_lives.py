@@ -22,8 +22,6 @@ EXPECTED_ERRORS = ("engine_lost", "request_quarantined")
 """What the log of a server whose engine is killed has at its severest."""
 
 
-START_S = 400.0
-"""Seconds within which a server must be ready, on a machine that has other work."""
 WATCH_S = 0.3
 """Seconds between two looks at the ledger, which keeps keys for `retention_s`, or until the next start."""
 
@@ -86,7 +84,7 @@ class Lives:
         """Begin a life, and wait until it takes requests. Raises ServerFailed."""
         num_suspended = await self._look_again()
         self.all.append(Life(await Server.start(self._data_dir, self._arguments), num_suspended))
-        await self.now.server.ready(START_S)
+        await self.now.server.ready()
 
     async def stop(self) -> None:
         """SIGTERM; the process must end with 0."""
