@@ -52,7 +52,12 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
         default_max_tokens=settings.default_max_tokens or sys.maxsize,
         images=ImageLimits(settings.max_images, settings.max_image_pixels, settings.max_request_pixels),
     )
-    limits = RestartLimits(settings.engine_restarts, settings.engine_restart_window_s, settings.engine_hang_s)
+    limits = RestartLimits(
+        settings.engine_restarts,
+        settings.engine_restart_window_s,
+        settings.engine_hang_s,
+        settings.engine_start_s,
+    )
     return SGLangEngine(options, on_death=on_death, limits=limits)
 
 

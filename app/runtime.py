@@ -143,6 +143,7 @@ class Runtime:
             retention_s=self.settings.retention_s,
             on_settled=settled,
             on_suspended=suspensions.suspended,
+            is_serving=lambda: self.ready,
         )
         return suspensions, journal
 

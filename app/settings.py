@@ -116,6 +116,7 @@ class Settings:
     engine_hang_s: float = _setting(
         120.0, "seconds without progress after which the engine is started again; 0 is never", minimum=0
     )
+    engine_start_s: float = _setting(1800.0, "longest start of the engine in seconds; 0 is any", minimum=0)
     scripted: str = _setting("", 'answers of the scripted engine, as "rate=50,tokens=200,seed=1"')
     resume_grace_s: float = _setting(
         30.0, "seconds that a generation runs on after its last client left; 0 stops it at once", minimum=0

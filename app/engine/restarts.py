@@ -22,12 +22,14 @@ FIRST_GUESS_S = 10.0
 class RestartLimits:
     """The limits of restarts: `restarts` of them in `window_s` seconds, then the engine stays dead.
 
-    An engine is lost when it has made no progress for `hang_s` seconds; 0 is never.
+    An engine is lost when it has made no progress for `hang_s` seconds, and a start has failed that takes
+    more than `start_s` seconds; 0 is never.
     """
 
     restarts: int = 3
     window_s: float = 600.0
     hang_s: float = 120.0
+    start_s: float = 1800.0
 
 
 class RestartListener(Protocol):

@@ -25,6 +25,7 @@ from app.errors import Draining, NotFound, ServingError, StorageUnavailable
 from app.generation.history import LoadedTurn
 from app.generation.journal_entry import JournalEntry, stream_facts
 from app.generation.open_requests import settle_open
+from app.generation.retention import Retention
 from app.generation.settlement import settlement_of, suspension_of
 from app.generation.suspended import SuspendedRequest
 from app.log import where
@@ -66,14 +67,18 @@ class Journal:
         patience_s: float = PATIENCE_S,
         on_settled: OnSettled = lambda _owner, _day, _request_id, _cost: None,
         on_suspended: Callable[[str, int], None] = lambda _request_id, _seq: None,
+        is_serving: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`on_suspended` is called with the id and the row of a request that was suspended."""
+        """`on_suspended` is called with the id and the row of a request that was suspended.
+
+        `is_serving`: see Retention.
+        """
         self._database = database
         self._prices = prices
         self._balance = balance
         self._traffic = traffic
         self._log = log
-        self._retention_s = retention_s
+        self._retention = Retention(retention_s, is_serving)
         self._checkpoint_s = checkpoint_s
         self._patience_s = patience_s
         self._live: set[JournalEntry] = set()
@@ -361,7 +366,9 @@ class Journal:
 
     async def _sweep(self) -> None:
         """Forget the events of streams that nobody stored, once their retention has ended."""
-        until_us = time.time_ns() // 1000 - int(self._retention_s * 1e6)
+        until_us = self._retention.until_us(time.monotonic(), time.time_ns() // 1000)
+        if until_us is None:
+            return
         num_forgotten = events.LIMIT
         while num_forgotten == events.LIMIT:
             num_forgotten = await self._database.write(lambda c: events.forget_unstored(c, until_us))

@@ -3,7 +3,8 @@
     suspended ──(its client returns)──▶ taken up: the answer goes on (app.generation.answer_start)
         └──(nobody asks for it in time, or it was deleted)──▶ settled at what was released
 
-The time begins with the process, because before that nobody could ask.
+The time begins with the process, because before that nobody could ask. It begins again when somebody asks in
+vain, as the server is full, and when this process suspends a request itself: that is another's to go on with.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Suspensions:
         self._clock_s = clock_s
         self._opened_s = clock_s()
         self._seqs: dict[str, int] = {}
+        self._noted_s: dict[str, float] = {}
+        """When a request was asked for, or suspended by this process."""
         self.num_continued = 0
         """Requests that this process has gone on with."""
         self.num_expired = 0
@@ -76,6 +79,7 @@ class Suspensions:
         """
         if request_id not in self._seqs:
             return None
+        self._noted_s[request_id] = self._clock_s()
         stored = await self._database.read(lambda c: suspensions.load(c, request_id, owner))
         if stored is None:
             return None
@@ -88,10 +92,12 @@ class Suspensions:
     def suspended(self, request_id: str, request_seq: int) -> None:
         """Note that this process has suspended a request."""
         self._seqs[request_id] = request_seq
+        self._noted_s[request_id] = self._clock_s()
 
     def taken_up(self, request_id: str) -> None:
         """Note that a request goes on, and is suspended no more."""
         self._seqs.pop(request_id, None)
+        self._noted_s.pop(request_id, None)
         self.num_continued += 1
         self._database.text_deleted.set()
 
@@ -110,9 +116,15 @@ class Suspensions:
 
     async def expire(self) -> int:
         """Settle what nobody has asked for in time; returns how many requests. Raises StorageUnavailable."""
-        if not self._seqs or self._clock_s() - self._opened_s < self._timeout_s:
+        begun_s = self._clock_s() - self._timeout_s
+        if not self._seqs or self._opened_s > begun_s:
             return 0
-        expired = [request_id for request_id in self._seqs if not self._is_live(request_id)]
+        noted_s = self._noted_s
+        expired = [
+            request_id
+            for request_id in self._seqs
+            if noted_s.get(request_id, self._opened_s) <= begun_s and not self._is_live(request_id)
+        ]
         await self.settle(expired)
         self.num_expired += len(expired)
         if expired:
@@ -138,6 +150,8 @@ class Suspensions:
         except StorageUnavailable:
             self._seqs.update(seqs)
             raise
+        for request_id in seqs:
+            self._noted_s.pop(request_id, None)
         for settlement in settlements:
             if settlement is not None:
                 self._on_settled(*settlement)

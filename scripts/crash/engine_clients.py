@@ -9,9 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scripts.crash.http import Answer, Connection
+from scripts.crash.http import Answer, Connection, Gone
 
 PATH = "/api/chat/completions"
+BURST_S = 0.01
+"""Seconds in which text comes that was held back, and otherwise a token or two."""
+RETRY_S = 0.2
+"""Seconds until a client asks a server again that is not there, or not ready."""
 
 
 @dataclass
@@ -22,18 +26,35 @@ class Heard:
     request_id: str = ""
     ids: list[int] = field(default_factory=list)
     text: dict[str, str] = field(default_factory=dict)
+    """By track: `0` is the first choice's answer, `0 reasoning` its reasoning, `0.1` its second call."""
     finish: dict[int, str] = field(default_factory=dict)
     error: str | None = None
+    error_usage: Mapping[str, Any] = field(default_factory=dict)
+    """The counts that an error event tells."""
     usage: Mapping[str, Any] = field(default_factory=dict)
     done: bool = False
+    sent_s: float = 0.0
+    first_text_s: float = 0.0
+    """Seconds from the request to the first text."""
+    burst_tokens: int = 0
+    """The most tokens that came at once: they were held back until then."""
     longest_pause_s: float = 0.0
     """The longest time between two events."""
     drops: int = 0
+    counts: dict[int, int] = field(default_factory=dict)
+    """Tokens of each choice so far, as the server counts them in each event."""
+    _burst_s: float = 0.0
+    _before_burst: int = 0
 
     @property
     def characters(self) -> int:
         """How much of the answer has come."""
         return sum(map(len, self.text.values()))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the answer that have come."""
+        return sum(self.counts.values())
 
     def add(self, event_id: int | None, data: str) -> None:
         """Take in an event."""
@@ -45,39 +66,79 @@ class Heard:
         chunk = json.loads(data)
         if "error" in chunk:
             self.error = chunk["error"]["code"]
+            self.error_usage = chunk["error"].get("usage") or {}
             return
-        self.usage = chunk.get("usage") or self.usage
+        self.usage = usage = chunk.get("usage") or self.usage
+        tokens = self.tokens
         for choice in chunk["choices"]:
-            delta, index = choice["delta"], choice["index"]
-            self._append(f"{index}", delta.get("content") or "")
-            for call in delta.get("tool_calls", ()):
-                self._append(f"{index}.{call['index']}", call["function"].get("arguments") or "")
-            if choice["finish_reason"] is not None:
-                self.finish[index] = choice["finish_reason"]
+            self.counts[choice["index"]] = usage.get("completion_tokens", 0)
+            self._add_piece(choice, choice["delta"])
+        if self.text and not self.first_text_s:
+            self.first_text_s = time.monotonic() - self.sent_s
+        self._note_burst(tokens)
+
+    def add_completion(self, completion: Mapping[str, Any]) -> None:
+        """Take in an answer in one piece."""
+        self.usage, self.done = completion["usage"], True
+        for choice in completion["choices"]:
+            self._add_piece(choice, choice["message"])
+
+    def _note_burst(self, tokens_before: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._burst_s > BURST_S:
+            self._burst_s, self._before_burst = now_s, tokens_before
+        self.burst_tokens = max(self.burst_tokens, self.tokens - self._before_burst)
+
+    def _add_piece(self, choice: Mapping[str, Any], piece: Mapping[str, Any]) -> None:
+        index = choice["index"]
+        self._append(f"{index}", piece.get("content") or "")
+        self._append(f"{index} reasoning", piece.get("reasoning_content") or "")
+        for number, call in enumerate(piece.get("tool_calls") or ()):
+            self._append(f"{index}.{call.get('index', number)}", call["function"].get("arguments") or "")
+        if choice["finish_reason"] is not None:
+            self.finish[index] = choice["finish_reason"]
 
     def _append(self, track: str, piece: str) -> None:
-        self.text[track] = self.text.get(track, "") + piece
+        if piece:
+            self.text[track] = self.text.get(track, "") + piece
 
 
 class Client:
-    """One request, and the connection it is read on."""
+    """One request, and the connections it is read on.
 
-    def __init__(self, port: int, prompt: str, body: Mapping[str, Any]) -> None:
-        self.heard = Heard(prompt)
+    With `key`, an Idempotency-Key, it outlives the server: it asks until the server is there again.
+    """
+
+    def __init__(self, port: int, body: Mapping[str, Any], key: str = "") -> None:
+        self.body = body
+        self.heard = Heard(body["messages"][0]["content"][:60])
         self._port = port
-        self._body = body
-        self._reading: asyncio.Task[None] | None = None
+        self._key = key
+        self._reading: asyncio.Task[bool] | None = None
         self._last_s = 0.0
 
     async def run(self) -> Heard:
         """Hear the stream to its end, over as many connections as it takes."""
+        self.heard.sent_s = time.monotonic()
         while not self.heard.done and self.heard.error is None:
             self._reading = asyncio.create_task(self._read())
             await asyncio.wait([self._reading])
-            if not self._reading.cancelled():
-                self._reading.result()
-                break
+            if self._reading.cancelled():  # it has dropped, and comes back at once
+                continue
+            try:
+                if self._reading.result():
+                    break
+            except Gone:
+                if not self._key:
+                    raise
+            await asyncio.sleep(RETRY_S)
         return self.heard
+
+    async def replay(self) -> Heard:
+        """All of the stream as the server has it now."""
+        again = Client(self._port, self.body, self._key)
+        again.heard.request_id = self.heard.request_id
+        return await again.run()
 
     def drop(self) -> None:
         """Close the connection; the client comes back at once, and asks for what it lacks."""
@@ -85,19 +146,25 @@ class Client:
             self.heard.drops += 1
             self._reading.cancel()
 
-    async def _read(self) -> None:
+    async def _read(self) -> bool:
+        """Read on one connection; whether the stream is over for this client. Raises one of `Gone`."""
         heard = self.heard
         async with await Connection.to(self._port) as connection:
             if heard.request_id:
                 after = {"last-event-id": str(heard.ids[-1] if heard.ids else 0)}
                 answer = await connection.ask("GET", f"{PATH}/{heard.request_id}", None, after)
             else:
-                answer = await connection.ask("POST", PATH, self._body)
+                keyed = {"idempotency-key": self._key} if self._key else {}
+                answer = await connection.ask("POST", PATH, self.body, keyed)
+            if answer.status == 503 and self._key:
+                return False
             if answer.status != 200:
-                heard.error = f"status {answer.status}"
-                return
+                refusal = await answer.json()
+                heard.error = f"{answer.status} {refusal['error']['code']}"
+                return True
             heard.request_id = answer.headers["x-request-id"]
             await self._hear(answer)
+            return heard.done or not self._key
 
     async def _hear(self, answer: Answer) -> None:
         heard = self.heard

@@ -1,4 +1,4 @@
-"""Kills or stops a process of the engine under live greedy streams, again and again, in one server.
+"""Kills or stops a process of the engine, or the server, under live greedy streams, again and again.
 
 Each stream must end as it does undisturbed, with strictly increasing ids and one true row in the ledger.
 Exits with 1 when anything did not hold. docs/reliability.md says what is checked.
@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
-import os
 import random
 import shutil
-import signal
-import sqlite3
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -29,218 +26,177 @@ from app.store.database import FILE_NAME
 from scripts.benchmarks.bare import peer_command
 from scripts.crash.engine_clients import Client, Heard
 from scripts.crash.findings import Findings
-from scripts.crash.http import Gone, get_json
+from scripts.crash.http import get_text
+from scripts.crash.kill_checks import StreamChecks, check_ledger
+from scripts.crash.kill_losses import (
+    DRAIN_S,
+    ENGINE_SIGNALS,
+    POLL_S,
+    SERVER_SIGNALS,
+    START_TIMEOUT_S,
+    EngineLoss,
+    ServerLoss,
+    free_port,
+    is_serving,
+)
+from scripts.crash.kill_phases import (
+    PHASES,
+    SCENES,
+    Phase,
+    is_in,
+    num_queued,
+    phases_of,
+    reached_in,
+    scenes_of,
+)
+from scripts.crash.kill_requests import Scene, bodies, kind_of, server_flags
+from scripts.crash.machine import held
 from scripts.crash.server import ROOT, Server
 
-MODEL = "tokenring-builtin"
-HANG_S = 5.0
-SIGNALS = {"KILL": [signal.SIGKILL], "STOP": [signal.SIGSTOP], "MIX": [signal.SIGKILL, signal.SIGSTOP]}
-PROCESSES = ("scheduler", "detokenizer")
 BARE_PORT = 31_999
-POLL_S = 0.01
-START_TIMEOUT_S = 300.0
-RING = {
-    "type": "object",
-    "properties": {"ring": {"type": "string", "pattern": "^[a-z]{150}$"}},
-    "required": ["ring"],
-    "additionalProperties": False,
-}
-FORM = {"type": "json_schema", "json_schema": {"name": "ring", "schema": RING, "strict": True}}
-TOOL = {"type": "function", "function": {"name": "ring", "strict": True, "parameters": RING}}
-KINDS: Sequence[Mapping[str, Any]] = (
-    {"ignore_eos": True},
-    {"ignore_eos": True, "n": 2},
-    {"response_format": FORM},
-    {"tools": [TOOL], "tool_choice": "required"},
-    {"ignore_eos": True, "frequency_penalty": 0.5},
-)
+HANG_S, LONG_HANG_S = 5.0, 20.0
+"""`engine_hang_s` of the server, and where it reads long prompts on few cores."""
 
 
 class KillTest:
-    """One server, its undisturbed answers, and rounds of losses."""
+    """One data directory, the undisturbed answers, and rounds of losses."""
 
     def __init__(self, arguments: argparse.Namespace, directory: Path, seed: int) -> None:
         self._arguments = arguments
         self._directory = directory
         self._rng = random.Random(seed)  # noqa: S311  # no secret
         self.findings = Findings()
-        self._bodies = [self._body(number) for number in range(arguments.streams)]
-        self._undisturbed: list[Heard] = []
+        self._checks = StreamChecks(self.findings, exact=arguments.dtype == "float32")
+        self._phases = phases_of(arguments.phase)
+        self._to_come: list[Phase] = []
+        self._of_server = arguments.target == "server"
+        self._undisturbed: dict[Scene, list[Heard]] = {}
         self._heard: list[Heard] = []
         self._pauses_s: list[float] = []
         self._outages_s: list[float] = []
-        self._diverged = 0
+        self._in_phase = Counter[str]()
+        self._cut_off = 0
+        self._queued: list[int] = []
+        self._port = free_port()
         self.result: dict[str, Any] = {}
 
     async def run(self) -> None:
         """Run everything; the result is in `result`."""
-        bare_s = await asyncio.to_thread(_bare_start_s)
-        config = self._directory / "tokenring.toml"
-        config.write_text(f'[engine.sglang]\ndtype = "{self._arguments.dtype}"\n')
+        bare_s = await asyncio.to_thread(_bare_start_s) if self._arguments.bare else 0.0
+        flags = self._flags()
         began_s = time.monotonic()
-        server = await Server.start(self._directory / "data", self._flags(config))
+        server = await Server.start(self._directory / "data", flags)
+        loss = self._loss(server, flags)
         try:
             await server.ready()
             start_s = time.monotonic() - began_s
-            for _ in range(2):  # what the first run makes for good is no leak
-                self._undisturbed = await self._all(server.port)
-                self._heard += self._undisturbed
-            held_first = _held(server.pid)
+            for scene in scenes_of(self._phases):
+                await self._hear_undisturbed(scene)
+            held_first = held(server.pid)
             for number in range(1, self._arguments.rounds + 1):
                 self.findings.kill = number
-                await self._round(server, number)
-            held_last = _held(server.pid)
-            self._check_ledger()
-            server.terminate()
-            self.findings.check(await server.stopped() == 0, "the server ends with status 0")
+                await self._round(loss, number)
+            held_last = held(loss.server.pid)
+            database = self._directory / "data" / FILE_NAME
+            check_ledger(database, self._heard, self.findings, killed=self._of_server)
+            loss.server.terminate()
+            self.findings.check(await loss.server.stopped() == 0, "the server ends with status 0")
         finally:
-            await server.kill()
-        for what in ("descriptors", "threads"):
-            self.findings.check(
-                held_last[what] <= held_first[what] + 5,
-                f"{what} are within 5",
-                first=held_first,
-                last=held_last,
-            )
-        self.findings.check(held_last["zombies"] == 0, "no zombies are left", last=held_last)
-        self.result = {
-            "rounds": self._arguments.rounds,
-            "streams": len(self._bodies),
-            "signal": self._arguments.signal,
-            "dtype": self._arguments.dtype,
-            "checks": self.findings.num_checks,
-            "violations": len(self.findings.violations),
-            "diverged_choices": self._diverged,
-            "pause_p50_s": _percentile(self._pauses_s, 50),
-            "pause_p99_s": _percentile(self._pauses_s, 99),
-            "outage_p50_s": _percentile(self._outages_s, 50),
-            "outage_max_s": round(max(self._outages_s, default=0.0), 2),
-            "server_start_s": round(start_s, 2),
-            "bare_engine_start_s": round(bare_s, 2),
-            "held_first": held_first,
-            "held_last": held_last,
-        }
+            await loss.server.kill()
+        if not self._of_server:
+            self._check_held(held_first, held_last)
+        times = {"server_start_s": round(start_s, 2), "bare_engine_start_s": round(bare_s, 2)}
+        self.result = self._results() | times | {"held_first": held_first, "held_last": held_last}
 
-    def _flags(self, config: Path) -> list[str]:
-        rounds = str(self._arguments.rounds + 1)
-        flags = ["--config", str(config), "--engine-restarts", rounds, "--safety", self._arguments.safety]
-        return [*flags, "--engine-hang-s", str(HANG_S), "--heartbeat-s", "1"]
+    def _flags(self) -> list[str]:
+        arguments = self._arguments
+        flags = server_flags(self._directory, vars(arguments), scenes_of(self._phases))
+        rounds = str(arguments.rounds + 1)
+        flags += ["--engine-restarts", rounds, "--engine-hang-s", str(arguments.hang_s)]
+        return [*flags, "--port", str(self._port), "--drain-timeout-s", str(DRAIN_S)]
 
-    def _body(self, number: int) -> dict[str, Any]:
-        kind = KINDS[number % len(KINDS)] if self._arguments.mix else KINDS[0]
-        return {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": f"Tell me about ring number {number}."}],
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "temperature": 0,
-            "max_tokens": self._arguments.tokens,
-            **kind,
-        }
+    def _loss(self, server: Server, flags: list[str]) -> EngineLoss | ServerLoss:
+        signals = self._arguments.signal
+        if self._of_server:
+            return ServerLoss(server, (self._directory / "data", flags), signals, self._rng, self.findings)
+        return EngineLoss(server, signals, self._arguments.drops, self._rng, self.findings)
 
-    def _clients(self, port: int) -> list[Client]:
-        return [Client(port, body["messages"][0]["content"], body) for body in self._bodies]
+    async def _hear_undisturbed(self, scene: Scene) -> None:
+        """Twice at first, because what the first run makes for good is no leak."""
+        times = 1 if self._undisturbed else 2
+        runs = [list(await asyncio.gather(*(c.run() for c in self._clients(scene)))) for _ in range(times)]
+        for streams in runs:
+            self._checks.undisturbed(streams, runs[0])
+        for number, heard in enumerate(runs[-1]):
+            kind = kind_of(number, scene, mix=self._arguments.mix)
+            self._checks.kind(kind, heard, screened=self._arguments.safety == "on")
+        self._undisturbed[scene] = runs[-1]
+        self._heard += itertools.chain(*runs)
 
-    async def _all(self, port: int) -> list[Heard]:
-        return list(await asyncio.gather(*(client.run() for client in self._clients(port))))
+    def _clients(self, scene: Scene) -> list[Client]:
+        asked = bodies(scene, self._arguments.streams, self._arguments.tokens, mix=self._arguments.mix)
+        keys = [f"{self._rng.getrandbits(64):x}" if self._of_server else "" for _ in asked]
+        return [Client(self._port, body, key) for body, key in zip(asked, keys, strict=True)]
 
-    async def _round(self, server: Server, number: int) -> None:
-        """Lose a process when a random share of the answers has come; check what the clients heard."""
-        clients = self._clients(server.port)
+    async def _round(self, loss: EngineLoss | ServerLoss, number: int) -> None:
+        """Lose something when a live request is in the phase; check what the clients heard."""
+        phase = self._next_phase()
+        undisturbed = self._undisturbed[SCENES[phase]]
+        clients = self._clients(SCENES[phase])
+        is_reached = reached_in(phase, undisturbed, self._rng)
         running = [asyncio.create_task(client.run()) for client in clients]
-        share = self._rng.uniform(0.05, 0.6)
-        goal = share * sum(heard.characters for heard in self._undisturbed)
-        while sum(client.heard.characters for client in clients) < goal:  # noqa: ASYNC110  # it is per token
+        while not is_reached(clients) and not all(task.done() for task in running):  # noqa: ASYNC110  # per token
             await asyncio.sleep(POLL_S)
-        name = self._rng.choice(PROCESSES)
-        signum = self._rng.choice(SIGNALS[self._arguments.signal])
+        if phase == "queued":
+            self._queued.append(num_queued(await get_text(self._port, "/metrics")))
+        self._in_phase[phase] += is_in(phase, clients, undisturbed)
+        at_loss = [dict(client.heard.text) for client in clients]
         lost_s = time.monotonic()
-        os.kill(_process_of(server.pid, name), signum)
-        await self._watch_outage(server, lost_s, clients)
+        lost = await loss.lose(clients)
+        self._outages_s.append(time.monotonic() - lost_s)
         heard = list(await asyncio.gather(*running))
         self._heard += heard
-        for stream, expected in zip(heard, self._undisturbed, strict=True):
-            self._check(stream, expected)
-        took_s = time.monotonic() - lost_s
-        longest_s = max(stream.longest_pause_s for stream in heard)
+        is_cut = isinstance(loss, ServerLoss) and loss.was_killed
+        for client, expected, had in zip(clients, undisturbed, at_loss, strict=True):
+            replayed = await client.replay()
+            check = self._checks.cut_off if is_cut else self._checks.stream
+            check(client.heard, expected, had, replayed)
+        self._cut_off += sum(stream.error is not None for stream in heard)
+        self._pauses_s += [stream.longest_pause_s for stream in heard]
         print(
-            f"round {number}: {signum.name} {name} at {share:.0%}: pause {longest_s:.1f} s; all ended "
-            f"after {took_s:.1f} s, {len(self.findings.violations)} violations so far",
+            f"round {number}: {lost}, {phase}: pause {max(self._pauses_s[-len(heard) :]):.1f} s; all ended "
+            f"after {time.monotonic() - lost_s:.1f} s, {len(self.findings.violations)} violations so far",
             file=sys.stderr,
             flush=True,
         )
 
-    async def _watch_outage(self, server: Server, lost_s: float, clients: list[Client]) -> None:
-        """See the server not ready and ready again; some clients drop meanwhile and come back."""
-        is_away = False
-        dropping = [client for client in clients if self._rng.random() < self._arguments.drops]
-        while time.monotonic() < lost_s + START_TIMEOUT_S:
-            status, _ = await get_json(server.port, "/readyz")
-            if status != 200 and not is_away:
-                is_away = True
-                alive, _ = await get_json(server.port, "/healthz")
-                self.findings.check(alive == 200, "the server is alive while the engine is away")
-                for client in dropping:
-                    client.drop()
-            elif status == 200 and is_away:
-                self._outages_s.append(time.monotonic() - lost_s)
-                return
-            await asyncio.sleep(POLL_S)
-        self.findings.check(False, "the engine comes back", is_away=is_away)
+    def _next_phase(self) -> Phase:
+        """Each phase once, in random order, and then again."""
+        if not self._to_come:
+            self._to_come = self._rng.sample(self._phases, len(self._phases))
+        return self._to_come.pop()
 
-    def _check(self, heard: Heard, expected: Heard) -> None:
-        check, prompt = self.findings.check, heard.prompt
-        self._pauses_s.append(heard.longest_pause_s)
-        check(heard.done and heard.error is None, "a stream ends well", prompt=prompt, error=heard.error)
-        increasing = all(a < b for a, b in zip(heard.ids, heard.ids[1:], strict=False))
-        check(increasing, "ids strictly increase", prompt=prompt)
-        if self._arguments.dtype != "float32":
-            # The arithmetic of a prefill is another: from some point on it is another valid answer.
-            self._diverged += sum(heard.text.get(t) != text for t, text in expected.text.items())
-            check(heard.finish.keys() == expected.finish.keys(), "every choice ends", prompt=prompt)
-            return
-        check(heard.finish == expected.finish, "the end is the undisturbed one", prompt=prompt)
-        check(heard.text == expected.text, "the text is the undisturbed one", prompt=prompt)
-        tokens = heard.usage.get("completion_tokens"), expected.usage.get("completion_tokens")
-        check(tokens[0] == tokens[1], "the count is the undisturbed one", prompt=prompt, tokens=tokens)
+    def _check_held(self, first: dict[str, int], last: dict[str, int]) -> None:
+        for what in ("descriptors", "threads"):
+            self.findings.check(last[what] <= first[what] + 5, f"{what} are within 5", first=first, last=last)
+        self.findings.check(last["zombies"] == 0, "no zombies are left", last=last)
 
-    def _check_ledger(self) -> None:
-        """Each request has one row, settled, with the counts that its client was told."""
-        query = "SELECT id, state, prompt_tokens, completion_tokens - withheld_tokens FROM requests"
-        with closing(sqlite3.connect(self._directory / "data" / FILE_NAME)) as connection:
-            rows = connection.execute(query).fetchall()
-        by_id = {row[0]: row[1:] for row in rows}
-        self.findings.check(len(by_id) == len(rows) == len(self._heard), "one row for each request")
-        for heard in self._heard:
-            expected = (
-                "settled",
-                heard.usage.get("prompt_tokens"),
-                heard.usage.get("completion_tokens"),
-            )
-            row = by_id.get(heard.request_id)
-            self.findings.check(
-                row == expected, "the ledger says what the client was told", row=row, expected=expected
-            )
-
-
-def _process_of(server_pid: int, name: str) -> int:
-    """The engine's process of that kind."""
-    children = psutil.Process(server_pid).children(recursive=True)
-    return next(child.pid for child in children if name in child.name())
-
-
-def _held(pid: int) -> dict[str, int]:
-    """What the server holds of the machine."""
-    process = psutil.Process(pid)
-    children = process.children(recursive=True)
-    return {
-        "descriptors": process.num_fds(),
-        "threads": process.num_threads(),
-        "rss_mb": process.memory_info().rss >> 20,
-        "children": len(children),
-        "zombies": sum(child.status() == psutil.STATUS_ZOMBIE for child in children),
-        "shared_memory_files": len(list(Path("/dev/shm").iterdir())),  # noqa: S108
-    }
+    def _results(self) -> dict[str, Any]:
+        arguments = self._arguments
+        return {
+            **{name: getattr(arguments, name) for name in ("rounds", "streams", "target", "signal", "dtype")},
+            "phase": arguments.phase,
+            "rounds_in_phase": dict(self._in_phase),
+            "queued_at_loss": self._queued,
+            "checks": self.findings.num_checks,
+            "violations": len(self.findings.violations),
+            "cut_off": self._cut_off,
+            **self._checks.result(),
+            "pause_p50_s": _percentile(self._pauses_s, 50),
+            "pause_p99_s": _percentile(self._pauses_s, 99),
+            "outage_p50_s": _percentile(self._outages_s, 50),
+            "outage_max_s": round(max(self._outages_s, default=0.0), 2),
+        }
 
 
 def _percentile(values: list[float], percent: int) -> float:
@@ -257,7 +213,7 @@ def _bare_start_s() -> float:
     process = psutil.Popen(command, cwd=ROOT, stdout=-3, stderr=-3)
     try:
         while time.monotonic() < began_s + START_TIMEOUT_S:
-            if asyncio.run(_is_well(BARE_PORT)):
+            if asyncio.run(is_serving(BARE_PORT)):
                 return time.monotonic() - began_s
             time.sleep(POLL_S)
     finally:
@@ -265,14 +221,6 @@ def _bare_start_s() -> float:
             child.kill()
         process.wait()
     raise RuntimeError("SGLang's own server did not start")
-
-
-async def _is_well(port: int) -> bool:
-    try:
-        status, _ = await get_json(port, "/model_info")
-    except (*Gone, OSError, KeyError, ValueError):
-        return False
-    return status == 200
 
 
 def main() -> int:
@@ -298,18 +246,35 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/engine_kill_test", description=__doc__)
     parser.add_argument("--rounds", type=int, default=20, help="losses (default 20)")
-    parser.add_argument("--signal", choices=tuple(SIGNALS), default="KILL", help="what a process gets")
+    parser.add_argument("--target", choices=("engine", "server"), default="engine", help="what is lost")
+    parser.add_argument(
+        "--signal", choices=("KILL", "STOP", "TERM", "MIX"), default="KILL", help="what it gets"
+    )
+    parser.add_argument("--phase", choices=(*PHASES, "any"), default="decode", help="when it is lost")
     parser.add_argument("--streams", type=int, default=16, help="streams at once (default 16)")
     parser.add_argument("--tokens", type=int, default=400, help="longest answer in tokens (default 400)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the model")
-    parser.add_argument("--mix", action="store_true", help="also n=2, a schema, a tool and a penalty")
+    parser.add_argument("--mix", action="store_true", help="requests of every kind")
     parser.add_argument("--safety", choices=("on", "observe", "off"), default="on", help="the screens")
     parser.add_argument(
         "--drops", type=float, default=0.25, help="clients that drop in the outage (default 0.25)"
     )
+    parser.add_argument(
+        "--hang-s", type=float, default=None, help="`engine_hang_s`, by the phase if not given"
+    )
+    parser.add_argument(
+        "--no-bare", dest="bare", action="store_false", help="SGLang's own server is not timed"
+    )
     parser.add_argument("--seed", type=int, default=None, help="of the moments; the timing is never the same")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.signal not in (SERVER_SIGNALS if arguments.target == "server" else ENGINE_SIGNALS):
+        parser.error(f"--signal {arguments.signal} is not for --target {arguments.target}")
+    if arguments.safety == "off" and "held_back" in phases_of(arguments.phase):
+        parser.error("nothing is held back with --safety off")
+    if arguments.hang_s is None:  # a long prefill is silent, and no hang
+        arguments.hang_s = LONG_HANG_S if "prefill" in phases_of(arguments.phase) else HANG_S
+    return arguments
 
 
 if __name__ == "__main__":

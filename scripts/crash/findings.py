@@ -26,6 +26,8 @@ class Findings:
     ahead_tokens: int = 0
     """Most tokens billed that a client connected to the end had not received."""
     kill: int = 0
+    step: str = "kill"
+    """What `kill` counts."""
 
     @property
     def num_checks(self) -> int:
@@ -35,8 +37,12 @@ class Findings:
         """Count a check; note a violation, and print it, when it does not hold."""
         self.checks[what] = self.checks.get(what, 0) + 1
         if not holds:
-            self.violations.append({"kill": self.kill, "what": what, **facts})
-            print(f"VIOLATION before kill {self.kill}: not so: {what}: {facts}", file=sys.stderr, flush=True)
+            self.violations.append({self.step: self.kill, "what": what, **facts})
+            print(
+                f"VIOLATION before {self.step} {self.kill}: not so: {what}: {facts}",
+                file=sys.stderr,
+                flush=True,
+            )
         return bool(holds)
 
     def ended(self, how: str) -> None:

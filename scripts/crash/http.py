@@ -103,11 +103,18 @@ class Connection:
         return Answer(int(status_line.split()[1]), {k.lower(): v for k, _, v in named}, self._reader)
 
 
-async def get_json(port: int, path: str) -> tuple[int, Any]:
+async def get_json(port: int, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
     """Status and body of a GET. Raises one of `Gone`."""
     async with await Connection.to(port) as connection:
-        answer = await connection.ask("GET", path)
+        answer = await connection.ask("GET", path, headers=headers)
         return answer.status, await answer.json()
+
+
+async def get_text(port: int, path: str, headers: Mapping[str, str] | None = None) -> str:
+    """The body of a GET as text. Raises one of `Gone`."""
+    async with await Connection.to(port) as connection:
+        answer = await connection.ask("GET", path, headers=headers)
+        return b"".join([piece async for piece in answer.pieces()]).decode()
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

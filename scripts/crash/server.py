@@ -15,7 +15,7 @@ from typing import Any, Self
 import psutil
 
 ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 FOLLOW_TIMEOUT_S = 10.0
 

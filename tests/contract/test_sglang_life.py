@@ -114,6 +114,31 @@ def test_losses_are_counted_and_the_one_too_many_is_the_end(restarts: dict[str, 
     assert "scheduler" in reason
 
 
+@pytest.fixture(scope="module")
+def hung_starts(apart: Apart) -> dict[str, Any]:
+    """What an engine saw two of whose starts stood still."""
+    return apart.run("hung_starts")
+
+
+def test_a_start_that_stands_still_is_given_up_and_followed_by_another(hung_starts: dict[str, Any]) -> None:
+    """The answer goes on after it, and nothing is left of it."""
+    assert all(hung_starts["same"])
+    assert hung_starts["losses"] == {"exited": 1, "hung": 0, "failed": 1}
+    assert hung_starts["reason"] is None
+    first, later = hung_starts["held"]
+    assert later["descriptors"] <= first["descriptors"]
+    assert later["threads"] <= first["threads"] + 1
+    assert later["zombies"] == 0
+
+
+def test_a_warm_up_that_stands_still_is_a_start_that_failed(hung_starts: dict[str, Any]) -> None:
+    """It is one loss too many: the stream ends truthfully, and the owner is told once, and why."""
+    error, health, [reason] = hung_starts["last"]
+    assert (error, health) == ("EngineFailed", "dead")
+    assert "the start hangs: its processes have done nothing" in reason
+    assert hung_starts["children_left"] == 0
+
+
 def test_reasoning_goes_on_with_its_count(apart: Apart) -> None:
     """Wherever it is cut: the parser says the same, and the scheduler goes on counting reasoning tokens."""
     seen = apart.run("reasoning")

@@ -123,6 +123,19 @@ def test_a_cut_tool_call_finishes_with_length(sglang_engine: Any) -> None:
     assert out.deltas[-1].finish_reason == "length"
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_a_stopped_tool_call_has_only_what_was_written(sglang_engine: Any, seed: int, choice: str) -> None:
+    """Its arguments are not closed for it, as SGLang does where an answer ends by itself."""
+    arguments = '{"city": "Ulm'
+    call = f'{{"name": "weather", "parameters": {arguments}'
+    text = f"[{call}" if choice == "required" else f"<tool_call>\n{call}"
+    body = {"tools": TOOLS, "tool_choice": choice}
+    out = parse(sglang_engine, splits(text, seed), {"type": "abort"}, body)
+    assert arguments.startswith(out.text("tool"))
+    assert out.deltas[-1].finish_reason == "abort"
+
+
 def test_a_half_marker_at_the_end_is_text(sglang_engine: Any) -> None:
     """What was held back as the start of a call is given out when the answer ends without one."""
     out = parse(sglang_engine, ["is a ", "<tool"], STOP, {"tools": TOOLS})

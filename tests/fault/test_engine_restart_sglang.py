@@ -178,3 +178,25 @@ async def test_the_metrics_and_the_log_tell_of_it(server: ServerProcess) -> None
     lost, back = await server.logged("engine_lost"), await server.logged("engine_restarted")
     assert lost["cause"] in {"exited", "hung"}
     assert back["took_s"] > 0
+
+
+async def test_a_first_start_that_stands_still_ends_the_server(tmp_path: Path) -> None:
+    """Whoever started the server learns it by the status, and may start it again."""
+    process = await start_process(tmp_path, *FLAGS)
+    try:
+        async with asyncio.timeout(RETURN_S):
+            while (scheduler := scheduler_of(process)) is None:
+                await asyncio.sleep(0.01)
+        scheduler.suspend()
+        assert await process.exit_status(timeout_s=60) == 3
+        failed = await process.logged("engine_start_failed")
+        assert "the start hangs: its processes have done nothing" in failed["reason"]
+        assert not scheduler.is_running()
+    finally:
+        await process.close()
+
+
+def scheduler_of(process: ServerProcess) -> psutil.Process | None:
+    """The scheduler, once there is one."""
+    children = psutil.Process(process.process.pid).children(recursive=True)
+    return next((child for child in children if "scheduler" in child.name()), None)

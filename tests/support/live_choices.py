@@ -81,6 +81,9 @@ class FakeEngine:
         self.live = live
         self.restarts = 0
         self.failing_starts = 0
+        self.start_s = 0.0
+        """Seconds that a start takes, of `time`."""
+        self.time = VirtualTime()
         self.submitted: list[str] = []
         self.is_back = False
         self.reason: str | None = None
@@ -97,7 +100,7 @@ class FakeEngine:
     async def restart(self) -> None:
         """See Restartable."""
         self.restarts += 1
-        await asyncio.sleep(0)
+        await self.time.sleep(self.start_s)
         if self.failing_starts:
             self.failing_starts -= 1
             raise RuntimeError("no GPU")

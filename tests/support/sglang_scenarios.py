@@ -29,6 +29,7 @@ from app.engine.restarts import RestartLimits
 from app.engine.sglang.args import BUILTIN_MODEL, SGLangOptions
 from app.engine.sglang.engine import SGLangEngine
 from app.engine.sglang.platform import prepare_process
+from app.engine.sglang.run import SGLangRun
 from app.engine_factory import GUARD_ARGS
 from app.errors import BadRequest, ServingError
 from app.safety.guard.templates import FORMATS
@@ -137,6 +138,63 @@ async def restarts(_: str) -> dict[str, Any]:
         "last": [type(end).__name__, health, deaths],
         "children_left": children_left(),
     }
+
+
+async def hung_starts(_: str) -> dict[str, Any]:
+    """An engine whose second start stands still as it loads, and whose fourth does so as it warms up."""
+    deaths: list[str] = []
+    engine = await started(deaths.append, RestartLimits(restarts=3, hang_s=5), server_args={"random_seed": 1})
+    request = chat("Number 1?", temperature=0, max_tokens=300, ignore_eos=True)
+    undisturbed = await ask(engine, request)
+    held = _held()
+    reading = asyncio.create_task(ask(engine, request))
+    while not _running(engine):
+        await asyncio.sleep(0.002)
+    lost = child("scheduler")
+    os.kill(lost, signal.SIGKILL)
+    os.kill(await _next_scheduler(lost), signal.SIGSTOP)
+    same = _same(await reading, undisturbed)
+    losses, reason = dict(engine.restarts.losses), engine.restarts.reason
+    later = _held()
+    reading = asyncio.create_task(ask(engine, request))
+    while not _running(engine):
+        await asyncio.sleep(0.002)
+    with _stopped_in_warm_up():
+        os.kill(child("scheduler"), signal.SIGKILL)
+        [end] = await asyncio.gather(reading, return_exceptions=True)
+    health = engine.health().value
+    await engine.aclose()
+    return {
+        "same": same,
+        "losses": losses,
+        "reason": reason,
+        "held": [held, later],
+        "last": [type(end).__name__, health, deaths],
+        "children_left": children_left(),
+    }
+
+
+async def _next_scheduler(lost: int) -> int:
+    """The process id of the scheduler that follows, as soon as it is one."""
+    while True:
+        for process in psutil.Process().children(recursive=True):
+            if process.pid != lost and "scheduler" in process.name():
+                return int(process.pid)
+        await asyncio.sleep(0.002)
+
+
+@contextlib.contextmanager
+def _stopped_in_warm_up() -> Iterator[None]:
+    """Schedulers that have loaded their model stand still from then on."""
+    watch = SGLangRun._watch
+
+    def watch_and_stop(self: SGLangRun) -> None:
+        watch(self)
+        os.kill(child("scheduler"), signal.SIGSTOP)
+
+    SGLangRun._watch = watch_and_stop  # type: ignore[method-assign]
+    yield
+    SGLangRun._watch = watch  # type: ignore[method-assign]
 
 
 async def reasoning(_: str) -> dict[str, Any]:
@@ -346,7 +404,8 @@ def _png(width: int, height: int) -> str:
 
 
 SCENARIOS: dict[str, Callable[[str], Awaitable[dict[str, Any]]]] = {
-    f.__name__: f for f in (lives, restarts, reasoning, tensor_parallel, bad_start, vision, guards)
+    f.__name__: f
+    for f in (lives, restarts, hung_starts, reasoning, tensor_parallel, bad_start, vision, guards)
 }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from app.engine.remote.engine import RemoteEngine, parse_urls
+from app.engine.restarts import RestartLimits
 from app.engine.scripted.engine import ScriptedEngine
+from app.engine.sglang.engine import SGLangEngine
 from app.engine_factory import build_engine, build_guard_engine, build_small_engine
 from app.settings import Settings, SettingsError
 
@@ -30,6 +32,16 @@ def test_remote_and_child_servers_have_the_times_that_are_set() -> None:
     for engine in (remote, small._make(died)):
         assert isinstance(engine, RemoteEngine)
         assert (engine._options.resume_s, engine._options.stall_s) == (7.0, 8.0)
+
+
+def test_the_engine_of_this_process_has_the_limits_that_are_set() -> None:
+    """How often it is started again, and how long it may be silent, or start."""
+    settings = Settings(
+        engine_restarts=5, engine_restart_window_s=60.0, engine_hang_s=7.0, engine_start_s=80.0
+    )
+    engine = build_engine(settings, died)
+    assert isinstance(engine, SGLangEngine)
+    assert engine._limits == RestartLimits(restarts=5, window_s=60.0, hang_s=7.0, start_s=80.0)
 
 
 @pytest.mark.parametrize(

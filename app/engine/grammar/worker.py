@@ -7,18 +7,17 @@ them this process has 60 MiB and starts in 0.3 s, with them 275 MiB and 2 s.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
 import resource
-import signal
 import sys
 import time
 from types import ModuleType
 from typing import Any
 
-PR_SET_PDEATHSIG = 1
+from app.engine.parent import end_with
+
 MAX_MEMORY_BYTES = 2 * 1024**3
 """A grammar that takes more to compile would take as much in the scheduler."""
 NICE = 10
@@ -28,7 +27,7 @@ NICE = 10
 def main() -> None:
     """Check grammars until standard input ends."""
     setup = json.loads(sys.stdin.buffer.readline())
-    _die_with(setup["parent"])
+    end_with(setup["parent"])
     os.nice(NICE)
     import_xgrammar_alone()
     from app.engine.grammar.walk import Vocabulary, Walker
@@ -79,13 +78,6 @@ def _allow_s(limit_s: float) -> None:
     resource.setrlimit(
         resource.RLIMIT_CPU, (math.ceil(time.process_time() + limit_s), resource.RLIM_INFINITY)
     )
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel end this process with its parent, in the middle of a grammar too."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before it was asked for
-        sys.exit("whoever started this process has ended")
 
 
 if __name__ == "__main__":

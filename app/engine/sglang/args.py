@@ -77,7 +77,9 @@ CPU_DEFAULTS: Mapping[str, Any] = {
     "sampling_backend": "pytorch",
     "disable_cuda_graph": True,
     "disable_overlap_schedule": True,
-    "mem_fraction_static": 0.1,
+    # SGLang refuses to start when more than this of the free memory is taken while it loads, by weights or
+    # other processes. The size of the pool is `max_total_tokens` (_cpu_pool_tokens).
+    "mem_fraction_static": 0.9,
     "max_running_requests": 256,
     # An idle scheduler would poll without rest and take a core from everything else.
     "sleep_on_idle": True,

@@ -6,15 +6,14 @@ started it, and no grammar can end its scheduler (app.engine.sglang.scheduler).
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import secrets
-import signal
 import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from app.engine.parent import end_with
 from app.engine.remote.child_server import LOOPBACK, ChildCommand
 from app.engine.sglang.args import SGLangOptions, cpu_threads, server_arguments
 from app.engine.sglang.platform import prepare_process
@@ -24,8 +23,6 @@ from app.engine.sglang.process import (
     detokenizer_entry,
     guarded_scheduler_entry,
 )
-
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ def fresh_key() -> str:
 def main() -> None:
     """Serve until killed."""
     spec = ChildSpec(**json.load(sys.stdin))
-    _die_with(spec.parent)
+    end_with(spec.parent)  # SGLang's own end with this one
     prepare_process()
     from sglang.srt.entrypoints import engine, http_server
     from sglang.srt.plugins import load_plugins
@@ -82,13 +79,6 @@ def main() -> None:
         # The parent ends the whole group as soon as this process is gone.
         sys.stderr.flush()
         os._exit(1)
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel end this process with its parent; SGLang's own end with this one."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before it was asked for
-        sys.exit("whoever started this process has ended")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ from app.engine.sglang.args import SGLangOptions
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.recovery import Recovery
 from app.engine.sglang.run import SGLangRun
-from app.engine.sglang.watchdog import HangWatchdog
+from app.engine.sglang.start_watchdog import StartWatchdog, StartWork, watched
+from app.engine.sglang.watchdog import PATIENCE, HangWatchdog
 from app.engine.tally import Tallies, TokenTally
 from app.errors import BadRequest, EngineFailed, EngineNotReady
 from app.settings import SettingsError
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
     from app.engine.sglang.grammar import GrammarCheck
     from app.engine.sglang.launch import Launched
     from app.engine.sglang.splice import Splice
+
+
+THREAD = "sglang"
+"""The name of the thread that launches SGLang."""
 
 
 class SGLangEngine:
@@ -57,7 +62,7 @@ class SGLangEngine:
         self._on_death = on_death or (lambda _reason: None)
         self._limits = limits or RestartLimits()
         self._health = Health.STARTING
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sglang")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
         self._render_queues = RenderQueues()
         self._run: SGLangRun | None = None
         self._grammar: GrammarCheck | None = None
@@ -84,7 +89,7 @@ class SGLangEngine:
         self._own_sigquit(asyncio.get_running_loop())
         try:
             began_s = asyncio.get_running_loop().time()
-            self._run = run = await SGLangRun.start(self._options, self._thread)
+            self._run = run = await self._start_run()
             self._grammar = await self._check_of_grammars(run)
             self._serve(run, began_s)
         except SettingsError:
@@ -125,7 +130,7 @@ class SGLangEngine:
         if run is not None and not run.closed:
             await run.aclose()
         began_s = asyncio.get_running_loop().time()
-        self._run = run = await SGLangRun.start(self._options, self._thread)
+        self._run = run = await self._start_run()
         self._serve(run, began_s)
 
     async def submit(self, choice: LiveChoice) -> None:
@@ -149,17 +154,22 @@ class SGLangEngine:
         token_ids = array("I", choice.request.input_ids).tobytes()
         return hmac.digest(self._secret, token_ids, "sha256").hex()[:32]
 
+    async def _start_run(self) -> SGLangRun:
+        """Launch SGLang. Raises what `SGLangRun.start` does, and EngineFailed where it hangs."""
+        limits = self._limits
+        starting = SGLangRun.start(self._options, self._thread, warm_up_hang_s=PATIENCE * limits.hang_s)
+        if not (limits.hang_s or limits.start_s):
+            return await starting
+        return await watched(starting, StartWatchdog(limits.hang_s, limits.start_s, StartWork(THREAD)))
+
     def _serve(self, run: SGLangRun, began_s: float) -> None:
         """Have `run` generate from now on, and watch it."""
         loop = asyncio.get_running_loop()
         run.serve(self._live, self._lose, self.restarts.refused)
         self.restarts.started(loop.time() - began_s)
         if self._limits.hang_s:
-            watchdog = HangWatchdog(self._limits.hang_s, lambda: run.progress, partial(self._hangs, run))
+            watchdog = HangWatchdog(self._limits.hang_s, lambda: run.progress, run.hang)
             self._watching = loop.create_task(watchdog.run(), name="engine watchdog")
-
-    def _hangs(self, run: SGLangRun, silent_s: float) -> None:
-        run.lose("hung", f"no progress for {silent_s:.1f} s")
 
     def _lose(self, _run: SGLangRun, cause: LossCause, reason: str) -> None:
         self._health = Health.STARTING

@@ -186,7 +186,7 @@ class ParsedChoice:
             call_id = self._chat._process_tool_call_id(call, history) if call.name else None  # noqa: SLF001
             tool = ToolCall(call.tool_index, call_id, call.name or None)
             yield _Piece("tool", call.parameters, tool)
-        if finish_type is not None:
+        if ended:  # SGLang closes what is left of the arguments; of a stopped call that would be invented
             yield from self._unstreamed_arguments()
 
     def _unfinished(self) -> int:

@@ -13,6 +13,7 @@ import signal
 import warnings
 from typing import Any
 
+from app.engine.parent import end_with
 from app.engine.sglang.platform import needs_cpu_platform, prepare_process
 
 
@@ -28,9 +29,14 @@ class ChildEntry:
         self._options = options or {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
+        return {**self.__dict__, "_parent": os.getpid()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        parent = state.pop("_parent")
+        if parent != os.getpid():
+            # Here, as SGLang asks for it after seconds of imports: a server that is killed meanwhile would
+            # leave a detokenizer of 700 MB behind, which waits for ever.
+            end_with(parent)
         self.__dict__.update(state)
         for name, value in self._environ.items():
             os.environ.setdefault(name, value)

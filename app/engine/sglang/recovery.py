@@ -109,8 +109,9 @@ class Recovery:
             await asyncio.wait([task])
 
     async def _recover(self) -> None:
+        self._forget_old_failures()
         while True:
-            if self._too_many():
+            if len(self._failures_s) > self._limits.restarts:
                 self._task = None
                 self._engine.given_up(self._reason)
                 return
@@ -137,11 +138,11 @@ class Recovery:
         self._failures_s.append(self._clock_s())
         self._history.lost("failed", self._reason, len(self._live.lose_engine()))
 
-    def _too_many(self) -> bool:
+    def _forget_old_failures(self) -> None:
+        """Drop those before the window. In an outage all count: a start may take longer than that to fail."""
         oldest_s = self._clock_s() - self._limits.window_s
         while self._failures_s and self._failures_s[0] < oldest_s:
             self._failures_s.popleft()
-        return len(self._failures_s) > self._limits.restarts
 
     async def _resume(self) -> int:
         """Send all that wait, and those that begin to wait meanwhile; returns how many. Raises EngineLost."""
@@ -180,8 +181,13 @@ class Recovery:
     async def _submit(self, choice: LiveChoice) -> None:
         if self._is_lost:
             raise EngineLost
-        if self._live.waiting.pop(choice.rid, None) is not None:
+        if self._live.waiting.pop(choice.rid, None) is None:
+            return
+        try:
             await self._engine.submit(choice)
+        except BaseException:
+            self._live.wait(choice)  # it has not ended: somebody reads it
+            raise
 
     async def _wait(self) -> None:
         await self._sleep(POLL_S)

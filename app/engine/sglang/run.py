@@ -20,7 +20,7 @@ from app.engine.restarts import LossCause
 from app.engine.sglang.args import NO_MEDIA_DOMAIN, SGLangOptions
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.platform import prepare_process
-from app.engine.sglang.watchdog import Progress
+from app.engine.sglang.watchdog import HangWatchdog, Progress
 from app.engine.tally import TokenTally
 from app.errors import EngineFailed
 
@@ -76,8 +76,13 @@ class SGLangRun:
         self.closed = False
 
     @classmethod
-    async def start(cls, options: SGLangOptions, thread: ThreadPoolExecutor) -> SGLangRun:
-        """Launch SGLang and warm it up. Raises what a launch does; nothing is left of one that failed."""
+    async def start(
+        cls, options: SGLangOptions, thread: ThreadPoolExecutor, *, warm_up_hang_s: float = 0.0
+    ) -> SGLangRun:
+        """Launch SGLang and warm it up. Raises what a launch does; nothing is left of one that failed.
+
+        A warm-up without progress for `warm_up_hang_s` seconds fails; 0 is no limit.
+        """
         older = set(multiprocessing.active_children())
         launching = asyncio.get_running_loop().run_in_executor(thread, _launch, options)
         try:
@@ -97,7 +102,7 @@ class SGLangRun:
             raise
         try:
             run._watch()
-            await run._warm_up()
+            await run._warm_up(warm_up_hang_s)
             # A full collection of the 700,000 objects that SGLang's import leaves stops a process for 0.4 s,
             # ours and each of its children; SGLang's own HTTP server does the same once it is warm.
             gc.collect()
@@ -155,6 +160,10 @@ class SGLangRun:
         else:
             self._on_loss(self, cause, reason)
 
+    def hang(self, silent_s: float) -> None:
+        """Take note that it has made no progress for so long."""
+        self.lose("hung", f"no progress for {silent_s:.1f} s")
+
     def load(self) -> EngineLoad:
         """The load, as its schedulers last wrote it to shared memory."""
         manager = self.launched.manager
@@ -201,7 +210,17 @@ class SGLangRun:
         process.join(EXIT_WAIT_S)  # its descriptors close a moment before it can be reaped
         self.lose("exited", f"SGLang's {name} process ended with exit code {process.exitcode}")
 
-    async def _warm_up(self) -> None:
+    async def _warm_up(self, hang_s: float) -> None:
+        """Generate a little, under a watchdog."""
+        watchdog = HangWatchdog(hang_s, lambda: self.progress, self.hang)
+        watching = asyncio.create_task(watchdog.run(), name="engine warm-up watchdog") if hang_s else None
+        try:
+            await self._warm()
+        finally:
+            if watching is not None:
+                watching.cancel()
+
+    async def _warm(self) -> None:
         """One short request, and one image: the first of each takes seconds, later ones do not."""
         contents: list[Any] = ["Hello"]
         if "vision" in self.model.capabilities:

@@ -409,6 +409,28 @@ async def test_what_nobody_asks_for_is_settled_after_its_time(world: Generations
     assert statuses == [("word", "interrupted")]
 
 
+async def test_what_a_process_suspends_is_not_settled_by_it(world: Generations, clock: Clock):
+    """However long it has run: its time begins when it is suspended, and the next process is asked."""
+    clock.now_s += 2 * TIMEOUT_S
+    await suspended(world)
+    assert await world.suspensions.expire() == 0
+    assert await world.count("suspended") == 1
+
+
+async def test_what_is_asked_for_in_vain_can_be_asked_for_again(world: Generations, clock: Clock):
+    """The server was full just before its time was over."""
+    await suspended(world)
+    clock.now_s += TIMEOUT_S - 1
+    world.admission.precheck_error = Overloaded("full", retry_after_s=1)
+    stream, serving = await world.go_on()
+    await serving
+    assert stream.suspended
+    clock.now_s += TIMEOUT_S - 1
+    assert await world.suspensions.expire() == 0
+    clock.now_s += 1
+    assert await world.suspensions.expire() == 1
+
+
 async def test_a_store_that_cannot_be_written_settles_later(world: Generations, clock: Clock):
     """Nothing is forgotten."""
     await suspended(world)

@@ -123,6 +123,18 @@ async def test_too_many_losses_within_the_window_are_the_end() -> None:
     assert scene.engine.restarts == 3
 
 
+async def test_starts_that_fail_slowly_are_too_many_as_well() -> None:
+    """Each hangs for longer than the window."""
+    scene = Scene("a")
+    scene.engine.failing_starts = 99
+    scene.engine.start_s = 1800.0
+    scene.engine.time = scene.time
+    scene.lose()
+    await until(lambda: scene.engine.reason)
+    assert scene.engine.restarts == 3
+    assert scene.engine.reason == "SGLang did not start: RuntimeError: no GPU"
+
+
 async def test_losses_that_are_long_ago_do_not_count() -> None:
     """An engine that is lost now and then is always started again."""
     scene = Scene("a")
@@ -218,6 +230,23 @@ async def test_a_few_at_a_time_are_sent(begins: bool, waits: list[float]) -> Non
     scene.lose()
     await scene.back()
     assert sent_s == pytest.approx(waits, abs=0.1)
+
+
+async def test_a_choice_whose_sending_fails_is_not_forgotten() -> None:
+    """It is sent to the next engine, in its old place."""
+    scene = Scene("a", "b")
+
+    def fail_once(_sent: LiveChoice) -> None:
+        scene.engine.on_submit = scene.engine.generate
+        scene.live.running.clear()
+        raise ConnectionError
+
+    scene.engine.on_submit = fail_once
+    scene.lose()
+    await scene.back()
+    assert scene.engine.submitted == ["a-000", "a-000", "b-000"]
+    assert scene.history.losses == {"exited": 1, "hung": 0, "failed": 1}
+    assert all(len(sent.ids) >= 20 for sent in scene.choices.values())
 
 
 async def test_a_choice_that_is_aborted_meanwhile_is_not_sent() -> None:

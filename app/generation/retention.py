@@ -1,0 +1,33 @@
+"""How long an answer that nobody stored is kept for a client that comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Retention:
+    """The retention of what is not stored: so many seconds after its end, in which requests are taken.
+
+    A client with an Idempotency-Key is refused while the engine is away or loads. If its answer were
+    forgotten meanwhile, the same request would be generated and billed again.
+    """
+
+    def __init__(self, retention_s: float, is_serving: Callable[[], bool]) -> None:
+        """`is_serving` is whether requests are taken now."""
+        self._retention_s = retention_s
+        self._is_serving = is_serving
+        self._serving_since_s: float | None = None
+
+    def until_us(self, now_s: float, today_us: int) -> int | None:
+        """The time of day before which an answer must have ended to be forgotten now; None forgets nothing.
+
+        `now_s` is the monotonic time, `today_us` the time of day.
+        """
+        if not self._is_serving():
+            self._serving_since_s = None
+            return None
+        if self._serving_since_s is None:
+            self._serving_since_s = now_s
+        if now_s - self._serving_since_s < self._retention_s:
+            return None
+        return today_us - int(self._retention_s * 1e6)
