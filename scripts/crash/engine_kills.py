@@ -165,7 +165,8 @@ class KillTest:
         self._pauses_s += [stream.longest_pause_s for stream in heard]
         print(
             f"round {number}: {lost}, {phase}: pause {max(self._pauses_s[-len(heard) :]):.1f} s; all ended "
-            f"after {time.monotonic() - lost_s:.1f} s, {len(self.findings.violations)} violations so far",
+            f"after {time.monotonic() - lost_s:.1f} s; "
+            f"{self.findings.num_checks} checks, {len(self.findings.violations)} violations so far",
             file=sys.stderr,
             flush=True,
         )

@@ -105,6 +105,6 @@ def server_flags(directory: Path, arguments: Mapping[str, Any], scenes: Sequence
     if arguments["safety"] != "off":
         flags += ["--safety-policy", str(policy)]
     # Those that wait for admission wait for as long as it takes, and for whole answers.
-    waits = ["--queue-interactive-s", "300", "--queue-standard-s", "300"]
-    waits += ["--ttft-target-s", "60", "--degrade", "off"]
+    waits = ["--queue-interactive-s", "9999", "--queue-standard-s", "9999"]
+    waits += ["--ttft-target-s", "9999", "--degrade", "off"]
     return [*flags, *waits, "--heartbeat-s", "1"]

@@ -163,6 +163,16 @@ def with_ranks(options: SGLangOptions) -> SGLangOptions:
     return options if options.tp else dataclasses.replace(options, tp=visible_devices())
 
 
+def with_pool(options: SGLangOptions, tokens: int) -> SGLangOptions:
+    """The options for a restart, with the KV pool of the run before: what was let in has to fit.
+
+    On a CPU the pool would follow the memory that is free at the moment.
+    """
+    if not needs_cpu_platform():
+        return options
+    return dataclasses.replace(options, server_args={"max_total_tokens": tokens, **options.server_args})
+
+
 def check(passed: Mapping[str, Any], where: str = WHERE) -> None:
     """Refuse what SGLang does not have, what has the wrong type, and what is ours."""
     from sglang.srt.server_args import ServerArgs

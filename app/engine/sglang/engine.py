@@ -28,7 +28,7 @@ from app.engine.image_limits import check_images
 from app.engine.limits import check_text_only
 from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
 from app.engine.restarts import LossCause, RestartHistory, RestartLimits
-from app.engine.sglang.args import SGLangOptions
+from app.engine.sglang.args import SGLangOptions, with_pool
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.recovery import Recovery
 from app.engine.sglang.run import SGLangRun
@@ -126,9 +126,10 @@ class SGLangEngine:
 
     async def restart(self) -> None:
         """Stop what is left of the engine, and start it anew. Raises anything."""
-        run = self._run
-        if run is not None and not run.closed:
-            await run.aclose()
+        if (lost := self._run) is not None:
+            self._options = with_pool(self._options, lost.launched.kv_capacity_tokens)
+            if not lost.closed:
+                await lost.aclose()
         began_s = asyncio.get_running_loop().time()
         self._run = run = await self._start_run()
         self._serve(run, began_s)
