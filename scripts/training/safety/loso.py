@@ -36,9 +36,9 @@ CHATS = frozenset({"asked", "benign_arena_v01", "benign_flowgpt_chat", "benign_l
 """Sources whose prompts are also read as a chat's newest turns, which the prompt screen joins."""
 NUM_CHATS = 600
 """Chats of each."""
-NGRAMS = 0.4
+NGRAMS = 0.8
 """How much a logit of the n-grams counts for one of the encoder."""
-LENGTH = 0.3
+LENGTH = 0.15
 """How much of it each doubling of a text's length takes off.
 
 Where no group of ordinary prompts may be refused at more than 0.5%, sources left out, 0, 0.1, 0.2, 0.3, 0.4
