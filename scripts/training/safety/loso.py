@@ -37,12 +37,15 @@ CHATS = frozenset({"asked", "benign_arena_v01", "benign_flowgpt_chat", "benign_l
 NUM_CHATS = 600
 """Chats of each."""
 NGRAMS = 0.8
-"""How much a logit of the n-grams counts for one of the encoder."""
+"""How much a logit of the n-grams counts for one of the encoder.
+
+Sources left out, 0.4, 0.6 and 0.8 find 30.5%, 32.8% and 34.8% of harmful prompts.
+"""
 LENGTH = 0.15
 """How much of it each doubling of a text's length takes off.
 
-Where no group of ordinary prompts may be refused at more than 0.5%, sources left out, 0, 0.1, 0.2, 0.3, 0.4
-and 0.5 find 23%, 26%, 30%, 32%, 30% and 28% of harmful prompts (the mean of eight sources).
+Where no group of ordinary prompts may be refused at more than 0.5%, sources left out, 0.15, 0.2 and 0.3 find
+34.8%, 34.4% and 34.3% of harmful prompts (the mean of fifteen sources), and without any the longest texts decide for all.
 """
 FAST_LENGTH = 0.5
 """How much of a logit of the n-grams alone each doubling takes off."""
