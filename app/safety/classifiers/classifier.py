@@ -148,8 +148,9 @@ class Classifier:
         return _scores(logit, encoded[1:ANSWER])
 
     def _views(self, text: str) -> list[str]:
-        gloss = self._glosser.gloss(text)
-        return views(text) if gloss is None else [*views(text), gloss]
+        shown = views(text)
+        read = (self._glosser.gloss(view) for view in (text, *shown[1:]))
+        return [*shown, *(gloss for gloss in read if gloss is not None)]
 
 
 def doublings(num_chars: int) -> float:

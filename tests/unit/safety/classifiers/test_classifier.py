@@ -27,6 +27,7 @@ from app.safety.classifiers.ngrams import BITS, CATEGORY_BITS, NGrams
 from app.safety.text.gloss import Glosser
 from app.safety.verdict import Scores, harm
 from scripts.training.safety import manifest
+from scripts.training.safety.obfuscate import obfuscate
 
 BLEND = Blend(
     encoder=1.0,
@@ -220,7 +221,8 @@ def test_a_text_in_another_language_is_read_in_english_too(tmp_path: Path):
     """Its gloss is one more view of it, and counts where it is the worst."""
     (tmp_path / "de.tsv").write_text("gift\tpoison\nkaufen\tbuy\n")
     classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND, Glosser.load(tmp_path))
-    assert harm(classifier.full("Gift kaufen")) == pytest.approx(harm(classifier.full("poison")))
+    for text in ("Gift kaufen", obfuscate("Gift kaufen, bitte", "base64", seed=1)):
+        assert harm(classifier.full(text)) == pytest.approx(harm(classifier.full("poison")))
 
 
 @pytest.mark.parametrize("text", ["", " ", "\u200b", "💥"])
