@@ -45,7 +45,7 @@ LENGTH = 0.15
 """How much of it each doubling of a text's length takes off.
 
 Where no group of ordinary prompts may be refused at more than 0.5%, sources left out, 0.15, 0.2 and 0.3 find
-34.8%, 34.4% and 34.3% of harmful prompts (the mean of fifteen sources), and without any the longest texts decide for all.
+34.8%, 34.4% and 34.3% of harmful prompts (the mean of fifteen sources); without any the longest texts decide.
 """
 FAST_LENGTH = 0.5
 """How much of a logit of the n-grams alone each doubling takes off."""
