@@ -18,7 +18,6 @@ import heapq
 import itertools
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -29,7 +28,6 @@ EXIT_S = 1.0
 """Seconds that the end of the process waits for calls that still run; one that hangs is left behind."""
 
 _numbers = itertools.count()
-_started: weakref.WeakSet[_Thread] = weakref.WeakSet()
 
 
 class ThreadsClosed(RuntimeError):
@@ -127,7 +125,6 @@ class OwnerThreads:
         number, self._num_started = self._num_started, self._num_started + 1
         name = f"{self._name}_{number}"
         thread = _Thread(self._jobs, name)
-        _started.add(thread)
         thread.start()
 
     async def _turn(self, work: Work, loop: asyncio.AbstractEventLoop) -> None:
@@ -259,5 +256,5 @@ class _Thread(threading.Thread):
 def _await_calls() -> None:
     """Wait for calls that run, and let none begin: the interpreter must not end under native code."""
     until_s = time.monotonic() + EXIT_S
-    for thread in list(_started):
+    for thread in (each for each in threading.enumerate() if isinstance(each, _Thread)):
         thread.running.acquire(timeout=max(until_s - time.monotonic(), 0.0))
