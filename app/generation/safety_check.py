@@ -37,8 +37,6 @@ from app.store.safety_events import SafetyEvent, Subject
 from app.stream.token_stream import TokenStream
 from app.stream.transcript import answers
 
-_STRICT = ("block", "watch")
-
 
 class SafetyService:
     """The screens and the policy of a server, and where their verdicts are kept."""
@@ -181,7 +179,7 @@ class ScreenedRequest:
         if watched is not None:
             verdict, sure = stricter(verdict, watched), False
         # Most prompts that the full verdict watches are in doubt by now, short of the n-grams' threshold.
-        self._strict = verdict.watched or policy.judge_prompt(verdict.scores, "encoder").action in _STRICT
+        self._strict = verdict.watched or policy.in_doubt(verdict.scores)
         if sure and guard is None:
             self._decide(verdict)
             return

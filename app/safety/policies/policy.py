@@ -132,6 +132,14 @@ class Policy:
             floor = self._prompt_floors[stage] = _lowest(self._prompt_limits(stage, 1))
         return None if self.wary or harm >= floor else Verdict(None, None, harm, floor, stage, self.hash)
 
+    def in_doubt(self, scores: Scores) -> bool:
+        """Whether the n-grams find a prompt such that the whole watch rate would be spent on its like."""
+        acting = (c for c in CATEGORIES if self._rules[c].action in {"block", "watch"})
+        return any(
+            scores.get(c, 0.0) >= self._thresholds.at("ngrams", c, max(self._rules[c].watch_fpr, MIN_FPR))
+            for c in acting
+        )
+
     def clear_output(self, harm: float, *, watched: bool) -> Verdict | None:
         """The verdict of the stream screen on an answer of this harm, where it is the same."""
         floor = self._floors[watched]
