@@ -84,6 +84,27 @@ def test_a_gloss_grows_with_the_text_and_no_faster(glosser: Glosser) -> None:
     assert len(glosser.gloss(text * 50) or "") <= 53 * len(glosser.gloss(text) or "")
 
 
+def test_an_arabic_word_of_prefixes_alone_has_an_end(glosser: Glosser) -> None:
+    """It is one word, however long, and none that is listed."""
+    assert glosser.gloss("و" * 4000) is None
+
+
+def test_an_arabic_word_is_found_behind_its_prefixes(glosser: Glosser) -> None:
+    """And, with, the: before "car"."""
+    assert glosser.gloss("وبالسيارة") == glosser.gloss("سيارة")
+
+
+def test_what_stands_for_a_whole_sentence_costs_no_more_than_others(glosser: Glosser) -> None:
+    """U+FDFA becomes eighteen characters."""
+    assert len(glosser.gloss("\ufdfa" * 1000) or "") < 10_000
+
+
+def test_a_folder_without_lexicons_is_an_error(tmp_path: Path) -> None:
+    """A server that was installed without them must not start and read English alone."""
+    with pytest.raises(ValueError, match="no lexicon"):
+        Glosser.load(tmp_path)
+
+
 @pytest.mark.parametrize("path", sorted(LEXICONS.glob("*.tsv")), ids=lambda path: path.stem)
 def test_every_line_of_a_lexicon_is_a_form_and_english(path: Path) -> None:
     """A form that means something, and ASCII."""
