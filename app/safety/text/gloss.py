@@ -52,6 +52,8 @@ _UNSPACED = frozenset({"ja", "zh"})
 _KANA_SHARE = 0.1
 """The share of kana among Chinese characters and kana that makes a text Japanese."""
 _BETWEEN = re.compile(r"[\s!-/:-@\[-`{-~\u00a0-\u00bf\u2000-\u206f\u3000-\u303f\u060c\u061b\u061f\u0964]+")
+_PIECE = re.compile(r"\S{1,48}|\s+")
+"""What is brought into NFKC at a time: a long run of marks takes quadratic time."""
 _LATIN_WORD = re.compile(r"[a-z0-9]+")
 _ARABIC_PREFIX = re.compile("^(?:[وف]?[بكل]?ال|[وف]?لل|[وفبكل])(?=.{3})")
 _ALIKE = str.maketrans(
@@ -178,7 +180,10 @@ def _joined(glosses: Sequence[str | None], least: float) -> str | None:
 
 def plain_form(text: str) -> str:
     """The form in which lexicons and texts meet: NFKC, lower case, Latin letters without accents."""
-    lower = unicodedata.normalize("NFKC", text)[: MOST_EXPANDED * len(text)].lower()
+    if text.isascii():
+        return text.lower()
+    composed = "".join(unicodedata.normalize("NFKC", piece) for piece in _PIECE.findall(text))
+    lower = composed[: MOST_EXPANDED * len(text)].lower()
     if lower.isascii():
         return lower
     lower = lower.translate(_ALIKE)

@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 
+from app.safety.text import gloss
 from app.safety.text.gloss import LEXICONS, Glosser, plain_form
 
 
@@ -97,6 +101,27 @@ def test_an_arabic_word_is_found_behind_its_prefixes(glosser: Glosser) -> None:
 def test_what_stands_for_a_whole_sentence_costs_no_more_than_others(glosser: Glosser) -> None:
     """U+FDFA becomes eighteen characters."""
     assert len(glosser.gloss("\ufdfa" * 1000) or "") < 10_000
+
+
+def test_a_long_run_of_marks_is_brought_into_order_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one piece it takes the square of its length, on the event loop."""
+    lengths: list[int] = []
+
+    def noted(form: Literal["NFKC"], text: str) -> str:
+        lengths.append(len(text))
+        return unicodedata.normalize(form, text)
+
+    monkeypatch.setattr(
+        gloss, "unicodedata", SimpleNamespace(normalize=noted, combining=unicodedata.combining)
+    )
+    plain_form("a" + "\u0301" * 2000 + "\u0323" * 2000)
+    assert max(length for length in lengths) <= 48
+
+
+def test_letters_that_come_with_their_marks_apart_are_the_same() -> None:
+    """As a Mac writes file names."""
+    text = "На́йди её, か\u3099 각"
+    assert plain_form(unicodedata.normalize("NFD", text)) == plain_form(text)
 
 
 def test_a_folder_without_lexicons_is_an_error(tmp_path: Path) -> None:
