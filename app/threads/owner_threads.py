@@ -230,9 +230,8 @@ class _Job:
         error: BaseException | None = None
         try:
             result = self._function(*self._arguments)
-        except StopIteration as exc:  # no future takes it
-            error = RuntimeError(f"{exc!r} was raised")
-            error.__cause__ = exc
+        except StopIteration:  # no future takes it
+            error = RuntimeError("the call raised StopIteration")
         except BaseException as exc:  # noqa: BLE001  # it is the caller's
             error = exc
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
