@@ -72,17 +72,21 @@ class Suspensions:
         self._seqs = await self._database.read(suspensions.ids)
         self._opened_s = self._clock_s()
 
-    async def load(self, owner: str, request_id: str) -> tuple[StoredStream, SuspendedRequest | None] | None:
+    async def load(
+        self, owner: str, request_id: str, *, begin: bool = True
+    ) -> tuple[StoredStream, SuspendedRequest | None] | None:
         """The owner's suspended request and its stream; None where there is none of that id.
 
-        The request is None where this version cannot read it. Raises StorageUnavailable.
+        The request is None where this version cannot read it. Its time begins again, but for a caller who
+        does not mean to `begin`. Raises StorageUnavailable.
         """
         if request_id not in self._seqs:
             return None
-        self._noted_s[request_id] = self._clock_s()
         stored = await self._database.read(lambda c: suspensions.load(c, request_id, owner))
         if stored is None:
             return None
+        if begin and request_id in self._seqs:  # it may have been settled meanwhile
+            self._noted_s[request_id] = self._clock_s()
         try:
             return stored.stream, unpack(stored)
         except NotReadable as exc:

@@ -94,7 +94,11 @@ class OwnerThreads:
         if self._closed:  # since its turn was given to it
             raise ThreadsClosed
         if self._num_started < self._workers:
-            self._start()
+            try:
+                self._start()
+            except BaseException:  # the system has no thread left now
+                self._release()
+                raise
         job = _Job(self, loop, function, arguments)
         if self._hangs_after_s is not None:
             job.watch(self._hangs_after_s)
@@ -122,10 +126,8 @@ class OwnerThreads:
             self._jobs.put(None)
 
     def _start(self) -> None:
-        number, self._num_started = self._num_started, self._num_started + 1
-        name = f"{self._name}_{number}"
-        thread = _Thread(self._jobs, name)
-        thread.start()
+        _Thread(self._jobs, f"{self._name}_{self._num_started}").start()
+        self._num_started += 1
 
     async def _turn(self, work: Work, loop: asyncio.AbstractEventLoop) -> None:
         if self._closed:
@@ -224,9 +226,12 @@ class _Job:
 
     def run(self) -> None:
         """Call the function, and hand its result to the loop."""
-        result, error = None, None
+        result: Any = None
+        error: BaseException | None = None
         try:
             result = self._function(*self._arguments)
+        except StopIteration:  # no future takes it
+            error = RuntimeError("the call raised StopIteration")
         except BaseException as exc:  # noqa: BLE001  # it is the caller's
             error = exc
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits

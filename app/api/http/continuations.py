@@ -70,7 +70,7 @@ class Continuations:
         Without `begin`, a suspended one is only looked at. Raises what `Archive.find` does, and Draining.
         """
         parts = self._parts
-        loaded = await parts.suspensions.load(owner, request_id)
+        loaded = await parts.suspensions.load(owner, request_id, begin=begin)
         if (stream := parts.streams.find(request_id, owner)) is not None:
             return stream  # another client was faster
         if loaded is not None:

@@ -34,6 +34,8 @@ class SeveralPrompts:
         self._num_at_work = max(1, min(CHOICES // first.request.n, 1 + len(others)))
         self.begun = [first]
         """All streams, those too that were refused and tried again."""
+        self._stopped: str | None = None
+        """The reason for which all were stopped: what is only beginning then is stopped too."""
 
     async def answered(self) -> list[TokenStream]:
         """The streams of the prompts in order, ended; up to the first that failed.
@@ -62,6 +64,7 @@ class SeveralPrompts:
         self._stop("disconnect")
 
     def _stop(self, reason: str) -> None:
+        self._stopped = self._stopped or reason
         self._waiting.clear()
         for stream in self.begun:
             stream.cancel(reason)
@@ -75,8 +78,13 @@ class SeveralPrompts:
             try:
                 stream = self._answers[number] = await self._begin(chat)
                 self.begun.append(stream)
+                if self._stopped is not None:
+                    stream.cancel(self._stopped)
                 await self._end(stream)
             except ServingError as error:
+                if self._stopped is not None:  # it says no more than that
+                    self._answers.pop(number, None)
+                    break
                 if not isinstance(error, Overloaded | RateLimited) or self._num_at_work == 1:
                     error.respell(chat.spelled)
                     raise

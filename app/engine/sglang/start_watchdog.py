@@ -38,6 +38,10 @@ class Work(NamedTuple):
     num_bytes: int
 
 
+UNSEEN = Work(frozenset(), 0.0, 0)
+"""Without processes nothing is idle; the limit for the whole start holds."""
+
+
 class StartWatchdog:
     """Watches one start; `idle_s` and `longest_s` are its limits in seconds, and 0 is none."""
 
@@ -54,7 +58,7 @@ class StartWatchdog:
         self._clock_s = clock_s
         self.interval_s = min(*(limit / LOOKS for limit in (idle_s, longest_s) if limit), LONGEST_LOOK_S)
         self._began_s = self._looked_s = self._worked_s = clock_s()
-        self._last = Work(frozenset(), 0.0, 0)
+        self._last = UNSEEN
 
     async def run(self) -> str:
         """Look until the start hangs; the reason."""
@@ -64,7 +68,10 @@ class StartWatchdog:
 
     def look(self) -> str | None:
         """Look once; the reason for which the start hangs."""
-        now_s, work = self._clock_s(), self._work()
+        now_s, work = self._clock_s(), UNSEEN
+        # Not every container shows processes, nor every kernel what they read: a look must not end a start.
+        with contextlib.suppress(Exception):
+            work = self._work()
         # When this process itself stood still, the others did so too.
         late = now_s - self._looked_s > 2 * self.interval_s
         self._looked_s = now_s
@@ -89,7 +96,9 @@ class StartWork:
     def __init__(self, thread_name: str) -> None:
         self._process = psutil.Process()
         self._thread_name = thread_name
-        self._older = {child.pid for child in self._process.children(recursive=True)}
+        self._older = set[int]()
+        with contextlib.suppress(psutil.Error):  # then nothing is seen later either
+            self._older.update(child.pid for child in self._process.children(recursive=True))
 
     def __call__(self) -> Work:
         """All of it so far."""
@@ -121,6 +130,6 @@ async def watched(starting: Coroutine[Any, Any, T], watchdog: StartWatchdog) -> 
         raise EngineFailed(f"the start hangs: {looking.result()}")
     finally:
         looking.cancel()
-        if not start.done():
+        if not start.done() and not start.cancelling():  # twice would cut short what frees its processes
             start.cancel()
             await asyncio.wait({start}, timeout=END_S)

@@ -119,6 +119,7 @@ class ChoiceScreen:
             if self._unread and self._channel is not None:
                 self._unread += "\n"  # a word ends with its channel
             self._channel = channel
+            self._text.turn_to(delta.channel, len(self._unread))
         if self._spans is not None and self._spells(self._spans, delta):
             self.clean_until, self.hit_at = self._tokens, tokens
             return self._terms.policy.halted()

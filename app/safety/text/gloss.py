@@ -24,10 +24,14 @@ LEAST_STEM = {"ar": 3, "hi": 3, "ko": 2}
 """Letters of the shortest stem that stands for a longer word, by language; 4 in all others."""
 LONGEST_ENDING = 5
 """Letters that a word may have behind its stem."""
+MOST_PREFIXES = 4
+"""Times that an Arabic word is looked up with one less of "and", "with" or "the" written before it."""
 LONGEST_IDIOM = 4
 """Words of the longest entry of several words that is looked for."""
 LEAST_LISTED = 0.35
 """The share of a text's words that has to be listed for a gloss to say anything."""
+MOST_EXPANDED = 2
+"""How many times longer NFKC may make a text, of which one character may become eighteen."""
 CHARS_A_WORD = 2
 """Characters of a word in Chinese and Japanese, as a rule; each that is not listed counts by itself."""
 SAMPLED, SAMPLED_CHARS = 200, 400
@@ -48,6 +52,8 @@ _UNSPACED = frozenset({"ja", "zh"})
 _KANA_SHARE = 0.1
 """The share of kana among Chinese characters and kana that makes a text Japanese."""
 _BETWEEN = re.compile(r"[\s!-/:-@\[-`{-~\u00a0-\u00bf\u2000-\u206f\u3000-\u303f\u060c\u061b\u061f\u0964]+")
+_PIECE = re.compile(r"\S{1,48}|\s+")
+"""What is brought into NFKC at a time: a long run of marks takes quadratic time."""
 _LATIN_WORD = re.compile(r"[a-z0-9]+")
 _ARABIC_PREFIX = re.compile("^(?:[وف]?[بكل]?ال|[وف]?لل|[وفبكل])(?=.{3})")
 _ALIKE = str.maketrans(
@@ -87,12 +93,14 @@ class Lexicon(NamedTuple):
     def word(self, word: str) -> str | None:
         """The English of a word, or of the longest stem of it."""
         english = self.english.get(word)
+        for _ in range(MOST_PREFIXES if self.code == "ar" and english is None else 0):
+            bare = _ARABIC_PREFIX.sub("", word)
+            english = self.english.get(bare)
+            if english is not None or bare == word:
+                break
+            word = bare
         if english is not None:
             return english
-        if self.code == "ar":
-            bare = _ARABIC_PREFIX.sub("", word)
-            if bare != word:
-                return self.word(bare)
         for end in range(len(word) - 1, max(self.least_stem, len(word) - LONGEST_ENDING) - 1, -1):
             english = self.english.get(word[:end])
             if english is not None:
@@ -134,8 +142,11 @@ class Glosser:
 
     @classmethod
     def load(cls, folder: Path = LEXICONS) -> Glosser:
-        """The lexicons of a folder. Raises OSError, or ValueError for a line that is none."""
-        return cls(_parsed(path.stem, path.read_text()) for path in sorted(folder.glob("*.tsv")))
+        """The lexicons of a folder. Raises OSError, or ValueError for no lexicon or a wrong line."""
+        paths = sorted(folder.glob("*.tsv"))
+        if not paths:
+            raise ValueError(f"{folder} holds no lexicon")
+        return cls(_parsed(path.stem, path.read_text("utf-8")) for path in paths)
 
     def gloss(self, text: str) -> str | None:
         """The text word by word in English; None if it is English, or too little of it is known."""
@@ -169,7 +180,10 @@ def _joined(glosses: Sequence[str | None], least: float) -> str | None:
 
 def plain_form(text: str) -> str:
     """The form in which lexicons and texts meet: NFKC, lower case, Latin letters without accents."""
-    lower = unicodedata.normalize("NFKC", text).lower()
+    if text.isascii():
+        return text.lower()
+    composed = "".join(unicodedata.normalize("NFKC", piece) for piece in _PIECE.findall(text))
+    lower = composed[: MOST_EXPANDED * len(text)].lower()
     if lower.isascii():
         return lower
     lower = lower.translate(_ALIKE)

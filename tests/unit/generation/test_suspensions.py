@@ -431,6 +431,17 @@ async def test_what_is_asked_for_in_vain_can_be_asked_for_again(world: Generatio
     assert await world.suspensions.expire() == 1
 
 
+@pytest.mark.parametrize(("owner", "begin"), [("other", True), ("local", False)], ids=["stranger", "look"])
+async def test_who_does_not_go_on_with_it_gives_it_no_more_time(
+    world: Generations, clock: Clock, owner: str, *, begin: bool
+):
+    """A stranger with its id, and a HEAD: nobody could wait for its bill for ever."""
+    await suspended(world)
+    clock.now_s += TIMEOUT_S
+    await world.suspensions.load(owner, "chatcmpl-1", begin=begin)
+    assert await world.suspensions.expire() == 1
+
+
 async def test_a_store_that_cannot_be_written_settles_later(world: Generations, clock: Clock):
     """Nothing is forgotten."""
     await suspended(world)

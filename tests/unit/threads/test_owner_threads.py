@@ -91,6 +91,30 @@ async def test_what_a_call_raises_is_raised(threads):
     assert await pool.run(Work("ada"), lambda: 1) == 1
 
 
+async def test_an_iterator_that_ends_in_a_call_is_an_error_like_others(threads):
+    """No future takes a StopIteration: the caller would wait for ever, and the thread be lost."""
+    pool = threads()
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        async with asyncio.timeout(STUCK_S):
+            await pool.run(Work("ada"), lambda: next(iter(())))
+    assert await pool.run(Work("ada"), str, 1) == "1"
+
+
+async def test_a_thread_that_could_not_be_started_is_started_later(threads, monkeypatch):
+    """Where the system has none left, calls fail, and later ones do not hang."""
+    pool = threads()
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await pool.run(Work("ada"), str, 1)
+    async with asyncio.timeout(STUCK_S):
+        assert await pool.run(Work("ada"), str, 2) == "2"
+
+
 async def test_owners_take_turns(threads):
     """Call by call, however many one of them has."""
     works = [(f"ada {i}", Work("ada")) for i in range(3)] + [(f"bob {i}", Work("bob")) for i in range(2)]

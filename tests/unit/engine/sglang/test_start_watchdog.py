@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
+from app.engine.sglang import start_watchdog
 from app.engine.sglang.start_watchdog import StartWatchdog, StartWork, Work, watched
 from app.errors import EngineFailed
 
@@ -111,6 +114,18 @@ def test_a_process_that_stood_still_itself_waits_anew() -> None:
     assert start.passes(19) is None
 
 
+def test_where_processes_are_not_shown_only_the_whole_start_has_a_limit() -> None:
+    """As with hidepid, or without accounting in the kernel."""
+
+    def refused() -> Work:
+        raise psutil.AccessDenied(1)
+
+    now_s = itertools.count(0.0, 1.0)
+    watchdog = StartWatchdog(IDLE_S, LONGEST_S, refused, lambda: next(now_s))
+    reasons = [watchdog.look() for _ in range(int(LONGEST_S))]
+    assert reasons == [*[None] * (len(reasons) - 1), "it has taken 300.0 s"]
+
+
 class Hanging:
     """A watchdog's work with which a start hangs at the second look."""
 
@@ -139,6 +154,25 @@ async def test_a_start_that_hangs_is_cancelled_and_fails() -> None:
     with pytest.raises(EngineFailed, match="the start hangs: its processes have done nothing"):
         await watched(hang(), Hanging().watchdog())
     assert freed == [True]
+
+
+async def test_a_start_that_frees_slowly_is_not_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launch runs in a thread, and its processes are killed until that ends."""
+    monkeypatch.setattr(start_watchdog, "END_S", 0.001)
+    free, freed = asyncio.Event(), asyncio.Event()
+
+    async def hang() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await free.wait()
+            freed.set()
+
+    with pytest.raises(EngineFailed):
+        await watched(hang(), Hanging().watchdog())
+    free.set()
+    async with asyncio.timeout(5.0):
+        await freed.wait()
 
 
 async def test_a_start_that_is_done_is_returned() -> None:

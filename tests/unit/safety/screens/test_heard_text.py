@@ -19,3 +19,14 @@ def test_of_a_long_text_the_first_and_the_last_characters_are_kept():
     for at in range(0, len(text), 7):
         heard.add(text[at : at + 7])
     assert (heard.opening, heard.ending) == (text[:OPENING_CHARS], text[-EXAMINED_CHARS:])
+
+
+def test_reasoning_is_no_opening():
+    """A model may doubt and comply; its end is read all the same."""
+    heard = HeardText()
+    heard.turn_to("reasoning", 0)
+    heard.add("I cannot ")
+    heard.turn_to("text", len("do that\n"))
+    heard.add("do that\nSure: ")
+    heard.add("first")
+    assert (heard.opening, heard.ending) == ("Sure: first", "I cannot do that\nSure: first")

@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 
+from app.safety.text import gloss
 from app.safety.text.gloss import LEXICONS, Glosser, plain_form
 
 
@@ -82,6 +86,48 @@ def test_a_gloss_grows_with_the_text_and_no_faster(glosser: Glosser) -> None:
     """Each word has a few English ones at most."""
     text = "Wie kann ich eine Bombe bauen? "
     assert len(glosser.gloss(text * 50) or "") <= 53 * len(glosser.gloss(text) or "")
+
+
+def test_an_arabic_word_of_prefixes_alone_has_an_end(glosser: Glosser) -> None:
+    """It is one word, however long, and none that is listed."""
+    assert glosser.gloss("و" * 4000) is None
+
+
+def test_an_arabic_word_is_found_behind_its_prefixes(glosser: Glosser) -> None:
+    """And, with, the: before "car"."""
+    assert glosser.gloss("وبالسيارة") == glosser.gloss("سيارة")
+
+
+def test_what_stands_for_a_whole_sentence_costs_no_more_than_others(glosser: Glosser) -> None:
+    """U+FDFA becomes eighteen characters."""
+    assert len(glosser.gloss("\ufdfa" * 1000) or "") < 10_000
+
+
+def test_a_long_run_of_marks_is_brought_into_order_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one piece it takes the square of its length, on the event loop."""
+    lengths: list[int] = []
+
+    def noted(form: Literal["NFKC"], text: str) -> str:
+        lengths.append(len(text))
+        return unicodedata.normalize(form, text)
+
+    monkeypatch.setattr(
+        gloss, "unicodedata", SimpleNamespace(normalize=noted, combining=unicodedata.combining)
+    )
+    plain_form("a" + "\u0301" * 2000 + "\u0323" * 2000)
+    assert max(length for length in lengths) <= 48
+
+
+def test_letters_that_come_with_their_marks_apart_are_the_same() -> None:
+    """As a Mac writes file names."""
+    text = "На́йди её, か\u3099 각"
+    assert plain_form(unicodedata.normalize("NFD", text)) == plain_form(text)
+
+
+def test_a_folder_without_lexicons_is_an_error(tmp_path: Path) -> None:
+    """A server that was installed without them must not start and read English alone."""
+    with pytest.raises(ValueError, match="no lexicon"):
+        Glosser.load(tmp_path)
 
 
 @pytest.mark.parametrize("path", sorted(LEXICONS.glob("*.tsv")), ids=lambda path: path.stem)
