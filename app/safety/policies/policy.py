@@ -134,11 +134,12 @@ class Policy:
 
     def in_doubt(self, scores: Scores) -> bool:
         """Whether the n-grams find a prompt such that the whole watch rate would be spent on its like."""
-        acting = (c for c in CATEGORIES if self._rules[c].action in {"block", "watch"})
-        return any(
-            scores.get(c, 0.0) >= self._thresholds.at("ngrams", c, max(self._rules[c].watch_fpr, MIN_FPR))
-            for c in acting
-        )
+        limits = [
+            Limit("watch", self._thresholds.at("ngrams", c, max(self._rules[c].watch_fpr, MIN_FPR)), c)
+            for c in CATEGORIES
+            if self._rules[c].action in {"block", "watch"}
+        ]
+        return self._judge(scores, "ngrams", limits).watched
 
     def clear_output(self, harm: float, *, watched: bool) -> Verdict | None:
         """The verdict of the stream screen on an answer of this harm, where it is the same."""
