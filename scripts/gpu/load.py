@@ -1,0 +1,128 @@
+"""Stage `load`: TTFT, TPOT, tokens/s and the GPU's use as more streams run at once, in bf16 and in FP8."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from scripts.benchmarks.driver import RunResult, run_load, served_model
+from scripts.benchmarks.findings import none_of, unjudged
+from scripts.benchmarks.load import LoadPlan
+from scripts.benchmarks.processes import ServerProcess, free_port
+from scripts.benchmarks.prompts import chat_work
+from scripts.benchmarks.serve import our_command
+from scripts.gpu import workload
+from scripts.gpu.state import Checkup
+from scripts.gpu.usage import GpuUse, sampled
+
+STREAMS, DRY_STREAMS = (1, 16, 64, 256), (1, 4)
+TOKENS, PROMPT_WORDS = 128, 100
+"""Mean tokens of an answer, and words of a prompt."""
+ROUNDS = {1: 3, 16: 3, 64: 2, 256: 2}
+"""Requests of each stream; once where there are fewer streams."""
+LOAD_S = 60.0
+"""Seconds without which another load is not begun."""
+HEADS = (
+    "precision",
+    "streams",
+    "TTFT p50, ms",
+    "TTFT p99, ms",
+    "TPOT p50, ms",
+    "ITL p99, ms",
+    "tokens/s",
+    "GPU busy, %",
+    "GPU memory, MiB",
+    "GPU power, W",
+    "server CPU/token, us",
+)
+PRECISIONS: Mapping[str, Mapping[str, Any]] = {"bf16": {}, "fp8": {"quantization": "fp8"}}
+
+
+def run(check: Checkup) -> None:
+    """See the module. One precision that fails does not keep the other from being measured."""
+    model = workload.model_path(check.options, check.work)
+    precisions = ["bf16"] if check.options.dry_run else list(PRECISIONS)
+    speeds: dict[str, dict[int, float]] = {}
+    failures: list[Exception] = []
+    for precision in precisions:
+        try:
+            speeds[precision] = _measure(check, precision, model)
+        except Exception as exc:  # noqa: BLE001  # told below, once the other is measured
+            check.tell(f"{precision}: {type(exc).__name__}")
+            failures.append(exc)
+    for streams, speed in speeds.get("fp8", {}).items():
+        if plain := speeds.get("bf16", {}).get(streams):
+            check.find(unjudged(f"tokens/s of FP8 to bf16, {streams} streams", f"{speed / plain:.2f}"))
+    check.find(none_of("precisions that failed", len(failures)))
+    if failures:
+        raise failures[0]
+
+
+def _measure(check: Checkup, precision: str, model: str) -> dict[int, float]:
+    """Tokens/s by the number of streams."""
+    folder = check.work / precision
+    folder.mkdir()
+    server = _server(check, precision, model)
+    speeds, began_s = {}, time.monotonic()
+    try:
+        server.start()
+        server.wait_ready(check.left_s())
+        check.find(unjudged(f"start until ready with {precision}, s", f"{time.monotonic() - began_s:.1f}"))
+        name = served_model(server.port)
+        loads = DRY_STREAMS if check.options.dry_run else STREAMS
+        _run(check, server, name, loads[-1], seed=0)  # kernels and graphs of every size are met once
+        for streams in loads:
+            if check.left_s() < LOAD_S:
+                check.tell(f"{streams} streams: skipped, {check.left_s():.0f} s are left")
+                continue
+            with sampled() as use:
+                result = _run(check, server, name, streams, seed=streams)
+            speeds[streams] = result.tokens_per_s
+            _keep(check, precision, result, use)
+    finally:
+        server.stop()
+    return speeds
+
+
+def _server(check: Checkup, precision: str, model: str) -> ServerProcess:
+    port, folder = free_port(), check.work / precision
+    if check.options.model == "scripted":
+        command = [sys.executable, *workload.scripted_command(port, folder / "data")]
+    else:
+        arguments = {**workload.model_args(check.options, workload.LOAD_POOL_TOKENS), **PRECISIONS[precision]}
+        command = our_command(port, folder / "data", model=model, server_args=arguments)
+    return ServerProcess(precision, command, port, folder / "server.log")
+
+
+def _run(check: Checkup, server: ServerProcess, model: str, streams: int, *, seed: int) -> RunResult:
+    requests = streams * (1 if check.options.dry_run or not seed else ROUNDS[streams])
+    tokens = TOKENS // 8 if check.options.dry_run else TOKENS
+    work = chat_work(model, requests, mean_tokens=tokens, prompt_words=PROMPT_WORDS, seed=seed)
+    path = "/api/chat/completions"
+    bodies, output_tokens = work.bodies, work.output_tokens
+    plan = LoadPlan("127.0.0.1", server.port, path, bodies, output_tokens, streams, check.left_s())
+    return run_load(server, plan)
+
+
+def _keep(check: Checkup, precision: str, result: RunResult, use: GpuUse) -> None:
+    row = (
+        precision,
+        result.streams,
+        result.ttft_p50_ms,
+        result.ttft_p99_ms,
+        result.tpot_p50_ms,
+        result.itl_p99_ms,
+        result.tokens_per_s,
+        use.busy_percent,
+        use.memory_mib,
+        use.power_w,
+        result.serving_cpu_us_per_token,
+    )
+    check.add_row("Rising load", HEADS, row)
+    check.tell(
+        f"{precision}, {result.streams} streams: {result.tokens_per_s:.0f} tokens/s, "
+        f"TTFT p50 {result.ttft_p50_ms:.0f} ms, TPOT p50 {result.tpot_p50_ms:.1f} ms, "
+        f"GPU busy {use.busy_percent:.0f} %"
+    )
