@@ -107,6 +107,7 @@ class Driver:
                 process.terminate()
                 _wait(process, GRACE_S)
             end_all(self._older)
+            process.wait()
             self._keep_logs(work)
         self._state = State.load(self._state.out)
         record = self._state.records[stage]

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from scripts.benchmarks.machine import ROOT
 
@@ -50,12 +51,13 @@ def run_tool(
         assert out is not None
         assert err is not None
 
-        def read(stream: Sequence[str], lines: list[str]) -> None:
-            for line in stream:
-                lines.append(line)
-                kept.write(line)
-                kept.flush()
-                heard(line.rstrip("\n"))
+        def read(stream: IO[str], lines: list[str]) -> None:
+            with stream:
+                for line in stream:
+                    lines.append(line)
+                    kept.write(line)
+                    kept.flush()
+                    heard(line.rstrip("\n"))
 
         readers = [
             threading.Thread(target=read, args=(stream, lines), daemon=True)
