@@ -21,7 +21,7 @@ def check(*options):
 @pytest.mark.sglang
 @pytest.mark.timeout(300)
 def test_a_dry_run_goes_through_the_stages_and_writes_the_page(tmp_path):
-    """Real SGLang reports itself and answers chats of each kind; load and pairs run on the scripted engine."""
+    """Real SGLang reports itself and answers chats of each kind; speeds are of the scripted engine."""
     stages = ["machine", "start", "contract", "load", "bench"]
     ended = check("--dry-run", "--out", tmp_path, "--stages", ",".join(stages))
     state = json.loads((tmp_path / "state.json").read_text())

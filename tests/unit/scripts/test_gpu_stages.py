@@ -19,7 +19,7 @@ from scripts.benchmarks.driver import RunResult
 from scripts.benchmarks.report import run_record
 from scripts.benchmarks.serve import our_command
 from scripts.crash.kill_requests import server_flags
-from scripts.gpu import bench, contract, kill, random_llama, start, usage, workload
+from scripts.gpu import bench, contract, kill, paths, random_llama, start, usage, workload
 from scripts.gpu.state import Checkup, Options, StageRecord, State
 
 REPORT = {
@@ -186,6 +186,18 @@ def test_outcomes_of_the_contract_suite_are_counted_by_name(checkup: Any, monkey
     ]
     assert seen["arguments"][-2:] == ["-m", "sglang"]
     assert json.loads(seen["env"][contract.ARGS_VARIABLE])["attention_backend"] == "triton"
+
+
+def test_a_path_without_its_test_is_missed(checkup: Any, monkeypatch: pytest.MonkeyPatch):
+    """What the suite collects holds; a test that was renamed is named."""
+    every = [test for tests in paths.PATHS.values() for test in tests]
+    lost = paths.PATHS["orderly stop"][0]
+    printed = "".join(f"{test}[sglang]\n" for test in every if test != lost)
+    monkeypatch.setattr(paths, "run_tool", lambda *_: printed)
+    check = checkup(dry_run=True)
+    paths.run(check)
+    assert missed(check) == ["orderly stop"]
+    assert f"lacking: {lost}" in [finding.value for finding in check.record.findings]
 
 
 def test_a_violation_of_the_kill_test_is_missed(checkup: Any, monkeypatch: pytest.MonkeyPatch):
