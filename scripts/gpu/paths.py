@@ -49,7 +49,7 @@ PATHS: Mapping[str, tuple[str, ...]] = {
         "tests/unit/admission/test_replicas.py::test_a_conversation_goes_back_to_its_replica",
     ),
 }
-"""By path, in the order in which a GPU node meets them, the tests in the suite, by the beginnings of their names."""
+"""The tests in the suite by path, by the beginnings of their names."""
 COLLECTED = re.compile(r"^tests/\S+::.*$", re.MULTILINE)
 
 
