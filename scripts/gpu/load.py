@@ -17,11 +17,10 @@ from scripts.gpu import workload
 from scripts.gpu.state import Checkup
 from scripts.gpu.usage import GpuUse, sampled
 
-STREAMS, DRY_STREAMS = (1, 16, 64, 256), (1, 4)
 TOKENS, PROMPT_WORDS = 128, 100
 """Mean tokens of an answer, and words of a prompt."""
-ROUNDS = {1: 3, 16: 3, 64: 2, 256: 2}
-"""Requests of each stream; once where there are fewer streams."""
+ROUNDS, DRY_ROUNDS = {1: 3, 16: 3, 64: 2, 256: 2}, {1: 2, 4: 2}
+"""Requests of each stream by the number of streams, in the order of the loads."""
 LOAD_S = 60.0
 """Seconds without which another load is not begun."""
 HEADS = (
@@ -71,14 +70,14 @@ def _measure(check: Checkup, precision: str, model: str) -> dict[int, float]:
         server.wait_ready(check.left_s())
         check.find(unjudged(f"start until ready with {precision}, s", f"{time.monotonic() - began_s:.1f}"))
         name = served_model(server.port)
-        loads = DRY_STREAMS if check.options.dry_run else STREAMS
-        _run(check, server, name, loads[-1], seed=0)  # kernels and graphs of every size are met once
-        for streams in loads:
+        rounds = DRY_ROUNDS if check.options.dry_run else ROUNDS
+        for streams in rounds:
             if check.left_s() < LOAD_S:
                 check.tell(f"{streams} streams: skipped, {check.left_s():.0f} s are left")
                 continue
+            _run(check, server, name, streams, rounds=1)  # kernels of this size, and what admission expects
             with sampled() as use:
-                result = _run(check, server, name, streams, seed=streams)
+                result = _run(check, server, name, streams, rounds=rounds[streams])
             speeds[streams] = result.tokens_per_s
             _keep(check, precision, result, use)
     finally:
@@ -96,8 +95,8 @@ def _server(check: Checkup, precision: str, model: str) -> ServerProcess:
     return ServerProcess(precision, command, port, folder / "server.log")
 
 
-def _run(check: Checkup, server: ServerProcess, model: str, streams: int, *, seed: int) -> RunResult:
-    requests = streams * (1 if check.options.dry_run or not seed else ROUNDS[streams])
+def _run(check: Checkup, server: ServerProcess, model: str, streams: int, *, rounds: int) -> RunResult:
+    requests, seed = streams * rounds, 1000 * streams + rounds
     tokens = TOKENS // 8 if check.options.dry_run else TOKENS
     work = chat_work(model, requests, mean_tokens=tokens, prompt_words=PROMPT_WORDS, seed=seed)
     path = "/api/chat/completions"
