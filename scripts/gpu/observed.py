@@ -33,7 +33,7 @@ def reporting(start: Start, file: Path) -> Start:
 def main() -> None:
     """Serve. The guard below matters: SGLang's children import this module again."""
     file = Path(sys.argv.pop(1))
-    SGLangEngine.start = reporting(SGLangEngine.start, file)  # type: ignore[method-assign]
+    SGLangEngine.start = reporting(SGLangEngine.start, file)  # type: ignore[assignment, method-assign]
     run()
 
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from scripts.benchmarks.findings import Finding
+from scripts.benchmarks.machine import ROOT
 from scripts.gpu import driver, report, stage
 from scripts.gpu.state import Checkup, Options, StageRecord, State
 from scripts.gpu.tools import ToolFailed, run_tool
@@ -123,7 +124,7 @@ def test_where_the_product_is_not_installed_it_has_a_version(tmp_path: Path, mon
     monkeypatch.setattr(driver, "_is_installed", lambda: False)
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     path = driver.environment(tmp_path)["PYTHONPATH"].split(":")
-    assert path[:2] == [str(driver.ROOT), "/elsewhere"]
+    assert path[:2] == [str(ROOT), "/elsewhere"]
     (found,) = metadata.distributions(name="tokenring", path=path[2:])
     assert found.version == "0"
     assert [point.name for point in found.entry_points] == ["tokenring_cpu"]
