@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from scripts.benchmarks.driver import RunResult, run_load, served_model
-from scripts.benchmarks.findings import none_of, unjudged
+from scripts.benchmarks.driver import RunFailed, RunResult, record_load, served_model
+from scripts.benchmarks.findings import Finding, none_of, unjudged
 from scripts.benchmarks.load import LoadPlan
 from scripts.benchmarks.processes import ServerProcess, free_port
 from scripts.benchmarks.prompts import chat_work
@@ -26,6 +26,7 @@ LOAD_S = 60.0
 HEADS = (
     "precision",
     "streams",
+    "failed",
     "TTFT p50, ms",
     "TTFT p99, ms",
     "TPOT p50, ms",
@@ -49,7 +50,9 @@ def run(check: Checkup) -> None:
         try:
             speeds[precision] = _measure(check, precision, model)
         except Exception as exc:  # noqa: BLE001  # told below, once the other is measured
-            check.tell(f"{precision}: {type(exc).__name__}")
+            check.find(
+                Finding(f"{precision} failed", f"{type(exc).__name__}: {exc}"[-300:].replace("|", "/"))
+            )
             failures.append(exc)
     for streams, speed in speeds.get("fp8", {}).items():
         if plain := speeds.get("bf16", {}).get(streams):
@@ -77,9 +80,9 @@ def _measure(check: Checkup, precision: str, model: str) -> dict[int, float]:
                 continue
             _run(check, server, name, streams, rounds=1)  # kernels of this size, and what admission expects
             with sampled() as use:
-                result = _run(check, server, name, streams, rounds=rounds[streams])
+                result, failed = _run(check, server, name, streams, rounds=rounds[streams])
             speeds[streams] = result.tokens_per_s
-            _keep(check, precision, result, use)
+            _keep(check, precision, result, failed, use)
     finally:
         server.stop()
     return speeds
@@ -95,20 +98,29 @@ def _server(check: Checkup, precision: str, model: str) -> ServerProcess:
     return ServerProcess(precision, command, port, folder / "server.log")
 
 
-def _run(check: Checkup, server: ServerProcess, model: str, streams: int, *, rounds: int) -> RunResult:
+def _run(
+    check: Checkup, server: ServerProcess, model: str, streams: int, *, rounds: int
+) -> tuple[RunResult, str]:
+    """What was measured, and how many were refused or cut: an overloaded server is a result too."""
     requests, seed = streams * rounds, 1000 * streams + rounds
     tokens = TOKENS // 8 if check.options.dry_run else TOKENS
     work = chat_work(model, requests, mean_tokens=tokens, prompt_words=PROMPT_WORDS, seed=seed)
     path = "/api/chat/completions"
     bodies, output_tokens = work.bodies, work.output_tokens
     plan = LoadPlan("127.0.0.1", server.port, path, bodies, output_tokens, streams, check.left_s())
-    return run_load(server, plan)
+    recorded = record_load(server, plan)
+    failed = recorded.failed()
+    reason = next((recorded.report["requests"][at]["error"] for at in failed), "")
+    if len(failed) == requests:
+        raise RunFailed(f"all {requests} streams failed; first: {reason}")
+    return recorded.result(failed), f"{len(failed)}: {reason}"[:120].replace("|", "/") if failed else "0"
 
 
-def _keep(check: Checkup, precision: str, result: RunResult, use: GpuUse) -> None:
+def _keep(check: Checkup, precision: str, result: RunResult, failed: str, use: GpuUse) -> None:
     row = (
         precision,
         result.streams,
+        failed,
         result.ttft_p50_ms,
         result.ttft_p99_ms,
         result.tpot_p50_ms,
@@ -122,6 +134,6 @@ def _keep(check: Checkup, precision: str, result: RunResult, use: GpuUse) -> Non
     check.add_row("Rising load", HEADS, row)
     check.tell(
         f"{precision}, {result.streams} streams: {result.tokens_per_s:.0f} tokens/s, "
-        f"TTFT p50 {result.ttft_p50_ms:.0f} ms, TPOT p50 {result.tpot_p50_ms:.1f} ms, "
+        f"failed {failed}, TTFT p50 {result.ttft_p50_ms:.0f} ms, TPOT p50 {result.tpot_p50_ms:.1f} ms, "
         f"GPU busy {use.busy_percent:.0f} %"
     )

@@ -98,7 +98,7 @@ def test_arguments_of_sglang_pass_through_every_tool(tmp_path: Path):
     command = our_command(1, tmp_path / "data", model="", server_args=passed)
     written = Path(command[command.index("--config") + 1]).read_text()
     assert tomllib.loads(written) == {"engine": {"sglang": passed}}
-    arguments = {"dtype": "bfloat16", "mix": False, "phase": "decode", "safety": "off"}
+    arguments = {"dtype": "bfloat16", "mix": False, "overlap": False, "phase": "decode", "safety": "off"}
     flags = server_flags(tmp_path, arguments | {"engine_args": ["attention_backend=triton"]}, [])
     written = Path(flags[flags.index("--config") + 1]).read_text()
     assert tomllib.loads(written)["engine"]["sglang"] == {
