@@ -36,6 +36,7 @@ HEADS = (
     "GPU memory, MiB",
     "GPU power, W",
     "server CPU/token, us",
+    "event loop busy, %",
 )
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {"bf16": {}, "fp8": {"quantization": "fp8"}}
 
@@ -79,10 +80,12 @@ def _measure(check: Checkup, precision: str, model: str) -> dict[int, float]:
                 check.tell(f"{streams} streams: skipped, {check.left_s():.0f} s are left")
                 continue
             _run(check, server, name, streams, rounds=1)  # kernels of this size, and what admission expects
+            before_s = server.event_loop_s()
             with sampled() as use:
                 result, failed = _run(check, server, name, streams, rounds=rounds[streams])
             speeds[streams] = result.tokens_per_s
-            _keep(check, precision, result, failed, use)
+            loop_percent = 100 * (server.event_loop_s() - before_s) / result.wall_s
+            _keep(check, precision, result, failed, use, loop_percent)
     finally:
         server.stop()
     return speeds
@@ -116,7 +119,9 @@ def _run(
     return recorded.result(failed), f"{len(failed)}: {reason}"[:120].replace("|", "/") if failed else "0"
 
 
-def _keep(check: Checkup, precision: str, result: RunResult, failed: str, use: GpuUse) -> None:
+def _keep(
+    check: Checkup, precision: str, result: RunResult, failed: str, use: GpuUse, loop_percent: float
+) -> None:
     row = (
         precision,
         result.streams,
@@ -130,6 +135,7 @@ def _keep(check: Checkup, precision: str, result: RunResult, failed: str, use: G
         use.memory_mib,
         use.power_w,
         result.serving_cpu_us_per_token,
+        loop_percent,
     )
     check.add_row("Rising load", HEADS, row)
     check.tell(
