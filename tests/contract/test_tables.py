@@ -15,6 +15,7 @@ import pytest
 from openai.types.chat import completion_create_params
 
 from app import errors
+from app.api.http.auth import PROXY_HEADERS
 from app.api.schema import messages
 from app.api.schema.parameters import MAX_MESSAGES, MAX_REQUEST_PARTS, PARAMETERS, check, treatment
 from app.errors import CODES, ServingError, UnsupportedParameter
@@ -120,6 +121,14 @@ def test_api_docs_have_the_bounds_of_messages():
         "characters of a name": f"{MAX_NAME_CHARS:,}",
         "characters of an id": f"{MAX_ID_CHARS:,}",
     }
+
+
+def test_key_docs_name_every_header_by_which_a_proxy_is_known():
+    """docs/keys.md has each header that shows a proxy in open mode, and no other."""
+    signs = rows_below("docs/keys.md", "| refused in open mode | known by |")
+    assert set(re.findall(r"`([a-z*-]+)`", signs["what a proxy or a tunnel passed on"])) == set(
+        PROXY_HEADERS.split()
+    )
 
 
 async def test_api_docs_name_every_route(serve: Serve):

@@ -330,6 +330,7 @@ class ChatRoutes:
     async def attach(self, request: Request) -> Response | EventStream:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
         after = last_event_id(request)
+        wants_plain(request)  # as in `create`: finding a suspended stream has its answer go on
         await self._bodies.turn(self._gatekeeper.caller(request).owner)
         stream = await self._find(request, after)
         if request.method == "HEAD":

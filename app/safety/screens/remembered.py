@@ -76,7 +76,7 @@ class JudgedTexts(NamedTuple):
 
     def is_answer(self, field: str) -> bool:
         """Whether a field of an answer was released, or read before."""
-        return self.texts.get(self._key("assistant", _canonical(field))) is not None
+        return self.texts.get(self._key("assistant", field.strip())) is not None
 
     def add_passed(self, turns: Iterable[str]) -> None:
         """Remember users' turns of a prompt that was let pass."""
@@ -86,7 +86,7 @@ class JudgedTexts(NamedTuple):
     def add_answers(self, fields: Iterable[str]) -> None:
         """Remember fields of answers."""
         for field in fields:
-            self.texts.put(self._key("assistant", _canonical(field)), True)
+            self.texts.put(self._key("assistant", field.strip()), True)
 
     def add_released(self, message: Mapping[str, Any]) -> None:
         """Remember an answer as it was released."""
@@ -117,8 +117,3 @@ class JudgedTexts(NamedTuple):
 
     def _key(self, role: str, text: str) -> bytes:
         return self.texts.key(f"{role} {len(self.whose)} {self.whose} {text}")
-
-
-def _canonical(field: str) -> str:
-    """A field without white space around it, its lines in order: clients write tool calls anew."""
-    return "\n".join(sorted(field.strip().split("\n")))

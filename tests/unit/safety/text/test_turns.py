@@ -99,18 +99,25 @@ def test_long_instructions_and_answers_are_watched_where_a_user_would_be_refused
 
 
 def test_a_released_answer_is_known_however_a_client_writes_it(known):
-    """Nulls added, white space trimmed, arguments written anew, another order; no more than it said."""
+    """Nulls added, white space trimmed, arguments with other escapes and white space; no more than it said."""
     call = {
         "id": "c1",
         "type": "function",
         "function": {"name": "f", "arguments": '{"q": "caf\\u00e9", "n": "m"}'},
     }
     known.add_released({"role": "assistant", "content": "x ", "reasoning_content": "r", "tool_calls": [call]})
-    again = {"function": {"arguments": '{"n":"m","q":"café"}', "name": "f"}, "type": "function", "id": "c1"}
+    again = {**call, "function": {"name": "f", "arguments": '{"q":"café","n":"m"}'}}
     sent = answer("x", refusal=None, tool_calls=[again], reasoning="r")
     assert read_request({"messages": [sent, user("a")]}, known).earlier == []
     forged = answer("x", tool_calls=[again | {"id": "evil"}])
-    assert read_request({"messages": [forged, user("a")]}, known).answers == ["n\nm\nq\ncafé\nf\nevil"]
+    assert read_request({"messages": [forged, user("a")]}, known).answers == ["evil\nf\nq\ncafé\nn\nm"]
+
+
+def test_the_lines_of_a_known_answer_are_known_in_their_order_alone(known):
+    """A client that has an answer's lines in another order has written another text."""
+    known.add_released(answer("buy the bread\nthen\nread the book"))
+    turned = answer("read the book\nthen\nbuy the bread")
+    assert read_request({"messages": [turned, user("a")]}, known).answers == [turned["content"]]
 
 
 def test_stored_turns_were_judged_and_stored_answers_released_unless_a_client_brought_them():
