@@ -99,7 +99,7 @@ def test_long_instructions_and_answers_are_watched_where_a_user_would_be_refused
 
 
 def test_a_released_answer_is_known_however_a_client_writes_it(known):
-    """Nulls added, white space trimmed, arguments with other escapes and white space; no more than it said."""
+    """Nulls added, white space trimmed, arguments with other escapes and spaces; no more than it said."""
     call = {
         "id": "c1",
         "type": "function",
