@@ -11,10 +11,10 @@ Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from app.safety.counters import Failure, SafetyCounters
 from app.safety.screens.remembered import Remembered
@@ -34,6 +34,8 @@ from app.safety.verdict import (
     stricter,
 )
 from app.threads.owner_threads import OwnerThreads, WaitedTooLong, Work
+
+T = TypeVar("T")
 
 TIMEOUT_S = 10.0
 """Seconds for which `full_verdict` may read; for long texts there is more."""
@@ -161,6 +163,17 @@ class PromptScreen:
             return self._failed("encoder", "timeout", policy, exc)
         except Exception as exc:  # noqa: BLE001  # same
             return self._failed("encoder", "error", policy, exc)
+
+    async def in_thread(self, owner: str, size: int, function: Callable[[], T]) -> T:
+        """`function()`, which would hold up the loop, in the thread. Raises ScreenFailed."""
+        work = Work(owner, size, work_s=self._timeout_s + size / CHARS_A_SECOND, wait_s=self._wait_s)
+        try:
+            return await self._thread.run(work, function)
+        except TimeoutError as exc:
+            if self._fail_open and not isinstance(exc, WaitedTooLong):
+                return function()
+            self._counters.failed("ngrams", "timeout", passed=False)
+            raise (ScreenBusy if isinstance(exc, WaitedTooLong) else ScreenFailed) from exc
 
     async def evaluate(
         self, conversation: Conversation, policy: Policed, strikes: int = 0, *, owner: str = ""

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Remembered(Generic[T]):
-    """Something about each of the texts seen last."""
+    """Something about each of the texts seen last; for several threads."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -35,8 +35,10 @@ class Remembered(Generic[T]):
 
     def get(self, key: bytes) -> T | None:
         """What is remembered under a key, which counts as seen now."""
-        if key in self._found:
+        try:
             self._found.move_to_end(key)
+        except KeyError:
+            return None
         return self._found.get(key)
 
     def put(self, key: bytes, value: T) -> T:

@@ -17,7 +17,9 @@ that the model is to go on with is read as a user's turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from app.safety.text.strings import fields_of, message_text, request_text, text_of
@@ -86,34 +88,24 @@ def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: S
     `stored` are the first of the messages, which are from the store and so were judged before: whether each
     is an answer of this server.
     """
-    messages: Sequence[Message] = body["messages"]
-    users: list[tuple[str, bool]] = []
     others = [_instructions(beside)] if (beside := request_text(body)) else []
+    runs: list[list[_Said]] = []
     answers: list[str] = []
-    last = len(messages) - 1
-    for number, message in enumerate(messages):
-        role = message.get("role")
-        in_store = number < len(stored)
-        if role == "assistant" and number < last:
-            fresh = [] if in_store and stored[number] else _unreleased(message, judged)
-            answers += fresh
-            if fresh:
-                others.append(_answer("\n".join(fresh)))
+    for kind, group in groupby(_said(body["messages"], judged, stored), key=attrgetter("kind")):
+        run = list(group)
+        if kind == "user":
+            runs.append(run)
             continue
-        text = message_text(message)
-        if not text.strip():
-            continue
-        if role == "user":
-            users.append((text, in_store or (number < last and _is_passed(text, judged))))
-        elif role == "assistant":
-            others.append(Read(text))
-        elif role == "tool":
-            others.append(Read(text, DECAY, watch=True))
-        else:
-            others.append(_instructions(text))
-    fresh_users = [text for text, is_judged in users if not is_judged]
-    recent = [text for text, _ in users[-JOINED_TURNS:]]
-    return Turns(_newest(users), others + _before(users), fresh_users, answers, recent)
+        unknown = [said for said in run if said is not _KNOWN]
+        others += (said.read(said.text) for said in unknown)
+        if len(unknown) > 1:
+            others.append(run[-1].read(_joined(unknown)))
+        answers += (field for said in run for field in said.fields)
+    users = [said for run in runs for said in run]
+    fresh = [said.text for said in users if not said.is_judged]
+    fresh += (_joined(run) for run in runs if _is_fresh(run, judged, is_newest=run is runs[-1]))
+    recent = [said.text for said in users[-JOINED_TURNS:]]
+    return Turns(_newest(runs), others + _before(runs, judged), fresh, answers, recent)
 
 
 def conversation_of(
@@ -152,22 +144,86 @@ def slices(text: str) -> list[str]:
     return list(_slices(text))
 
 
-def _newest(users: Sequence[tuple[str, bool]]) -> list[Read]:
-    newest = [Read(text) for text, _ in users[-1:]]
-    if len(users) > 1:
-        newest.append(Read("\n".join(text for text, _ in users[-JOINED_TURNS:])))
-    return newest
+class _Said(NamedTuple):
+    """What is to be read of a message. Those of one kind in a row are one run, and read as one text too."""
+
+    kind: str
+    text: str
+    read: Callable[[str], Read] = Read
+    """How a text of this kind is read."""
+    is_judged: bool = False
+    is_stored: bool = False
+    fields: Sequence[str] = ()
+    """Those of an answer that are not known."""
 
 
-def _before(users: Sequence[tuple[str, bool]]) -> list[Read]:
-    """The users' turns before the newest, the youngest first."""
+_KNOWN = _Said("assistant", "")
+"""An answer of this server."""
+
+
+def _said(messages: Sequence[Message], judged: Knows | None, stored: Sequence[bool]) -> Iterator[_Said]:
+    """What messages say. Those that say nothing are left out, as they set nothing apart."""
+    last = len(messages) - 1
+    for number, message in enumerate(messages):
+        role, is_stored = message.get("role"), number < len(stored)
+        if role == "assistant" and number < last:
+            if is_stored and stored[number]:
+                yield _KNOWN
+            elif fields := fields_of(message):
+                fresh = [field for field in fields if judged is None or not judged.is_answer(field)]
+                yield _Said("assistant", "\n".join(fresh), _answer, fields=fresh) if fresh else _KNOWN
+        elif (text := message_text(message)).strip():
+            if role == "user":
+                is_judged = is_stored or (number < last and _is_passed(text, judged))
+                yield _Said("user", text, Read, is_judged, is_stored)
+            elif role == "assistant":  # that the model is to go on with
+                yield _Said("assistant", text)
+            elif role == "tool":
+                yield _Said("tool", text, _result)
+            else:
+                yield _Said("instructions", text, _instructions)
+
+
+def _joined(run: Iterable[_Said]) -> str:
+    return "\n".join(said.text for said in run)
+
+
+def _newest(runs: Sequence[Sequence[_Said]]) -> list[Read]:
+    """The newest user's message, those in a row with it, the last turns, and all that nobody has judged."""
+    users = [said for run in runs for said in run]
+    recent = [said for run in runs[-JOINED_TURNS:] for said in run]
+    together = [users[-1:], *runs[-1:], recent]
+    if not all(said.is_judged for said in users[: -len(recent)]):
+        together.append([said for said in users if not said.is_judged])
+    return [Read(text) for text in dict.fromkeys(map(_joined, together)) if text]
+
+
+def _before(runs: Sequence[Sequence[_Said]], judged: Knows | None) -> list[Read]:
+    """The users' messages before the newest and their runs, the youngest first."""
     earlier: list[Read] = []
-    for age, (text, is_judged) in enumerate(reversed(users[:-1]), start=1):
-        if not is_judged:
-            earlier.append(Read(text))
-        elif age <= MAX_AGE:
-            earlier.append(Read(text, DECAY**age))
+    age = 0
+    for run in reversed(runs):
+        if age and len(run) > 1:
+            earlier += _faded(_joined(run), age, is_judged=not _is_fresh(run, judged))
+        for said in reversed(run):
+            if age:
+                earlier += _faded(said.text, age, is_judged=said.is_judged)
+            age += 1
     return earlier
+
+
+def _is_fresh(run: Sequence[_Said], judged: Knows | None, *, is_newest: bool = False) -> bool:
+    """Whether messages in a row were not judged as one text."""
+    if len(run) < 2 or (not is_newest and all(said.is_stored for said in run)):
+        return False
+    return not _is_passed(_joined(run), judged)
+
+
+def _faded(text: str, age: int, *, is_judged: bool) -> list[Read]:
+    """A user's text, so many messages before the newest."""
+    if not is_judged:
+        return [Read(text)]
+    return [Read(text, DECAY**age)] if age <= MAX_AGE else []
 
 
 def _instructions(text: str) -> Read:
@@ -180,6 +236,10 @@ def _answer(text: str) -> Read:
 
 def _is_passed(text: str, judged: Knows | None) -> bool:
     return judged is not None and judged.is_passed(text)
+
+
+def _result(text: str) -> Read:
+    return Read(text, DECAY, watch=True)
 
 
 def _unreleased(message: Message, judged: Knows | None) -> list[str]:

@@ -45,9 +45,73 @@ def test_the_newest_turn_counts_alone_and_joined(known):
     known.add_released(answer("x"))
     body = {"messages": [user("a"), answer("x"), user("b"), user("c"), user("d")]}
     newest, earlier, users, answers, recent = read_request(body, known)
-    assert newest == [Read("d"), Read("b\nc\nd")]
+    assert newest == [Read("d"), Read("b\nc\nd"), Read("a\nb\nc\nd")]
     assert earlier == [Read("c", DECAY), Read("b", DECAY**2), Read("a", DECAY**3)]
-    assert (users, answers, recent) == (["d"], [], ["b", "c", "d"])
+    assert (users, answers, recent) == (["d", "b\nc\nd"], [], ["b", "c", "d"])
+
+
+@pytest.mark.parametrize(
+    ("roles", "weight"),
+    [
+        (("system",), 1.0),
+        (("developer", "system"), 1.0),
+        (("tool",), DECAY),
+        (("assistant",), DECAY),
+    ],
+)
+def test_messages_of_one_role_in_a_row_are_one_text_too(roles: tuple[str, ...], weight: float):
+    """Pieces of a sentence say nothing, and the model reads them one behind the other."""
+    pieces = [{"role": roles[i % len(roles)], "content": text} for i, text in enumerate(("p", " ", "q", "r"))]
+    empty = [answer("", tool_calls=[]), {"role": "tool", "content": ""}, user("")]
+    messages = [pieces[0], *empty, *pieces[1:], user("b")]
+    watch = weight != 1.0
+    assert turns_of(messages).earlier == [Read(text, weight, watch) for text in ("p", "q", "r", "p\nq\nr")]
+    apart = [pieces[0], user("a"), *pieces[2:], user("b")]
+    assert Read("p\nq\nr", weight, watch) not in turns_of(apart).earlier
+
+
+def test_a_released_answer_sets_apart_and_is_not_joined(known):
+    """What this server said between two of a client's answers stands between them."""
+    known.add_released(answer("ours"))
+    read = read_request({"messages": [answer("p"), answer("ours"), answer("q"), user("a")]}, known)
+    assert read.earlier == [Read(text, DECAY, watch=True) for text in ("p", "q", "p\nq")]
+
+
+def test_an_answer_to_go_on_with_is_joined_with_those_before_it():
+    """The model goes on behind all of them, so they are read as a user's."""
+    assert turns_of([user("a"), answer("p"), answer("q")]).earlier == [
+        Read("p", DECAY, watch=True),
+        Read("q"),
+        Read("p\nq"),
+    ]
+
+
+def test_all_that_users_said_and_nobody_has_judged_is_one_text_too(known):
+    """However many answers stand between; not what was judged, nor twice what the last turns have."""
+    said = [user("ok"), answer("x"), *(m for text in "pqrs" for m in (user(text), answer("x")))]
+    known.add_passed(["ok"])
+    assert read_request({"messages": [*said, user("t")]}, known).newest == [
+        Read("t"),
+        Read("r\ns\nt"),
+        Read("p\nq\nr\ns\nt"),
+    ]
+    known.add_passed("pq")
+    assert read_request({"messages": [*said, user("t")]}, known).newest == [Read("t"), Read("r\ns\nt")]
+
+
+def test_turns_that_passed_apart_have_not_passed_as_one(known):
+    """Messages in a row are one turn: remembered as such, and faded as such once they are."""
+    known.add_passed("pqr")
+    messages = [user("p"), user("q"), answer("x"), user("r")]
+    first = read_request({"messages": messages}, known)
+    assert Read("p\nq") in first.earlier
+    assert first.users == ["r", "p\nq"]
+    known.add_passed(first.users)
+    later = read_request({"messages": messages}, known)
+    assert Read("p\nq", DECAY) in later.earlier
+    assert later.users == ["r"]
+    stored = read_request({"messages": messages}, None, [False, False, True])
+    assert Read("p\nq", DECAY) in stored.earlier
 
 
 def test_one_turn_is_read_once():
