@@ -214,8 +214,9 @@ class ScreenedRequest:
         body, judged, stored = turn.request.body, self._judged, turn.from_store
 
         def read() -> tuple[Turns, Sequence[Message]]:
-            shown = conversation_of(body, judged, stored) if guarded else ()
-            return read_request(body, judged, stored), shown
+            turns = read_request(body, judged, stored)
+            judged.watched_by(turns.recent)  # hashes them now, as they will be looked up on the loop
+            return turns, conversation_of(body, judged, stored) if guarded else ()
 
         if turn.num_bytes <= LARGE_BYTES:
             self._turns, self._guarded = read()

@@ -1,7 +1,8 @@
 """What a prompt screen reads of a request: which texts, how much each weighs, and their slices.
 
     who says it                            refused                          watched
-    newest user's turn, last three joined  as it is                         as it is
+    newest user's message, last three
+    turns, and all not judged yet, joined  as it is                         as it is
     earlier user's turn, not judged yet    as it is                         as it is
     the same, judged by this server        fading with each turn since      fading
     instructions, short: system, tools…    as it is                         as it is
@@ -10,7 +11,8 @@
     answer of anyone else, short           at 0.8                           where a user's would be refused
     the same, long                         never                            where a user's would be refused
 
-A request split over turns shows only in the joined ones. A long text has more places to be mistaken in: as
+Messages of one role in a row are read each for itself and as one text, a user's as one turn: a request split
+over them shows only there. A long text has more places to be mistaken in: as
 users' turns a sixth of public agent prompts would be refused, and one in eleven benign answers. An answer
 that the model is to go on with is read as a user's turn.
 """
