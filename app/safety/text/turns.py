@@ -19,7 +19,7 @@ that the model is to go on with is read as a user's turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
@@ -91,23 +91,30 @@ def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: S
     is an answer of this server.
     """
     others = [_instructions(beside)] if (beside := request_text(body)) else []
-    runs: list[list[_Said]] = []
+    turns: list[_Turn] = []
     answers: list[str] = []
+    instructions: list[list[_Said]] = []
     for kind, group in groupby(_said(body["messages"], judged, stored), key=attrgetter("kind")):
         run = list(group)
         if kind == "user":
-            runs.append(run)
+            turns.append(_turn(run, judged))
             continue
         unknown = [said for said in run if said is not _KNOWN]
+        if not unknown:
+            continue
         others += (said.read(said.text) for said in unknown)
         if len(unknown) > 1:
             others.append(run[-1].read(_joined(unknown)))
-        answers += (field for said in run for field in said.fields)
-    users = [said for run in runs for said in run]
+        if kind == "instructions":
+            instructions.append(run)
+        answers += (field for said in unknown if said.read is _answer for field in said.fields)
+    if len(instructions) > 1:
+        others.append(_instructions(_joined([said for run in instructions for said in run])))
+    users = [said for turn in turns for said in turn.messages]
     fresh = [said.text for said in users if not said.is_judged]
-    fresh += (_joined(run) for run in runs if _is_fresh(run, judged, is_newest=run is runs[-1]))
+    fresh += (turn.text for turn in turns if len(turn.messages) > 1 and not turn.is_judged)
     recent = [said.text for said in users[-JOINED_TURNS:]]
-    return Turns(_newest(runs), others + _before(runs, judged), fresh, answers, recent)
+    return Turns(_newest(turns, users), others + _before(turns), fresh, answers, recent)
 
 
 def conversation_of(
@@ -156,7 +163,16 @@ class _Said(NamedTuple):
     is_judged: bool = False
     is_stored: bool = False
     fields: Sequence[str] = ()
-    """Those of an answer that are not known."""
+    """The fields that make the text, where they are several; of an answer those that are not known."""
+
+
+class _Turn(NamedTuple):
+    """A user's messages in a row."""
+
+    messages: Sequence[_Said]
+    text: str
+    is_judged: bool
+    """Whether they were judged as one text."""
 
 
 _KNOWN = _Said("assistant", "")
@@ -167,58 +183,70 @@ def _said(messages: Sequence[Message], judged: Knows | None, stored: Sequence[bo
     """What messages say. Those that say nothing are left out, as they set nothing apart."""
     last = len(messages) - 1
     for number, message in enumerate(messages):
-        role, is_stored = message.get("role"), number < len(stored)
+        role, content, is_stored = message.get("role"), message.get("content"), number < len(stored)
+        is_plain = isinstance(content, str) and len(message) == 2
         if role == "assistant" and number < last:
             if is_stored and stored[number]:
                 yield _KNOWN
             elif fields := fields_of(message):
                 fresh = [field for field in fields if judged is None or not judged.is_answer(field)]
                 yield _Said("assistant", "\n".join(fresh), _answer, fields=fresh) if fresh else _KNOWN
-        elif (text := message_text(message)).strip():
-            if role == "user":
-                is_judged = is_stored or (number < last and _is_passed(text, judged))
-                yield _Said("user", text, Read, is_judged, is_stored)
-            elif role == "assistant":  # that the model is to go on with
-                yield _Said("assistant", text)
-            elif role == "tool":
-                yield _Said("tool", text, _result)
-            else:
-                yield _Said("instructions", text, _instructions)
+            continue
+        fields = [] if is_plain else fields_of(message)
+        text = content if is_plain else "\n".join(fields)
+        if not text.strip():
+            continue
+        if role == "user":
+            is_judged = is_stored or (number < last and _is_passed(text, judged))
+            yield _Said("user", text, Read, is_judged, is_stored, fields)
+        elif role == "assistant":  # that the model is to go on with
+            yield _Said("assistant", text, fields=fields)
+        elif role == "tool":
+            yield _Said("tool", text, _result, fields=fields)
+        else:
+            yield _Said("instructions", text, _instructions, fields=fields)
 
 
-def _joined(run: Iterable[_Said]) -> str:
-    return "\n".join(said.text for said in run)
+def _joined(run: Sequence[_Said]) -> str:
+    """Contents first: names and ids between them would set apart what templates write without those."""
+    if len(run) == 1:
+        return run[0].text
+    fields = [said.fields or (said.text,) for said in run]
+    return "\n".join([*(first for first, *_ in fields), *(each for _, *rest in fields for each in rest)])
 
 
-def _newest(runs: Sequence[Sequence[_Said]]) -> list[Read]:
+def _turn(run: Sequence[_Said], judged: Knows | None) -> _Turn:
+    if len(run) == 1:
+        return _Turn(run, run[0].text, run[0].is_judged)
+    text = _joined(run)
+    return _Turn(run, text, all(said.is_stored for said in run) or _is_passed(text, judged))
+
+
+def _newest(turns: Sequence[_Turn], users: Sequence[_Said]) -> list[Read]:
     """The newest user's message, those in a row with it, the last turns, and all that nobody has judged."""
-    users = [said for run in runs for said in run]
-    recent = [said for run in runs[-JOINED_TURNS:] for said in run]
-    together = [users[-1:], *runs[-1:], recent]
-    if not all(said.is_judged for said in users[: -len(recent)]):
-        together.append([said for said in users if not said.is_judged])
-    return [Read(text) for text in dict.fromkeys(map(_joined, together)) if text]
+    if not turns:
+        return []
+    texts = [users[-1].text, turns[-1].text]
+    if len(turns) > 1:
+        recent = [said for turn in turns[-JOINED_TURNS:] for said in turn.messages]
+        texts.append(_joined(recent))
+        if not all(said.is_judged for said in users[: -len(recent)]):
+            texts.append(_joined([said for said in users if not said.is_judged]))
+    return [Read(text) for text in dict.fromkeys(texts)]
 
 
-def _before(runs: Sequence[Sequence[_Said]], judged: Knows | None) -> list[Read]:
-    """The users' messages before the newest and their runs, the youngest first."""
+def _before(turns: Sequence[_Turn]) -> list[Read]:
+    """The users' messages before the newest and their turns, the youngest first."""
     earlier: list[Read] = []
     age = 0
-    for run in reversed(runs):
-        if age and len(run) > 1:
-            earlier += _faded(_joined(run), age, is_judged=not _is_fresh(run, judged))
-        for said in reversed(run):
+    for turn in reversed(turns):
+        if age and len(turn.messages) > 1:
+            earlier += _faded(turn.text, age, is_judged=turn.is_judged)
+        for said in reversed(turn.messages):
             if age:
                 earlier += _faded(said.text, age, is_judged=said.is_judged)
             age += 1
     return earlier
-
-
-def _is_fresh(run: Sequence[_Said], judged: Knows | None, *, is_newest: bool = False) -> bool:
-    """Whether messages in a row were not judged as one text."""
-    if len(run) < 2 or (not is_newest and all(said.is_stored for said in run)):
-        return False
-    return not _is_passed(_joined(run), judged)
 
 
 def _faded(text: str, age: int, *, is_judged: bool) -> list[Read]:

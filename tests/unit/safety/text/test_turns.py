@@ -67,7 +67,16 @@ def test_messages_of_one_role_in_a_row_are_one_text_too(roles: tuple[str, ...], 
     watch = weight != 1.0
     assert turns_of(messages).earlier == [Read(text, weight, watch) for text in ("p", "q", "r", "p\nq\nr")]
     apart = [pieces[0], user("a"), *pieces[2:], user("b")]
-    assert Read("p\nq\nr", weight, watch) not in turns_of(apart).earlier
+    is_instructions = weight == 1.0  # which templates gather, and which stay in force
+    assert (Read("p\nq\nr", weight, watch) in turns_of(apart).earlier) == is_instructions
+
+
+@pytest.mark.parametrize("role", ["user", "system", "tool", "assistant"])
+def test_contents_are_joined_without_the_names_between_them(role: str):
+    """Hardly a template writes names and ids, so they must not set contents apart."""
+    pieces = [{"role": role, "name": name, "content": text} for name, text in (("n", "p"), ("m", "q"))]
+    turns = turns_of([*pieces, user("a")] if role != "user" else pieces)
+    assert "p\nq\nn\nm" in [read.text for read in (*turns.newest, *turns.earlier)]
 
 
 def test_a_released_answer_sets_apart_and_is_not_joined(known):
