@@ -35,6 +35,8 @@ MAX_AGE = 10
 """Turns back that are read: the score of an older turn has faded to a tenth and reaches no threshold."""
 SHORT_CHARS = 300
 """Characters of a short text. A longer text that no user wrote needs stronger evidence to be refused."""
+BESIDE_CHARS = 64
+"""Characters beside a message's content, such as an id, that do not hide what it says from a classifier."""
 SLICE_CHARS = 2_000
 OVERLAP_CHARS = 200
 """Characters that two slices share, so that a sentence cut by one slice is whole in the next."""
@@ -102,7 +104,7 @@ def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: S
         unknown = [said for said in run if said is not _KNOWN]
         if not unknown:
             continue
-        others += (said.read(said.text) for said in unknown)
+        others += (said.read(text) for said in unknown for text in said.texts)
         if len(unknown) > 1:
             others.append(run[-1].read(_joined(unknown)))
         if kind == "instructions":
@@ -165,6 +167,17 @@ class _Said(NamedTuple):
     fields: Sequence[str] = ()
     """The fields that make the text, where they are several; of an answer those that are not known."""
 
+    @property
+    def content(self) -> str:
+        """The text without names, ids, calls and the like."""
+        return self.fields[0] if self.fields else self.text
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The text, and its content alone where what is beside it would drown it."""
+        is_drowned = len(self.text) - len(self.content) > BESIDE_CHARS
+        return (self.text, self.content) if is_drowned else (self.text,)
+
 
 class _Turn(NamedTuple):
     """A user's messages in a row."""
@@ -208,16 +221,13 @@ def _said(messages: Sequence[Message], judged: Knows | None, stored: Sequence[bo
 
 
 def _joined(run: Sequence[_Said]) -> str:
-    """Contents first: names and ids between them would set apart what templates write without those."""
-    if len(run) == 1:
-        return run[0].text
-    fields = [said.fields or (said.text,) for said in run]
-    return "\n".join([*(first for first, *_ in fields), *(each for _, *rest in fields for each in rest)])
+    """The contents alone: hardly a template writes names and ids, which would drown them."""
+    return "\n".join(said.content for said in run)
 
 
 def _turn(run: Sequence[_Said], judged: Knows | None) -> _Turn:
     if len(run) == 1:
-        return _Turn(run, run[0].text, run[0].is_judged)
+        return _Turn(run, run[0].content, run[0].is_judged)
     text = _joined(run)
     return _Turn(run, text, all(said.is_stored for said in run) or _is_passed(text, judged))
 
@@ -226,7 +236,9 @@ def _newest(turns: Sequence[_Turn], users: Sequence[_Said]) -> list[Read]:
     """The newest user's message, those in a row with it, the last turns, and all that nobody has judged."""
     if not turns:
         return []
-    texts = [users[-1].text, turns[-1].text]
+    texts = [*users[-1].texts]
+    if len(turns[-1].messages) > 1:
+        texts.append(turns[-1].text)
     if len(turns) > 1:
         recent = [said for turn in turns[-JOINED_TURNS:] for said in turn.messages]
         texts.append(_joined(recent))
@@ -244,7 +256,8 @@ def _before(turns: Sequence[_Turn]) -> list[Read]:
             earlier += _faded(turn.text, age, is_judged=turn.is_judged)
         for said in reversed(turn.messages):
             if age:
-                earlier += _faded(said.text, age, is_judged=said.is_judged)
+                for text in said.texts:
+                    earlier += _faded(text, age, is_judged=said.is_judged)
             age += 1
     return earlier
 

@@ -9,6 +9,7 @@ import pytest
 from app.safety.screens.remembered import Judged, JudgedTexts
 from app.safety.text.strings import request_text
 from app.safety.text.turns import (
+    BESIDE_CHARS,
     DECAY,
     MAX_AGE,
     OVERLAP_CHARS,
@@ -72,11 +73,15 @@ def test_messages_of_one_role_in_a_row_are_one_text_too(roles: tuple[str, ...], 
 
 
 @pytest.mark.parametrize("role", ["user", "system", "tool", "assistant"])
-def test_contents_are_joined_without_the_names_between_them(role: str):
-    """Hardly a template writes names and ids, so they must not set contents apart."""
-    pieces = [{"role": role, "name": name, "content": text} for name, text in (("n", "p"), ("m", "q"))]
+def test_names_and_ids_do_not_drown_what_is_said(role: str):
+    """Contents are joined without what is beside them, and read alone where that is long."""
+    name = "n" * (BESIDE_CHARS + 1)
+    pieces = [{"role": role, "name": name, "content": "p"}, {"role": role, "name": "m", "content": "q"}]
     turns = turns_of([*pieces, user("a")] if role != "user" else pieces)
-    assert "p\nq\nn\nm" in [read.text for read in (*turns.newest, *turns.earlier)]
+    texts = [read.text for read in (*turns.newest, *turns.earlier)]
+    assert [text for text in texts if text[0] == "p"] == [f"p\n{name}", "p", "p\nq"] or role == "user"
+    assert {f"p\n{name}", "p", "q\nm", "p\nq"} <= set(texts)
+    assert "q" not in texts
 
 
 def test_a_released_answer_sets_apart_and_is_not_joined(known):
