@@ -196,8 +196,7 @@ def _said(messages: Sequence[Message], judged: Knows | None, stored: Sequence[bo
     """What messages say. Those that say nothing are left out, as they set nothing apart."""
     last = len(messages) - 1
     for number, message in enumerate(messages):
-        role, content, is_stored = message.get("role"), message.get("content"), number < len(stored)
-        is_plain = isinstance(content, str) and len(message) == 2
+        role, is_stored = message.get("role"), number < len(stored)
         if role == "assistant" and number < last:
             if is_stored and stored[number]:
                 yield _KNOWN
@@ -205,8 +204,12 @@ def _said(messages: Sequence[Message], judged: Knows | None, stored: Sequence[bo
                 fresh = [field for field in fields if judged is None or not judged.is_answer(field)]
                 yield _Said("assistant", "\n".join(fresh), _answer, fields=fresh) if fresh else _KNOWN
             continue
-        fields = [] if is_plain else fields_of(message)
-        text = content if is_plain else "\n".join(fields)
+        content = message.get("content")
+        if isinstance(content, str) and len(message) == 2 and role is not None:
+            text, fields = content, []
+        else:
+            fields = fields_of(message)
+            text = "\n".join(fields)
         if not text.strip():
             continue
         if role == "user":
