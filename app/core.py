@@ -95,7 +95,7 @@ class IdempotencyKey:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What the server decided about a request; nothing of it is the caller's."""
+    """What the server found out and decided about a request; nothing of it is the caller's."""
 
     cache_salt: str = ""
     """Requests of one salt share what the engine has cached."""
@@ -103,10 +103,15 @@ class Placement:
     """Higher ones are served first by the engine, and set aside last; from the key's tier."""
     socket_wait_s: float = 0.0
     """Seconds between the request's last bytes and their being read: over 0 while the process is busy."""
+    body_bytes: int = 0
+    """The size of the body that it came in."""
     response_headers: Mapping[str, str] = field(default_factory=dict)
     """Headers of its answer: which model was chosen for it and why, and where it got less than asked for."""
     length_capped: bool = False
     """Whether `max_tokens` is the server's, in degraded mode, and not the caller's."""
+
+
+UNPLACED = Placement()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,7 @@ class ChatRequest:
     """Whether a parameter that would have no effect is refused."""
     spelled: Mapping[str, str] = field(default_factory=dict)
     """The caller's names of parameters in `body` that it has sent under another server's."""
-    placement: Placement = Placement()
+    placement: Placement = UNPLACED
 
     def placed(self, **changes: Any) -> ChatRequest:
         """The request with other fields of its placement."""

@@ -46,11 +46,12 @@ def build_app(runtime: Runtime) -> ASGIApp:
 
 
 def _routes(runtime: Runtime) -> list[Route]:
-    gatekeeper = Gatekeeper(runtime.keys, runtime.settings.api_key, runtime.settings.host)
+    settings = runtime.settings
+    gatekeeper = Gatekeeper(runtime.keys, settings.api_key, settings.host, settings.cors_origins)
     bodies = BodyReader(
         runtime.backends,
-        max_bytes=runtime.settings.max_body_bytes,
-        timeout_s=runtime.settings.body_timeout_s,
+        max_bytes=settings.max_body_bytes,
+        timeout_s=settings.body_timeout_s,
     )
     bounds = ReadBounds(runtime.reads, gatekeeper)
     chat, completions = _generations(runtime, bodies, gatekeeper)

@@ -74,7 +74,7 @@ class NewAnswer:
     async def load(self, request: ChatRequest, check: RequestSafety) -> LoadedTurn:
         """See AnswerStart."""
         turn = await self._history.load(request)
-        check.prescreen(turn)
+        await check.prescreen(turn)
         return turn
 
     def resumed(self, prompt: Prompt) -> Prompt:
@@ -119,7 +119,7 @@ class ContinuedAnswer:
     async def load(self, request: ChatRequest, check: RequestSafety) -> LoadedTurn:
         """See AnswerStart. Raises UnknownModel."""
         self._check_model(request.model)
-        check.resume(self._suspended.turn, self._suspended.safety)
+        await check.resume(self._suspended.turn, self._suspended.safety)
         return self._suspended.turn
 
     def resumed(self, prompt: Prompt) -> Prompt:

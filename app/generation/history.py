@@ -42,6 +42,13 @@ class LoadedTurn:
     run_seqs: Sequence[int] = ()
     strikes: int = 0
     from_store: Sequence[bool] = ()
+    stored_bytes: int = 0
+    """The size of those."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the request and of what it continues."""
+        return self.request.placement.body_bytes + self.stored_bytes
 
 
 class History:
@@ -97,7 +104,8 @@ class History:
             past=[_ids(run) for _, run in past.runs],
         )
         runs = [seq for seq, _ in past.runs]
-        return LoadedTurn(with_history, _turn(request, past), runs, past.strikes, past.answered)
+        turn = _turn(request, past)
+        return LoadedTurn(with_history, turn, runs, past.strikes, past.answered, past.num_bytes)
 
 
 def _check_not_suspended(connection: sqlite3.Connection, owner: str, conversation_id: str) -> None:

@@ -60,7 +60,7 @@ class RequestSafety(Protocol):
         """Whether `await_verdict` has to wait."""
         ...
 
-    def prescreen(self, turn: LoadedTurn) -> None:
+    async def prescreen(self, turn: LoadedTurn) -> None:
         """Judge the prompt by its n-grams. Raises ContentFiltered, ScreenFailed."""
         ...
 
@@ -68,7 +68,7 @@ class RequestSafety(Protocol):
         """What `resume` needs of this in another process, as JSON: nothing that was said."""
         ...
 
-    def resume(self, turn: LoadedTurn, state: Mapping[str, Any]) -> None:
+    async def resume(self, turn: LoadedTurn, state: Mapping[str, Any]) -> None:
         """In place of `prescreen`: go on with a prompt that may be answered. Raises ScreenFailed."""
         ...
 
@@ -131,14 +131,14 @@ class Unscreened:
         self.rid = request.request_id
         self._moderated = request.moderated
 
-    def prescreen(self, turn: LoadedTurn) -> None:
+    async def prescreen(self, turn: LoadedTurn) -> None:
         """See RequestSafety."""
 
     def state(self) -> Mapping[str, Any]:
         """See RequestSafety."""
         return {}
 
-    def resume(self, turn: LoadedTurn, state: Mapping[str, Any]) -> None:
+    async def resume(self, turn: LoadedTurn, state: Mapping[str, Any]) -> None:
         """See RequestSafety."""
 
     async def render(self, engine: Engine, request: ChatRequest) -> Prompt:

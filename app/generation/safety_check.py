@@ -36,6 +36,7 @@ from app.store.database import Database
 from app.store.safety_events import SafetyEvent, Subject
 from app.stream.token_stream import TokenStream
 from app.stream.transcript import answers
+from app.threads.owner_threads import LARGE_BYTES
 
 
 class SafetyService:
@@ -159,15 +160,14 @@ class ScreenedRequest:
         """See RequestSafety."""
         return self._reading is not None and not self._reading.done()
 
-    def prescreen(self, turn: LoadedTurn) -> None:
+    async def prescreen(self, turn: LoadedTurn) -> None:
         """See RequestSafety."""
         service, body = self._service, turn.request.body
         guard = service.guard()
         _check_images(self._policy, body["messages"])
         self._steering = steering_of(body, body["messages"], is_raw=turn.request.raw is not None)
-        self._turns = turns = read_request(body, self._judged, turn.from_store)
-        if guard is not None:
-            self._guarded = conversation_of(body, self._judged, turn.from_store)
+        await self._read_texts(turn, guarded=guard is not None)
+        turns = self._turns
         self._policy = policy = self._policy.after(turn.strikes)
         newest = body["messages"][-1]
         self._text = text_of(newest.get("content"))
@@ -193,11 +193,11 @@ class ScreenedRequest:
         verdict = self._verdict
         return {} if verdict is None else {"verdict": as_state(verdict), "strict": self._strict}
 
-    def resume(self, turn: LoadedTurn, state: Mapping[str, Any]) -> None:
+    async def resume(self, turn: LoadedTurn, state: Mapping[str, Any]) -> None:
         """See RequestSafety. A prompt that was not judged before is watched at least."""
         body = turn.request.body
         self._steering = steering_of(body, body["messages"], is_raw=turn.request.raw is not None)
-        self._turns = read_request(body, self._judged, turn.from_store)
+        await self._read_texts(turn, guarded=False)
         self._policy = policy = self._policy.after(turn.strikes)
         if state:
             verdict = from_state(state["verdict"])
@@ -208,6 +208,21 @@ class ScreenedRequest:
         newest = body["messages"][-1]
         text = text_of(newest.get("content"))
         self._records.resume(text, newest.get("role"), watched=verdict.watched)
+
+    async def _read_texts(self, turn: LoadedTurn, *, guarded: bool) -> None:
+        """Find what is to be read; of a large request in a thread. Raises ScreenFailed."""
+        body, judged, stored = turn.request.body, self._judged, turn.from_store
+
+        def read() -> tuple[Turns, Sequence[Message]]:
+            turns = read_request(body, judged, stored)
+            judged.watched_by(turns.recent)  # hashes them now, as they will be looked up on the loop
+            return turns, conversation_of(body, judged, stored) if guarded else ()
+
+        if turn.num_bytes <= LARGE_BYTES:
+            self._turns, self._guarded = read()
+        else:
+            in_thread = self._service.prompts.in_thread
+            self._turns, self._guarded = await in_thread(turn.request.owner, turn.num_bytes, read)
 
     def start_full_screen(self) -> None:
         """See RequestSafety."""

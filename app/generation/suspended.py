@@ -65,6 +65,7 @@ def pack(
             "run_seqs": list(turn.run_seqs),
             "strikes": turn.strikes,
             "from_store": list(turn.from_store),
+            "stored_bytes": turn.stored_bytes,
         },
         "counts": {str(choice): counts for choice, counts in progress.counts.items()},
         "released": {str(choice): counts for choice, counts in progress.released.items()},

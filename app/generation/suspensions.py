@@ -82,16 +82,28 @@ class Suspensions:
         """
         if request_id not in self._seqs:
             return None
-        stored = await self._database.read(lambda c: suspensions.load(c, request_id, owner))
-        if stored is None:
+
+        def load(
+            connection: sqlite3.Connection,
+        ) -> tuple[StoredStream, SuspendedRequest | NotReadable] | None:
+            stored = suspensions.load(connection, request_id, owner)
+            if stored is None:
+                return None
+            try:
+                return stored.stream, unpack(stored)
+            except NotReadable as exc:
+                return stored.stream, exc
+
+        loaded = await self._database.read(load)
+        if loaded is None:
             return None
         if begin and request_id in self._seqs:  # it may have been settled meanwhile
             self._noted_s[request_id] = self._clock_s()
-        try:
-            return stored.stream, unpack(stored)
-        except NotReadable as exc:
-            self._log.error("suspended_unreadable", request_id=request_id, error=where(exc))
-            return stored.stream, None
+        stream, suspended = loaded
+        if isinstance(suspended, NotReadable):
+            self._log.error("suspended_unreadable", request_id=request_id, error=where(suspended))
+            return stream, None
+        return stream, suspended
 
     def suspended(self, request_id: str, request_seq: int) -> None:
         """Note that this process has suspended a request."""

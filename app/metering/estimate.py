@@ -33,6 +33,9 @@ _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ \t\n\r"
 _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 """The pattern that `ByteLevel` splits by with `use_regex`: GPT-2's, as tiktoken writes it."""
 
+_FIELDS = ("name", "tool_call_id", "reasoning_content")
+"""Fields of a message that some templates write."""
+
 CountText = Callable[[str], int]
 
 
@@ -157,6 +160,7 @@ def _texts(body: Mapping[str, Any]) -> Iterator[str]:
     """Every text of the prompt."""
     for message in body["messages"]:
         yield from content_texts(message.get("content"))
+        yield from (message[name] for name in _FIELDS if name in message)
         if message.get("tool_calls"):
             yield _json(message["tool_calls"])
     for name in ("tools", "response_format"):

@@ -100,6 +100,8 @@ class Branch:
     runs: list[tuple[int, bytes]]
     strikes: int = 0
     answered: Sequence[bool] = ()
+    num_bytes: int = 0
+    """The size of the messages."""
 
 
 def ensure(connection: sqlite3.Connection, turn: NewTurn) -> int:
@@ -216,6 +218,7 @@ def branch(connection: sqlite3.Connection, owner: str, conversation_id: str, par
         runs=_runs(heard),
         strikes=_strikes(connection, conversation_seq),
         answered=[row.request_seq is not None for row in heard],
+        num_bytes=sum(len(row.text) + len(row.body or b"") for row in heard),
     )
 
 

@@ -303,12 +303,7 @@ class TokenStream:
         have left the ring, and the ServingError that a suspended stream has.
         """
         self._check_not_suspended()
-        if after > self._ring.last_id:
-            raise ReplayPositionUnknown(
-                f"Last-Event-ID {after} was never sent: the stream's last event is"
-                f" {self._ring.last_id}. Send the id of the last event you received.",
-                param="Last-Event-ID",
-            )
+        self.check_sent(after)
         self._check_held(after)
         reader = Reader(
             self._ring,
@@ -320,6 +315,15 @@ class TokenStream:
         )
         self.readers.add(reader)
         return reader
+
+    def check_sent(self, after: int) -> None:
+        """Raise ReplayPositionUnknown for an event id beyond what was ever sent."""
+        if after > self._ring.last_id:
+            raise ReplayPositionUnknown(
+                f"Last-Event-ID {after} was never sent: the stream's last event is"
+                f" {self._ring.last_id}. Send the id of the last event you received.",
+                param="Last-Event-ID",
+            )
 
     def _check_held(self, cursor: int) -> None:
         if cursor + 1 < self._ring.first_id:

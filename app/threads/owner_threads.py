@@ -27,6 +27,9 @@ T = TypeVar("T")
 EXIT_S = 1.0
 """Seconds that the end of the process waits for calls that still run; one that hangs is left behind."""
 
+LARGE_BYTES = 64 * 1024
+"""A larger request is parsed and taken apart in a thread. Python takes up to 0.2 us for each byte: 12 ms."""
+
 _numbers = itertools.count()
 
 

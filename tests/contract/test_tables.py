@@ -15,8 +15,16 @@ import pytest
 from openai.types.chat import completion_create_params
 
 from app import errors
+from app.api.http.auth import PROXY_HEADERS
 from app.api.schema import messages
-from app.api.schema.parameters import MAX_MESSAGES, MAX_REQUEST_PARTS, PARAMETERS, check, treatment
+from app.api.schema.parameters import (
+    MAX_MESSAGES,
+    MAX_REQUEST_CALLS,
+    MAX_REQUEST_PARTS,
+    PARAMETERS,
+    check,
+    treatment,
+)
 from app.errors import CODES, ServingError, UnsupportedParameter
 from app.messages import MAX_ID_CHARS, MAX_NAME_CHARS, MAX_PARTS, MAX_TOOL_CALLS
 from scripts.support.generated_docs import ROOT, TABLES, generated
@@ -117,9 +125,18 @@ def test_api_docs_have_the_bounds_of_messages():
         "parts of a message": f"{MAX_PARTS:,}",
         "parts of all messages together": f"{MAX_REQUEST_PARTS:,}",
         "tool calls of a message": f"{MAX_TOOL_CALLS:,}",
+        "tool calls of all messages together": f"{MAX_REQUEST_CALLS:,}",
         "characters of a name": f"{MAX_NAME_CHARS:,}",
         "characters of an id": f"{MAX_ID_CHARS:,}",
     }
+
+
+def test_key_docs_name_every_header_by_which_a_proxy_is_known():
+    """docs/keys.md has each header that shows a proxy in open mode, and no other."""
+    signs = rows_below("docs/keys.md", "| refused in open mode | known by |")
+    assert set(re.findall(r"`([a-z*-]+)`", signs["what a proxy or a tunnel passed on"])) == set(
+        PROXY_HEADERS.split()
+    )
 
 
 async def test_api_docs_name_every_route(serve: Serve):

@@ -287,6 +287,31 @@ async def test_a_kill_before_anybody_returned_keeps_the_stream(spawn: Spawn, tmp
     assert transcript.content() == "".join(scripted_text(0, 0, TOKENS))
 
 
+@pytest.mark.parametrize(
+    ("header", "value", "code"),
+    [("last-event-id", "999999", "invalid_last_event_id"), ("x-plain-events", "7", "invalid_value")],
+)
+async def test_a_return_that_is_refused_has_nothing_go_on(
+    spawn: Spawn, tmp_path: Path, header: str, value: str, code: str
+):
+    """A suspended answer whose reader is refused stays suspended; it goes on when somebody can read it."""
+    process = await spawn(SLOW, "--drain-timeout-s", "0.2")
+    body, known = chat(), {"idempotency-key": "k"}
+    stream = await open_stream(await process.ready(), body, headers=known)
+    await stream.read_events(4)
+    await stop(process, [stream])
+    port = await (process := await spawn(SLOW)).ready()
+    path = "/api/chat/completions"
+    for refused in (
+        await fetch(port, "GET", f"{path}/{stream.id}", None, {header: value}),
+        await fetch(port, "POST", path, body, {**known, header: value}),
+    ):
+        assert refused.refusal()[1] == code
+    assert (await fetch(port, "GET", "/readyz")).json()["live_streams"] == 0
+    async with await open_stream(port, stream_id=stream.id, after=stream.transcript.last_id):
+        assert (await fetch(port, "GET", "/readyz")).json()["live_streams"] == 1
+
+
 async def test_a_stream_that_nobody_asks_for_is_settled(spawn: Spawn, tmp_path: Path):
     """It ends with what was released of it, and its prompt is gone."""
     process = await spawn(SLOW, "--drain-timeout-s", "0.2")

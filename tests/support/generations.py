@@ -233,7 +233,7 @@ class HandCheck:
         """See RequestSafety."""
         return self.undecided_until is not None and not self.undecided_until.done()
 
-    def prescreen(self, turn: LoadedTurn) -> None:
+    async def prescreen(self, turn: LoadedTurn) -> None:
         """See RequestSafety."""
         del turn
         if self.refusal is not None:
@@ -247,7 +247,7 @@ class HandCheck:
         """See RequestSafety."""
         return {"seen": True}
 
-    def resume(self, turn: LoadedTurn, state: Mapping[str, Any]) -> None:
+    async def resume(self, turn: LoadedTurn, state: Mapping[str, Any]) -> None:
         """See RequestSafety. What refuses a new prompt does not refuse this one."""
         del turn
         assert state == {"seen": True}

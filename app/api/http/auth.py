@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hmac
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
+from app.api.http.cors import ANY, parse_origins
 from app.api.http.rate_limit_headers import LIMITED_KEY, NAMED
 from app.core import LOCAL_OWNER, Key
 from app.errors import EngineNotReady, Forbidden, ServingError, Unauthorized
@@ -49,13 +51,20 @@ class Caller:
 
 LOCAL = Caller(LOCAL_OWNER, is_admin=True)
 
-_PROXY_HEADERS = re.compile(
-    "via|forwarded|x-forwarded(-.+)?|x-original-(forwarded-for|host)|x-(real|client|cluster-client)-ip"
-    "|true-client-ip|client-ip|forwarded-for|cf-.+|fastly-.+|fly-.+|do-connecting-ip|cdn-loop|x-envoy-.+|x-arr-.+"
-    "|x-azure-.+|x-amzn-.+|x-amz-cf-.+|x-cloud-trace-context|x-scheme|x-proxyuser-ip|x-request-start|tailscale-.+"
-)
-"""Headers of proxies, tunnels and load balancers: RFC 9110 `Via`, RFC 7239 `Forwarded`, and their own."""
+PROXY_HEADERS = """
+    via forwarded forwarded-for x-forwarded x-forwarded-* x-original-forwarded-for x-original-host
+    x-real-ip x-client-ip x-cluster-client-ip true-client-ip client-ip x-proxyuser-ip do-connecting-ip
+    cdn-loop cf-* fastly-* fly-* tailscale-* x-envoy-* x-arr-* x-azure-* x-amzn-* x-amz-cf-*
+    x-cloud-trace-context x-scheme x-request-start
+"""
+"""Headers of proxies, tunnels and load balancers: RFC 9110 `Via`, RFC 7239 `Forwarded`, and their own.
 
+No list of them is complete: docs/keys.md says what that means for open mode.
+"""
+_PROXY_HEADER = re.compile("|".join(map(fnmatch.translate, PROXY_HEADERS.split())))
+
+_OWN_PAGES = frozenset({"same-origin", "none"})
+"""What browsers send as `Sec-Fetch-Site` with a request of the same origin's page, or of the user."""
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s@:/?#\[\]]*))(?::\d*)?")
 """RFC 9110, section 7.2: a name or an address, and a port. No user, no path."""
 
@@ -65,11 +74,13 @@ class Gatekeeper:
 
     Open mode: if the server listens on a loopback address and there has never been a key, requests need
     none. Two kinds of requests could still come from outside: those of a web page in the user's own
-    browser, and those through a proxy on this machine. They are refused by their Host and Origin (DNS
-    rebinding, cross-site requests), and by the headers of proxies.
+    browser, and those through a proxy on this machine. Pages are refused by Host (DNS rebinding), and by
+    Origin and Sec-Fetch-Site (another origin, on this machine too); proxies by their headers.
     """
 
-    def __init__(self, keys: KeyTable, api_key: str, host: str) -> None:
+    def __init__(self, keys: KeyTable, api_key: str, host: str, cors_origins: str = "") -> None:
+        """`host` is what the server listens on; see app.api.http.cors for `cors_origins`."""
+        self._origins = parse_origins(cors_origins)
         self._keys = keys
         self._api_key = digest_of(api_key.encode()) if api_key else None
         self._may_be_open = not api_key and is_loopback(host)
@@ -105,7 +116,7 @@ class Gatekeeper:
 
     def _caller(self, request: Request) -> Caller:
         if self.open:
-            _check_local(request)
+            _check_local(request, self._origins)
             return LOCAL
         if self._may_be_open:
             self._check_loaded()
@@ -137,19 +148,33 @@ def _bearer(header: str) -> str:
     return key.strip(" \t")  # no other byte: in UTF-8 it may be a letter's
 
 
-def _check_local(request: Request) -> None:
-    """Raise Forbidden unless the request was made on this machine, for this machine."""
+def _check_local(request: Request, listed: Collection[str]) -> None:
+    """Raise Forbidden unless the request was made on this machine, for this machine, and by no foreign page.
+
+    `listed` are the origins of `cors_origins`: of them, pages of this machine need no key.
+    """
     through = _proxy_sign(request)
     if through is not None:
         raise Forbidden(
             f"This request came through a proxy ({through}), and without API keys this server answers"
             " local requests only. Make a key with `tokenring keys create`, and send it."
         )
-    hosts, origins = request.headers.getlist("host"), request.headers.getlist("origin")
-    from_outside = any(not is_loopback(_hostname(origin)) for origin in origins)
-    if from_outside or any(not is_loopback(_host_name(host)) for host in hosts):
+    headers = request.headers
+    hosts, origins = headers.getlist("host"), headers.getlist("origin")
+    names = [*map(_host_name, hosts), *map(_hostname, origins)]
+    if not all(map(is_loopback, names)):
         raise Forbidden(
             "Without API keys this server answers local requests only; make one with `tokenring keys create`."
+        )
+    own = {f"http://{host.lower()}" for host in hosts}
+    if origins:
+        foreign = ANY not in listed and not own.union(listed).issuperset(origins)
+    else:  # a browser sends no Origin with what only fetches, such as an image
+        foreign = not _OWN_PAGES.issuperset(headers.getlist("sec-fetch-site"))
+    if foreign:
+        raise Forbidden(
+            "Without API keys this server answers no web page of another origin, on this machine neither."
+            " Name the page's origin in the setting cors_origins, or make a key with `tokenring keys create`."
         )
 
 
@@ -159,7 +184,7 @@ def _proxy_sign(request: Request) -> str | None:
         return "from another machine"
     if request.scope.get("http_version") == "1.0":  # nginx as it comes sends nothing else that tells
         return "HTTP/1.0"
-    return next((name for name in request.headers if _PROXY_HEADERS.fullmatch(name)), None)
+    return next((name for name in request.headers if _PROXY_HEADER.match(name)), None)
 
 
 def _host_name(host: str) -> str:

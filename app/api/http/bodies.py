@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.http.body_budget import BodyBudget, BodyLease
 from app.api.http.client import Client
-from app.api.http.json_body import THREAD_BYTES, parse_body
+from app.api.http.json_body import parse_body
 from app.api.http.loop_turns import LoopTurns
 from app.core import ModelCard
 from app.errors import EngineNotReady
 from app.routing.backend import Backends
+from app.threads.owner_threads import LARGE_BYTES
+
+T = TypeVar("T")
 
 SMALL_BODY_BYTES = 64 * 1024
 """Largest body of a route that takes names and numbers, no text to answer."""
@@ -94,15 +98,19 @@ class BodyReader:
         await self._turns.take(owner)
 
     async def parse(self, request: Request, raw: bytes) -> dict[str, Any]:
-        """The JSON object in a body that was read; a large one in a thread, when it is its caller's turn.
+        """The JSON object in a body that was read. Raises as `parse_as`."""
+        return await self.parse_as(request, raw, lambda body: body)
 
-        Raises as `parse_body`, RateLimited and Overloaded.
+    async def parse_as(self, request: Request, raw: bytes, make: Callable[[dict[str, Any]], T]) -> T:
+        """What is made of the JSON object; of a large body in a thread, when it is its caller's turn.
+
+        Raises as `parse_body` and `make`, RateLimited and Overloaded.
         """
-        if len(raw) <= THREAD_BYTES:
-            return parse_body(raw)
+        if len(raw) <= LARGE_BYTES:
+            return make(parse_body(raw))
         lease: BodyLease = request.scope[_LEASE]
         async with lease.turn():
-            return await asyncio.to_thread(parse_body, raw)
+            return await asyncio.to_thread(lambda: make(parse_body(raw)))
 
 
 class BodyMemory:

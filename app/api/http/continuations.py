@@ -67,7 +67,8 @@ class Continuations:
     ) -> TokenStream | None:
         """The owner's stream, for a reader that has received event `after`; None where there is none.
 
-        Without `begin`, a suspended one is only looked at. Raises what `Archive.find` does, and Draining.
+        Without `begin`, a suspended one is only looked at. Raises what `Archive.find` does, Draining, and
+        ReplayPositionUnknown where a suspended stream never sent `after`.
         """
         parts = self._parts
         loaded = await parts.suspensions.load(owner, request_id, begin=begin)
@@ -77,17 +78,17 @@ class Continuations:
             stored, suspended = loaded
             if suspended is None or (ring := self._ring(stored)) is None:
                 await parts.suspensions.settle([request_id])
-            elif not begin:
-                return TokenStream.continued(
-                    suspended.turn.request, make_wire(suspended.turn.request), ring, {}
-                )
-            elif (stream := await self._go_on(suspended, ring, make_wire)) is not None:
-                return stream
+            else:
+                chat = suspended.turn.request
+                stream = TokenStream.continued(chat, make_wire(chat), ring, suspended.progress.released)
+                stream.check_sent(after)  # a reader that is refused must not have the answer go on unread
+                if not begin:
+                    return stream
+                if (stream := await self._go_on(suspended, stream)) is not None:
+                    return stream
         return await parts.archive.find(owner, request_id, make_wire, after)
 
-    async def _go_on(
-        self, suspended: SuspendedRequest, ring: Ring, make_wire: MakeWire
-    ) -> TokenStream | None:
+    async def _go_on(self, suspended: SuspendedRequest, stream: TokenStream) -> TokenStream | None:
         """The stream of a suspended request, which goes on; None where its key is no longer valid."""
         parts, chat, counts = self._parts, suspended.turn.request, suspended.progress.counts
         key = None if suspended.key_id is None else parts.keys.get(suspended.key_id)
@@ -95,12 +96,10 @@ class Continuations:
             await parts.suspensions.settle([chat.request_id])
             return None
         allowance = await parts.budgets.resume(key, chat.request_id)
-        stream = parts.streams.find(chat.request_id, chat.owner)
-        if stream is not None:
-            return stream  # another client was faster
+        if (other := parts.streams.find(chat.request_id, chat.owner)) is not None:
+            return other  # another client was faster
         if chat.request_id not in parts.suspensions:
             return None  # it was settled meanwhile
-        stream = TokenStream.continued(chat, make_wire(chat), ring, suspended.progress.released)
         parts.streams.adopt(stream)
         lease = ContinuedLease(parts.limiter.resume(key, chat.n), counts)
         parts.streams.run(stream, self._serve(suspended, stream, key, lease, allowance))

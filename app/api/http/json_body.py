@@ -16,6 +16,7 @@ import orjson
 
 from app.api.http.unique_names import check_unique_names
 from app.errors import BadRequest
+from app.threads.owner_threads import LARGE_BYTES
 
 MAX_DEPTH = 64
 """Greatest nesting of arrays and objects in a body; schemas that people write stay below 20."""
@@ -26,16 +27,13 @@ MAX_VALUES = 100_000
 2,048 messages with tool calls and 128 tools with large schemas stay below a third of it; parsing as many
 takes 15 ms, and freeing them 4 ms."""
 
-THREAD_BYTES = 128 * 1024
-"""A larger body is parsed and hashed in a thread, because that takes 0.1 to 20 ms."""
-
 _CHUNK_BYTES = 512 * 1024
 """Bytes that are counted at once, in about 1 ms; between two chunks other tasks run."""
 
 
 async def fingerprint(raw: bytes) -> bytes:
     """The SHA-256 of a body, in a thread where it is large."""
-    if len(raw) <= THREAD_BYTES:
+    if len(raw) <= LARGE_BYTES:
         return hashlib.sha256(raw).digest()
     return await asyncio.to_thread(lambda: hashlib.sha256(raw).digest())
 

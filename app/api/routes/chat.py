@@ -23,7 +23,7 @@ from app.api.http.stream_headers import check_fresh, idempotency_key, last_event
 from app.api.routes.model_selection import ModelSelector, RoutingHeaders
 from app.api.routes.several_prompts import SeveralPrompts
 from app.api.schema.wire import parse_chat_request
-from app.core import ChatRequest, IdempotencyKey, Key
+from app.core import ChatRequest, IdempotencyKey, Key, Placement
 from app.errors import (
     Forbidden,
     NotFound,
@@ -153,21 +153,18 @@ class ChatRoutes:
         """
         owner = caller.owner
         raw = await self._bodies.read(request, client, owner, self._bodies.limit_bytes)
-        socket_wait_s = request.scope["extensions"][CONNECTION].unread_s()
+        unread_s = request.scope["extensions"][CONNECTION].unread_s()
+        placement = Placement(socket_wait_s=unread_s, body_bytes=len(raw))
         routing = RoutingHeaders.of(request)
         wants_plain(request)  # a wrong value is refused now, before anything is begun
         key, after = await idempotency_key(request, raw), last_event_id(request)
         # Before the body is parsed: who was let in uncharged for a known key may send no other one under it.
         made = None if key is None else await self._made_before(owner, key, after)
-        body = self._selector.with_model(await self._bodies.parse(request, raw))
+        parsed, streaming = await self._parsed(request, raw, caller, key, placement)
         del raw
         isolated = self._settings.isolation == "owner"
-        chats = [
-            with_priority_and_salt(chat, caller.key, isolated=isolated)
-            for chat in await self._parsed(request, body, caller, key, socket_wait_s=socket_wait_s)
-        ]
+        chats = [with_priority_and_salt(chat, caller.key, isolated=isolated) for chat in parsed]
         self._check_grammars(caller, chats[0])  # the prompts of a request share it
-        streaming = bool(body.get("stream"))
         if made is not None:
             if lease is not UNLIMITED:  # else it was charged before its body was read
                 self._reads.charge(owner, caller.key)
@@ -179,27 +176,30 @@ class ChatRoutes:
         return await self._begin(caller, chat, lease, streaming=streaming), streaming, others
 
     async def _parsed(
-        self,
-        request: Request,
-        body: Mapping[str, Any],
-        caller: Caller,
-        key: IdempotencyKey | None,
-        *,
-        socket_wait_s: float,
-    ) -> Sequence[ChatRequest]:
-        """The checked request, once for each prompt. Raises BadRequest, UnknownModel."""
-        chat = parse_chat_request(
-            body,
-            self._new_id(),
-            caller.owner,
-            # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
-            store=request.url.path.startswith("/api/"),
-            strict=self._settings.strict_parameters,
-            idempotency=key,
-            socket_wait_s=socket_wait_s,
-        )
+        self, request: Request, raw: bytes, caller: Caller, key: IdempotencyKey | None, placement: Placement
+    ) -> tuple[Sequence[ChatRequest], bool]:
+        """The checked request, once for each prompt, and whether its answer is to be a stream.
+
+        Raises BadRequest, UnknownModel.
+        """
+        # Under /v1 nothing is stored unless the request says so, as it is with OpenAI.
+        store = request.url.path.startswith("/api/")
+
+        def checked(body: Mapping[str, Any]) -> tuple[ChatRequest, bool]:
+            chat = parse_chat_request(
+                self._selector.with_model(body),
+                self._new_id(),
+                caller.owner,
+                store=store,
+                strict=self._settings.strict_parameters,
+                idempotency=key,
+                placement=placement,
+            )
+            return chat, bool(body.get("stream"))
+
+        chat, streaming = await self._bodies.parse_as(request, raw, checked)
         self._check_model(chat.model, caller.models)
-        return [chat]
+        return [chat], streaming
 
     def _new_id(self) -> str:
         """A fresh id: of fixed length, and not to be guessed."""
@@ -330,6 +330,7 @@ class ChatRoutes:
     async def attach(self, request: Request) -> Response | EventStream:
         """GET {id}: replay after `Last-Event-ID`, then follow."""
         after = last_event_id(request)
+        wants_plain(request)  # as in `create`: finding a suspended stream has its answer go on
         await self._bodies.turn(self._gatekeeper.caller(request).owner)
         stream = await self._find(request, after)
         if request.method == "HEAD":

@@ -11,7 +11,7 @@ from app.api.http.answer_format import TEXT_FORMAT
 from app.api.http.auth import Caller
 from app.api.routes.chat import ChatRoutes
 from app.api.schema.completions import CompletionRequest, parse_completion
-from app.core import ChatRequest, Engine, IdempotencyKey, RawPrompt
+from app.core import ChatRequest, Engine, IdempotencyKey, Placement, RawPrompt
 from app.errors import BadRequest, ContextOverflow, UnsupportedParameter
 from app.routing.backend import Backends
 from app.routing.router import AUTO
@@ -28,28 +28,27 @@ class CompletionRoutes(ChatRoutes):
         self._backends = backends
 
     async def _parsed(
-        self,
-        request: Request,
-        body: Mapping[str, Any],
-        caller: Caller,
-        key: IdempotencyKey | None,
-        *,
-        socket_wait_s: float,
-    ) -> Sequence[ChatRequest]:
+        self, request: Request, raw: bytes, caller: Caller, key: IdempotencyKey | None, placement: Placement
+    ) -> tuple[Sequence[ChatRequest], bool]:
         """See ChatRoutes."""
-        sent = parse_completion(
-            body,
-            caller.owner,
-            strict=self._settings.strict_parameters,
-            idempotency=key,
-            socket_wait_s=socket_wait_s,
-        )
+
+        def checked(body: Mapping[str, Any]) -> tuple[CompletionRequest, bool]:
+            sent = parse_completion(
+                self._selector.with_model(body),
+                caller.owner,
+                strict=self._settings.strict_parameters,
+                idempotency=key,
+                placement=placement,
+            )
+            return sent, bool(body.get("stream"))
+
+        sent, streaming = await self._bodies.parse_as(request, raw, checked)
         self._check_model(sent.model, caller.models)
         engine = self._backends.of(sent.model).engine
         return [
             sent.as_chat(i, await self._raw(engine, caller.owner, sent, i), self._new_id())
             for i in range(len(sent.prompts))
-        ]
+        ], streaming
 
     async def _raw(self, engine: Engine, owner: str, sent: CompletionRequest, index: int) -> RawPrompt:
         """A prompt and its text, which the screens read. Raises BadRequest, ContextOverflow."""

@@ -73,7 +73,7 @@ class ModerationRoutes:
     ) -> list[moderation.Result]:
         client = Client(request.receive)
         raw = await self._bodies.read(request, client, caller.owner, MAX_BYTES)
-        texts = parse_moderation(await self._bodies.parse(request, raw))
+        texts = await self._bodies.parse_as(request, raw, parse_moderation)
         if self._moderator is None:
             raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
         lease.reserve_tokens(texts_estimate(texts, self._limiter.count_text))

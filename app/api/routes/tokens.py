@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request
@@ -15,12 +17,14 @@ from app.api.http.bodies import BodyReader
 from app.api.http.client import Client
 from app.api.schema.tokens import DetokenizeRequest, TokenizeRequest, parse_detokenize, parse_tokenize
 from app.api.schema.wire import parse_chat_request
-from app.core import Engine
+from app.core import ChatRequest, Engine
 from app.engine.limits import check_text_only
 from app.errors import BadRequest
 from app.metering.limiter import Limiter
 from app.routing.backend import Backends
 from app.routing.router import AUTO
+
+T = TypeVar("T")
 
 
 class TokenRoutes:
@@ -48,9 +52,9 @@ class TokenRoutes:
         """The ids of texts, or of a rendered conversation. Raises BadRequest, ContextOverflow."""
         caller = self._gatekeeper.caller(request)
         client = Client(request.receive)
-        sent = parse_tokenize(await self._read(request, client, caller))
+        sent, chat = await self._read(request, client, caller, partial(_tokenize_request, owner=caller.owner))
         engine = self._engine(sent.model, caller)
-        ids = await client.while_here(self._ids(engine, caller.owner, sent), "tokenize")
+        ids = await client.while_here(self._ids(engine, caller.owner, sent, chat), "tokenize")
         several = not isinstance(sent.prompt, str) and sent.messages is None
         return _json(
             {
@@ -65,19 +69,21 @@ class TokenRoutes:
         """The text of ids, or of several lists of them. Raises BadRequest."""
         caller = self._gatekeeper.caller(request)
         client = Client(request.receive)
-        sent = parse_detokenize(await self._read(request, client, caller))
+        sent = await self._read(request, client, caller, parse_detokenize)
         texts = await client.while_here(
             self._texts(self._engine(sent.model, caller), caller.owner, sent), "detokenize"
         )
         text = texts if sent.several else texts[0]
         return _json({"prompt": text, "text": text, "content": text})
 
-    async def _read(self, request: Request, client: Client, caller: Caller) -> dict[str, Any]:
-        """The body, once the request is charged. Raises RateLimited."""
+    async def _read(
+        self, request: Request, client: Client, caller: Caller, make: Callable[[dict[str, Any]], T]
+    ) -> T:
+        """What is made of the body, once the request is charged. Raises RateLimited, and what `make` does."""
         self._check_ready()
         self._limiter.begin(caller.key, generates=False)
         raw = await self._bodies.read(request, client, caller.owner, self._bodies.limit_bytes)
-        return await self._bodies.parse(request, raw)
+        return await self._bodies.parse_as(request, raw, make)
 
     def _engine(self, model: str | None, caller: Caller) -> Engine:
         """The engine of a model that the caller may use; of the first one where they name none."""
@@ -89,10 +95,11 @@ class TokenRoutes:
         backend.check_ready()
         return backend.engine
 
-    async def _ids(self, engine: Engine, owner: str, sent: TokenizeRequest) -> list[Sequence[int]]:
-        if sent.messages is not None:
-            body = {"model": engine.model.id, "messages": sent.messages, **sent.template}
-            chat = parse_chat_request(body, f"tok-{secrets.token_hex(14)}", owner)
+    async def _ids(
+        self, engine: Engine, owner: str, sent: TokenizeRequest, chat: ChatRequest | None
+    ) -> list[Sequence[int]]:
+        if chat is not None:
+            chat = replace(chat, model=engine.model.id, body={**chat.body, "model": engine.model.id})
             check_text_only(chat)
             return [(await engine.render(chat)).token_ids]
         texts = [sent.prompt] if isinstance(sent.prompt, str) else sent.prompt
@@ -105,6 +112,15 @@ class TokenRoutes:
             return [await engine.detokenize(owner, ids, skip_special_tokens=skip) for ids in sent.tokens]
         except BadRequest as error:
             raise BadRequest(error.message, param="tokens") from None
+
+
+def _tokenize_request(body: Mapping[str, Any], owner: str) -> tuple[TokenizeRequest, ChatRequest | None]:
+    """What is to be tokenized, and its conversation, if it is one, for a model that is not known yet."""
+    sent = parse_tokenize(body)
+    if sent.messages is None:
+        return sent, None
+    conversation = {"model": "", "messages": sent.messages, **sent.template}
+    return sent, parse_chat_request(conversation, f"tok-{secrets.token_hex(14)}", owner)
 
 
 def _json(body: dict[str, Any]) -> Response:

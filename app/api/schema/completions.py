@@ -12,7 +12,7 @@ from typing import Any
 from app.api.schema.parameters import PARAMETERS, check_kind
 from app.api.schema.tokens import check_token_ids
 from app.api.schema.wire import parse_chat_request
-from app.core import ChatRequest, IdempotencyKey, RawPrompt
+from app.core import UNPLACED, ChatRequest, IdempotencyKey, Placement, RawPrompt
 from app.errors import BadRequest, UnsupportedParameter
 
 DEFAULT_MAX_TOKENS = 16
@@ -80,7 +80,7 @@ def parse_completion(
     *,
     strict: bool = False,
     idempotency: IdempotencyKey | None = None,
-    socket_wait_s: float = 0.0,
+    placement: Placement = UNPLACED,
 ) -> CompletionRequest:
     """The checked request. Raises BadRequest and UnsupportedParameter, naming the parameter."""
     values = {name: value for name, value in body.items() if value is not None}
@@ -94,7 +94,7 @@ def parse_completion(
         chat |= {"logprobs": True, "top_logprobs": top}
     chat["messages"] = [{"role": "user", "content": ""}]  # the prompt takes its place
     template = parse_chat_request(
-        chat, "", owner, strict=strict, idempotency=idempotency, socket_wait_s=socket_wait_s
+        chat, "", owner, strict=strict, idempotency=idempotency, placement=placement
     )
     n = template.n
     if values.get("best_of", n) != n:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.api.schema.fields import bounded_text, fields_of, shown
-from app.api.schema.parameters import MAX_MESSAGES, check_kind
+from app.api.schema.parameters import MAX_MESSAGES, MAX_REQUEST_CALLS, check_kind
 from app.errors import BadRequest
 from app.messages import (
     DETAILS,
@@ -79,7 +79,19 @@ def normalized(messages: Sequence[Any], *, may_be_empty: bool = False) -> list[d
     if not messages and not may_be_empty:
         raise BadRequest("messages must hold at least one message.", param="messages")
     _check_length("messages", messages, MAX_MESSAGES, "messages")
+    _check_calls(messages)
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _check_calls(messages: Sequence[Any]) -> None:
+    """Raise BadRequest for too many tool calls, before any of them is checked."""
+    sent = (message.get("tool_calls") for message in messages if isinstance(message, dict))
+    calls = sum(len(of_message) for of_message in sent if isinstance(of_message, list))
+    if calls > MAX_REQUEST_CALLS:
+        raise BadRequest(
+            f"messages take at most {MAX_REQUEST_CALLS:,} tool calls together, got {calls:,}.",
+            param="messages",
+        )
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:

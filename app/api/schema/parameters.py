@@ -82,6 +82,8 @@ MAX_MESSAGES = 2048
 """Messages of a request, at most, as with Azure OpenAI: a conversation of a thousand turns."""
 MAX_REQUEST_PARTS = 4096
 """Content parts of all messages together."""
+MAX_REQUEST_CALLS = 4096
+"""Tool calls of all messages together: each takes some 10 us to check and 10 us to read."""
 MAX_TOOLS = 128
 """Tools of a request, at most; OpenAI's limit."""
 MAX_BIASES = 1024

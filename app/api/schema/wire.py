@@ -13,7 +13,7 @@ from app.api.schema.parameters import PARAMETERS, check, check_kind, quoted
 from app.api.schema.template_switches import check_template_switches
 from app.api.schema.tools import chosen, is_forced, normalized_tools
 from app.api.schema.values import check_moderation, check_values
-from app.core import ChatRequest, IdempotencyKey, Placement
+from app.core import UNPLACED, ChatRequest, IdempotencyKey, Placement
 from app.errors import BadRequest
 from app.generation.history import new_conversation_id, new_message_id
 
@@ -30,7 +30,7 @@ def parse_chat_request(
     store: bool = False,
     strict: bool = False,
     idempotency: IdempotencyKey | None = None,
-    socket_wait_s: float = 0.0,
+    placement: Placement = UNPLACED,
 ) -> ChatRequest:
     """A checked request, to be stored if it does not say so itself. Null means absent, as in OpenAI's API.
 
@@ -49,7 +49,7 @@ def parse_chat_request(
             idempotency=idempotency,
             strict=strict,
             spelled=spelled,
-            placement=Placement(socket_wait_s=socket_wait_s),
+            placement=placement,
             **_conversation(values, store=store),
         )
     except BadRequest as error:

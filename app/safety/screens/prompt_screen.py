@@ -11,10 +11,11 @@ Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from app.safety.counters import Failure, SafetyCounters
 from app.safety.screens.remembered import Remembered
@@ -35,6 +36,8 @@ from app.safety.verdict import (
 )
 from app.threads.owner_threads import OwnerThreads, WaitedTooLong, Work
 
+T = TypeVar("T")
+
 TIMEOUT_S = 10.0
 """Seconds for which `full_verdict` may read; for long texts there is more."""
 CHARS_A_SECOND = 20_000
@@ -53,6 +56,8 @@ ENCODED = 8
 """How many slices between the ends of a text the encoder reads: those that the n-grams find worst."""
 QUICK_SLICES = 16
 """Slices that the n-grams read in one turn: about 6 ms, less than what the encoder takes for one."""
+MERGED = 512
+"""Texts or slices whose scores are put together in one turn of the loop: 2 ms."""
 REMEMBERED = 8_192
 """Texts whose scores are kept, so that a conversation's past is scored once."""
 
@@ -162,6 +167,17 @@ class PromptScreen:
         except Exception as exc:  # noqa: BLE001  # same
             return self._failed("encoder", "error", policy, exc)
 
+    async def in_thread(self, owner: str, size: int, function: Callable[[], T]) -> T:
+        """`function()`, which would hold up the loop, in the thread. Raises ScreenFailed."""
+        work = Work(owner, size, work_s=self._timeout_s + size / CHARS_A_SECOND, wait_s=self._wait_s)
+        try:
+            return await self._thread.run(work, function)
+        except TimeoutError as exc:
+            if self._fail_open and not isinstance(exc, WaitedTooLong):
+                return function()
+            self._counters.failed("ngrams", "timeout", passed=False)
+            raise (ScreenBusy if isinstance(exc, WaitedTooLong) else ScreenFailed) from exc
+
     async def evaluate(
         self, conversation: Conversation, policy: Policed, strikes: int = 0, *, owner: str = ""
     ) -> Verdict:
@@ -239,6 +255,8 @@ class PromptScreen:
         scores = iter(await self._all_quick(work, [piece for of_text in pieces for piece in of_text]))
         quick: dict[int, _TextScores] = {}
         for number, of_text in enumerate(pieces):
+            if number % MERGED == 0:
+                await asyncio.sleep(0)
             quick[number] = _TextScores(highest(*islice(scores, len(of_text))), {}, 0)
         worst = sorted(quick, key=lambda number: -harm(quick[number].ends))[:ENCODED_TEXTS]
         for number in worst:
@@ -256,7 +274,11 @@ class PromptScreen:
         worst = sorted(range(len(between)), key=lambda i: -harm(quick[i]))[:ENCODED]
         for i in worst:
             quick[i] = await self._thoroughly(work, between[i])
-        return _TextScores(at_ends, highest(*quick), len(between))
+        merged: Scores = {}
+        for start in range(0, len(quick), MERGED):
+            merged = highest(merged, *quick[start : start + MERGED])
+            await asyncio.sleep(0)
+        return _TextScores(at_ends, merged, len(between))
 
     def _quickly(self, text: str, looked: Mapping[str, Quick]) -> Scores:
         key = self._quick.key(text)
@@ -295,6 +317,8 @@ class PromptScreen:
             keys = [self._quick.key(text) for text in batch]
             by_key = {key: kept for key in keys if (kept := self._quick.get(key)) is not None}
             unread = {key: text for key, text in zip(keys, batch, strict=True) if key not in by_key}
+            if start % MERGED == 0:  # all of a text may be remembered
+                await asyncio.sleep(0)
             if unread:
                 read = await self._thread.run(work, self._quick_scores_of, list(unread.values()))
                 for key, of_text in zip(unread, read, strict=True):

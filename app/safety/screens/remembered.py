@@ -17,11 +17,14 @@ JUDGED = 65_536
 WATCHED = 8_192
 """Users' turns that are known to have made a prompt watched."""
 
+SHORT_CHARS = 4_096
+"""Characters of a text that is hashed in 10 us; a megabyte takes 3 ms."""
+
 T = TypeVar("T")
 
 
 class Remembered(Generic[T]):
-    """Something about each of the texts seen last."""
+    """Something about each of the texts seen last; for several threads."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -35,8 +38,10 @@ class Remembered(Generic[T]):
 
     def get(self, key: bytes) -> T | None:
         """What is remembered under a key, which counts as seen now."""
-        if key in self._found:
+        try:
             self._found.move_to_end(key)
+        except KeyError:
+            return None
         return self._found.get(key)
 
     def put(self, key: bytes, value: T) -> T:
@@ -60,15 +65,17 @@ class Judged:
 
     def of(self, owner: str, policy_hash: str) -> JudgedTexts:
         """The texts of an owner under a policy."""
-        return JudgedTexts(self._texts, self._watched, f"{policy_hash} {owner}")
+        return JudgedTexts(self._texts, self._watched, f"{policy_hash} {owner}", {})
 
 
 class JudgedTexts(NamedTuple):
-    """The texts of one owner that were judged by one policy."""
+    """The texts of one owner that were judged by one policy; one for each request."""
 
     texts: Remembered[bool]
     watched: Remembered[Verdict]
     whose: str
+    digests: dict[str, bytes]
+    """Those of this request's long texts, each of which is looked up several times."""
 
     def is_passed(self, turn: str) -> bool:
         """Whether a user's turn was judged and let pass."""
@@ -76,7 +83,7 @@ class JudgedTexts(NamedTuple):
 
     def is_answer(self, field: str) -> bool:
         """Whether a field of an answer was released, or read before."""
-        return self.texts.get(self._key("assistant", _canonical(field))) is not None
+        return self.texts.get(self._key("assistant", field.strip())) is not None
 
     def add_passed(self, turns: Iterable[str]) -> None:
         """Remember users' turns of a prompt that was let pass."""
@@ -86,7 +93,7 @@ class JudgedTexts(NamedTuple):
     def add_answers(self, fields: Iterable[str]) -> None:
         """Remember fields of answers."""
         for field in fields:
-            self.texts.put(self._key("assistant", _canonical(field)), True)
+            self.texts.put(self._key("assistant", field.strip()), True)
 
     def add_released(self, message: Mapping[str, Any]) -> None:
         """Remember an answer as it was released."""
@@ -116,9 +123,9 @@ class JudgedTexts(NamedTuple):
         return any(self.texts.get(self._key("recorded", turn)) is not None for turn in turns)
 
     def _key(self, role: str, text: str) -> bytes:
+        if len(text) > SHORT_CHARS:
+            digest = self.digests.get(text)
+            if digest is None:
+                digest = self.digests[text] = self.texts.key(text)
+            role, text = f"long {role}", digest.hex()
         return self.texts.key(f"{role} {len(self.whose)} {self.whose} {text}")
-
-
-def _canonical(field: str) -> str:
-    """A field without white space around it, its lines in order: clients write tool calls anew."""
-    return "\n".join(sorted(field.strip().split("\n")))

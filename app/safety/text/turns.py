@@ -1,7 +1,8 @@
 """What a prompt screen reads of a request: which texts, how much each weighs, and their slices.
 
     who says it                            refused                          watched
-    newest user's turn, last three joined  as it is                         as it is
+    newest user's message, last three
+    turns, and all not judged yet, joined  as it is                         as it is
     earlier user's turn, not judged yet    as it is                         as it is
     the same, judged by this server        fading with each turn since      fading
     instructions, short: system, tools…    as it is                         as it is
@@ -10,14 +11,17 @@
     answer of anyone else, short           at 0.8                           where a user's would be refused
     the same, long                         never                            where a user's would be refused
 
-A request split over turns shows only in the joined ones. A long text has more places to be mistaken in: as
+Messages of one role in a row are read each for itself and as one text, a user's as one turn: a request split
+over them shows only there. A long text has more places to be mistaken in: as
 users' turns a sixth of public agent prompts would be refused, and one in eleven benign answers. An answer
 that the model is to go on with is read as a user's turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from app.safety.text.strings import fields_of, message_text, request_text, text_of
@@ -31,6 +35,8 @@ MAX_AGE = 10
 """Turns back that are read: the score of an older turn has faded to a tenth and reaches no threshold."""
 SHORT_CHARS = 300
 """Characters of a short text. A longer text that no user wrote needs stronger evidence to be refused."""
+BESIDE_CHARS = 64
+"""Characters beside a message's content, such as an id, that do not hide what it says from a classifier."""
 SLICE_CHARS = 2_000
 OVERLAP_CHARS = 200
 """Characters that two slices share, so that a sentence cut by one slice is whole in the next."""
@@ -86,34 +92,31 @@ def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: S
     `stored` are the first of the messages, which are from the store and so were judged before: whether each
     is an answer of this server.
     """
-    messages: Sequence[Message] = body["messages"]
-    users: list[tuple[str, bool]] = []
     others = [_instructions(beside)] if (beside := request_text(body)) else []
+    turns: list[_Turn] = []
     answers: list[str] = []
-    last = len(messages) - 1
-    for number, message in enumerate(messages):
-        role = message.get("role")
-        in_store = number < len(stored)
-        if role == "assistant" and number < last:
-            fresh = [] if in_store and stored[number] else _unreleased(message, judged)
-            answers += fresh
-            if fresh:
-                others.append(_answer("\n".join(fresh)))
+    instructions: list[list[_Said]] = []
+    for kind, group in groupby(_said(body["messages"], judged, stored), key=attrgetter("kind")):
+        run = list(group)
+        if kind == "user":
+            turns.append(_turn(run, judged))
             continue
-        text = message_text(message)
-        if not text.strip():
+        unknown = [said for said in run if said is not _KNOWN]
+        if not unknown:
             continue
-        if role == "user":
-            users.append((text, in_store or (number < last and _is_passed(text, judged))))
-        elif role == "assistant":
-            others.append(Read(text))
-        elif role == "tool":
-            others.append(Read(text, DECAY, watch=True))
-        else:
-            others.append(_instructions(text))
-    fresh_users = [text for text, is_judged in users if not is_judged]
-    recent = [text for text, _ in users[-JOINED_TURNS:]]
-    return Turns(_newest(users), others + _before(users), fresh_users, answers, recent)
+        others += (said.read(text) for said in unknown for text in said.texts)
+        if len(unknown) > 1:
+            others.append(run[-1].read(_joined(unknown)))
+        if kind == "instructions":
+            instructions.append(run)
+        answers += (field for said in unknown if said.read is _answer for field in said.fields)
+    if len(instructions) > 1:
+        others.append(_instructions(_joined([said for run in instructions for said in run])))
+    users = [said for turn in turns for said in turn.messages]
+    fresh = [said.text for said in users if not said.is_judged]
+    fresh += (turn.text for turn in turns if len(turn.messages) > 1 and not turn.is_judged)
+    recent = [said.text for said in users[-JOINED_TURNS:]]
+    return Turns(_newest(turns, users), others + _before(turns), fresh, answers, recent)
 
 
 def conversation_of(
@@ -152,22 +155,121 @@ def slices(text: str) -> list[str]:
     return list(_slices(text))
 
 
-def _newest(users: Sequence[tuple[str, bool]]) -> list[Read]:
-    newest = [Read(text) for text, _ in users[-1:]]
-    if len(users) > 1:
-        newest.append(Read("\n".join(text for text, _ in users[-JOINED_TURNS:])))
-    return newest
+class _Said(NamedTuple):
+    """What is to be read of a message. Those of one kind in a row are one run, and read as one text too."""
+
+    kind: str
+    text: str
+    read: Callable[[str], Read] = Read
+    """How a text of this kind is read."""
+    is_judged: bool = False
+    is_stored: bool = False
+    fields: Sequence[str] = ()
+    """The fields that make the text, where they are several; of an answer those that are not known."""
+
+    @property
+    def content(self) -> str:
+        """The text without names, ids, calls and the like."""
+        return self.fields[0] if self.fields else self.text
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The text, and its content alone where what is beside it would drown it."""
+        is_drowned = len(self.text) - len(self.content) > BESIDE_CHARS
+        return (self.text, self.content) if is_drowned else (self.text,)
 
 
-def _before(users: Sequence[tuple[str, bool]]) -> list[Read]:
-    """The users' turns before the newest, the youngest first."""
+class _Turn(NamedTuple):
+    """A user's messages in a row."""
+
+    messages: Sequence[_Said]
+    text: str
+    is_judged: bool
+    """Whether they were judged as one text."""
+
+
+_KNOWN = _Said("assistant", "")
+"""An answer of this server."""
+
+
+def _said(messages: Sequence[Message], judged: Knows | None, stored: Sequence[bool]) -> Iterator[_Said]:
+    """What messages say. Those that say nothing are left out, as they set nothing apart."""
+    last = len(messages) - 1
+    for number, message in enumerate(messages):
+        role, is_stored = message.get("role"), number < len(stored)
+        if role == "assistant" and number < last:
+            if is_stored and stored[number]:
+                yield _KNOWN
+            elif fields := fields_of(message):
+                fresh = [field for field in fields if judged is None or not judged.is_answer(field)]
+                yield _Said("assistant", "\n".join(fresh), _answer, fields=fresh) if fresh else _KNOWN
+            continue
+        content = message.get("content")
+        if isinstance(content, str) and len(message) == 2 and role is not None:
+            text, fields = content, []
+        else:
+            fields = fields_of(message)
+            text = "\n".join(fields)
+        if not text.strip():
+            continue
+        if role == "user":
+            is_judged = is_stored or (number < last and _is_passed(text, judged))
+            yield _Said("user", text, Read, is_judged, is_stored, fields)
+        elif role == "assistant":  # that the model is to go on with
+            yield _Said("assistant", text, fields=fields)
+        elif role == "tool":
+            yield _Said("tool", text, _result, fields=fields)
+        else:
+            yield _Said("instructions", text, _instructions, fields=fields)
+
+
+def _joined(run: Sequence[_Said]) -> str:
+    """The contents alone: hardly a template writes names and ids, which would drown them."""
+    return "\n".join(said.content for said in run)
+
+
+def _turn(run: Sequence[_Said], judged: Knows | None) -> _Turn:
+    if len(run) == 1:
+        return _Turn(run, run[0].content, run[0].is_judged)
+    text = _joined(run)
+    return _Turn(run, text, all(said.is_stored for said in run) or _is_passed(text, judged))
+
+
+def _newest(turns: Sequence[_Turn], users: Sequence[_Said]) -> list[Read]:
+    """The newest user's message, those in a row with it, the last turns, and all that nobody has judged."""
+    if not turns:
+        return []
+    texts = [*users[-1].texts]
+    if len(turns[-1].messages) > 1:
+        texts.append(turns[-1].text)
+    if len(turns) > 1:
+        recent = [said for turn in turns[-JOINED_TURNS:] for said in turn.messages]
+        texts.append(_joined(recent))
+        if not all(said.is_judged for said in users[: -len(recent)]):
+            texts.append(_joined([said for said in users if not said.is_judged]))
+    return [Read(text) for text in dict.fromkeys(texts)]
+
+
+def _before(turns: Sequence[_Turn]) -> list[Read]:
+    """The users' messages before the newest and their turns, the youngest first."""
     earlier: list[Read] = []
-    for age, (text, is_judged) in enumerate(reversed(users[:-1]), start=1):
-        if not is_judged:
-            earlier.append(Read(text))
-        elif age <= MAX_AGE:
-            earlier.append(Read(text, DECAY**age))
+    age = 0
+    for turn in reversed(turns):
+        if age and len(turn.messages) > 1:
+            earlier += _faded(turn.text, age, is_judged=turn.is_judged)
+        for said in reversed(turn.messages):
+            if age:
+                for text in said.texts:
+                    earlier += _faded(text, age, is_judged=said.is_judged)
+            age += 1
     return earlier
+
+
+def _faded(text: str, age: int, *, is_judged: bool) -> list[Read]:
+    """A user's text, so many messages before the newest."""
+    if not is_judged:
+        return [Read(text)]
+    return [Read(text, DECAY**age)] if age <= MAX_AGE else []
 
 
 def _instructions(text: str) -> Read:
@@ -180,6 +282,10 @@ def _answer(text: str) -> Read:
 
 def _is_passed(text: str, judged: Knows | None) -> bool:
     return judged is not None and judged.is_passed(text)
+
+
+def _result(text: str) -> Read:
+    return Read(text, DECAY, watch=True)
 
 
 def _unreleased(message: Message, judged: Knows | None) -> list[str]:

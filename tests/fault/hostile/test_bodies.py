@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from app.api.http import bodies
 from app.api.http.body_budget import BodyBudget
 from app.api.http.json_body import parse_body
 from app.engine.scripted.engine import Script
+from app.threads.owner_threads import LARGE_BYTES
 from tests.support.lateness import lateness
 from tests.support.servers import Serve, ServerProcess, Spawn
 from tests.support.sse_client import Connection, Response, fetch, until
@@ -222,6 +225,42 @@ async def test_large_bodies_are_parsed_one_at_a_time(serve: Serve, monkeypatch: 
     answers = await asyncio.gather(*(post(served.port, raw) for _ in range(12)))
     assert {answer.status for answer in answers} == {400}
     assert seen == [1] * 12
+
+
+@pytest.mark.parametrize(
+    ("path", "function"),
+    [
+        (CHAT, "app.api.routes.chat.parse_chat_request"),
+        (CHAT, "app.generation.safety_check.read_request"),
+        (CHAT, "app.generation.safety_check.conversation_of"),
+        ("/tokenize", "app.api.routes.tokens.parse_chat_request"),
+        ("/v1/completions", "app.api.routes.completions.parse_completion"),
+        ("/v1/moderations", "app.api.routes.moderations.parse_moderation"),
+    ],
+)
+async def test_a_large_request_is_taken_apart_beside_the_loop(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, function: str
+):
+    """Whatever grows with a request's messages, calls and texts runs in a thread, and of a small one here."""
+    module, _, name = function.rpartition(".")
+    original, threads = getattr(importlib.import_module(module), name), []
+
+    def noting(*arguments: Any, **named: Any) -> Any:
+        threads.append(threading.get_ident())
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(function, noting)
+    served = await serve(Script(), safety="on")
+
+    async def unavailable(*_: Any, **__: Any) -> None:
+        """A guard that cannot judge now."""
+
+    monkeypatch.setattr(served.runtime.safety, "guard", lambda: SimpleNamespace(judge=unavailable))
+    for text in ("hello", "hello " * (LARGE_BYTES // 6)):
+        sent = {"/v1/completions": {"prompt": text}, "/v1/moderations": {"input": text}}
+        messages = {"messages": [{"role": "user", "content": text}]}
+        assert (await fetch(served.port, "POST", path, sent.get(path, messages))).status == 200
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]
 
 
 async def test_callers_take_turns_with_large_bodies():

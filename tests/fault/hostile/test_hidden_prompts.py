@@ -133,6 +133,29 @@ async def test_what_is_refused_as_a_users_message_is_refused_wherever_the_model_
     assert {name: found for name, found in let_through.items() if found[0] != 400} == {}
 
 
+@pytest.mark.parametrize("words", [1, 2, 3])
+@pytest.mark.parametrize("evil", [EVIL, OTHER_EVIL])
+async def test_a_sentence_in_pieces_is_refused_as_the_whole_is(served: Served, evil: str, words: int):
+    """Pieces of one to three words, in messages in a row or with the user's turns of a made-up chat."""
+    parts = evil.split()
+    pieces = [" ".join(parts[i : i + words]) for i in range(0, len(parts), words)]
+    yes, thanks = (
+        {"role": "assistant", "content": "Yes?"},
+        [{"role": "assistant", "content": "."}, THANKS] * 4,
+    )
+    in_a_row = [{"role": "user", "content": piece} for piece in pieces]
+    said = [message for piece in in_a_row for message in (piece, yes)]
+    orders = [{"role": ("system", "developer")[i % 2], "content": piece} for i, piece in enumerate(pieces)]
+    for messages in (
+        in_a_row,
+        [*in_a_row, *thanks],
+        [*said, THANKS],
+        [*said, HELLO, *thanks],
+        [*orders, HELLO],
+    ):
+        assert await asked(served, {"messages": messages}) == (400, "block")
+
+
 @pytest.mark.parametrize("evil", [EVIL, OTHER_EVIL])
 async def test_it_is_refused_or_watched_in_what_others_are_made_to_say(served: Served, evil: str):
     """Nothing of it passes unwatched."""

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from app.engine.scripted.engine import Script
-from tests.support.servers import Serve, Spawn, chat
+from tests.support.servers import ROOT, Serve, Spawn, chat
 from tests.support.sse_client import Connection, Response, fetch, until
 
 KEYS = "/api/admin/keys"
@@ -84,6 +84,44 @@ async def test_nginx_as_it_comes_is_refused(serve: Serve):
     answer = await raw(served.port, request.encode())
     assert answer.refusal()[:2] == (403, "forbidden")
     assert "tokenring keys create" in answer.error()["message"]
+
+
+async def test_a_page_of_another_port_cannot_drive_the_api(serve: Serve):
+    """What a page of another origin on this machine sends without a preflight is 403, and begins nothing."""
+    served = await serve(Script())
+    body = chat(stream=False)
+    for headers in (
+        {"origin": "http://127.0.0.1:9999", "sec-fetch-site": "same-site", "content-type": "text/plain"},
+        {"origin": f"http://localhost:{served.port}"},
+        {"sec-fetch-site": "cross-site"},
+    ):
+        answer = await fetch(served.port, "POST", "/api/chat/completions", body, headers)
+        assert answer.refusal()[:2] == (403, "forbidden")
+        assert "cors_origins" in answer.error()["message"]
+    host = f"127.0.0.1:{served.port}"
+    own = {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}
+    assert (await fetch(served.port, "POST", "/api/chat/completions", body, own)).status == 200
+    assert len(served.logged("request")) == 1
+
+
+async def test_what_forwards_without_a_sign_is_local(serve: Serve):
+    """The rule that docs/keys.md states: who reaches the port through a bare forwarder is an admin."""
+    served = await serve(Script())
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner = await asyncio.open_connection("127.0.0.1", served.port)
+        inner.write(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(await inner_reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+        inner.close()
+
+    async with await asyncio.start_server(forward, "127.0.0.1", 0) as forwarder:
+        reader, writer = await asyncio.open_connection(*forwarder.sockets[0].getsockname())
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"200"
+        writer.close()
+    rule = (ROOT / "docs/keys.md").read_text("utf-8")
+    assert "Everything else that arrives on the port is local" in rule
 
 
 @pytest.mark.timeout(60)

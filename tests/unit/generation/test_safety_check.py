@@ -379,7 +379,7 @@ async def test_verdict_that_is_there_is_not_waited_for(world: World, running):
         check = world.service.of(asked("harmless"), None)
         await check.await_verdict()
         assert not check.undecided
-        check.prescreen(LoadedTurn(asked("harmless")))
+        await check.prescreen(LoadedTurn(asked("harmless")))
         check.start_full_screen()
         assert check.undecided
         check.start_full_screen()
@@ -661,17 +661,19 @@ async def test_a_resumed_prompt_keeps_its_verdict(world: World, running: Callabl
     async with running() as made:
         assert world.service is not None
         first = world.service.of(request, None)
-        first.prescreen(LoadedTurn(request))
+        await first.prescreen(LoadedTurn(request))
         first.start_full_screen()
         await first.await_verdict()
         state = orjson.loads(orjson.dumps(first.state()))
         counted = world.judged("encoder"), world.judged("ngrams")
         again = world.service.of(request, None)
-        again.resume(LoadedTurn(request), state)
+        await again.resume(LoadedTurn(request), state)
         assert again.state() == first.state()
         assert not again.undecided
         watched = world.service.of(request, None)
-        watched.resume(LoadedTurn(request), {**state, "verdict": {**state["verdict"], "action": "watch"}})
+        await watched.resume(
+            LoadedTurn(request), {**state, "verdict": {**state["verdict"], "action": "watch"}}
+        )
         screening = watched.open_screen()
         assert isinstance(screening, Screening)
         assert (world.judged("encoder"), world.judged("ngrams")) == counted
@@ -684,6 +686,6 @@ async def test_a_prompt_that_was_not_judged_before_is_watched(world: World, runn
     async with running():
         assert world.service is not None
         check = world.service.of(request, None)
-        check.resume(LoadedTurn(request), {})
+        await check.resume(LoadedTurn(request), {})
         assert check.state()["verdict"]["action"] == "watch"
         assert check.state()["strict"] is True

@@ -109,7 +109,7 @@ def test_many_texts_are_sampled_as_one() -> None:
 
 
 def test_every_part_of_the_prompt_counts() -> None:
-    """Text parts, tool calls, tools and schemas; images by a constant, and never by their bytes."""
+    """Text parts, tool calls, names, ids, tools and schemas; images by a constant, never by their bytes."""
 
     def estimate(messages: list[Any], **body: Any) -> int:
         request = ChatRequest("r", "ann", "m", {"messages": messages, **body}, 0)
@@ -122,6 +122,8 @@ def test_every_part_of_the_prompt_counts() -> None:
     assert estimate([{"role": "user", "content": parts}]) == plain + IMAGE_TOKENS
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "x y"}}
     assert estimate([{"role": "assistant", "content": None, "tool_calls": [call]}]) > 8
+    for field in ("name", "tool_call_id", "reasoning_content"):
+        assert estimate([{"role": "tool", "content": "a b c", field: "d e"}]) == plain + 2
     assert estimate([{"role": "user", "content": "a b c"}], tools=[{"function": {"name": "f"}}]) > plain
 
 

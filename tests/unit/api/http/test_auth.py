@@ -35,12 +35,14 @@ def a_key(**terms: Any) -> Key:
     return Key(ID, "ann", KeyTerms("laptop", **terms), NOW_US - 1, secrets=(secret,))
 
 
-def gate(*keys: Key, api_key: str = "", host: str = "127.0.0.1", loaded: bool = True) -> Gatekeeper:
+def gate(
+    *keys: Key, api_key: str = "", host: str = "127.0.0.1", loaded: bool = True, cors_origins: str = ""
+) -> Gatekeeper:
     """A gatekeeper over these stored keys."""
     table = KeyTable(None, structlog.get_logger(), lambda: NOW_US)  # type: ignore[arg-type]  # it reads no store
     table._by_id = {key.id: key for key in keys}
     table._version = 1 if loaded else None
-    return Gatekeeper(table, api_key, host)
+    return Gatekeeper(table, api_key, host, cors_origins)
 
 
 @pytest.mark.parametrize("key", ["plain-key", "schlüssel-世界"])
@@ -170,7 +172,11 @@ def test_nobody_is_let_in_before_the_store_is_read():
         {"host": "localhost:8000"},
         {"host": "127.0.0.1"},
         {"host": "[::1]:8000"},
-        {"host": "127.8.9.1", "origin": "http://localhost:3000"},
+        {"host": "127.8.9.1:3000", "origin": "http://127.8.9.1:3000", "sec-fetch-site": "same-origin"},
+        {"host": "LOCALHOST", "origin": "http://localhost"},
+        {"host": "[::1]:8000", "origin": "http://[::1]:8000"},
+        {"host": "localhost:8000", "sec-fetch-site": "none"},
+        {"host": "localhost:8000", "sec-fetch-mode": "cors"},
         {"host": "app.localhost"},
         {"host": "LOCALHOST:8000"},
         {"user-agent": "OpenAI/Python", "x-stainless-lang": "python", "x-openwebui-user-name": "ann"},
@@ -204,12 +210,37 @@ def test_local_requests_need_no_key(headers: dict[str, str]):
         {"host": "127.0.0.1."},
         {"host": "[::ffff:10.0.0.7]"},
         {"host": "localhost\t.evil.example"},
+        {"host": "localhost:8000", "origin": "http://localhost:9999"},
+        {"host": "localhost:8000", "origin": "http://localhost"},
+        {"host": "localhost:8000", "origin": "https://localhost:8000"},
+        {"host": "localhost:8000", "origin": "http://127.0.0.1:8000"},
+        {"host": "localhost:8000", "origin": "http://localhost:8000/"},
+        {"host": "127.0.0.1:8000", "origin": "http://a.localhost:8000", "sec-fetch-site": "same-origin"},
+        {"host": "localhost:8000", "sec-fetch-site": "same-site"},
+        {"host": "localhost:8000", "sec-fetch-site": "cross-site"},
+        {"host": "localhost:8000", "sec-fetch-site": ""},
     ],
 )
 def test_web_pages_of_others_are_refused(headers: dict[str, str]):
     """In open mode, what a foreign page makes the browser send is refused, malformed names too."""
     with pytest.raises(Forbidden):
         gate().owner(request(**headers))
+
+
+def test_a_page_of_this_machine_needs_no_key_if_its_origin_is_listed():
+    """A listed origin counts in open mode if it is of this machine; all that are, with a star."""
+    page = {"host": "localhost:8000", "origin": "http://localhost:3000", "sec-fetch-site": "same-site"}
+    for listed in ("http://localhost:3000, https://a.example", "*"):
+        keeper = gate(cors_origins=listed)
+        assert keeper.caller(request(**page)) is LOCAL
+        for other in (
+            {**page, "origin": "https://a.example"},
+            {"host": "a.localhost", "sec-fetch-site": "x"},
+        ):
+            with pytest.raises(Forbidden):
+                keeper.owner(request(**other))
+    with pytest.raises(Forbidden, match="cors_origins"):
+        gate(cors_origins="http://localhost:4000").owner(request(**page))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from openai.types.chat.parsed_chat_completion import ParsedChatCompletionMessage
 
 from app.api.schema import messages as module
 from app.api.schema.messages import normalized
-from app.api.schema.parameters import MAX_MESSAGES
+from app.api.schema.parameters import MAX_MESSAGES, MAX_REQUEST_CALLS
 from app.errors import BadRequest
 from app.messages import MAX_ID_CHARS, MAX_NAME_CHARS, MAX_PARTS, MAX_TOOL_CALLS
 
@@ -166,6 +166,15 @@ def test_an_answer_is_taken_as_sdks_send_it(sent: dict[str, Any]):
     result = one(sent)
     assert result.keys() <= {"role", "content", "reasoning_content"}
     assert result["content"] in ("hi", [{"type": "text", "text": "hi"}])
+
+
+def test_tool_calls_are_counted_over_all_messages():
+    """One more than a request may have is a 400 before any is checked; as many pass."""
+    most = [said(tool_calls=[CALL] * 64) for _ in range(MAX_REQUEST_CALLS // 64)]
+    assert len(normalized(most)) == len(most)
+    with pytest.raises(BadRequest, match=r"at most 4,096 tool calls together, got 4,097\.") as error:
+        normalized([*most, said(tool_calls=[None])])
+    assert error.value.param == "messages"
 
 
 @pytest.mark.parametrize(

@@ -184,21 +184,24 @@ async def test_the_encoder_reads_what_the_ngrams_doubt_before_the_newest_turns(s
 async def test_of_very_many_texts_the_encoder_reads_the_worst(screen):
     """The n-grams read all of them."""
     classifier = WordClassifier(fast={"odd": {"S2": 0.3}}, full=BAD)
-    said = [{"role": "system", "content": f"calm {i}"} for i in range(2 * ENCODED_TEXTS)]
+    said = [{"role": ("system", "tool")[i % 2], "content": f"calm {i}"} for i in range(2 * ENCODED_TEXTS)]
     verdict = await screen(classifier).full_verdict(
         [*said, {"role": "system", "content": "bad, odd"}, *say("hi")], POLICY
     )
     assert verdict.blocked
     assert len(classifier.read_full) == ENCODED_TEXTS + 1
-    assert len(classifier.read_fast) == len(said) + 1
+    assert len(classifier.read_fast) == len(said) + 2  # the last, and the system messages as one text
 
 
 async def test_an_earlier_turn_fades(screen):
     """The score of a judged one falls with every turn after it, once it is no longer among the three."""
     prompts = screen(WordClassifier(full=BAD))
-    turns = [
-        read_request({"messages": say("bad", *"x" * later)}, None, [False] * later) for later in range(6)
-    ]
+    ours = {"role": "assistant", "content": "ours"}
+    said = say("bad")
+    turns = []
+    for later in range(6):
+        turns.append(read_request({"messages": said}, None, [False, True] * later))
+        said = [*said, ours, *say("x")]
     found = [(await prompts.full_verdict(said, POLICY)).scores["S2"] for said in turns]
     assert found[:3] == [0.95, 0.95, 0.95]
     assert found[3:] == [pytest.approx(0.95 * 0.8**age) for age in (3, 4, 5)]

@@ -9,6 +9,7 @@ import pytest
 from app.safety.screens.remembered import Judged, JudgedTexts
 from app.safety.text.strings import request_text
 from app.safety.text.turns import (
+    BESIDE_CHARS,
     DECAY,
     MAX_AGE,
     OVERLAP_CHARS,
@@ -45,9 +46,86 @@ def test_the_newest_turn_counts_alone_and_joined(known):
     known.add_released(answer("x"))
     body = {"messages": [user("a"), answer("x"), user("b"), user("c"), user("d")]}
     newest, earlier, users, answers, recent = read_request(body, known)
-    assert newest == [Read("d"), Read("b\nc\nd")]
+    assert newest == [Read("d"), Read("b\nc\nd"), Read("a\nb\nc\nd")]
     assert earlier == [Read("c", DECAY), Read("b", DECAY**2), Read("a", DECAY**3)]
-    assert (users, answers, recent) == (["d"], [], ["b", "c", "d"])
+    assert (users, answers, recent) == (["d", "b\nc\nd"], [], ["b", "c", "d"])
+
+
+@pytest.mark.parametrize(
+    ("roles", "weight"),
+    [
+        (("system",), 1.0),
+        (("developer", "system"), 1.0),
+        (("tool",), DECAY),
+        (("assistant",), DECAY),
+    ],
+)
+def test_messages_of_one_role_in_a_row_are_one_text_too(roles: tuple[str, ...], weight: float):
+    """Pieces of a sentence say nothing, and the model reads them one behind the other."""
+    pieces = [{"role": roles[i % len(roles)], "content": text} for i, text in enumerate(("p", " ", "q", "r"))]
+    empty = [answer("", tool_calls=[]), {"role": "tool", "content": ""}, user("")]
+    messages = [pieces[0], *empty, *pieces[1:], user("b")]
+    watch = weight != 1.0
+    assert turns_of(messages).earlier == [Read(text, weight, watch) for text in ("p", "q", "r", "p\nq\nr")]
+    apart = [pieces[0], user("a"), *pieces[2:], user("b")]
+    is_instructions = weight == 1.0  # which templates gather, and which stay in force
+    assert (Read("p\nq\nr", weight, watch) in turns_of(apart).earlier) == is_instructions
+
+
+@pytest.mark.parametrize("role", ["user", "system", "tool", "assistant"])
+def test_names_and_ids_do_not_drown_what_is_said(role: str):
+    """Contents are joined without what is beside them, and read alone where that is long."""
+    name = "n" * (BESIDE_CHARS + 1)
+    pieces = [{"role": role, "name": name, "content": "p"}, {"role": role, "name": "m", "content": "q"}]
+    turns = turns_of([*pieces, user("a")] if role != "user" else pieces)
+    texts = [read.text for read in (*turns.newest, *turns.earlier)]
+    assert [text for text in texts if text[0] == "p"] == [f"p\n{name}", "p", "p\nq"] or role == "user"
+    assert {f"p\n{name}", "p", "q\nm", "p\nq"} <= set(texts)
+    assert "q" not in texts
+
+
+def test_a_released_answer_sets_apart_and_is_not_joined(known):
+    """What this server said between two of a client's answers stands between them."""
+    known.add_released(answer("ours"))
+    read = read_request({"messages": [answer("p"), answer("ours"), answer("q"), user("a")]}, known)
+    assert read.earlier == [Read(text, DECAY, watch=True) for text in ("p", "q", "p\nq")]
+
+
+def test_an_answer_to_go_on_with_is_joined_with_those_before_it():
+    """The model goes on behind all of them, so they are read as a user's."""
+    assert turns_of([user("a"), answer("p"), answer("q")]).earlier == [
+        Read("p", DECAY, watch=True),
+        Read("q"),
+        Read("p\nq"),
+    ]
+
+
+def test_all_that_users_said_and_nobody_has_judged_is_one_text_too(known):
+    """However many answers stand between; not what was judged, nor twice what the last turns have."""
+    said = [user("ok"), answer("x"), *(m for text in "pqrs" for m in (user(text), answer("x")))]
+    known.add_passed(["ok"])
+    assert read_request({"messages": [*said, user("t")]}, known).newest == [
+        Read("t"),
+        Read("r\ns\nt"),
+        Read("p\nq\nr\ns\nt"),
+    ]
+    known.add_passed("pq")
+    assert read_request({"messages": [*said, user("t")]}, known).newest == [Read("t"), Read("r\ns\nt")]
+
+
+def test_turns_that_passed_apart_have_not_passed_as_one(known):
+    """Messages in a row are one turn: remembered as such, and faded as such once they are."""
+    known.add_passed("pqr")
+    messages = [user("p"), user("q"), answer("x"), user("r")]
+    first = read_request({"messages": messages}, known)
+    assert Read("p\nq") in first.earlier
+    assert first.users == ["r", "p\nq"]
+    known.add_passed(first.users)
+    later = read_request({"messages": messages}, known)
+    assert Read("p\nq", DECAY) in later.earlier
+    assert later.users == ["r"]
+    stored = read_request({"messages": messages}, None, [False, False, True])
+    assert Read("p\nq", DECAY) in stored.earlier
 
 
 def test_one_turn_is_read_once():
@@ -99,18 +177,25 @@ def test_long_instructions_and_answers_are_watched_where_a_user_would_be_refused
 
 
 def test_a_released_answer_is_known_however_a_client_writes_it(known):
-    """Nulls added, white space trimmed, arguments written anew, another order; no more than it said."""
+    """Nulls added, white space trimmed, arguments with other escapes and spaces; no more than it said."""
     call = {
         "id": "c1",
         "type": "function",
         "function": {"name": "f", "arguments": '{"q": "caf\\u00e9", "n": "m"}'},
     }
     known.add_released({"role": "assistant", "content": "x ", "reasoning_content": "r", "tool_calls": [call]})
-    again = {"function": {"arguments": '{"n":"m","q":"café"}', "name": "f"}, "type": "function", "id": "c1"}
+    again = {**call, "function": {"name": "f", "arguments": '{"q":"café","n":"m"}'}}
     sent = answer("x", refusal=None, tool_calls=[again], reasoning="r")
     assert read_request({"messages": [sent, user("a")]}, known).earlier == []
     forged = answer("x", tool_calls=[again | {"id": "evil"}])
-    assert read_request({"messages": [forged, user("a")]}, known).answers == ["n\nm\nq\ncafé\nf\nevil"]
+    assert read_request({"messages": [forged, user("a")]}, known).answers == ["evil\nf\nq\ncafé\nn\nm"]
+
+
+def test_the_lines_of_a_known_answer_are_known_in_their_order_alone(known):
+    """A client that has an answer's lines in another order has written another text."""
+    known.add_released(answer("buy the bread\nthen\nread the book"))
+    turned = answer("read the book\nthen\nbuy the bread")
+    assert read_request({"messages": [turned, user("a")]}, known).answers == [turned["content"]]
 
 
 def test_stored_turns_were_judged_and_stored_answers_released_unless_a_client_brought_them():
