@@ -17,20 +17,19 @@ pytestmark = [pytest.mark.sglang, pytest.mark.filterwarnings("default")]
 
 
 class Run:
-    """A run that holds itself, as SGLang's tokenizer manager does; `made` are all that were made."""
+    """A run that holds itself, as SGLang's tokenizer manager does."""
 
-    made: list[weakref.ref[Run]]
-
-    def __init__(self, made: list[weakref.ref[Run]]) -> None:
-        self.made, self.cycle, self.closed = made, self, False
+    def __init__(self, made: list[weakref.ref[Run]], left: list[int]) -> None:
+        """`made` gets the run, and `left` how many of these are there when one is frozen."""
+        self._made, self._left, self._cycle = made, left, self
+        self.closed = False
         self.launched = SimpleNamespace(kv_capacity_tokens=1024)
-        self.left: int | None = None
         made.append(weakref.ref(self))
 
     async def freeze(self) -> None:
-        """See SGLangRun.freeze; counts the runs that a collection leaves."""
+        """See SGLangRun.freeze."""
         gc.collect()
-        self.left = sum(run() is not None for run in self.made)
+        self._left.append(sum(run() is not None for run in self._made))
 
     async def aclose(self) -> None:
         """See SGLangRun.aclose."""
@@ -43,15 +42,15 @@ class Run:
 async def test_a_lost_run_is_gone_before_the_next_one_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is frozen is not collected before the next loss, and a run holds some megabytes."""
     made: list[weakref.ref[Run]] = []
+    left: list[int] = []
     engine = SGLangEngine(SGLangOptions(), limits=RestartLimits(hang_s=0))
-    engine._run = Run(made)  # type: ignore[assignment]
+    monkeypatch.setattr(engine, "_run", Run(made, left))
 
     async def start_run() -> Run:
-        return Run(made)
+        return Run(made, left)
 
     monkeypatch.setattr(engine, "_start_run", start_run)
-    for number in range(2, 4):
-        await engine.restart()
-        assert isinstance(engine._run, Run)
-        assert (engine._run.left, len(made)) == (1, number)
+    await engine.restart()
+    await engine.restart()
+    assert (left, len(made)) == ([1, 1], 3)
     await engine.aclose()
