@@ -95,11 +95,16 @@ class Throughput:
         self, guess_tokens_per_s: float, now_s: float, tuning: AdmissionTuning, worth_s: float = 1.0
     ) -> None:
         """`worth_s` is how many seconds of measuring the guess stands for."""
-        self._memory_s = tuning.throughput_memory_s
+        self._memory_s, self._measured_s = tuning.throughput_memory_s, tuning.throughput_measured_s
         self._tokens = guess_tokens_per_s * worth_s
         self.measured_s = worth_s
         """Seconds of waiting that the value rests on; at most the time constant of the measurement."""
         self._at_s = now_s
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it rests on measuring, in this process or before it; else it is a guess still."""
+        return self.measured_s >= self._measured_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -154,11 +159,10 @@ class ThroughputProfile:
 
     def observe(self, model: str, throughput: Throughput, lengths: LengthHistogram, now_s: float) -> None:
         """Remember the present figures, once they are measured."""
-        tuning = self._tuning
-        if throughput.measured_s < tuning.throughput_measured_s:
+        if not throughput.is_measured:
             return
         self._tokens_per_s, self._lengths = throughput.tokens_per_s, lengths
-        if self._file is not None and now_s - self._written_s >= tuning.profile_write_s:
+        if self._file is not None and now_s - self._written_s >= self._tuning.profile_write_s:
             self._written_s = now_s
             answers = [(round(weight, 3), round(tokens, 3)) for weight, tokens in lengths.classes]
             stored = {"tokens_per_s": round(self._tokens_per_s), "answers": answers}

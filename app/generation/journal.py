@@ -367,8 +367,6 @@ class Journal:
     async def _sweep(self) -> None:
         """Forget the events of streams that nobody stored, once their retention has ended."""
         until_us = self._retention.until_us(time.monotonic(), time.time_ns() // 1000)
-        if until_us is None:
-            return
         num_forgotten = events.LIMIT
         while num_forgotten == events.LIMIT:
             num_forgotten = await self._database.write(lambda c: events.forget_unstored(c, until_us))

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+MAX_OUTAGE_S = 3600.0
+"""Seconds for which an answer is kept beyond its retention where requests are not taken for long enough.
+
+Two starts of the engine that take as long as they may (`engine_start_s`). Clients send a request again for
+minutes, and text that nobody stored must go.
+"""
+
 
 class Retention:
     """The retention of what is not stored: so many seconds after its end, in which requests are taken.
 
     A client with an Idempotency-Key is refused while the engine is away or loads. If its answer were
-    forgotten meanwhile, the same request would be generated and billed again.
+    forgotten meanwhile, the same request would be generated and billed again. A server that takes no
+    requests, or is lost again and again, forgets all the same, MAX_OUTAGE_S later.
     """
 
     def __init__(self, retention_s: float, is_serving: Callable[[], bool]) -> None:
@@ -18,16 +26,16 @@ class Retention:
         self._is_serving = is_serving
         self._serving_since_s: float | None = None
 
-    def until_us(self, now_s: float, today_us: int) -> int | None:
-        """The time of day before which an answer must have ended to be forgotten now; None forgets nothing.
+    def until_us(self, now_s: float, today_us: int) -> int:
+        """The time of day before which an answer must have ended to be forgotten now.
 
         `now_s` is the monotonic time, `today_us` the time of day.
         """
         if not self._is_serving():
             self._serving_since_s = None
-            return None
-        if self._serving_since_s is None:
+        elif self._serving_since_s is None:
             self._serving_since_s = now_s
-        if now_s - self._serving_since_s < self._retention_s:
-            return None
-        return today_us - int(self._retention_s * 1e6)
+        kept_s = self._retention_s
+        if self._serving_since_s is None or now_s - self._serving_since_s < self._retention_s:
+            kept_s += MAX_OUTAGE_S
+        return today_us - int(kept_s * 1e6)

@@ -30,7 +30,7 @@ from app.safety.screens.remembered import Judged, JudgedTexts
 from app.safety.screens.stream_screen import Screening, StreamScreen
 from app.safety.screens.stream_terms import Steering, steering_of
 from app.safety.text.turns import Message, Turns, conversation_of, read_request, text_of
-from app.safety.verdict import ScreenFailed, Verdict, as_state, from_state, stricter
+from app.safety.verdict import ScreenBusy, ScreenFailed, Verdict, as_state, from_state, stricter
 from app.store import conversations, safety_events
 from app.store.database import Database
 from app.store.safety_events import SafetyEvent, Subject
@@ -87,8 +87,9 @@ class SafetyService:
 
     def broke(self, request_id: str, exc: Exception) -> None:
         """Count and log a stream screen that threw; what it screens is let pass if the server fails open."""
-        self.counters.failed("stream", "error", passed=self.fail_open)
-        self._log.error("screen_broke", request_id=request_id, error=where(exc), passed=self.fail_open)
+        passed = self.fail_open and not isinstance(exc, ScreenBusy)
+        self.counters.failed("stream", "error", passed=passed)
+        self._log.error("screen_broke", request_id=request_id, error=where(exc), passed=passed)
 
     def keep(self, check: ScreenedRequest, verdict: Verdict, subject: Subject, text: str) -> None:
         """Store a verdict that did something, and the turn it refused where nothing else stores that."""

@@ -78,6 +78,8 @@ class KillTest:
         self._in_phase = Counter[str]()
         self._cut_off = 0
         self._queued: list[int] = []
+        self._memory_mb: list[int] = []
+        """Memory of the server after each round."""
         self._port = free_port()
         self.result: dict[str, Any] = {}
 
@@ -164,10 +166,12 @@ class KillTest:
             check(client.heard, expected, had, replayed)
         self._cut_off += sum(stream.error is not None for stream in heard)
         self._pauses_s += [stream.longest_pause_s for stream in heard]
+        self._memory_mb.append(held(loss.server.pid)["rss_mb"])
         print(
             f"round {number}: {lost}, {phase}: pause {max(self._pauses_s[-len(heard) :]):.1f} s; all ended "
             f"after {time.monotonic() - lost_s:.1f} s; "
-            f"{self.findings.num_checks} checks, {len(self.findings.violations)} violations so far",
+            f"{self.findings.num_checks} checks, {len(self.findings.violations)} violations so far; "
+            f"{self._memory_mb[-1]} MB",
             file=sys.stderr,
             flush=True,
         )
@@ -198,6 +202,7 @@ class KillTest:
             "pause_p99_s": _percentile(self._pauses_s, 99),
             "outage_p50_s": _percentile(self._outages_s, 50),
             "outage_max_s": round(max(self._outages_s, default=0.0), 2),
+            "memory_mb_after_rounds": self._memory_mb,
         }
 
 

@@ -88,8 +88,9 @@ class Disturber:
         await self._lives.start()
 
     async def _early_kill(self) -> None:
-        """Kill the server while it starts."""
-        starting = asyncio.create_task(self._lives.start())
+        """Kill the server while it starts. Its process is there first: else the kill would miss it."""
+        server = await self._lives.begin()
+        starting = asyncio.create_task(server.ready())
         await asyncio.wait([starting], timeout=self._rng.uniform(0.2, 12))
         self._say("kill -9 of the server in its start")
         await self._lives.kill()

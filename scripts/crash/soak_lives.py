@@ -80,11 +80,16 @@ class Lives:
         """The store."""
         return self._data_dir / FILE_NAME
 
+    async def begin(self) -> Server:
+        """Begin a life; its server takes no requests yet."""
+        num_suspended = await self._look_again()
+        server = await Server.start(self._data_dir, self._arguments)
+        self.all.append(Life(server, num_suspended))
+        return server
+
     async def start(self) -> None:
         """Begin a life, and wait until it takes requests. Raises ServerFailed."""
-        num_suspended = await self._look_again()
-        self.all.append(Life(await Server.start(self._data_dir, self._arguments), num_suspended))
-        await self.now.server.ready()
+        await (await self.begin()).ready()
 
     async def stop(self) -> None:
         """SIGTERM; the process must end with 0."""

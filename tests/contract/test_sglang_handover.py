@@ -129,6 +129,24 @@ def test_ids_are_counted_unless_they_are_refused(finish: dict[str, Any] | None, 
     assert sink.finish == finish
 
 
+@pytest.mark.parametrize("aborts", [True, False])
+async def test_a_choice_that_is_aborted_while_it_is_sent_is_stopped_behind_it(aborts: bool) -> None:
+    """The scheduler did not know it when the request was aborted."""
+    desk, sent = Desk(), []
+    request = SimpleNamespace(input_ids=[1], mm_inputs=None)
+    live = LiveChoice("a-000", request, NotingSink(), TokenTally())
+
+    async def send(request: Any) -> None:
+        if aborts:
+            desk.live.abort("a-")
+        sent.append((request.rid, list(desk.aborted)))
+
+    desk.manager.__dict__.update(_send_one_request=send, disaggregation_mode=None)
+    await desk.manager.submit(live)
+    assert sent == [("a-000", [])]
+    assert desk.aborted == (["a-000"] if aborts else [])
+
+
 def test_a_request_that_is_aborted_while_it_is_refused_ends_as_aborted() -> None:
     """While a grammar compiles, SGLang answers an abort with a refusal."""
     desk = Desk()

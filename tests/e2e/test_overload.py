@@ -287,3 +287,11 @@ async def test_a_request_that_lay_unread_is_as_old_as_it_is(crowd: Crowd, busy_s
         sock.setblocking(False)
         answer = await asyncio.get_running_loop().sock_recv(sock, 100)
     assert answer.startswith(b"HTTP/1.1 %d" % status)
+
+
+async def test_a_cold_server_answers_eight_long_prompts_at_once(serve: Serve):
+    """20,000 words each: none is refused on a guess. A busy machine gets more time than the default."""
+    served = await serve(Script(tokens=5, prefill_rate=100_000, step_s=0.001), queue_standard_s=120)
+    prompts = [" ".join(f"w{word}" for word in range(number, number + 20_000)) for number in range(8)]
+    answers = await asyncio.gather(*(served.post(chat(text, stream=False)) for text in prompts))
+    assert [answer.status for answer in answers] == [200] * 8

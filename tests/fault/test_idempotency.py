@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from app.core import ChatRequest
+from app.core import ChatRequest, Health
 from app.engine.scripted.engine import Script, scripted_text
+from app.generation.retention import MAX_OUTAGE_S
 from tests.support.servers import Serve, chat
 from tests.support.sse_client import until
 
@@ -119,3 +120,27 @@ async def test_deleting_a_live_stream_forgets_its_text(serve: Serve):
     assert not streams._finished
     assert not streams._streams
     assert (await served.call("GET", f"{PATH}/{stream.id}")).refusal()[:2] == (404, "stream_not_found")
+
+
+async def test_a_server_that_takes_no_requests_forgets_answers_all_the_same(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    """By the clock: an hour after their retention, and not before."""
+    monkeypatch.setattr("app.generation.journal.SWEEP_S", 0.0)
+    served = await serve(Script(tokens=5))
+    for key in ("old", "young"):
+        assert (await served.post(chat(key, stream=False, store=False), idempotency_key=key)).status == 200
+    served.engine._health = Health.STARTING
+    assert not served.runtime.ready
+    database, kept_us = served.runtime.database, int((300 + MAX_OUTAGE_S) * 1e6)
+    for key, age_us in (("old", kept_us), ("young", kept_us - 60_000_000)):
+        age = "UPDATE requests SET settled_at_us = settled_at_us - ? WHERE idempotency_key = ?"
+        await database.write(lambda c, how=age, of=(age_us, key): c.execute(how, of))
+
+    async def keys() -> set[str]:
+        rows = await database.read(lambda c: c.execute("SELECT idempotency_key FROM requests").fetchall())
+        return {key for (key,) in rows if key}
+
+    async with asyncio.timeout(10):
+        while await keys() != {"young"}:
+            await asyncio.sleep(0.01)

@@ -142,6 +142,29 @@ async def test_fail_open_lets_a_prompt_pass(serve: Serve, tmp_path: Path, look: 
     assert served.runtime.safety_counters.failures[stage]["error"]["passed"] == 1
 
 
+@pytest.mark.parametrize("fail_open", [False, True])
+async def test_a_flood_of_prompts_is_answered_with_503(serve: Serve, tmp_path: Path, fail_open: bool):
+    """Also where failures are let pass: whoever sends enough would have a way past the screen."""
+    release, reads = threading.Event(), threading.Event()
+
+    def hold(_text: str) -> None:
+        reads.set()
+        release.wait(5)
+
+    served = await served_by(serve, tmp_path, WordClassifier(before=hold), safety_fail_open=fail_open)
+    assert served.runtime.safety is not None
+    served.runtime.safety.prompts._wait_s = 0.05
+    first = asyncio.create_task(served.post(chat("first", stream=False)))
+    await until(reads.is_set)
+    flooded = await asyncio.gather(*(served.post(chat(f"flood {n}", stream=n % 2 == 0)) for n in range(4)))
+    release.set()
+    assert [answer.refusal()[:2] for answer in flooded] == [(503, "safety_unavailable")] * 4
+    assert {answer.headers["retry-after"] for answer in flooded} == {"30"}
+    assert (await first).status == 200
+    assert served.runtime.safety_counters.failures["encoder"]["timeout"] == {"refused": 4}
+    await until(lambda: served.running == 0)
+
+
 async def test_a_stream_screen_that_throws_ends_the_answer(serve: Serve, tmp_path: Path):
     """In an error event; what was held is released to no one, and not billed."""
     served = await served_by(serve, tmp_path, answers=ThrowsLater(40))

@@ -193,6 +193,35 @@ def test_goodput_of_clients_that_just_come(keys: int) -> None:
     assert sum(len(asked.refused) == 1 for asked in back) > 0.9 * len(back)
 
 
+@pytest.mark.parametrize("keys", [1, 8])
+def test_eight_long_prompts_at_a_first_start(keys: int) -> None:
+    """An engine of 20,000 tokens a second reads them one after another within a deadline: none is refused."""
+
+    async def main() -> None:
+        node = Node(Service(1_000_000), SOON)
+        asked = [node.spawn(node.ask(key_of(f"key {i % keys}"), 24_000, 50, 512, 0)) for i in range(8)]
+        await asyncio.sleep(60)
+        node.stop()
+        assert [(len(one.result().refused), one.result().tokens) for one in asked] == [(0, 50)] * 8
+
+    run_virtually(main)
+
+
+def test_what_an_engine_does_not_reach_in_time_is_refused_at_the_deadline() -> None:
+    """By what was measured: eight prompts of eight seconds each, of which two have a turn in ten."""
+
+    async def main() -> None:
+        node = Node(Service(1_000_000, prefill_tokens_per_s=3000), SOON)
+        asked = [node.spawn(node.ask(key_of("a"), 24_000, 50, 512, 0)) for _ in range(8)]
+        await asyncio.sleep(60)
+        node.stop()
+        errors = [error for one in asked for error in one.result().refused]
+        assert [error.code for error in errors] == ["queue_timeout"] * 6
+        assert all(error.retry_after_s for error in errors)
+
+    run_virtually(main)
+
+
 def test_a_herd_at_a_first_start() -> None:
     """Nothing is known of the engine, and its pool is large: first tokens in time, and promises kept.
 

@@ -90,6 +90,7 @@ class SGLangEngine:
         try:
             began_s = asyncio.get_running_loop().time()
             self._run = run = await self._start_run()
+            await run.freeze()
             self._grammar = await self._check_of_grammars(run)
             self._serve(run, began_s)
         except SettingsError:
@@ -132,6 +133,8 @@ class SGLangEngine:
                 await lost.aclose()
         began_s = asyncio.get_running_loop().time()
         self._run = run = await self._start_run()
+        del lost  # what is frozen is not freed before the next loss
+        await run.freeze()
         self._serve(run, began_s)
 
     async def submit(self, choice: LiveChoice) -> None:

@@ -93,6 +93,8 @@ class HandoverTokenizerManager(TokenizerManager):
         except BaseException:
             self._live.pop(rid)
             raise
+        if choice.aborted:  # while it was sent: the scheduler did not know it then
+            self.abort_all_of(rid)
 
     def _decoder(self, params: Any) -> Decode:
         return partial(

@@ -186,7 +186,8 @@ class Recovery:
         try:
             await self._engine.submit(choice)
         except BaseException:
-            self._live.wait(choice)  # it has not ended: somebody reads it
+            if not self._is_lost:  # a loss has put it back by itself, or it was aborted and has ended
+                self._live.wait(choice)
             raise
 
     async def _wait(self) -> None:

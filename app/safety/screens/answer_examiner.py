@@ -3,7 +3,8 @@
 The model that hears every token is cheap and often wrong. It stops nothing by itself: what it suspects is
 held, and read here. So few answers are examined that a thread is enough. Owners take turns at it.
 
-Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set to fail open.
+Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set to fail open. An answer that
+waited too long for its turn raises ScreenBusy in any case.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Protocol
 
 from app.safety.counters import SafetyCounters
 from app.safety.screens.stream_terms import Suspicion
-from app.safety.verdict import Scores, ScreenFailed
-from app.threads.owner_threads import OwnerThreads, Work
+from app.safety.verdict import Scores, ScreenBusy, ScreenFailed
+from app.threads.owner_threads import OwnerThreads, WaitedTooLong, Work
 
 TIMEOUT_S = 10.0
 """Seconds that an examination may take."""
@@ -50,13 +51,13 @@ class AnswerExaminer:
         self._thread = OwnerThreads("answer-examiner", hangs_after_s=timeout_s)
 
     async def examine(self, suspicion: Suspicion, owner: str = "") -> Scores:
-        """The scores of what is suspect in an owner's answer. Raises ScreenFailed."""
+        """The scores of what is suspect in an owner's answer. Raises ScreenFailed, ScreenBusy."""
         self._counters.examined()
         work = Work(owner, work_s=self._timeout_s, wait_s=self._wait_s)
         try:
             return _checked(await self._thread.run(work, self._classifier.answer, *suspicion))
         except Exception as exc:
-            raise ScreenFailed from exc
+            raise (ScreenBusy if isinstance(exc, WaitedTooLong) else ScreenFailed) from exc
 
     def close(self) -> None:
         """End the thread once it is done with what it is at; a second call does nothing."""

@@ -6,7 +6,8 @@ strictly, so that a long document is no likelier to be refused than a short one.
 ends and the slices that the n-grams find worst; the n-grams read all. Of what stands before the newest
 turn it reads the texts that the n-grams are in doubt of.
 
-Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set to fail open.
+Fails closed: whatever goes wrong raises ScreenFailed, unless the server is set to fail open. A prompt that
+waited too long for its turns raises ScreenBusy in any case.
 """
 
 from __future__ import annotations
@@ -330,9 +331,11 @@ class PromptScreen:
         return [self._quick_scores(text) for text in texts]
 
     def _failed(self, stage: Stage, why: Failure, policy: Policed, exc: Exception) -> Verdict:
-        self._counters.failed(stage, why, passed=self._fail_open)
-        if not self._fail_open:
-            raise (ScreenBusy if isinstance(exc, WaitedTooLong) else ScreenFailed) from exc
+        busy = isinstance(exc, WaitedTooLong)  # no failure: a flood must not be a way past the screen
+        passed = self._fail_open and not busy
+        self._counters.failed(stage, why, passed=passed)
+        if not passed:
+            raise (ScreenBusy if busy else ScreenFailed) from exc
         return replace(policy.judge_prompt({}, stage), unread=True)
 
 

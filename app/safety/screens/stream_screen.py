@@ -34,7 +34,7 @@ from app.safety.screens.stream_terms import (
     Terms,
 )
 from app.safety.text.hard_list import HardList, compiled
-from app.safety.verdict import Scores, ScreenFailed, Verdict
+from app.safety.verdict import Scores, ScreenBusy, ScreenFailed, Verdict
 
 CONTINUED_CHARS = 2_000
 """Of the message that an answer goes on with, what the model of answers hears: about 500 tokens, 2 ms."""
@@ -153,6 +153,7 @@ class Screening:
         self._on_broken = on_broken
         self._fail_open = fail_open
         self.broken = broken
+        self._busy = False
         self.halted: Verdict | None = None
         """The verdict that ended it; what was held then is dropped, and nothing more comes out."""
         self.halted_choice: int | None = None
@@ -226,12 +227,13 @@ class Screening:
     def _break(self, exc: Exception) -> list[Delta]:
         """Screen nothing more; returns what was held."""
         self.broken = True
+        self._busy = isinstance(exc, ScreenBusy)  # which lets nothing pass
         self._on_broken(exc)
         return self._give_up()
 
     def _unscreened(self, deltas: list[Delta]) -> list[Delta]:
-        if not self._fail_open:
-            raise ScreenFailed from None
+        if self._busy or not self._fail_open:
+            raise (ScreenBusy if self._busy else ScreenFailed) from None
         return deltas
 
     def _give_up(self) -> list[Delta]:

@@ -43,6 +43,9 @@ class World:
     """A load shedder whose queue nobody leaves."""
 
     soon_s: float = 1.0
+    max_queued_tokens: int = 10**6
+    measured_s: float = TUNING.throughput_memory_s
+    """Seconds of measuring that the rate rests on; 1 is a guess."""
     now_s: float = 1000.0
     tenants: dict[str, Tenant] = field(default_factory=dict)
     number: int = 0
@@ -50,8 +53,8 @@ class World:
 
     def __post_init__(self) -> None:
         self.queue = self.scheduler.queue
-        bounds = QueueBounds(max_queued_tokens=10**6, soon_s=self.soon_s)
-        throughput = Throughput(RATE, self.now_s, TUNING)
+        bounds = QueueBounds(max_queued_tokens=self.max_queued_tokens, soon_s=self.soon_s)
+        throughput = Throughput(RATE, self.now_s, TUNING, self.measured_s)
         self.load_shedder = LoadShedder(bounds, self.queue, self.scheduler, throughput, lambda: 0.0, TUNING)
 
     def come(
@@ -76,6 +79,11 @@ class World:
         self.queue.enter(ticket)
         return 0
 
+    def come_twice(self, name: str, tokens: int) -> int:
+        """Two requests; what the second is told."""
+        self.come(name, tokens)
+        return self.come(name, tokens)
+
 
 def test_a_line_is_as_long_as_is_served_soon() -> None:
     """100 tokens a second and one second: ten requests of ten before it, and it may wait itself."""
@@ -83,6 +91,22 @@ def test_a_line_is_as_long_as_is_served_soon() -> None:
     retries_s = [world.come("a") for _ in range(12)]
     assert retries_s[:11] == [0] * 11
     assert retries_s[11]
+
+
+def test_the_first_requests_after_a_start_are_not_refused_on_a_guess() -> None:
+    """As many as a team sends at once, however long, and whether they come back or not; a herd is."""
+    world = World(measured_s=1.0, scheduler=StubScheduler(ends_s=30.0))
+    retries_s = [world.come("a", 20_000) for _ in range(TUNING.guess_waiting + 1)]
+    assert retries_s[:-1] == [0] * TUNING.guess_waiting
+    assert retries_s[-1]
+    assert World(measured_s=TUNING.throughput_measured_s).come_twice("a", 20_000) > 0
+
+
+def test_what_cannot_fit_is_refused_on_a_guess_too() -> None:
+    """The queue has an end, and one key alone has half of what is free of it."""
+    world = World(measured_s=1.0, max_queued_tokens=100_000)
+    assert [bool(world.come("a", 20_000)) for _ in range(5)] == [False, False, False, True, True]
+    assert [bool(world.come(name, 30_000)) for name in "bc"] == [False, True]
 
 
 def test_a_few_of_many_keys_wait_for_the_first_token_in_time_too() -> None:

@@ -18,6 +18,7 @@ from app.generation import open_requests, settlement
 from app.generation.history import LoadedTurn
 from app.generation.journal import AT_ONCE, SWEEP_S, Journal
 from app.generation.journal_entry import JournalEntry, Outcome
+from app.generation.retention import MAX_OUTAGE_S, Retention
 from app.store import conversations, events, ledger
 from app.store.usage import differences
 from app.stream.ring import Ring
@@ -564,6 +565,19 @@ async def test_events_that_nobody_stored_are_forgotten_after_their_retention(
     assert await slices(world) == []
     assert world.database.text_deleted.is_set()
     assert (await world.row())["completion_tokens"] == 1
+
+
+async def test_a_server_that_takes_no_requests_forgets_an_hour_later(world: Generations, clock: Clock):
+    """By the clock, though nothing is ever asked of it."""
+    world.journal._retention = Retention(60.0, lambda: False)
+    running = await reserved(world)
+    running.say("a")
+    running.finish()
+    await world.journal.settle(running.entry, "stop")
+    for after_s, left in ((60 + MAX_OUTAGE_S, 1), (1, 0)):
+        clock.today_ns += int(after_s * 1e9)
+        await world.journal._sweep()
+        assert len(await slices(world)) == left
 
 
 async def test_sweep_comes_every_few_seconds(world: Generations, monkeypatch: pytest.MonkeyPatch):

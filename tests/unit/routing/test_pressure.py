@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from app.admission.controller import Admission
-from app.admission.estimates import ThroughputProfile
+from app.admission.estimates import LengthHistogram, Throughput, ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.core import ChatRequest, Prompt, Tier
 from app.errors import KeyOverloaded, Overloaded
@@ -16,7 +16,7 @@ from app.routing.pressure import pressure_of
 from tests.support.admissions import TUNING, Service, ServiceEngine, count_prompt, key_of, tenant_of
 
 BOUNDS = QueueBounds(deadline_s={"interactive": 8.0, "standard": 16.0, "batch": 160.0})
-"""Of a pool of 1,000 tokens, taken to serve 125 a second, a standard key's line may have 500."""
+"""Of a pool of 1,000 tokens that serves 125 a second, a standard key's line may have 500."""
 
 
 class World:
@@ -27,10 +27,13 @@ class World:
         self.number = 0
         self.tasks: list[asyncio.Task[None]] = []
         engine = ServiceEngine(Service(1000))
+        profile = ThroughputProfile(None, TUNING)
+        measured = Throughput(125.0, 0.0, TUNING, TUNING.throughput_memory_s)
+        profile.observe("m", measured, LengthHistogram(TUNING), 0.0)
         self.admission = Admission(
             engine,  # type: ignore[arg-type]
             BOUNDS,
-            ThroughputProfile(None, TUNING),
+            profile,
             TUNING,
             count_prompt=count_prompt,
             clock_s=lambda: self.now_s,

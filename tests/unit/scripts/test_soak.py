@@ -1,15 +1,20 @@
 """What a soak checks and reckons, without a server."""
 
+from __future__ import annotations
+
+import asyncio
 import random
 from pathlib import Path
+from typing import Any, cast
 
 from scripts.crash.books import Bill, Row
 from scripts.crash.engine_clients import Heard
 from scripts.crash.findings import Findings
+from scripts.crash.server import ServerFailed
 from scripts.crash.soak_cases import Case, profile
 from scripts.crash.soak_checks import StoryChecks
 from scripts.crash.soak_clients import Manner, Story
-from scripts.crash.soak_faults import planned
+from scripts.crash.soak_faults import Disturber, Fault, planned
 from scripts.crash.soak_lives import Lives
 from scripts.crash.soak_metrics import Sample, last_two_thirds, slope_per_hour
 
@@ -123,6 +128,45 @@ def test_the_server_is_stopped_and_killed_only_where_it_may_be():
     assert set(calm) == {"engine", "burst"}
     wild = [f.kind for _ in range(50) for f in planned(rng, may_restart=True, has_processes=True)]
     assert set(wild) == {"engine", "burst", "TERM", "KILL"}
+
+
+class StartingServer:
+    """A server that is ready never, and whose process is there after the loop has turned a few times."""
+
+    pid, port, faults, noise = 1, 0, (), ()
+
+    def __init__(self) -> None:
+        self.killed = asyncio.Event()
+
+    @classmethod
+    async def start(cls, *_: object) -> StartingServer:
+        """See Server.start."""
+        for _turn in range(9):
+            await asyncio.sleep(0)
+        return cls()
+
+    async def ready(self) -> None:
+        """See Server.ready."""
+        await self.killed.wait()
+        raise ServerFailed
+
+    async def kill(self) -> None:
+        """See Server.kill."""
+        self.killed.set()
+
+
+async def test_a_kill_in_the_start_hits_the_server_that_starts(tmp_path, monkeypatch):
+    """However early it comes: one that lived on would have the store, and the next start would fail."""
+    monkeypatch.setattr("scripts.crash.soak_lives.Server", StartingServer)
+    monkeypatch.setattr("scripts.crash.soak_faults._EARLY_KILL", 2.0)
+    lives = Lives(tmp_path, [], Findings())
+    monkeypatch.setattr(lives, "start", lives.begin)
+    rng = random.Random(1)
+    monkeypatch.setattr(rng, "uniform", lambda *_: 0.0)
+    async with asyncio.timeout(10):
+        await lives.start()
+        await Disturber(lives, cast("Any", None), rng).disturb([Fault(0.0, "KILL")])
+    assert [life.end for life in lives.all] == ["KILL", "KILL", ""]
 
 
 def test_each_kind_of_request_is_asked():

@@ -259,6 +259,32 @@ async def test_a_choice_that_is_aborted_meanwhile_is_not_sent() -> None:
     assert scene.sink("a").finish == {"type": "abort"}
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["here", "lost"])
+@pytest.mark.parametrize("lost_first", [False, True], ids=["abort first", "loss first"])
+async def test_a_choice_aborted_while_its_failing_submit_is_awaited_ends_once(
+    lost: bool, lost_first: bool
+) -> None:
+    """No engine generates it again, whether the engine is lost before, after or not at all."""
+    scene = Scene("a", "b")
+
+    def fail_once(_sent: LiveChoice) -> None:
+        scene.engine.on_submit = scene.engine.generate
+        if lost and lost_first:
+            scene.lose()
+        scene.live.abort("a-")
+        if lost and not lost_first:
+            scene.lose()
+        scene.live.pop("a-000")
+        raise ConnectionError
+
+    scene.engine.on_submit = fail_once
+    scene.lose()
+    await scene.back()
+    assert scene.engine.submitted == ["a-000", "b-000"]
+    assert [text for text, *_ in scene.sink("a").steps] == [""]
+    assert scene.sink("a").finish == {"type": "abort"}
+
+
 async def test_closing_brings_nothing_back() -> None:
     """A server that stops starts no engine."""
     scene = Scene("a")

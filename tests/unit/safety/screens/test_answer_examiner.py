@@ -13,7 +13,7 @@ from app.metering.traffic import Histogram
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.screens.answer_examiner import AnswerExaminer
 from app.safety.screens.stream_terms import Suspicion
-from app.safety.verdict import Scores, ScreenFailed
+from app.safety.verdict import Scores, ScreenBusy, ScreenFailed
 
 SUSPICION = Suspicion("the end of an answer", 0.3, 0.8, "its beginning")
 
@@ -105,6 +105,20 @@ async def test_an_examination_that_takes_too_long_raises(examiner, counters):
     release.set()
     assert counters.examined_answers == 2
     assert len(classifier.asked) == 1
+
+
+async def test_who_would_wait_too_long_is_to_come_later(examiner):
+    """Too many suspect answers are no failure of the examiner."""
+    release = threading.Event()
+    classifier = Answering({"S1": 0.1}, before=lambda: release.wait(STUCK_S))
+    examine = examiner(classifier, wait_s=0.05).examine
+    first = asyncio.create_task(examine(SUSPICION, "ada"))
+    await asyncio.sleep(0)
+    with pytest.raises(ScreenBusy) as caught:
+        await examine(SUSPICION, "bob")
+    release.set()
+    assert caught.value.retry_after_s == 30
+    assert await first == {"S1": 0.1}
 
 
 async def test_who_stops_waits_no_longer(examiner):

@@ -17,7 +17,7 @@ from app.safety.screens.choice_screen import HEARD_MORE
 from app.safety.screens.heard_text import EXAMINED_CHARS
 from app.safety.screens.stream_screen import GREY_PART, Screening, StreamScreen
 from app.safety.screens.stream_terms import Suspicion
-from app.safety.verdict import Scores, ScreenFailed
+from app.safety.verdict import Scores, ScreenBusy, ScreenFailed
 from tests.support.policies import policy
 from tests.support.screens import HARM, WordModel
 
@@ -459,6 +459,21 @@ async def test_a_server_that_fails_open_releases_what_was_to_be_examined():
     assert ending.feed(answer.says("three", 1, "stop")) == ()
     released = await ending.examined()
     assert [(each.text, each.finish_reason) for each in released] == [("two ", None), ("three", "stop")]
+
+
+async def test_a_flood_of_examinations_lets_nothing_pass():
+    """A server that fails open does so for failures; what waited too long ends, and nothing follows."""
+    answer, broken = Answer(), list[Exception]()
+    busy = Examiner(ScreenBusy())
+    one = screening(Hears(0.1, 0.6, 0.7), busy, fail_open=True, on_broken=broken.append)
+    first, second, third, fourth = answer.words("one two three four")
+    assert await served(one, first, second) == ["one ", ""]
+    assert one.feed(third) == ()
+    with pytest.raises(ScreenBusy):
+        await one.examined()
+    with pytest.raises(ScreenBusy):
+        one.feed(fourth)
+    assert ([type(exc) for exc in broken], one.held_tokens) == ([ScreenBusy], 0)
 
 
 @pytest.mark.parametrize("watched", [False, True])

@@ -1,0 +1,56 @@
+"""A restart of the engine, with runs that start at once."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.engine.restarts import RestartLimits
+from app.engine.sglang.args import SGLangOptions
+from app.engine.sglang.engine import SGLangEngine
+
+pytestmark = [pytest.mark.sglang, pytest.mark.filterwarnings("default")]
+
+
+class Run:
+    """A run that holds itself, as SGLang's tokenizer manager does."""
+
+    def __init__(self, made: list[weakref.ref[Run]], left: list[int]) -> None:
+        """`made` gets the run, and `left` how many of these are there when one is frozen."""
+        self._made, self._left, self._cycle = made, left, self
+        self.closed = False
+        self.launched = SimpleNamespace(kv_capacity_tokens=1024)
+        made.append(weakref.ref(self))
+
+    async def freeze(self) -> None:
+        """See SGLangRun.freeze."""
+        gc.collect()
+        self._left.append(sum(run() is not None for run in self._made))
+
+    async def aclose(self) -> None:
+        """See SGLangRun.aclose."""
+        self.closed = True
+
+    def serve(self, *_: Any) -> None:
+        """See SGLangRun.serve."""
+
+
+async def test_a_lost_run_is_gone_before_the_next_one_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is frozen is not collected before the next loss, and a run holds some megabytes."""
+    made: list[weakref.ref[Run]] = []
+    left: list[int] = []
+    engine = SGLangEngine(SGLangOptions(), limits=RestartLimits(hang_s=0))
+    monkeypatch.setattr(engine, "_run", Run(made, left))
+
+    async def start_run() -> Run:
+        return Run(made, left)
+
+    monkeypatch.setattr(engine, "_start_run", start_run)
+    await engine.restart()
+    await engine.restart()
+    assert (left, len(made)) == ([1, 1], 3)
+    await engine.aclose()
