@@ -23,8 +23,8 @@ from app.engine_factory import (
     build_guard,
     build_guard_engine,
     build_small_engine,
-    check_names,
     check_child_args,
+    check_names,
 )
 from app.errors import Draining, EngineNotReady, UnknownModel
 from app.generation.history import History

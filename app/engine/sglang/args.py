@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,8 +167,22 @@ def server_arguments(options: SGLangOptions) -> dict[str, Any]:
     return arguments
 
 
+def server_args(options: SGLangOptions, **own: Any) -> Any:
+    """SGLang's `ServerArgs` of the options, and of what only the caller knows.
+
+    Raises SettingsError for what SGLang refuses, and OSError where the model's hub does not answer.
+    """
+    from sglang.srt.server_args import ServerArgs
+
+    try:
+        return ServerArgs(**server_arguments(options) | own)
+    except (AssertionError, NotImplementedError, ValueError) as exc:
+        why = str(exc) or traceback.extract_tb(exc.__traceback__)[-1].line
+        raise SettingsError(f"{options.where}: SGLang refuses this: {why}") from exc
+
+
 def with_ranks(options: SGLangOptions) -> SGLangOptions:
-    """The options with the number of tensor parallel ranks settled; a model beside the main one has `tp_size`.
+    """The options with the number of ranks settled; a model beside the main one has `tp_size`.
 
     Raises SettingsError for a number that cannot work. Imports SGLang unless the number is 1.
     """

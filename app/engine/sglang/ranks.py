@@ -77,7 +77,8 @@ def _obstacles(config: Any, arguments: Mapping[str, Any], tp: int) -> Iterator[s
         yield f"dp_size and attn_cp_size ask for a multiple of {groups}"
         return
     experts_apart = str(arguments.get("moe_a2a_backend") or "none") != "none"
-    expert_groups = _number(arguments, "moe_dp_size") * (tp if experts_apart else _number(arguments, "ep_size"))
+    ep = tp if experts_apart else _number(arguments, "ep_size")
+    expert_groups = ep * _number(arguments, "moe_dp_size")
     if tp % expert_groups:
         yield f"ep_size and moe_dp_size ask for a multiple of {expert_groups}"
         return
@@ -168,7 +169,9 @@ def _blocks(config: Any, text: Any) -> Sequence[int]:
     """The sides of the blocks in which weights are quantised: two in block-wise FP8, one in AWQ and GPTQ."""
     if blocks := _entry(config, text, "weight_block_size"):
         return tuple(blocks)
-    size = _entry(config, text, "group_size") if _entry(config, text, "quant_method") in {"awq", "gptq"} else 0
+    size = (
+        _entry(config, text, "group_size") if _entry(config, text, "quant_method") in {"awq", "gptq"} else 0
+    )
     return (size,) if isinstance(size, int) and size > 1 else ()
 
 
