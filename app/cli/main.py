@@ -63,12 +63,7 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    try:
-        args = parser().parse_args(argv)
-    except SystemExit as ended:
-        if ended.code == EXIT_USAGE and [*(sys.argv[1:] if argv is None else argv)][:1] == ["serve"]:
-            return EXIT_CONFIG
-        raise
+    args = _parsed(sys.argv[1:] if argv is None else argv)
     flags = {k: v for k, v in vars(args).items() if k in {s.name for s in settings_module.table()}}
     try:
         if args.command == "settings":
@@ -85,6 +80,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SettingsError, StoreRefused, ServingError) as error:
         print(f"tokenring: {error}", file=sys.stderr)
         return EXIT_CONFIG if args.command == "serve" else EXIT_USAGE
+
+
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of the command. Raises SystemExit."""
+    try:
+        return parser().parse_args(argv)
+    except SystemExit as ended:
+        if ended.code == EXIT_USAGE and argv[0] == "serve":
+            raise SystemExit(EXIT_CONFIG) from None
+        raise
 
 
 def _warn_of_secrets(flags: Collection[str]) -> None:

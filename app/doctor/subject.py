@@ -122,7 +122,7 @@ def output_of(command: list[str], environ: Mapping[str, str]) -> tuple[int | Non
         assert process.stdout is not None
         process.stdout.close()
         return None, ""
-    return process.returncode, printed.strip()
+    return process.returncode, printed.rstrip()
 
 
 def gpus_of(environ: Mapping[str, str]) -> Gpus:

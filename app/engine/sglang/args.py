@@ -175,10 +175,12 @@ def server_args(options: SGLangOptions, **own: Any) -> Any:
     from sglang.srt.server_args import ServerArgs
 
     try:
-        return ServerArgs(**server_arguments(options) | own)
+        checked = ServerArgs(**server_arguments(options) | own)
+        checked.resolve_once()  # its checks; the launch would run them, and does not run them twice
     except (AssertionError, NotImplementedError, ValueError) as exc:
         why = str(exc) or traceback.extract_tb(exc.__traceback__)[-1].line
         raise SettingsError(f"{options.where}: SGLang refuses this: {why}") from exc
+    return checked
 
 
 def with_ranks(options: SGLangOptions) -> SGLangOptions:

@@ -43,7 +43,7 @@ def choose(config: Any, arguments: Mapping[str, Any], asked: int, devices: int, 
     numbers = working(config, arguments, devices or asked or 1)
     if asked in numbers or (numbers and not asked):
         return asked or numbers[-1]
-    wanted = asked or largest(arguments, devices or 1)
+    wanted = asked or max(1, largest(arguments, devices or 1))
     why = obstacle(config, arguments, wanted)
     if why is None:
         why = f"this machine has GPUs for {largest(arguments, devices)} ranks"
