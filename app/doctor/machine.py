@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import time
-from importlib import metadata
 from pathlib import Path
 
 from app.doctor.subject import (
@@ -20,6 +19,7 @@ from app.doctor.subject import (
     not_applicable,
     ok,
     output_of,
+    torch_is_for_cpu,
     warning,
 )
 
@@ -48,7 +48,7 @@ def gpu(subject: Subject) -> Finding:
             " persistence mode: nvidia-smi -pm 1",
         )
     if not gpus.seen:
-        if not _has_nvidia_device(subject.root) or "+cpu" in metadata.version("torch"):
+        if not _has_nvidia_device(subject.root) or torch_is_for_cpu():
             return not_applicable(NO_GPU)
         return failure(
             "an NVIDIA GPU is in this machine, and this process sees none",
@@ -57,7 +57,7 @@ def gpu(subject: Subject) -> Finding:
         )
     names = sorted({f"{gpu.name}, {gpu.memory_bytes / GIB:.0f} GiB" for gpu in gpus.seen})
     found = f"{len(gpus.seen)} x {' / '.join(names)}"
-    if "+cpu" in metadata.version("torch"):
+    if torch_is_for_cpu():
         return failure(f"{found}, and torch is built for the CPU", "run scripts/setup --profile gpu")
     used = [f"GPU {gpu.index} {gpu.used_bytes / GIB:.0f} GiB" for gpu in gpus.seen if gpu.used_bytes > GIB]
     if used:

@@ -71,7 +71,7 @@ def unreadable(error: Exception) -> Finding:
 def failures(findings: Findings) -> list[str]:
     """A line for each failure."""
     return [
-        f"{name}: {finding.found}. To do: {finding.do}"
+        f"{name}: {finding.found.rstrip('.')}. To do: {finding.do}"
         for name, finding in findings.items()
         if finding.status == "failure"
     ]

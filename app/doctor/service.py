@@ -26,6 +26,7 @@ from app.doctor.subject import (
     nearest,
     not_applicable,
     ok,
+    torch_is_for_cpu,
     warning,
 )
 from app.engine_factory import check_models, models_of
@@ -222,9 +223,10 @@ def policy(subject: Subject) -> Finding:
 
 def _pins() -> Mapping[str, str]:
     """The exact versions: of the package's metadata, and of requirements/ where that is beside it."""
-    torch_is_cpu = "+cpu" in metadata.version("torch")
-    lines = [line for line in metadata.requires("tokenring") or () if "extra ==" not in line]
-    file = Path(app.__file__).parents[1] / "requirements" / ("cpu.txt" if torch_is_cpu else "gpu.txt")
+    lines = []
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        lines += [line for line in metadata.requires("tokenring") or () if "extra ==" not in line]
+    file = Path(app.__file__).parents[1] / "requirements" / ("cpu.txt" if torch_is_for_cpu() else "gpu.txt")
     with contextlib.suppress(OSError):
         lines += file.read_text("utf-8").splitlines()
     return {match[1].lower().replace("_", "-"): match[2] for line in lines if (match := PIN.match(line))}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -157,6 +158,13 @@ def _visible(gpus: tuple[Gpu, ...], chosen: str | None) -> tuple[Gpu, ...]:
     if all(name.isdigit() for name in names):
         return tuple(gpu for gpu in gpus if str(gpu.index) in names)
     return gpus[: len(names)]
+
+
+def torch_is_for_cpu() -> bool:
+    """Whether the installed torch is a CPU build; not imported, as that takes seconds."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return "+cpu" in metadata.version("torch")
+    return False
 
 
 def file_system(path: Path) -> str:
