@@ -20,19 +20,19 @@ def run(flags: Mapping[str, object], args: argparse.Namespace) -> int:
     """Print the findings for the settings that `serve` would have; 1 where one is a failure."""
     from app.doctor import report
 
-    found: report.Findings = {}
+    findings: report.Findings = {}
     settings = Settings()
     try:
         settings = settings_module.load(flags, os.environ, args.config)
     except SettingsError as error:
-        found = {"settings": report.unreadable(error)}
-    found = {**found, **report.examine(settings)}
+        findings = {"settings": report.unreadable(error)}
+    findings = {**findings, **report.examine(settings)}
     if args.json:
-        print(json.dumps(report.as_json(found)))
+        print(json.dumps(report.as_json(findings)))
     else:
-        rows = [(name, f.status.replace("_", " "), f.found, f.do) for name, f in found.items()]
+        rows = [(name, f.status.replace("_", " "), f.detail, f.advice) for name, f in findings.items()]
         print(tables.text(("check", "status", "found", "to do"), rows))
-    return EXIT_FAILURES if report.failures(found) else EXIT_OK
+    return EXIT_FAILURES if report.failures(findings) else EXIT_OK
 
 
 def print_failures(settings: Settings) -> None:

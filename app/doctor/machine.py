@@ -56,16 +56,16 @@ def gpu(subject: Subject) -> Finding:
             " --gpus all; look at CUDA_VISIBLE_DEVICES",
         )
     names = sorted({f"{gpu.name}, {gpu.memory_bytes / GIB:.0f} GiB" for gpu in gpus.seen})
-    found = f"{len(gpus.seen)} x {' / '.join(names)}"
+    detail = f"{len(gpus.seen)} x {' / '.join(names)}"
     if torch_is_for_cpu():
-        return failure(f"{found}, and torch is built for the CPU", "run scripts/setup --profile gpu")
-    used = [f"GPU {gpu.index} {gpu.used_bytes / GIB:.0f} GiB" for gpu in gpus.seen if gpu.used_bytes > GIB]
+        return failure(f"{detail}, and torch is built for the CPU", "run scripts/setup --profile gpu")
+    used = [f"GPU {gpu.number} {gpu.used_bytes / GIB:.0f} GiB" for gpu in gpus.seen if gpu.used_bytes > GIB]
     if used:
         return warning(
-            f"{found}; in use already: {', '.join(used)}",
+            f"{detail}; in use already: {', '.join(used)}",
             "unless that is this server itself, end the program that nvidia-smi lists",
         )
-    return ok(found)
+    return ok(detail)
 
 
 def driver(subject: Subject) -> Finding:
@@ -124,12 +124,12 @@ def shared_memory(subject: Subject) -> Finding:
         usage = shutil.disk_usage(folder)
     except OSError as exc:
         return failure(f"{folder}: {exc.strerror}", "mount a tmpfs there; in a container, pass --ipc host")
-    found = f"{usage.total / GIB:.2f} GiB, {usage.free / GIB:.2f} GiB free"
+    detail = f"{usage.total / GIB:.2f} GiB, {usage.free / GIB:.2f} GiB free"
     if usage.free >= MIN_SHM_BYTES:
-        return ok(found)
+        return ok(detail)
     many = len(subject.gpus.seen) > 1 and subject.settings.tp != 1
     advice = "in a container, pass --ipc host or --shm-size 16g; else make room in /dev/shm"
-    return failure(found, advice) if many else warning(found, advice)
+    return failure(detail, advice) if many else warning(detail, advice)
 
 
 def limits(subject: Subject) -> Finding:
@@ -137,21 +137,21 @@ def limits(subject: Subject) -> Finding:
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     _, locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     unlimited = resource.RLIM_INFINITY
-    found = ", ".join(
+    detail = ", ".join(
         f"{name} {'unlimited' if value == unlimited else value}"
         for name, value in (("open files", files), ("locked memory in bytes", locked))
     )
     wanted = subject.settings.max_live_streams
     if files != unlimited and files < MIN_FILES:
-        return failure(found, "raise it: ulimit -n 65536, --ulimit nofile=65536, or LimitNOFILE=65536")
+        return failure(detail, "raise it: ulimit -n 65536, --ulimit nofile=65536, or LimitNOFILE=65536")
     if files != unlimited and files < wanted:
         return warning(
-            f"{found}; max_live_streams is {wanted}",
+            f"{detail}; max_live_streams is {wanted}",
             "each stream is a file: ulimit -n 65536, --ulimit nofile=65536, or LimitNOFILE=65536",
         )
     if subject.gpus.seen and locked != unlimited:
-        return warning(found, "--ulimit memlock=-1, or LimitMEMLOCK=infinity: pinned memory counts")
-    return ok(found)
+        return warning(detail, "--ulimit memlock=-1, or LimitMEMLOCK=infinity: pinned memory counts")
+    return ok(detail)
 
 
 def compilers(subject: Subject) -> Finding:
@@ -162,12 +162,12 @@ def compilers(subject: Subject) -> Finding:
     nvcc = Path(home) / "bin/nvcc" if home else subject.which("nvcc")
     nvcc = nvcc or subject.root / "usr/local/cuda/bin/nvcc"
     compiler = subject.which("c++") or subject.which("g++")
-    found = {
+    programs = {
         "nvcc": (Path(nvcc).is_file(), "install the CUDA 13 toolkit, or set CUDA_HOME to it"),
         "ninja": (subject.which("ninja"), "put .venv/bin on PATH, or install ninja-build"),
         "c++": (compiler, "install g++"),
     }
-    missing = {name: advice for name, (there, advice) in found.items() if not there}
+    missing = {name: advice for name, (there, advice) in programs.items() if not there}
     if missing:
         return failure(f"not found: {', '.join(missing)}", "; ".join(missing.values()))
     return ok(f"{nvcc}, {subject.which('ninja')}, {compiler}")
@@ -203,14 +203,14 @@ def clock(_: Subject) -> Finding:
             f"it is {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, before this program was installed",
             "set the clock, and have it kept: timedatectl set-ntp true",
         )
-    found = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    detail = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
     except (OSError, AttributeError):
-        return ok(found)
+        return ok(detail)
     if state == UNSYNCHRONISED:
-        return warning(f"{found}; nothing keeps it right", "on the host: timedatectl set-ntp true")
-    return ok(found if state < 0 else f"{found}, synchronised")
+        return warning(f"{detail}; nothing keeps it right", "on the host: timedatectl set-ntp true")
+    return ok(detail if state < 0 else f"{detail}, synchronised")
 
 
 def _has_nvidia_device(root: Path) -> bool:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from app.doctor import machine, service
@@ -50,7 +51,7 @@ def examined(
 ) -> Findings:
     """The findings of `checks`; one that does not end in time, or breaks, says so."""
     ends_s = time.monotonic() + longest_s
-    running = {name: later(lambda check=check: check(subject)) for name, check in checks.items()}
+    running = {name: later(partial(check, subject)) for name, check in checks.items()}
     return {name: _finding(future, ends_s) for name, future in running.items()}
 
 
@@ -71,7 +72,7 @@ def unreadable(error: Exception) -> Finding:
 def failures(findings: Findings) -> list[str]:
     """A line for each failure."""
     return [
-        f"{name}: {finding.found.rstrip('.')}. To do: {finding.do}"
+        f"{name}: {finding.detail.rstrip('.')}. To do: {finding.advice}"
         for name, finding in findings.items()
         if finding.status == "failure"
     ]

@@ -65,8 +65,8 @@ def versions(_: Subject) -> Finding:
             other[name] = f"{name} {version}, pinned {wanted}"
     if not other:
         return ok(f"{python}, all packages as pinned")
-    found, advice = "; ".join(other.values()), "run scripts/setup"
-    return failure(found, advice) if ESSENTIAL & set(other) else warning(found, advice)
+    detail, advice = "; ".join(other.values()), "run scripts/setup"
+    return failure(detail, advice) if ESSENTIAL & set(other) else warning(detail, advice)
 
 
 def model(subject: Subject) -> Finding:
@@ -75,7 +75,7 @@ def model(subject: Subject) -> Finding:
         check_models(subject.settings)
     except SettingsError as exc:
         return failure(str(exc), "correct the setting")
-    found = []
+    details = []
     for name, model in models_of(subject.settings).items():
         folder = _folder_of(model, subject)
         if folder is None:
@@ -85,16 +85,16 @@ def model(subject: Subject) -> Finding:
                     "fetch it once with the hub allowed, or mount it and give its path",
                 )
             token = "a token" if subject.environ.get("HF_TOKEN") else "no HF_TOKEN"
-            found.append(f"{name}: {model} is fetched from the hub, with {token}")
+            details.append(f"{name}: {model} is fetched from the hub, with {token}")
         elif folder.is_dir() and not _weights(folder):
             return failure(f"{name}: {folder} has no weights", "copy the whole model; look for *.safetensors")
         else:
-            found.append(f"{name}: {folder}, {_size(folder) / GIB:.1f} GiB")
-    if not found:
+            details.append(f"{name}: {folder}, {_size(folder) / GIB:.1f} GiB")
+    if not details:
         return (
             ok("the built-in model") if subject.settings.engine == "sglang" else not_applicable("elsewhere")
         )
-    return ok("; ".join(found))
+    return ok("; ".join(details))
 
 
 def tensor_parallel(subject: Subject) -> Finding:
@@ -102,7 +102,7 @@ def tensor_parallel(subject: Subject) -> Finding:
     settings, gpus = subject.settings, subject.gpus.seen
     if settings.engine != "sglang":
         return not_applicable("the model is elsewhere")
-    found, idle = [], ""
+    details, idle = [], ""
     for name, model in {"model": settings.model, **models_of(settings)}.items():
         table, tp = {"small_model": ("small", 1), "safety_guard_model": ("guard", 1)}.get(
             name, ("sglang", settings.tp)
@@ -113,9 +113,9 @@ def tensor_parallel(subject: Subject) -> Finding:
         except SettingsError as exc:
             return failure(str(exc), "set one of these numbers, or 0 for the largest that works")
         if chosen is None:
-            found.append(f"{name}: known once it is fetched")
+            details.append(f"{name}: known once it is fetched")
             continue
-        found.append(f"{name}: {chosen}")
+        details.append(f"{name}: {chosen}")
         folder = _folder_of(model, subject)
         share = _size(folder) / chosen if folder else 0
         if gpus and share > min(gpu.memory_bytes for gpu in gpus) > 0:
@@ -127,31 +127,31 @@ def tensor_parallel(subject: Subject) -> Finding:
             idle = f"{len(gpus) - chosen} of {len(gpus)} GPUs stay idle"
     if idle:
         return warning(
-            f"{'; '.join(found)}; {idle}", "set tp = 0, which takes as many as the model allows; or dp_size"
+            f"{'; '.join(details)}; {idle}", "set tp = 0, which takes as many as the model allows; or dp_size"
         )
-    return ok("; ".join(found))
+    return ok("; ".join(details))
 
 
 def disk(subject: Subject) -> Finding:
     """The room for the store, and the time that reading the weights takes."""
     settings = subject.settings
     free = psutil.disk_usage(str(nearest(settings.data_dir))).free
-    found = f"{free / GIB:.1f} GiB free for the data directory"
+    detail = f"{free / GIB:.1f} GiB free for the data directory"
     if free < MIN_FREE_BYTES:
-        return failure(found, f"make room on the disk of {settings.data_dir}")
+        return failure(detail, f"make room on the disk of {settings.data_dir}")
     folder = _folder_of(settings.model, subject) if settings.model and settings.engine == "sglang" else None
     if folder is None:
-        return ok(found)
+        return ok(detail)
     speed = _read_speed(_weights(folder) or [folder])
     load_s = _size(folder) / speed
-    found = f"{found}; weights are read at {speed / 1e6:.0f} MB/s, which takes {load_s:.0f} s"
+    detail = f"{detail}; weights are read at {speed / 1e6:.0f} MB/s, which takes {load_s:.0f} s"
     limit_s = settings.engine_start_s
     if limit_s and load_s > limit_s:
         return failure(
-            f"{found}; engine_start_s ends a start after {limit_s:g} s",
+            f"{detail}; engine_start_s ends a start after {limit_s:g} s",
             "copy the model to a local disk, or raise engine_start_s",
         )
-    return warning(found, "copy the model to a local SSD") if load_s > SLOW_LOAD_S else ok(found)
+    return warning(detail, "copy the model to a local SSD") if load_s > SLOW_LOAD_S else ok(detail)
 
 
 def port(subject: Subject) -> Finding:
@@ -286,7 +286,11 @@ def _listener(port: int) -> int | None:
     """The process that listens on a port; None where it is another user's."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("inet"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            if (
+                connection.status == psutil.CONN_LISTEN
+                and getattr(connection.laddr, "port", 0) == port
+                and connection.pid
+            ):
                 return int(connection.pid)
     return None
 

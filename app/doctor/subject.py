@@ -34,8 +34,8 @@ class Finding(NamedTuple):
     """The result of one check: its status, what was found, and, unless it is well, what to do."""
 
     status: Status
-    found: str
-    do: str = ""
+    detail: str
+    advice: str = ""
 
 
 ok = partial(Finding, "ok")
@@ -47,7 +47,7 @@ not_applicable = partial(Finding, "not_applicable")
 class Gpu(NamedTuple):
     """An NVIDIA GPU as nvidia-smi shows it."""
 
-    index: int
+    number: int
     name: str
     driver: str
     memory_bytes: int
@@ -138,11 +138,11 @@ def gpus_of(environ: Mapping[str, str]) -> Gpus:
     rows = [line.split(", ") for line in printed.splitlines()]
     if status or not all(len(row) == len(GPU_FIELDS.split(",")) for row in rows):
         return Gpus(trouble=f"nvidia-smi fails: {printed.splitlines()[0] if printed else f'status {status}'}")
-    found = tuple(
+    gpus = tuple(
         Gpu(int(index), name, driver, _mib(total), _mib(used), bus.lower()[-12:])
         for index, name, driver, total, used, bus in rows
     )
-    return Gpus(_visible(found, environ.get("CUDA_VISIBLE_DEVICES")))
+    return Gpus(_visible(gpus, environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 def _mib(number: str) -> int:
@@ -156,7 +156,7 @@ def _visible(gpus: tuple[Gpu, ...], chosen: str | None) -> tuple[Gpu, ...]:
         return gpus
     names = [name.strip() for name in chosen.split(",") if name.strip()]
     if all(name.isdigit() for name in names):
-        return tuple(gpu for gpu in gpus if str(gpu.index) in names)
+        return tuple(gpu for gpu in gpus if str(gpu.number) in names)
     return gpus[: len(names)]
 
 
@@ -170,7 +170,7 @@ def torch_is_for_cpu() -> bool:
 def file_system(path: Path) -> str:
     """The type of the file system that a path is, or would be, on; empty where nobody says."""
     path = path.absolute()
-    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    mounts = {Path(disk.mountpoint): disk.fstype for disk in psutil.disk_partitions(all=True)}
     return next((mounts[folder] for folder in (path, *path.parents) if folder in mounts), "")
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from app.engine.sglang.args import BUILTIN_MODEL
-from tests.support.servers import ROOT, ServerProcess, chat, start_process
+from app.engine.sglang.platform import prepare_process
+from tests.support.servers import ROOT, ServerProcess, start_process
 from tests.support.sse_client import fetch
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
@@ -41,6 +42,8 @@ def builtin(_: Path) -> list[str]:
 def of_28_heads(folder: Path) -> list[str]:
     """A random model of 28 heads and 4 KV heads, with the built-in model's tokenizer."""
     import torch
+
+    prepare_process()
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = folder / "model"
@@ -58,8 +61,10 @@ async def test_tp_0_takes_what_the_heads_allow(server: ServerProcess) -> None:
     assert (chosen["tp"], chosen["gpus"]) == (4, 8)
     assert "attention heads cannot be divided by 8" in chosen["hint"]
     port = await server.ready(timeout_s=400)
-    answer = await fetch(port, "POST", "/v1/chat/completions", chat(stream=False, max_tokens=4))
-    assert (answer.status, answer.json()["usage"]["completion_tokens"]) == (200, 4)
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    answer = await fetch(port, "POST", "/v1/chat/completions", body)
+    assert answer.status == 200, answer.body
+    assert answer.json()["usage"]["completion_tokens"] in range(1, 5)
 
 
 @pytest.mark.parametrize("server", [lambda _: ["--tp", "8"]], indirect=True, ids=["8"])

@@ -100,7 +100,9 @@ def text_config(config: Any) -> Any:
     thinker = getattr(config, "thinker_config", None)
     if thinker is not None:
         return getattr(thinker, "text_config", None) or thinker
-    return next((part for name in TEXT_CONFIGS if (part := getattr(config, name, None)) is not None), config)
+    return next(
+        (inner for name in TEXT_CONFIGS if (inner := getattr(config, name, None)) is not None), config
+    )
 
 
 def _attention(text: Any, ranks: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.doctor import machine, subject
+from app.doctor import machine
 from app.doctor.subject import GIB
 
 LINKED = "\tGPU0\tGPU1\nGPU0\t X \t{link}\nGPU1\t{link}\t X \n"
@@ -28,7 +28,7 @@ def test_healthy_gpus(fake: Any, installed: Callable[..., None]) -> None:
     fake.gpus(8)
     assert machine.gpu(fake.subject) == ("ok", "8 x NVIDIA H200, 140 GiB", "")
     fake.environ["CUDA_VISIBLE_DEVICES"] = "2,3"
-    assert [gpu.index for gpu in fake.subject.gpus.seen] == [2, 3]
+    assert [gpu.number for gpu in fake.subject.gpus.seen] == [2, 3]
     fake.environ["CUDA_VISIBLE_DEVICES"] = "GPU-5c3a"
     assert len(fake.subject.gpus.seen) == 1
 
@@ -45,7 +45,7 @@ def test_a_broken_driver(fake: Any, impatient: None, script: str, found: str, ad
     """An nvidia-smi that hangs or fails is a failure of the GPU, within the time of a command."""
     fake.program("nvidia-smi", script)
     finding = machine.gpu(fake.subject)
-    assert (finding.status, found in finding.found, advice in finding.do) == ("failure", True, True)
+    assert (finding.status, found in finding.detail, advice in finding.advice) == ("failure", True, True)
 
 
 def test_a_gpu_that_the_container_was_not_given(fake: Any, installed: Callable[..., None]) -> None:
@@ -56,7 +56,7 @@ def test_a_gpu_that_the_container_was_not_given(fake: Any, installed: Callable[.
     assert machine.gpu(fake.subject).status == "not_applicable"
     installed(torch="2.13.0")
     finding = machine.gpu(fake.subject)
-    assert (finding.status, "--gpus all" in finding.do) == ("failure", True)
+    assert (finding.status, "--gpus all" in finding.advice) == ("failure", True)
 
 
 def test_torch_for_the_cpu_beside_a_gpu(fake: Any, installed: Callable[..., None]) -> None:
@@ -64,7 +64,7 @@ def test_torch_for_the_cpu_beside_a_gpu(fake: Any, installed: Callable[..., None
     fake.gpus(1)
     installed(torch="2.13.0+cpu")
     finding = machine.gpu(fake.subject)
-    assert (finding.status, "scripts/setup --profile gpu" in finding.do) == ("failure", True)
+    assert (finding.status, "scripts/setup --profile gpu" in finding.advice) == ("failure", True)
 
 
 def test_memory_that_another_program_has(fake: Any, installed: Callable[..., None]) -> None:
@@ -72,7 +72,7 @@ def test_memory_that_another_program_has(fake: Any, installed: Callable[..., Non
     installed(torch="2.13.0")
     fake.gpus(1, used_mib=70_000)
     finding = machine.gpu(fake.subject)
-    assert (finding.status, "GPU 0 68 GiB" in finding.found) == ("warning", True)
+    assert (finding.status, "GPU 0 68 GiB" in finding.detail) == ("warning", True)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_driver_s_version(fake: Any, version: str, compat: bool, status: str
     if compat:
         (fake.root / "usr/local/cuda/compat").mkdir(parents=True)
     finding = machine.driver(fake.subject)
-    assert (finding.status, "580" in finding.do) == (status, status != "ok")
+    assert (finding.status, "580" in finding.advice) == (status, status != "ok")
 
 
 @pytest.mark.parametrize(("link", "status"), [("NV18", "ok"), ("SYS", "warning")])
@@ -94,7 +94,7 @@ def test_the_links_between_gpus(fake: Any, link: str, status: str) -> None:
     fake.gpus(2, then=f"printf '{LINKED.format(link=link)}'")
     fake.settings["tp"] = 0
     finding = machine.nvlink(fake.subject)
-    assert (finding.status, link in finding.found) == (status, True)
+    assert (finding.status, link in finding.detail) == (status, True)
     fake.settings["tp"] = 1
     assert machine.nvlink(fake.subject).status == "not_applicable"
 
@@ -116,7 +116,7 @@ def test_numa_binding(fake: Any, script: str | None, status: str, advice: str) -
     if script is not None:
         fake.program("numactl", script)
     finding = machine.numa(fake.subject)
-    assert (finding.status, advice in finding.do) == (status, True)
+    assert (finding.status, advice in finding.advice) == (status, True)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_tiny_shared_memory(
     usage = SimpleNamespace(total=free_bytes, free=free_bytes)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     finding = machine.shared_memory(fake.subject)
-    assert (finding.status, "--ipc host" in finding.do) == (status, status != "ok")
+    assert (finding.status, "--ipc host" in finding.advice) == (status, status != "ok")
 
 
 def test_no_shared_memory_at_all(fake: Any) -> None:
@@ -157,7 +157,7 @@ def test_low_limits(
     hard = {resource.RLIMIT_NOFILE: files, resource.RLIMIT_MEMLOCK: locked}
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (hard[kind], hard[kind]))
     finding = machine.limits(fake.subject)
-    assert (finding.status, advice in finding.do) == (status, True)
+    assert (finding.status, advice in finding.advice) == (status, True)
 
 
 @pytest.mark.parametrize("missing", ["nvcc", "ninja", "c++"])
@@ -167,7 +167,7 @@ def test_a_missing_compiler(fake: Any, missing: str) -> None:
     for program in {"nvcc", "ninja", "c++"} - {missing}:
         fake.program(program)
     finding = machine.compilers(fake.subject)
-    assert (finding.status, finding.found) == ("failure", f"not found: {missing}")
+    assert (finding.status, finding.detail) == ("failure", f"not found: {missing}")
     fake.program(missing)
     assert machine.compilers(fake.subject).status == "ok"
 
@@ -180,7 +180,7 @@ def test_nvcc_is_looked_for_where_sglang_looks(fake: Any) -> None:
     fake.file("usr/local/cuda/bin/nvcc")
     assert machine.compilers(fake.subject).status == "ok"
     fake.environ["CUDA_HOME"] = str(fake.root / "empty")
-    assert machine.compilers(fake.subject).found == "not found: nvcc"
+    assert machine.compilers(fake.subject).detail == "not found: nvcc"
 
 
 def test_caches_that_cannot_be_written(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,10 +189,10 @@ def test_caches_that_cannot_be_written(fake: Any, monkeypatch: pytest.MonkeyPatc
     theirs = fake.file("theirs/file").parent
     fake.environ["SGLANG_JIT_CACHE_DIR"] = str(theirs / "jit")
     # Root may write everywhere, so the system's answer is given here.
-    monkeypatch.setattr(machine.os, "access", lambda path, _: path != theirs)
+    monkeypatch.setattr("app.doctor.machine.os.access", lambda path, _: path != theirs)
     finding = machine.caches(fake.subject)
-    assert (finding.status, f"SGLANG_JIT_CACHE_DIR ({theirs}/jit)" in finding.found) == ("failure", True)
-    assert "HF_HOME" not in finding.found
+    assert (finding.status, f"SGLANG_JIT_CACHE_DIR ({theirs}/jit)" in finding.detail) == ("failure", True)
+    assert "HF_HOME" not in finding.detail
 
 
 @pytest.mark.parametrize(("kind", "status"), [("overlay", "warning"), ("ext4", "ok")])
@@ -202,9 +202,9 @@ def test_caches_that_end_with_the_container(
     """Compiled kernels in a container's own layer are compiled again by the next one."""
     fake.gpus(1)
     mount = SimpleNamespace(mountpoint=str(fake.root), fstype=kind)
-    monkeypatch.setattr(subject.psutil, "disk_partitions", lambda **_: [mount])
+    monkeypatch.setattr("app.doctor.subject.psutil.disk_partitions", lambda **_: [mount])
     finding = machine.caches(fake.subject)
-    assert (finding.status, "SGLANG_CACHE_DIR" in finding.found) == (status, True)
+    assert (finding.status, "SGLANG_CACHE_DIR" in finding.detail) == (status, True)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_the_clock(
 ) -> None:
     """A clock before the installation is a failure, and one that nothing keeps right a warning."""
     if now_s is not None:
-        monkeypatch.setattr(machine.time, "time", lambda: now_s)
+        monkeypatch.setattr("app.doctor.machine.time.time", lambda: now_s)
     kernel = SimpleNamespace(adjtimex=lambda _: state)
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: kernel)
+    monkeypatch.setattr("app.doctor.machine.ctypes.CDLL", lambda _: kernel)
     assert machine.clock(fake.subject).status == status

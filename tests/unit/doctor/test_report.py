@@ -25,7 +25,7 @@ def test_a_check_that_hangs_or_breaks_is_said(fake: Any) -> None:
     found = report.examined(fake.subject, checks, longest_s=0.2)
     never.set()
     assert [f.status for f in found.values()] == ["warning", "warning", "ok"]
-    assert "ZeroDivisionError" in found["breaks"].found
+    assert "ZeroDivisionError" in found["breaks"].detail
 
 
 def test_every_failure_and_warning_says_what_to_do(fake: Any) -> None:
@@ -36,7 +36,7 @@ def test_every_failure_and_warning_says_what_to_do(fake: Any) -> None:
     assert {"gpu", "shared_memory", "model", "policy"} <= {
         n for n, f in found.items() if f.status == "failure"
     }
-    assert [n for n, f in found.items() if f.status in {"failure", "warning"} and not f.do] == []
+    assert [n for n, f in found.items() if f.status in {"failure", "warning"} and not f.advice] == []
     assert set(found) == set(report.CHECKS)
 
 
@@ -63,8 +63,8 @@ def test_the_command_ends_with_1_where_a_check_fails(here: Path, capsys: pytest.
     printed = json.loads(capsys.readouterr().out)
     assert (printed["object"], printed["ok"]) == ("doctor", False)
     [row] = printed["findings"]
-    assert set(row) == {"check", "status", "found", "do"}
-    assert (row["check"], row["status"], row["do"]) == ("policy", "failure", "correct the policy file")
+    assert set(row) == {"check", "status", "detail", "advice"}
+    assert (row["check"], row["status"], row["advice"]) == ("policy", "failure", "correct the policy file")
 
 
 def test_settings_that_cannot_be_read_are_a_finding(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,5 +72,5 @@ def test_settings_that_cannot_be_read_are_a_finding(here: Path, capsys: pytest.C
     (here / "tokenring.toml").write_text("prot = 8000\n")
     assert main(["doctor", "--json"]) == 1
     settings, policy = json.loads(capsys.readouterr().out)["findings"]
-    assert (settings["check"], "did you mean 'port'" in settings["found"]) == ("settings", True)
+    assert (settings["check"], "did you mean 'port'" in settings["detail"]) == ("settings", True)
     assert policy["status"] == "ok"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.doctor import service, subject
+from app.doctor import service
 from app.doctor.subject import GIB
 from app.engine.sglang.args import BUILTIN_MODEL
 
@@ -56,18 +56,18 @@ def test_other_versions_than_the_pins(fake: Any, installed: Callable[..., None])
     """Another SGLang is a failure, another version of a lesser package a warning; both say the pin."""
     installed(orjson="1.0.0")
     finding = service.versions(fake.subject)
-    assert (finding.status, finding.do) == ("warning", "run scripts/setup")
-    assert finding.found.startswith("orjson 1.0.0, pinned ")
+    assert (finding.status, finding.advice) == ("warning", "run scripts/setup")
+    assert finding.detail.startswith("orjson 1.0.0, pinned ")
     installed(sglang="0.5.19")
     finding = service.versions(fake.subject)
-    assert (finding.status, finding.found) == ("failure", "sglang 0.5.19, pinned 0.5.20")
+    assert (finding.status, finding.detail) == ("failure", "sglang 0.5.19, pinned 0.5.20")
 
 
 def test_another_python(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python 3.13 lacks a wheel of what SGLang needs."""
-    monkeypatch.setattr(service.sys, "version_info", (3, 13))
+    monkeypatch.setattr("app.doctor.service.sys.version_info", (3, 13))
     finding = service.versions(fake.subject)
-    assert (finding.status, "3.12" in finding.do) == ("failure", True)
+    assert (finding.status, "3.12" in finding.advice) == ("failure", True)
 
 
 @pytest.mark.parametrize("setting", ["model", "small_model", "safety_guard_model"])
@@ -76,7 +76,7 @@ def test_a_model_that_is_not_there(fake: Any, setting: str) -> None:
     fake.settings[setting] = "/nowhere/llama-guard-4"
     finding = service.model(fake.subject)
     assert finding.status == "failure"
-    assert finding.found.startswith(f"{setting}: there is no folder /nowhere/llama-guard-4")
+    assert finding.detail.startswith(f"{setting}: there is no folder /nowhere/llama-guard-4")
 
 
 def test_a_folder_without_weights(fake: Any) -> None:
@@ -84,13 +84,13 @@ def test_a_folder_without_weights(fake: Any) -> None:
     folder = fake.file("model/config.json", "{}").parent
     fake.settings["model"] = str(folder)
     finding = service.model(fake.subject)
-    assert (finding.status, "*.safetensors" in finding.do) == ("failure", True)
+    assert (finding.status, "*.safetensors" in finding.advice) == ("failure", True)
 
 
 def test_a_model_of_the_hub(fake: Any) -> None:
     """What is not fetched yet needs the hub; offline that is a failure."""
     fake.settings["model"] = "org/model"
-    assert "no HF_TOKEN" in service.model(fake.subject).found
+    assert "no HF_TOKEN" in service.model(fake.subject).detail
     fake.environ["HF_HUB_OFFLINE"] = "1"
     assert service.model(fake.subject).status == "failure"
     fake.file(".cache/huggingface/hub/models--org--model/snapshots/1/config.json", "{}")
@@ -115,7 +115,7 @@ def test_a_tp_that_does_not_divide_the_model(
     fake.gpus(8)
     fake.settings |= {"model": model_of(fake.root / "model", **config), "tp": tp}
     finding = service.tensor_parallel(fake.subject)
-    assert (finding.status, words in finding.found) == (status, True)
+    assert (finding.status, words in finding.detail) == (status, True)
 
 
 @pytest.mark.parametrize(("table", "setting"), [("small", "small_model"), ("guard", "safety_guard_model")])
@@ -123,7 +123,7 @@ def test_a_child_s_tp(fake: Any, table: str, setting: str) -> None:
     """`tp_size` of a model beside the main one is checked like `tp`."""
     fake.settings |= {setting: str(BUILTIN_MODEL), "engine_args": {table: {"tp_size": 3}}}
     finding = service.tensor_parallel(fake.subject)
-    assert (finding.status, finding.found.startswith(f"[engine.{table}] tp_size: 3 GPUs")) == (
+    assert (finding.status, finding.detail.startswith(f"[engine.{table}] tp_size: 3 GPUs")) == (
         "failure",
         True,
     )
@@ -135,14 +135,18 @@ def test_weights_that_do_not_fit(fake: Any, monkeypatch: pytest.MonkeyPatch) -> 
     fake.settings["model"] = str(BUILTIN_MODEL)
     monkeypatch.setattr(service, "_size", lambda _: 200 * GIB)
     finding = service.tensor_parallel(fake.subject)
-    assert (finding.status, "200 GiB" in finding.found, "tp higher" in finding.do) == ("failure", True, True)
+    assert (finding.status, "200 GiB" in finding.detail, "tp higher" in finding.advice) == (
+        "failure",
+        True,
+        True,
+    )
 
 
 def test_a_full_disk(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Less than 1 GiB for the store is a failure."""
-    monkeypatch.setattr(service.psutil, "disk_usage", lambda _: SimpleNamespace(free=GIB // 2))
+    monkeypatch.setattr("app.doctor.service.psutil.disk_usage", lambda _: SimpleNamespace(free=GIB // 2))
     finding = service.disk(fake.subject)
-    assert (finding.status, "make room" in finding.do) == ("failure", True)
+    assert (finding.status, "make room" in finding.advice) == ("failure", True)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +164,7 @@ def test_a_slow_disk(
 def test_the_speed_of_this_disk(fake: Any) -> None:
     """The speed is measured by reading the weights themselves."""
     fake.settings["model"] = str(BUILTIN_MODEL)
-    assert " MB/s" in service.disk(fake.subject).found
+    assert " MB/s" in service.disk(fake.subject).detail
     assert service._read_speed([BUILTIN_MODEL / "model.safetensors"]) > 1e6
 
 
@@ -169,10 +173,10 @@ def test_a_port_that_another_program_has(fake: Any, taken: int, monkeypatch: pyt
     fake.settings["port"] = taken
     assert service.port(fake.subject).status == "ok"  # it is this process, as in a start that failed
     ours = os.getpid()
-    monkeypatch.setattr(service.os, "getpid", lambda: ours + 1)
+    monkeypatch.setattr("app.doctor.service.os.getpid", lambda: ours + 1)
     finding = service.port(fake.subject)
-    assert (finding.status, "--port" in finding.do) == ("failure", True)
-    assert f" by process {ours} (" in finding.found
+    assert (finding.status, "--port" in finding.advice) == ("failure", True)
+    assert f" by process {ours} (" in finding.detail
 
 
 def test_the_port_of_the_running_server(
@@ -195,7 +199,7 @@ def test_an_address_of_another_machine(fake: Any) -> None:
 def test_a_data_directory_that_a_server_uses(fake: Any, server: int) -> None:
     """The server is named; for another one that starts it is a failure."""
     finding = service.data_folder(fake.subject)
-    assert (finding.status, f"process {server} (" in finding.found) == ("warning", True)
+    assert (finding.status, f"process {server} (" in finding.detail) == ("warning", True)
     fake.starting = True
     assert service.data_folder(fake.subject).status == "failure"
 
@@ -209,16 +213,16 @@ def test_a_data_directory_after_its_server(fake: Any) -> None:
 def test_a_data_directory_that_cannot_be_used(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file in its place, a folder of somebody else and a network disk are failures."""
     fake.settings["data_dir"] = fake.file("file")
-    assert "not a directory" in service.data_folder(fake.subject).found
+    assert "not a directory" in service.data_folder(fake.subject).detail
     fake.settings["data_dir"] = fake.root / "new" / "data"
     assert service.data_folder(fake.subject).status == "ok"
     mount = SimpleNamespace(mountpoint=str(fake.root), fstype="nfs4")
     with monkeypatch.context() as patch:
-        patch.setattr(subject.psutil, "disk_partitions", lambda **_: [mount])
-        assert "local disk" in service.data_folder(fake.subject).do
-    monkeypatch.setattr(service.os, "access", lambda *_: False)
+        patch.setattr("app.doctor.subject.psutil.disk_partitions", lambda **_: [mount])
+        assert "local disk" in service.data_folder(fake.subject).advice
+    monkeypatch.setattr("app.doctor.service.os.access", lambda *_: False)
     finding = service.data_folder(fake.subject)
-    assert (finding.status, "chown" in finding.do) == ("failure", True)
+    assert (finding.status, "chown" in finding.advice) == ("failure", True)
 
 
 def test_wrong_prices(fake: Any) -> None:
@@ -226,7 +230,7 @@ def test_wrong_prices(fake: Any) -> None:
     assert service.prices(fake.subject).status == "not_applicable"
     fake.settings["prices"] = [{"model": "llama", "input": "0.0000001", "output": 1}]
     finding = service.prices(fake.subject)
-    assert (finding.status, "entry 1 (llama): input" in finding.found) == ("failure", True)
+    assert (finding.status, "entry 1 (llama): input" in finding.detail) == ("failure", True)
 
 
 def test_a_wrong_policy(fake: Any) -> None:
@@ -235,7 +239,7 @@ def test_a_wrong_policy(fake: Any) -> None:
     path = fake.file("policy.toml", '[categories.nonsense]\naction = "flag"\n')
     fake.settings["safety_policy"] = str(path)
     finding = service.policy(fake.subject)
-    assert (finding.status, str(path) in finding.found, "nonsense" in finding.found) == (
+    assert (finding.status, str(path) in finding.detail, "nonsense" in finding.detail) == (
         "failure",
         True,
         True,
