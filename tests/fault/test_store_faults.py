@@ -427,7 +427,7 @@ async def test_a_start_that_is_refused(spawn: Spawn, tmp_path: Path, spoil: Any,
     data_dir.mkdir()
     spoil(data_dir)
     process = await spawn("", "--data-dir", "data")
-    assert await process.exit_status() == 78
+    assert await process.exit_status(60) == 78
     line = process.noise[-1]
     assert line.startswith("tokenring: ")
     assert words in line
@@ -441,7 +441,7 @@ async def test_a_second_server_on_a_directory_is_refused(spawn: Spawn, tmp_path:
     first = await spawn("", "--data-dir", "data")
     port = await first.ready()
     second = await spawn("", "--data-dir", "data")
-    assert await second.exit_status() == 78
+    assert await second.exit_status(60) == 78
     explained, told = second.noise
     assert explained.startswith(f"doctor: data_dir: data is used by process {first.process.pid}")
     in_use = f"tokenring: --data-dir data is in use by process {first.process.pid};"
@@ -483,7 +483,7 @@ async def test_a_start_on_a_full_disk_is_refused(spawn: Spawn, tmp_path: Path, l
         assert not reading.exception() or isinstance(reading.exception(), ConnectionResetError)
     with files_of_children(limit_bytes):
         refused = await spawn("", "--data-dir", "data")
-    assert await refused.exit_status() == 78
+    assert await refused.exit_status(60) == 78
     line = refused.noise[-1]
     assert line.startswith("tokenring: ")
     assert words in line

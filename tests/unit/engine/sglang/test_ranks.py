@@ -85,7 +85,7 @@ def test_the_numbers_that_work_on_eight_gpus(
 ) -> None:
     """0 takes the largest of them; for each other one there is a reason in words."""
     config = config_of(sizes)
-    assert ranks.working(config, arguments, 8) == numbers
+    assert ranks.working(config, arguments, ranks.largest(arguments, 8)) == numbers
     assert ranks.choose(config, arguments, 0, 8, "tp") == numbers[-1]
     for tp in {3, 5, 6, 7, 8} - {*numbers}:
         with pytest.raises(
@@ -103,6 +103,7 @@ def test_no_number_works() -> None:
 def test_without_a_gpu_ranks_are_shares_of_the_cores() -> None:
     """One is taken, and as many may be asked for as the heads allow."""
     config = ranks.config_of(BUILTIN_MODEL)
+    assert ranks.choose(config, {"pp_size": 2}, 4, 0, "tp") == 4
     assert [ranks.choose(config, {}, asked, 0, "tp") for asked in (0, 2, 4)] == [1, 2, 4]
     with pytest.raises(
         SettingsError, match="its 4 attention heads cannot be divided by 8; tp can be 1, 2, 4"
