@@ -118,6 +118,8 @@ def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(args, "visible_devices", lambda: 8)
 
 
+@pytest.mark.sglang
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("options", "tp"),
     [
@@ -136,6 +138,8 @@ def test_the_ranks_of_the_built_in_model_on_eight_gpus(
     assert (settled.tp, settled.server_args) == (tp, {})
 
 
+@pytest.mark.sglang
+@pytest.mark.timeout(200)
 def test_a_child_s_impossible_number_names_its_table(eight_gpus: None) -> None:
     """The message says which setting it is."""
     options = SGLangOptions(model=str(BUILTIN_MODEL), table="small", server_args={"tp_size": 8})
