@@ -86,14 +86,13 @@ def model(subject: Subject) -> Finding:
                 )
             token = "a token" if subject.environ.get("HF_TOKEN") else "no HF_TOKEN"
             details.append(f"{name}: {model} is fetched from the hub, with {token}")
-        elif folder.is_dir() and not _weights(folder):
+        elif not _weights(folder):
             return failure(f"{name}: {folder} has no weights", "copy the whole model; look for *.safetensors")
         else:
             details.append(f"{name}: {folder}, {_size(folder) / GIB:.1f} GiB")
     if not details:
-        return (
-            ok("the built-in model") if subject.settings.engine == "sglang" else not_applicable("elsewhere")
-        )
+        is_here = subject.settings.engine == "sglang"
+        return ok("the built-in model") if is_here else not_applicable("the model is elsewhere")
     return ok("; ".join(details))
 
 
@@ -126,9 +125,8 @@ def tensor_parallel(subject: Subject) -> Finding:
         if table == "sglang" and chosen < len(gpus) and not arguments:
             idle = f"{len(gpus) - chosen} of {len(gpus)} GPUs stay idle"
     if idle:
-        return warning(
-            f"{'; '.join(details)}; {idle}", "set tp = 0, which takes as many as the model allows; or dp_size"
-        )
+        more = "set tp = 0, which takes as many as the model allows; " if settings.tp else ""
+        return warning(f"{'; '.join(details)}; {idle}", f"{more}run replicas: dp_size in [engine.sglang]")
     return ok("; ".join(details))
 
 
@@ -140,9 +138,10 @@ def disk(subject: Subject) -> Finding:
     if free < MIN_FREE_BYTES:
         return failure(detail, f"make room on the disk of {settings.data_dir}")
     folder = _folder_of(settings.model, subject) if settings.model and settings.engine == "sglang" else None
-    if folder is None:
+    weights = [] if folder is None else _weights(folder)
+    if folder is None or not weights:
         return ok(detail)
-    speed = _read_speed(_weights(folder) or [folder])
+    speed = _read_speed(weights)
     load_s = _size(folder) / speed
     detail = f"{detail}; weights are read at {speed / 1e6:.0f} MB/s, which takes {load_s:.0f} s"
     limit_s = settings.engine_start_s
@@ -257,12 +256,13 @@ def _folder_of(model: str, subject: Subject) -> Path | None:
     return None if newest is None else newest.parent
 
 
-def _weights(folder: Path) -> list[Path]:
-    return [file for pattern in WEIGHTS for file in folder.glob(pattern)]
+def _weights(model: Path) -> list[Path]:
+    """The files of weights in a model's folder; a model may be one file itself."""
+    return [model] if model.is_file() else [file for kind in WEIGHTS for file in model.glob(kind)]
 
 
 def _size(model: Path) -> int:
-    return sum(file.stat().st_size for file in ([model] if model.is_file() else _weights(model)))
+    return sum(file.stat().st_size for file in _weights(model))
 
 
 def _read_speed(files: list[Path]) -> float:

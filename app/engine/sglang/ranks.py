@@ -40,21 +40,21 @@ def choose(config: Any, arguments: Mapping[str, Any], asked: int, devices: int, 
     Raises SettingsError, with the numbers that work, for one that does not.
     """
     # Without a GPU a rank is a share of the cores, of which there are always enough.
-    most = largest(arguments, devices) if devices else max(1, asked)
-    numbers = working(config, arguments, most)
+    max_ranks = largest(arguments, devices) if devices else max(1, asked)
+    numbers = working(config, arguments, max_ranks)
     if asked in numbers or (numbers and not asked):
         return asked or numbers[-1]
-    wanted = asked or max(1, most)
+    wanted = asked or max(1, max_ranks)
     why = obstacle(config, arguments, wanted)
     if why is None:
-        why = f"this machine has GPUs for {most} ranks"
+        why = f"this machine has GPUs for {max_ranks} ranks"
     works = f"{setting} can be {', '.join(map(str, numbers))}" if numbers else "no number works"
     raise SettingsError(f"{setting}: {wanted} GPUs cannot share the model, because {why}; {works}.")
 
 
-def working(config: Any, arguments: Mapping[str, Any], most: int) -> list[int]:
-    """The numbers of ranks up to `most` that work with SGLang's `arguments`."""
-    return [tp for tp in range(1, most + 1) if obstacle(config, arguments, tp) is None]
+def working(config: Any, arguments: Mapping[str, Any], max_ranks: int) -> list[int]:
+    """The numbers of ranks up to `max_ranks` that work with SGLang's `arguments`."""
+    return [tp for tp in range(1, max_ranks + 1) if obstacle(config, arguments, tp) is None]
 
 
 def largest(arguments: Mapping[str, Any], devices: int) -> int:

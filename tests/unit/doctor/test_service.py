@@ -85,6 +85,7 @@ def test_a_folder_without_weights(fake: Any) -> None:
     fake.settings["model"] = str(folder)
     finding = service.model(fake.subject)
     assert (finding.status, "*.safetensors" in finding.advice) == ("failure", True)
+    assert service.disk(fake.subject).status == "ok"
 
 
 def test_a_model_of_the_hub(fake: Any) -> None:

@@ -149,6 +149,8 @@ def test_a_child_s_impossible_number_names_its_table(eight_gpus: None) -> None:
         with_ranks(options)
 
 
+@pytest.mark.sglang
+@pytest.mark.timeout(200)
 @pytest.mark.filterwarnings("ignore")  # of what SGLang imports
 def test_what_sglang_refuses_is_a_settings_error() -> None:
     """An assertion without words in SGLang's own checks is quoted by its line."""
