@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
 _CHILD_START_S = 1800.0
 """How long a child may take to load its model; one that fails says so long before."""
 
+CONFIGS = ("config.json", "params.json")
+"""The file that makes a folder a model: transformers' name for it, and Mistral's."""
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
+"""An id on the hub: a name, or an owner and a name. Whatever begins with `/`, `.` or `~` is a path."""
+
 GUARD_ARGS: Mapping[str, str | None] = {"reasoning_parser": None, "tool_call_parser": None}
 """A guard's server has no parser: told of reasoning, SGLang lets words pass before it holds to a regex."""
 
@@ -32,6 +39,7 @@ OnDeath = Callable[[str], None]
 
 def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
     """The engine the settings ask for, not yet started. Raises SettingsError."""
+    check_models(settings)
     if settings.engine == "scripted":
         name = settings.served_model_name or "scripted"
         return ScriptedEngine(Script.parse(settings.scripted), name=name, on_death=on_death)
@@ -59,6 +67,31 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
         settings.engine_start_s,
     )
     return SGLangEngine(options, on_death=on_death, limits=limits)
+
+
+def check_models(settings: Settings) -> None:
+    """Raise SettingsError for a model that is a path to nothing, before anybody asks a hub for it."""
+    for name, model in models_of(settings).items():
+        path = Path(model)
+        is_seen = os.access(path, os.R_OK)
+        if "://" in model or (is_seen and (path.is_file() or any((path / f).is_file() for f in CONFIGS))):
+            continue
+        if is_seen:
+            raise SettingsError(f"{name}: the folder {path} has no {CONFIGS[0]}, so no model lies in it.")
+        if not HUB_ID.fullmatch(model):
+            raise SettingsError(
+                f"{name}: there is no folder {path} that this user can see; give the path of a model's folder"
+                " (in a container: as it is mounted there), or the id of a model on the hub."
+            )
+
+
+def models_of(settings: Settings) -> Mapping[str, str]:
+    """The models that SGLang loads on this machine, by the setting that names each."""
+    main = {"model": settings.model} if settings.engine == "sglang" else {}
+    small = "" if settings.small_model.partition(":")[0] == "scripted" else settings.small_model
+    guard = "" if settings.safety == "off" else settings.safety_guard_model
+    named = {**main, "small_model": small, "safety_guard_model": guard}
+    return {name: model for name, model in named.items() if model}
 
 
 def _remote_engine(settings: Settings) -> Engine:
@@ -134,15 +167,22 @@ def check_names(large: str, small: str) -> None:
         )
 
 
-def check_small_args(settings: Settings) -> None:
-    """Raise SettingsError for what is wrong in `[engine.small]`. Imports SGLang where anything is in it."""
-    args = settings.engine_args.get("small")
-    if args:
-        from app.engine.sglang.args import check
-        from app.engine.sglang.platform import prepare_process
+def check_child_args(settings: Settings) -> None:
+    """Raise SettingsError for what is wrong in `[engine.small]` and `[engine.guard]`.
 
-        prepare_process()
-        check(args, "[engine.small]")
+    Imports SGLang where anything is in them.
+    """
+    models = {"small": settings.small_model, "guard": settings.safety_guard_model}
+    for table, model in models.items():
+        args = settings.engine_args.get(table)
+        if args and model:
+            from app.engine.sglang.args import SGLangOptions, check, with_ranks
+            from app.engine.sglang.platform import prepare_process
+
+            prepare_process()
+            options = SGLangOptions(model=model, server_args=args, table=table)
+            check(args, options.where)
+            with_ranks(options)
 
 
 def child_engine(options: SGLangOptions, on_exit: OnDeath, settings: Settings) -> Engine:

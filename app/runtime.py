@@ -23,8 +23,8 @@ from app.engine_factory import (
     build_guard,
     build_guard_engine,
     build_small_engine,
+    check_child_args,
     check_names,
-    check_small_args,
 )
 from app.errors import Draining, EngineNotReady, UnknownModel
 from app.generation.history import History
@@ -229,10 +229,10 @@ class Runtime:
             asyncio.create_task(self._watch_strain(), name="strain"),
         ]
         started_s = asyncio.get_running_loop().time()
+        await asyncio.to_thread(check_child_args, self.settings)
         await self.engine.start()
         if self.small_engine is not None:
             check_names(self.engine.model.id, self.small_engine.name)
-            await asyncio.to_thread(check_small_args, self.settings)
             await self.small_engine.start()
         if self.guard_engine is not None:
             await self.guard_engine.start()

@@ -103,7 +103,7 @@ class Settings:
     degrade_short_tokens: int = _setting(512, "tokens of the longest answer while shortened", minimum=1)
     degrade_rise_s: float = _setting(2.0, "seconds of high pressure before each step up", minimum=0.1)
     degrade_fall_s: float = _setting(10.0, "seconds of low pressure before each step back down", minimum=0.1)
-    tp: int = _setting(1, "GPUs (tensor parallel ranks) that share the model; 0 is all visible", minimum=0)
+    tp: int = _setting(1, "GPUs (tensor parallel ranks) for the model; 0 is all that it can use", minimum=0)
     default_max_tokens: int = _setting(
         0, "longest answer in tokens without `max_tokens`; 0 is the rest of the context", minimum=0
     )

@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import cast
 
@@ -29,10 +29,13 @@ from app.safety.policies.policy_file import PolicyError
 from app.settings import Settings, SettingsError
 from app.store.key_table import now_us
 from app.store.keys import create_first
+from app.store.opening import StoreRefused
 
 EXIT_OK = 0
-EXIT_REFUSED = 2
+EXIT_REFUSED = 78
+"""`EX_CONFIG` of sysexits.h: settings or the store must be mended; a restart is of no use."""
 EXIT_ENGINE_LOST = 3
+"""The engine did not start, or was lost too often; a restart may mend that."""
 BACKLOG = 4096
 FIRST_KEY = """
 There is no API key yet, and {host} is not only this machine: here is an admin key. It is not shown again.
@@ -99,8 +102,12 @@ def http_server(app: ASGIApp, settings: Settings, log: FilteringBoundLogger) -> 
     return Server(config)
 
 
-async def serve(settings: Settings, sock: socket.socket) -> int:
-    """Serve until a signal or the engine's end; returns the exit status.
+async def serve(
+    settings: Settings, sock: socket.socket, *, explain: Callable[[], None] = lambda: None
+) -> int:
+    """Serve until a signal or the engine's end; returns the exit status. Raises SettingsError, StoreRefused.
+
+    `explain` is called, in a thread, when the start fails, before the reason is logged.
 
     Own signal handlers come first: SGLang's children report their death by SIGQUIT, and
     its own handlers would kill the process (sglang 0.5.20, Engine).
@@ -108,7 +115,11 @@ async def serve(settings: Settings, sock: socket.socket) -> int:
     log = configure(settings.log_level, settings.log_format)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    runtime = Runtime(settings, log)
+    try:
+        runtime = Runtime(settings, log)
+    except SettingsError:
+        explain()
+        raise
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, _asked_to_stop, stop, runtime)
     on_terminal = sys.stderr.isatty()
@@ -119,7 +130,7 @@ async def serve(settings: Settings, sock: socket.socket) -> int:
     host, port = sock.getsockname()[:2]
     _collect_seldom()
     log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
-    starting = asyncio.create_task(_start(runtime), name="start")
+    starting = asyncio.create_task(_start(runtime, explain), name="start")
     status = EXIT_REFUSED  # the store, if what follows raises
     try:
         status = await _until_over(runtime, starting, stop)
@@ -134,17 +145,21 @@ async def serve(settings: Settings, sock: socket.socket) -> int:
     return status
 
 
-async def _start(runtime: Runtime) -> None:
+async def _start(runtime: Runtime, explain: Callable[[], None]) -> None:
     """Log whether requests need a key, then start the runtime. Raises what `Runtime.start` does."""
-    await runtime.open_store()
-    settings, keys = runtime.settings, runtime.keys
-    if keys.empty and not settings.api_key:
-        if is_loopback(settings.host):
-            hint = "there are no API keys; requests from this machine need none"
-            runtime.log.warning("open_mode", hint=hint)
-        else:
-            await _make_first_key(runtime)
-    await runtime.start()
+    try:
+        await runtime.open_store()
+        settings, keys = runtime.settings, runtime.keys
+        if keys.empty and not settings.api_key:
+            if is_loopback(settings.host):
+                hint = "there are no API keys; requests from this machine need none"
+                runtime.log.warning("open_mode", hint=hint)
+            else:
+                await _make_first_key(runtime)
+        await runtime.start()
+    except (EngineFailed, SettingsError, StoreRefused):
+        await asyncio.to_thread(explain)
+        raise
 
 
 async def _make_first_key(runtime: Runtime) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `serve`, `settings`, and the commands of `keys`, `store` and `safety` beside it."""
+"""The command line: `serve`, `doctor` and `settings`, and the commands of `keys`, `store` and `safety`."""
 
 from __future__ import annotations
 
@@ -7,35 +7,30 @@ import asyncio
 import os
 import sys
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 from app import settings as settings_module
-from app.cli import keys, safety, settings_table, store
+from app.cli import doctor, keys, safety, settings_table, store
 from app.errors import ServingError
 from app.settings import Settings, SettingsError
 from app.store.opening import StoreRefused
 
 EXIT_USAGE = 2
+EXIT_CONFIG = 78
+"""`EX_CONFIG` of sysexits.h: `serve` cannot work with these settings, and a restart does not mend that."""
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; `serve` has one flag per setting."""
     top = argparse.ArgumentParser(prog="tokenring", description="A complete chat service on one node.")
     commands = top.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser("serve", help="serve the model over HTTP", allow_abbrev=False)
-    serve.add_argument(
-        "--config", type=Path, default=None, help="settings file (default: tokenring.toml, if it exists)"
+    _add_settings(commands.add_parser("serve", help="serve the model over HTTP", allow_abbrev=False))
+    examine = commands.add_parser(
+        "doctor", help="check machine and settings, as `serve` would have them", allow_abbrev=False
     )
-    for setting in settings_module.table():
-        default = "" if setting.default in ("", None) else f" (default {setting.default})"
-        serve.add_argument(
-            setting.flag,
-            dest=setting.name,
-            default=argparse.SUPPRESS,
-            choices=setting.choices or None,
-            metavar=None if setting.choices else setting.kind.__name__.upper(),
-            help=(setting.help + default).replace("%", "%%"),
-        )
+    examine.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_settings(examine)
     show = commands.add_parser("settings", help="list all settings with their defaults")
     show.add_argument(
         "--markdown",
@@ -49,23 +44,52 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    """Give a command one flag per setting, and the settings file."""
+    command.add_argument(
+        "--config", type=Path, default=None, help="settings file (default: tokenring.toml, if it exists)"
+    )
+    for setting in settings_module.table():
+        default = "" if setting.default in ("", None) else f" (default {setting.default})"
+        command.add_argument(
+            setting.flag,
+            dest=setting.name,
+            default=argparse.SUPPRESS,
+            choices=setting.choices or None,
+            metavar=None if setting.choices else setting.kind.__name__.upper(),
+            help=(setting.help + default).replace("%", "%%"),
+        )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    args = parser().parse_args(argv)
+    args = _parsed(sys.argv[1:] if argv is None else argv)
+    flags = {k: v for k, v in vars(args).items() if k in {s.name for s in settings_module.table()}}
     try:
         if args.command == "settings":
             print(settings_table.text(markdown_only=args.markdown))
             return 0
+        if args.command == "doctor":
+            return doctor.run(flags, args)
         if args.command == "safety":
             return safety.run(args)
         if args.command != "serve":
             return store.run(args)
-        flags = {k: v for k, v in vars(args).items() if k not in ("command", "config")}
         _warn_of_secrets(flags)
         return _serve(settings_module.load(flags, os.environ, args.config))
     except (SettingsError, StoreRefused, ServingError) as error:
         print(f"tokenring: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return EXIT_CONFIG if args.command == "serve" else EXIT_USAGE
+
+
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of the command. Raises SystemExit."""
+    try:
+        return parser().parse_args(argv)
+    except SystemExit as ended:
+        if ended.code == EXIT_USAGE and argv[0] == "serve":
+            raise SystemExit(EXIT_CONFIG) from None
+        raise
 
 
 def _warn_of_secrets(flags: Collection[str]) -> None:
@@ -84,5 +108,10 @@ def _serve(settings: Settings) -> int:
 
     from app.api.server import listen, serve
 
-    with listen(settings) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(settings, sock))
+    try:
+        sock = listen(settings)
+    except SettingsError:
+        doctor.print_failures(settings)
+        raise
+    with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(settings, sock, explain=partial(doctor.print_failures, settings)))

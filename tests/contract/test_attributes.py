@@ -21,6 +21,7 @@ ALLOWED: Mapping[str, str] = {
     "app/engine/sglang/child.py": "the same",
     "app/engine/sglang/constraints.py": "SGLang's request and its tools, copies of ours",
     "app/engine/sglang/continuation.py": "SGLang's methods are replaced, and its request is one that goes on",
+    "app/engine/sglang/cpu.py": "SGLang's padding of heads is replaced",
     "app/engine/sglang/detokenizer.py": "SGLang's batch, on its way to this process",
     "app/engine/sglang/engine.py": "SGLang's request, a copy of ours",
     "app/engine/sglang/grammar_guard.py": "SGLang's methods are replaced, and a meter goes with its grammar",

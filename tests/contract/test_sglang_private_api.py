@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from app.engine.sglang.args import BUILTIN_MODEL
 from app.engine.sglang.platform import CPU_PLATFORM, activate, needs_cpu_platform, prepare_process
 
 pytestmark = [
@@ -245,12 +246,16 @@ def test_a_wrong_server_argument_is_refused_by_name(given: dict[str, Any], messa
     assert message in str(refused.value)
 
 
-def test_the_small_model_s_arguments_are_refused_by_name_too() -> None:
+def test_a_child_model_s_arguments_are_refused_by_name_too() -> None:
     """At the start of this process, not over and over in the child's."""
-    from app.engine_factory import check_small_args
+    from app.engine_factory import check_child_args
     from app.settings import Settings, SettingsError
 
-    check_small_args(Settings())
-    check_small_args(Settings(engine_args={"small": {"max_total_tokens": 1}}))
-    with pytest.raises(SettingsError, match=r"^\[engine.small\] nonsense: SGLang has no such"):
-        check_small_args(Settings(engine_args={"small": {"nonsense": 1}}))
+    check_child_args(Settings())
+    for table, setting in (("small", "small_model"), ("guard", "safety_guard_model")):
+        model = {setting: str(BUILTIN_MODEL)}
+        check_child_args(Settings(**model, engine_args={table: {"max_total_tokens": 1, "tp_size": 0}}))
+        with pytest.raises(SettingsError, match=rf"^\[engine.{table}\] nonsense: SGLang has no such"):
+            check_child_args(Settings(**model, engine_args={table: {"nonsense": 1}}))
+        with pytest.raises(SettingsError, match=rf"^\[engine.{table}\] tp_size: 8 GPUs .* 4 attention heads"):
+            check_child_args(Settings(**model, engine_args={table: {"tp_size": 8}}))

@@ -10,13 +10,17 @@ import dataclasses
 import difflib
 import json
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
+import structlog
+
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.image_limits import ImageLimits
+from app.engine.sglang import ranks
 from app.engine.sglang.platform import needs_cpu_platform, visible_devices
 from app.engine.sglang.weight_cache import check_weight_cache
 from app.settings import SettingsError
@@ -109,7 +113,7 @@ class SGLangOptions:
 
     model: str = ""
     served_model_name: str = ""
-    tp: int = 1  # 0: as many as there are accelerators
+    tp: int = 1  # 0: as many as there are GPUs and the model allows
     server_args: Mapping[str, Any] = field(default_factory=dict)
     default_max_tokens: int = sys.maxsize
     table: str = "sglang"
@@ -121,6 +125,11 @@ class SGLangOptions:
     def where(self) -> str:
         """The table of the settings that `server_args` come from."""
         return f"[engine.{self.table}]"
+
+    @property
+    def tp_setting(self) -> str:
+        """The name of the setting that `tp` comes from."""
+        return "tp" if self.table == "sglang" else f"{self.where} tp_size"
 
     @property
     def model_path(self) -> str:
@@ -158,9 +167,47 @@ def server_arguments(options: SGLangOptions) -> dict[str, Any]:
     return arguments
 
 
+def server_args(options: SGLangOptions, **own: Any) -> Any:
+    """SGLang's `ServerArgs` of the options, and of what only the caller knows.
+
+    Raises SettingsError for what SGLang refuses, and OSError where the model's hub does not answer.
+    """
+    from sglang.srt.server_args import ServerArgs
+
+    try:
+        checked = ServerArgs(**server_arguments(options) | own)
+        checked.resolve_once()  # its checks; the launch would run them, and does not run them twice
+    except (AssertionError, NotImplementedError, ValueError) as exc:
+        why = str(exc) or traceback.extract_tb(exc.__traceback__)[-1].line
+        raise SettingsError(f"{options.where}: SGLang refuses this: {why}") from exc
+    return checked
+
+
 def with_ranks(options: SGLangOptions) -> SGLangOptions:
-    """The options with the number of tensor parallel ranks settled. Imports torch."""
-    return options if options.tp else dataclasses.replace(options, tp=visible_devices())
+    """The options with the number of ranks settled; a model beside the main one has `tp_size`.
+
+    Raises SettingsError for a number that cannot work. Imports SGLang unless the number is 1.
+    """
+    arguments = dict(options.server_args)
+    asked, devices = arguments.pop("tp_size", options.tp), visible_devices()
+    tp = asked or 1
+    # On AMX, SGLang's own CPU engine pads what cannot be divided.
+    if asked != 1 and (devices or needs_cpu_platform()):
+        config = _model_config(options.model_path, arguments)
+        tp = ranks.choose(config, arguments, asked, devices, options.tp_setting)
+        if not asked:
+            idle = tp < devices and ranks.obstacle(config, arguments, devices)
+            hint = {"hint": f"{devices} GPUs cannot share it: {idle}"} if idle else {}
+            structlog.get_logger().info("tensor_parallel", model=options.name, tp=tp, gpus=devices, **hint)
+    return dataclasses.replace(options, tp=tp, server_args=arguments)
+
+
+def _model_config(model_path: str, arguments: Mapping[str, Any]) -> Any:
+    """The configuration of a model, from its folder or the hub. Imports SGLang."""
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    trusted = arguments.get("trust_remote_code", DEFAULTS["trust_remote_code"])
+    return get_config(model_path, trust_remote_code=trusted, revision=arguments.get("revision"))
 
 
 def with_pool(options: SGLangOptions, tokens: int) -> SGLangOptions:
@@ -179,7 +226,7 @@ def check(passed: Mapping[str, Any], where: str = WHERE) -> None:
 
     hints = get_type_hints(ServerArgs, include_extras=True)
     for name, value in passed.items():
-        if name in OWNED:
+        if name in OWNED and (where == WHERE or name != "tp_size"):  # `tp` is the main model's
             raise SettingsError(f"{where} {name}: not available here: {OWNED[name]}")
         if name.startswith("_") or name not in hints:
             _refuse_unknown(name, [names for names in hints if names not in OWNED], where)
@@ -233,14 +280,8 @@ def cpu_threads(options: SGLangOptions, cores: int) -> int:
 def _cpu_pool_tokens(arguments: Mapping[str, Any]) -> int:
     """Tokens of KV for a quarter of the free memory, at most 4 GiB and 32 full contexts."""
     import psutil
-    from sglang.srt.utils.hf_transformers_utils import get_config
 
-    config = get_config(
-        arguments["model_path"],
-        trust_remote_code=arguments["trust_remote_code"],
-        revision=arguments.get("revision"),
-    )
-    config = getattr(config, "text_config", None) or config
+    config = ranks.text_config(_model_config(arguments["model_path"], arguments))
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

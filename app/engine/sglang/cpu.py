@@ -25,9 +25,14 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def init_backend(self) -> None:
         """See the base class: called in each process that runs a model."""
+        from sglang.srt.model_executor import model_runner
+
         from app.engine.sglang import attention as sglang_attention
 
         sglang_attention.register()
+        # SGLang adds heads until the ranks can divide them, but loads weights so with its AMX kernels only:
+        # without this a KV head is repeated on several ranks, as on a GPU.
+        model_runner.adjust_config_with_unaligned_cpu_tp = lambda config, *_: config
 
     def is_pin_memory_available(self, device: Any = None) -> bool:
         del device

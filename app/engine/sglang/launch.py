@@ -22,11 +22,11 @@ from sglang.srt.managers.io_struct import ShutdownReq
 from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.plugins import load_plugins
 from sglang.srt.runtime_context import get_schedule
-from sglang.srt.server_args import ServerArgs
 
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.grammar.pool import WorkerSetup
-from app.engine.sglang.args import SGLangOptions, cpu_threads, server_arguments
+from app.engine.sglang import args
+from app.engine.sglang.args import SGLangOptions, cpu_threads
 from app.engine.sglang.grammar import worker_setup
 from app.engine.sglang.handover import HandoverTokenizerManager
 from app.engine.sglang.platform import needs_cpu_platform
@@ -108,7 +108,7 @@ def launch(options: SGLangOptions) -> Launched:
     """
     load_plugins()
     register()
-    server_args = ServerArgs(**server_arguments(options))
+    server_args = args.server_args(options)
     if needs_cpu_platform():
         _keep_images_on_the_cpu()
     threads = cpu_threads(options, len(os.sched_getaffinity(0)))

@@ -31,9 +31,10 @@ def needs_cpu_platform() -> bool:
 
 
 def visible_devices() -> int:
-    """The number of accelerators that SGLang sees here; 1 where there is only the CPU."""
+    """The number of accelerators that SGLang sees here; 0 where there is only the CPU."""
     torch = importlib.import_module("torch")
-    return max(1, torch.cuda.device_count())
+    kinds = (getattr(torch, name, None) for name in ("cuda", "xpu", "npu"))
+    return max(int(kind.device_count()) for kind in kinds if kind is not None)
 
 
 def prepare_process() -> None:

@@ -189,6 +189,6 @@ def test_a_key_that_nobody_can_send_ends_the_start(tmp_path: Any):
     """A key with white space is an error that says so, and does not show the key."""
     command = [sys.executable, "-m", "app", "serve", "--engine", "scripted", "--api-key", "two words"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
+    assert done.returncode == 78
     assert "white space" in done.stderr
     assert "two words" not in done.stderr

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from app.cli.main import EXIT_USAGE, main, parser
+from app.cli.main import EXIT_CONFIG, EXIT_USAGE, main, parser
 from app.settings import table
 
 
@@ -56,10 +56,10 @@ def test_unknown_flags_are_refused(flags: list[str], capsys: pytest.CaptureFixtu
     ],
 )
 def test_wrong_settings_end_the_command(flags, words, capsys, monkeypatch, tmp_path):
-    """A setting that cannot be honoured ends `serve` with status 2 and one line that names it."""
+    """A setting that cannot be honoured ends `serve` with status 78, and its last line names it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TOKENRING_API_KEY", raising=False)
-    assert main(["serve", *flags]) == EXIT_USAGE
+    assert main(["serve", *flags]) == EXIT_CONFIG
     lines = capsys.readouterr().err.strip().splitlines()
     assert words in lines[-1]
     assert lines[-1].startswith("tokenring: ")
@@ -69,7 +69,7 @@ def test_a_bad_price_ends_the_command(capsys, monkeypatch, tmp_path):
     """A price that cannot be read ends `serve` before it takes requests, with a line that names the entry."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tokenring.toml").write_text('[[prices]]\nmodel = "llama"\ninput = "0.0000001"\noutput = 1')
-    assert main(["serve", "--engine", "scripted", "--port", "0"]) == EXIT_USAGE
+    assert main(["serve", "--engine", "scripted", "--port", "0"]) == EXIT_CONFIG
     assert "entry 1 (llama): input" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -78,7 +78,7 @@ def test_port_in_use_is_said(capsys: pytest.CaptureFixture[str], monkeypatch, tm
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(["serve", "--engine", "scripted", "--port", str(port)]) == EXIT_USAGE
+        assert main(["serve", "--engine", "scripted", "--port", str(port)]) == EXIT_CONFIG
     assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.engine.sglang import weight_daemon
-from app.engine.sglang.args import SGLangOptions, server_arguments
+from app.engine.sglang.args import BUILTIN_MODEL, SGLangOptions, server_arguments
 from app.engine.sglang.platform import prepare_process
 from app.engine.sglang.weight_cache import check_weight_cache
 from app.engine.sglang.weight_daemon import SHARED, daemon_command
@@ -101,13 +101,13 @@ def test_the_process_gets_what_decides_where_weights_lie(monkeypatch: pytest.Mon
         "mem_fraction_static": 0.8,
         "json_model_override_args": "{}",
     }
-    command = daemon_command(SGLangOptions(model="org/model", tp=4, server_args=args))
+    command = daemon_command(SGLangOptions(model=str(BUILTIN_MODEL), tp=4, server_args=args))
     assert command[1:3] == ["-m", "sglang.srt.weight_cache.daemon"]
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     read = vars(parser.parse_args(command[3:]))
     assert set(SHARED) <= read.keys()
-    assert (read["model_path"], read["tp_size"]) == ("org/model", 4)
+    assert (read["model_path"], read["tp_size"]) == (str(BUILTIN_MODEL), 4)
     for name in SHARED:
         if name in args:
             assert read[name] == args[name]

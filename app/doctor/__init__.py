@@ -1,0 +1,1 @@
+"""`tokenring doctor`: what a server needs of its machine and settings, checked without starting it."""
