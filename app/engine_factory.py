@@ -138,7 +138,7 @@ def check_small_args(settings: Settings) -> None:
     """Raise SettingsError for what is wrong in `[engine.small]`. Imports SGLang where anything is in it."""
     args = settings.engine_args.get("small")
     if args:
-        from app.engine.sglang.args import check
+        from app.engine.sglang.allowed_args import check
         from app.engine.sglang.platform import prepare_process
 
         prepare_process()

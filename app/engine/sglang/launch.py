@@ -26,6 +26,7 @@ from sglang.srt.server_args import ServerArgs
 
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.grammar.pool import WorkerSetup
+from app.engine.sglang.allowed_args import refused
 from app.engine.sglang.args import SGLangOptions, cpu_threads, server_arguments
 from app.engine.sglang.grammar import worker_setup
 from app.engine.sglang.handover import HandoverTokenizerManager
@@ -108,7 +109,7 @@ def launch(options: SGLangOptions) -> Launched:
     """
     load_plugins()
     register()
-    server_args = ServerArgs(**server_arguments(options))
+    server_args = resolved_args(options)
     if needs_cpu_platform():
         _keep_images_on_the_cpu()
     threads = cpu_threads(options, len(os.sched_getaffinity(0)))
@@ -140,6 +141,19 @@ def launch(options: SGLangOptions) -> Launched:
         load_file=Path(shm_path_for(ports.instance_id)),
         deterministic=server_args.enable_deterministic_inference,
     )
+
+
+def resolved_args(options: SGLangOptions) -> ServerArgs:
+    """SGLang's own record of its arguments. Raises SettingsError where it refuses them, with its reason."""
+    server_args = ServerArgs(**server_arguments(options))
+    with _our_logging():
+        sglang_engine.configure_logger(server_args)
+        try:
+            server_args.resolve_once()
+            server_args.check_server_args()
+        except (AssertionError, NotImplementedError, TypeError, ValueError) as exc:
+            raise refused(exc, options.server_args, options.where) from exc
+    return server_args
 
 
 def _tokenizer_manager(server_args: Any, port_args: Any) -> Any:
