@@ -109,7 +109,18 @@ def _common(left: Sequence[int], right: Sequence[int], start: int, stop: int) ->
 class KVReservation:
     """KV tokens of one request. Without a `space` its prompt is shared with no other."""
 
-    __slots__ = ("_leaf", "generated", "ids", "max_growth", "mean", "n", "space", "variance")
+    __slots__ = (
+        "_leaf",
+        "generated",
+        "ids",
+        "marks",
+        "max_growth",
+        "mean",
+        "n",
+        "replica",
+        "space",
+        "variance",
+    )
 
     def __init__(
         self, ids: Sequence[int], space: str | None, n: int, max_tokens: int, growth: LengthEstimate
@@ -118,6 +129,10 @@ class KVReservation:
         self.space: Hashable = self if space is None else space
         self.n = n
         self.max_growth = n * max_tokens
+        self.replica: int | None = None
+        """The replica whose pool it is in; None where there is one pool."""
+        self.marks: Sequence[tuple[int, bytes]] | None = None
+        """What app.admission.replicas knows its prompt by."""
         self._leaf: PromptNode | None = None
         self.expect(growth)
 

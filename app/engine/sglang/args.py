@@ -38,6 +38,9 @@ DEFAULTS: Mapping[str, Any] = {
     "allowed_media_domains": [NO_MEDIA_DOMAIN],
     "log_level": "error",
     "skip_server_warmup": True,
+    # By default SGLang ends itself when a forward pass takes 5 minutes, compilation included; here
+    # app.engine.sglang.watchdog judges, which sees compilers. It is the default of `engine_start_s`.
+    "watchdog_timeout": 1800.0,
     # A request's priority is its key's tier (app.routing.backend.PRIORITIES).
     "enable_priority_scheduling": True,
 }
@@ -135,13 +138,14 @@ def with_ranks(options: SGLangOptions) -> SGLangOptions:
 
 
 def with_pool(options: SGLangOptions, tokens: int) -> SGLangOptions:
-    """The options for a restart, with the KV pool of the run before: what was let in has to fit.
+    """The options for restarts, whose KV pools have `tokens` at most: those of the first start.
 
-    On a CPU the pool would follow the memory that is free at the moment.
+    Without a limit a pool follows the memory that is free at the moment. Ranks on another node do not hear
+    of it, and the pools of all ranks must be alike.
     """
-    if not needs_cpu_platform():
+    if options.server_args.get("nnodes", 1) > 1:
         return options
-    return dataclasses.replace(options, server_args={"max_total_tokens": tokens, **options.server_args})
+    return dataclasses.replace(options, server_args={**options.server_args, "max_total_tokens": tokens})
 
 
 def checkpoint_bytes(model_path: str) -> int | None:

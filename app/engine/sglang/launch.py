@@ -51,6 +51,7 @@ class Launched:
     manager: HandoverTokenizerManager
     chat: OpenAIServingChat
     processes: tuple[tuple[str, Any], ...]
+    scheduler_pids: tuple[int, ...]
     kv_capacity_tokens: int
     max_req_input_len: int
     page_size: int
@@ -129,10 +130,15 @@ def launch(options: SGLangOptions) -> Launched:
         raise
     watchdog.stop()  # polls once a second and ends the process; ours waits on the children's sentinels
     infos = init.scheduler_infos
+    processes = tuple(zip(watchdog._names, watchdog._processes, strict=True))  # noqa: SLF001
+    pids = [process.pid for name, process in processes if name.startswith("scheduler")]
+    if server_args.dp_size > 1:  # that one is the controller, which has started the schedulers
+        pids = [pid for pid in init.all_child_pids if pid not in {process.pid for _, process in processes}]
     return Launched(
         manager=manager,
         chat=OpenAIServingChat(manager, templates),
-        processes=tuple(zip(watchdog._names, watchdog._processes, strict=True)),  # noqa: SLF001
+        processes=processes,
+        scheduler_pids=tuple(pids),
         kv_capacity_tokens=infos[0]["max_total_num_tokens"],
         max_req_input_len=infos[0]["max_req_input_len"],
         page_size=get_schedule().page_size,
