@@ -38,11 +38,23 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
     if settings.engine == "remote":
         return _remote_engine(settings)
     # Imported here, not above: the scripted engine must start without torch.
-    from app.engine.image_limits import ImageLimits
-    from app.engine.sglang.args import SGLangOptions
     from app.engine.sglang.engine import SGLangEngine
 
-    options = SGLangOptions(
+    limits = RestartLimits(
+        settings.engine_restarts,
+        settings.engine_restart_window_s,
+        settings.engine_hang_s,
+        settings.engine_start_s,
+    )
+    return SGLangEngine(sglang_options(settings), on_death=on_death, limits=limits)
+
+
+def sglang_options(settings: Settings) -> SGLangOptions:
+    """The options of the main model's engine in this process, or on another node."""
+    from app.engine.image_limits import ImageLimits
+    from app.engine.sglang.args import SGLangOptions
+
+    return SGLangOptions(
         model=settings.model,
         served_model_name=settings.served_model_name,
         tp=settings.tp,
@@ -52,13 +64,6 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
         default_max_tokens=settings.default_max_tokens or sys.maxsize,
         images=ImageLimits(settings.max_images, settings.max_image_pixels, settings.max_request_pixels),
     )
-    limits = RestartLimits(
-        settings.engine_restarts,
-        settings.engine_restart_window_s,
-        settings.engine_hang_s,
-        settings.engine_start_s,
-    )
-    return SGLangEngine(options, on_death=on_death, limits=limits)
 
 
 def _remote_engine(settings: Settings) -> Engine:

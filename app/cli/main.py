@@ -23,19 +23,12 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="tokenring", description="A complete chat service on one node.")
     commands = top.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="serve the model over HTTP", allow_abbrev=False)
-    serve.add_argument(
-        "--config", type=Path, default=None, help="settings file (default: tokenring.toml, if it exists)"
+    _add_settings(serve)
+    node = commands.add_parser(
+        "node", help="run the engine's ranks on another node than the server's", allow_abbrev=False
     )
-    for setting in settings_module.table():
-        default = "" if setting.default in ("", None) else f" (default {setting.default})"
-        serve.add_argument(
-            setting.flag,
-            dest=setting.name,
-            default=argparse.SUPPRESS,
-            choices=setting.choices or None,
-            metavar=None if setting.choices else setting.kind.__name__.upper(),
-            help=(setting.help + default).replace("%", "%%"),
-        )
+    node.add_argument("--rank", type=int, required=True, help="number of this node; the server is node 0")
+    _add_settings(node)
     show = commands.add_parser("settings", help="list all settings with their defaults")
     show.add_argument(
         "--markdown",
@@ -49,6 +42,23 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    """Add a flag for each setting, and one for the file that has them."""
+    command.add_argument(
+        "--config", type=Path, default=None, help="settings file (default: tokenring.toml, if it exists)"
+    )
+    for setting in settings_module.table():
+        default = "" if setting.default in ("", None) else f" (default {setting.default})"
+        command.add_argument(
+            setting.flag,
+            dest=setting.name,
+            default=argparse.SUPPRESS,
+            choices=setting.choices or None,
+            metavar=None if setting.choices else setting.kind.__name__.upper(),
+            help=(setting.help + default).replace("%", "%%"),
+        )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     args = parser().parse_args(argv)
@@ -58,11 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if args.command == "safety":
             return safety.run(args)
-        if args.command != "serve":
+        if args.command not in ("serve", "node"):
             return store.run(args)
-        flags = {k: v for k, v in vars(args).items() if k not in ("command", "config")}
+        flags = {k: v for k, v in vars(args).items() if k not in ("command", "config", "rank")}
         _warn_of_secrets(flags)
-        return _serve(settings_module.load(flags, os.environ, args.config))
+        settings = settings_module.load(flags, os.environ, args.config)
+        return _serve(settings) if args.command == "serve" else _run_node(settings, args.rank)
     except (SettingsError, StoreRefused, ServingError) as error:
         print(f"tokenring: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -77,6 +88,13 @@ def _warn_of_secrets(flags: Collection[str]) -> None:
                 " instead, or put it into a file",
                 file=sys.stderr,
             )
+
+
+def _run_node(settings: Settings, rank: int) -> int:
+    from app.engine.sglang.node import keep_running
+    from app.engine_factory import sglang_options
+
+    return asyncio.run(keep_running(sglang_options(settings), rank))
 
 
 def _serve(settings: Settings) -> int:

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -176,8 +177,65 @@ async def replicas(_: str) -> dict[str, Any]:
     }
 
 
+async def two_nodes(path: str) -> dict[str, Any]:
+    """One rank here and one of `tokenring node`: each is lost once under the same answers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server_args = {
+        "random_seed": 1,
+        "nnodes": 2,
+        "dist_init_addr": f"127.0.0.1:{port}",
+        "max_total_tokens": 16_384,
+    }
+    config = Path(path, "node.toml")
+    config.write_text(
+        "[engine.sglang]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in server_args.items())
+    )
+    command = [sys.executable, "-m", "app", "node", "--rank", "1", "--tp", "2", "--config", str(config)]
+    node = psutil.Popen(command)
+    engine = await started(limits=RestartLimits(hang_s=60), tp=2, server_args=server_args)
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 200}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    asked = [
+        chat("Where?", temperature=0, max_tokens=300, ignore_eos=True),
+        chat("Who?", temperature=0, max_tokens=300, ignore_eos=True, frequency_penalty=0.5),
+        chat("What?", temperature=0, max_tokens=300, response_format=form),
+    ]
+
+    async def ask_all() -> list[asyncio.Task[dict[str, Any]]]:
+        """All of them, once each has made some tokens."""
+        fresh = [dataclasses.replace(r, request_id=f"{time.monotonic_ns():032x}") for r in asked]
+        going = [asyncio.create_task(told(engine, request)) for request in fresh]
+        await until_running(engine, len(asked), 20)
+        return going
+
+    undisturbed = await asyncio.gather(*await ask_all())
+    same, ranks = [], []
+    for lost in ("theirs", "ours"):
+        going = await ask_all()
+        theirs = [p for p in node.children(recursive=True) if "scheduler" in p.name()]
+        ours = [p for p in psutil.Process().children(recursive=True) if "scheduler" in p.name()]
+        ours = [p for p in ours if p not in theirs]
+        ranks.append([[p.name() for p in theirs], [p.name() for p in ours]])
+        (theirs if lost == "theirs" else ours)[0].kill()
+        answers = await asyncio.gather(*going)
+        same.append([answer == whole for answer, whole in zip(answers, undisturbed, strict=True)])
+    losses = engine.restarts.num_restarts
+    await engine.aclose()
+    node.terminate()
+    status = await asyncio.to_thread(node.wait, 60)
+    return {
+        "ranks": ranks,
+        "tokens": [answer["tokens"] for answer in undisturbed],
+        "same": same,
+        "restarts": losses,
+        "status": status,
+        "children_left": children_left(),
+    }
+
+
 SCENARIOS: dict[str, Callable[[str], Awaitable[dict[str, Any]]]] = {
-    f.__name__: f for f in (smaller_pool, slow_starts, replicas)
+    f.__name__: f for f in (smaller_pool, slow_starts, replicas, two_nodes)
 }
 
 if __name__ == "__main__":

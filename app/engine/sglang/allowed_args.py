@@ -68,7 +68,7 @@ REFUSALS: Mapping[str, str] = {
     "the engine lives in this process": "use_ray",
     "it runs code that a caller sends": "enable_custom_logit_processor",
     "a disconnect would corrupt the session": "enable_streaming_session enable_session_radix_cache",
-    "this process runs the first node: start the others with `tokenring node`": "node_rank",
+    "this process runs the first node: start the others with `tokenring node --rank`": "node_rank",
     "one engine does all the work: run SGLang's own servers, and set `engine` to remote": """
         disaggregation_mode disaggregation_transfer_backend disaggregation_bootstrap_port
         disaggregation_ib_device disaggregation_decode_enable_radix_cache

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal
 
@@ -108,14 +109,9 @@ def launch(options: SGLangOptions) -> Launched:
 
     Raises SettingsError for a bad server argument, anything else when a process fails.
     """
-    load_plugins()
-    register()
-    server_args = resolved_args(options)
+    server_args, environ = _prepared(options)
     if needs_cpu_platform():
         _keep_images_on_the_cpu()
-    threads = cpu_threads(options, len(os.sched_getaffinity(0)))
-    environ = child_environ(threads, server_args.tp_size * server_args.pp_size * server_args.dp_size)
-    sglang_engine.run_data_parallel_controller_process = controller_entry(environ)
     older = set(multiprocessing.active_children())
     try:
         with _our_logging():
@@ -149,9 +145,36 @@ def launch(options: SGLangOptions) -> Launched:
     )
 
 
-def resolved_args(options: SGLangOptions) -> ServerArgs:
+def run_ranks(options: SGLangOptions, node_rank: int) -> None:
+    """Start the ranks of another node than the server's, and wait until one ends; the others are left.
+
+    Raises what `launch` does. For a process of its own, which SGLang ends when a rank fails.
+    """
+    server_args, environ = _prepared(options, node_rank)
+    os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"  # else SGLang opens a port for health checks
+    sglang_engine.Engine._launch_subprocesses(  # noqa: SLF001
+        server_args,
+        _tokenizer_manager,
+        guarded_scheduler_entry(environ, options.grammar_mask_ms),
+        lean_detokenizer_entry(environ),
+    )
+    wait([process.sentinel for process in multiprocessing.active_children()])
+
+
+def _prepared(options: SGLangOptions, node_rank: int = 0) -> tuple[ServerArgs, dict[str, str]]:
+    """SGLang's arguments, and the environment of its processes. Raises SettingsError."""
+    load_plugins()
+    register()
+    server_args = resolved_args(options, node_rank)
+    threads = cpu_threads(options, len(os.sched_getaffinity(0)))
+    environ = child_environ(threads, server_args.tp_size * server_args.pp_size * server_args.dp_size)
+    sglang_engine.run_data_parallel_controller_process = controller_entry(environ)
+    return server_args, environ
+
+
+def resolved_args(options: SGLangOptions, node_rank: int = 0) -> ServerArgs:
     """SGLang's own record of its arguments. Raises SettingsError where it refuses them, with its reason."""
-    server_args = ServerArgs(**server_arguments(options))
+    server_args = ServerArgs(**server_arguments(options), node_rank=node_rank)
     with _our_logging():
         sglang_engine.configure_logger(server_args)
         try:
