@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from app.admission.estimates import LengthEstimate, Throughput
 from app.admission.tuning import AdmissionTuning
@@ -111,9 +111,9 @@ class KVReservation:
 
     __slots__ = (
         "_leaf",
+        "_marks",
         "generated",
         "ids",
-        "marks",
         "max_growth",
         "mean",
         "n",
@@ -131,8 +131,7 @@ class KVReservation:
         self.max_growth = n * max_tokens
         self.replica: int | None = None
         """The replica whose pool it is in; None where there is one pool."""
-        self.marks: Sequence[tuple[int, bytes]] | None = None
-        """What app.admission.replicas knows its prompt by."""
+        self._marks: Sequence[tuple[int, bytes]] | None = None
         self._leaf: PromptNode | None = None
         self.expect(growth)
 
@@ -141,6 +140,18 @@ class KVReservation:
         self.generated = generated
         self.mean = min(self.n * growth.mean, self.max_growth)
         self.variance = self.n * self.n * growth.variance
+
+    def choose(self, replica: int | None) -> None:
+        """Take on the replica whose pool it is to be in."""
+        self.replica = replica
+
+    def marks(
+        self, mark: Callable[[KVReservation], Iterable[tuple[int, bytes]]]
+    ) -> Sequence[tuple[int, bytes]]:
+        """What app.admission.replicas knows its prompt by, made once."""
+        if self._marks is None:
+            self._marks = list(mark(self))
+        return self._marks
 
     def hold(self, tree: PrefixTree) -> None:
         """Put the prompt into the tree."""

@@ -30,30 +30,26 @@ class PrefixHomes:
 
     def known_tokens(self, reservation: KVReservation, replica: int) -> int:
         """How many of a prompt's first tokens a replica has read before, as far as is remembered."""
-        bit, known = 1 << replica, 0
-        for length, mark in _marks_of(reservation):
+        bit, tokens = 1 << replica, 0
+        for length, mark in reservation.marks(_marks):
             if not self._replicas.get(mark, 0) & bit:
                 break
-            known = length
-        return known
+            tokens = length
+        return tokens
 
     def read(self, reservation: KVReservation, replica: int) -> None:
         """Note that a replica reads a prompt."""
         replicas = self._replicas
-        for _, mark in _marks_of(reservation):
+        for _, mark in reservation.marks(_marks):
             replicas[mark] = replicas.pop(mark, 0) | 1 << replica
         while len(replicas) > MAX_MARKS:
             del replicas[next(iter(replicas))]
 
 
-def _marks_of(reservation: KVReservation) -> Sequence[tuple[int, bytes]]:
-    """Lengths and hashes of a prompt's beginnings, made once; none of a prompt that shares nothing."""
-    if reservation.marks is None:
-        reservation.marks = [] if reservation.space is reservation else list(_marks(reservation))
-    return reservation.marks
-
-
 def _marks(reservation: KVReservation) -> Iterator[tuple[int, bytes]]:
+    """Lengths and hashes of a prompt's beginnings; none of a prompt that shares nothing."""
+    if reservation.space is reservation:
+        return
     ids, start, end = reservation.ids, 0, 16
     state = hashlib.blake2b(str(reservation.space).encode(), digest_size=8)
     while end <= len(ids):
@@ -116,16 +112,16 @@ class KVPools:
         """Whether a pool has room; it is chosen then, the one first that has read the prompt's beginning."""
         for replica in self._preferred(reservation):
             if self._pools[replica].fits(reservation, spare):
-                reservation.replica = replica if len(self._pools) > 1 else None
+                reservation.choose(replica if len(self._pools) > 1 else None)
                 return True
         return False
 
     def take(self, reservation: KVReservation) -> None:
         """Reserve in the pool that was chosen."""
         if len(self._pools) > 1:
-            if reservation.replica is None:
-                reservation.replica = self._preferred(reservation)[0]
-            self._homes.read(reservation, reservation.replica)
+            replica = self._preferred(reservation)[0] if reservation.replica is None else reservation.replica
+            reservation.choose(replica)
+            self._homes.read(reservation, replica)
         self._pool_of(reservation).take(reservation)
 
     def correct(self, reservation: KVReservation, growth: LengthEstimate, generated: int) -> None:
@@ -156,7 +152,6 @@ class KVPools:
         costs = []
         for replica, pool in enumerate(self._pools):
             held = len(reservation.ids) - pool.unshared_tokens(reservation)
-            known = max(held, self._homes.known_tokens(reservation, replica))
-            unread = len(reservation.ids) - known
+            unread = len(reservation.ids) - max(held, self._homes.known_tokens(reservation, replica))
             costs.append((self._tuning.replica_stay * unread - pool.free_tokens(0.0), replica))
         return [replica for _, replica in sorted(costs)]

@@ -177,6 +177,13 @@ async def replicas(_: str) -> dict[str, Any]:
     }
 
 
+def _settings_file(path: Path, server_args: dict[str, Any]) -> Path:
+    """A settings file with SGLang's arguments."""
+    lines = [f"{name} = {json.dumps(value)}\n" for name, value in server_args.items()]
+    path.write_text("".join(["[engine.sglang]\n", *lines]))
+    return path
+
+
 async def two_nodes(path: str) -> dict[str, Any]:
     """One rank here and one of `tokenring node`: each is lost once under the same answers."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -187,10 +194,7 @@ async def two_nodes(path: str) -> dict[str, Any]:
         "dist_init_addr": f"127.0.0.1:{port}",
         "max_total_tokens": 16_384,
     }
-    config = Path(path, "node.toml")
-    config.write_text(
-        "[engine.sglang]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in server_args.items())
-    )
+    config = _settings_file(Path(path, "node.toml"), server_args)
     command = [sys.executable, "-m", "app", "node", "--rank", "1", "--tp", "2", "--config", str(config)]
     node = psutil.Popen(command)
     engine = await started(limits=RestartLimits(hang_s=60), tp=2, server_args=server_args)

@@ -346,11 +346,8 @@ class SGLangEngine:
             request = rendered.tokenized
             if run.launched.deterministic:
                 request = _with_seed(request, rendered.seed, index)
-            if run.launched.replicas > 1 and prompt.replica is not None:
-                request = copy.copy(request)
-                request.routed_dp_rank = prompt.replica
             prior = prompt.continued[index] if prompt.continued else ()
-            choice = LiveChoice(f"{rid}-{index:03d}", request, sink, tally, prior)
+            choice = LiveChoice(f"{rid}-{index:03d}", request, sink, tally, prior, prompt.replica)
             if self._health is Health.READY and self._run is not None:
                 await self.submit(choice)
             else:

@@ -37,7 +37,10 @@ _numbers = itertools.count()
 
 
 class LiveChoice:
-    """One choice on its way. `prior` are the ids that its answer began with, in another process."""
+    """One choice on its way. `prior` are the ids that its answer began with, in another process.
+
+    `replica` is the one that generates it, also after a restart; with None the engine chooses.
+    """
 
     __slots__ = (
         "_lost_at_ids",
@@ -47,13 +50,20 @@ class LiveChoice:
         "num_chars",
         "number",
         "prior",
+        "replica",
         "request",
         "rid",
         "sink",
     )
 
     def __init__(
-        self, rid: str, request: Any, sink: ChoiceSink, tally: TokenTally, prior: Sequence[int] = ()
+        self,
+        rid: str,
+        request: Any,
+        sink: ChoiceSink,
+        tally: TokenTally,
+        prior: Sequence[int] = (),
+        replica: int | None = None,
     ) -> None:
         self.rid = rid
         self.number = next(_numbers)
@@ -61,6 +71,7 @@ class LiveChoice:
         self.request = request
         self.sink = sink
         self.prior = prior
+        self.replica = replica
         self.ids = array("I")
         """Token ids that the sink has taken; `tally` counts them."""
         tally.count(self.ids)

@@ -269,16 +269,18 @@ class SGLangRun:
             request = ChatRequest(rid, "", self.model.id, body, 0, max_tokens=2)
             internal, chat_request, _ = await asyncio.to_thread(self.renderer.convert, request)
             tokenized = await self.tokenize(internal, rid)
-            for replica in range(self.launched.replicas):
-                tokenized.routed_dp_rank = replica if self.launched.replicas > 1 else None
-                await self._generate_unread(f"{rid}-{replica}", tokenized, chat_request)
+            replicas = range(self.launched.replicas) if self.launched.replicas > 1 else (None,)
+            for replica in replicas:
+                await self._generate_unread(f"{rid}-{replica}", tokenized, chat_request, replica)
 
-    async def _generate_unread(self, rid: str, tokenized: Any, chat_request: Any) -> None:
+    async def _generate_unread(
+        self, rid: str, tokenized: Any, chat_request: Any, replica: int | None
+    ) -> None:
         from app.engine.sglang.parse import choice_sink
 
         stream = GenerationStream(1, _nothing, lambda: None)
         sink = choice_sink(0, stream, len(tokenized.input_ids), self.launched.chat, request=chat_request)
-        await self.submit(LiveChoice(rid, tokenized, sink, TokenTally()))
+        await self.submit(LiveChoice(rid, tokenized, sink, TokenTally(), replica=replica))
         async for _ in stream:
             pass
 

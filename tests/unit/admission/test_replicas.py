@@ -73,12 +73,12 @@ def test_a_replica_that_is_much_busier_loses_its_conversations() -> None:
     assert let_in(made, first) == 0
     made.give_back(first)
     busy, stays = request(50_000, 2000), request(0, 640)
-    busy.replica = 0
+    busy.choose(0)
     made.take(busy)
     assert let_in(made, stays) == 0
     made.give_back(stays)
     more = request(60_000, 800)
-    more.replica = 0
+    more.choose(0)
     made.take(more)
     assert let_in(made, request(0, 650)) == 1
 
@@ -89,7 +89,7 @@ def test_a_full_replica_is_no_reason_to_wait() -> None:
     first, filling = request(0, 4000), request(50_000, 7000)
     home = let_in(made, first)
     made.give_back(first)
-    filling.replica = home
+    filling.choose(home)
     made.take(filling)
     assert {home, let_in(made, request(0, 4200))} == {0, 1}
 
