@@ -61,6 +61,8 @@ async def keep_running(options: SGLangOptions, rank: int) -> int:
         sys.stderr.write(f"tokenring: the ranks of node {rank} ended; next start in {pause_s:g} s\n")
         await asyncio.wait([stopped], timeout=pause_s)
     stopped.cancel()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(signum)
     return 0 if stop.is_set() else EXIT_REFUSED
 
 
