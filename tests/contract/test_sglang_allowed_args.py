@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,9 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("default"),
 ]
+
+
+KINDS: Mapping[str, Collection[str]] = {"allowed": ALLOWED, "limited": LIMITED, "refused": OWNED}
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +134,11 @@ def test_without_priorities_every_policy_of_sglang_can_be_had(fields: dict[str, 
 
     asked = {"schedule_policy": "lpm", "enable_priority_scheduling": False}
     assert resolved_args(SGLangOptions(server_args=asked)).schedule_policy == "lpm"
+
+
+def test_the_page_counts_the_arguments_of_each_kind() -> None:
+    """docs/engine-arguments.md says how many are allowed, limited and refused."""
+    text = (Path(__file__).parents[2] / "docs/engine-arguments.md").read_text("utf-8")
+    counts = {kind: int(re.findall(rf"^\| {kind} \| (\d+) \|", text, re.MULTILINE)[0]) for kind in KINDS}
+    assert counts == {kind: len(names) for kind, names in KINDS.items()}
+    assert f"SGLang 0.5.20's {sum(counts.values())} arguments" in text

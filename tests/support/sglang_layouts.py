@@ -30,8 +30,13 @@ from tests.support.engines import Answer, ask, chat
 from tests.support.sglang_scenarios import child, children_left, started
 
 SMALL_POOL = 700
-HANG_S = 3.0
-COMPILES_S = 4 * HANG_S
+HANG_S = 6.0
+COMPILES_S = 3.5 * HANG_S
+
+
+def note(what: str) -> None:
+    """Say on standard error how far a scenario has come, for whoever looks why it failed."""
+    print(time.strftime("%H:%M:%S"), what, file=sys.stderr, flush=True)
 
 
 async def told(engine: SGLangEngine, request: ChatRequest, replica: int | None = None) -> dict[str, Any]:
@@ -139,7 +144,7 @@ async def slow_starts(path: str) -> dict[str, Any]:
 
 async def replicas(_: str) -> dict[str, Any]:
     """Two replicas: answers go where they are sent, and one that loses its scheduler takes none with it."""
-    engine = await started(limits=RestartLimits(hang_s=60), server_args={"random_seed": 1, "dp_size": 2})
+    engine = await started(limits=RestartLimits(hang_s=120), server_args={"random_seed": 1, "dp_size": 2})
     model = engine.model
     request = chat("Where?", temperature=0, max_tokens=300, ignore_eos=True)
     undisturbed = await told(engine, request, replica=0)
@@ -197,7 +202,7 @@ async def two_nodes(path: str) -> dict[str, Any]:
     config = _settings_file(Path(path, "node.toml"), server_args)
     command = [sys.executable, "-m", "app", "node", "--rank", "1", "--tp", "2", "--config", str(config)]
     node = psutil.Popen(command)
-    engine = await started(limits=RestartLimits(hang_s=60), tp=2, server_args=server_args)
+    engine = await started(limits=RestartLimits(hang_s=120), tp=2, server_args=server_args)
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 200}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
     asked = [
@@ -213,6 +218,7 @@ async def two_nodes(path: str) -> dict[str, Any]:
         await until_running(engine, len(asked), 20)
         return going
 
+    note("started")
     undisturbed = await asyncio.gather(*await ask_all())
     same, ranks = [], []
     for lost in ("theirs", "ours"):
@@ -222,7 +228,9 @@ async def two_nodes(path: str) -> dict[str, Any]:
         ours = [p for p in ours if p not in theirs]
         ranks.append([[p.name() for p in theirs], [p.name() for p in ours]])
         (theirs if lost == "theirs" else ours)[0].kill()
+        note(f"lost {lost}")
         answers = await asyncio.gather(*going)
+        note(f"back {engine.restarts.losses} {[answer['error'] for answer in answers]}")
         same.append([answer == whole for answer, whole in zip(answers, undisturbed, strict=True)])
     losses = engine.restarts.num_restarts
     await engine.aclose()

@@ -90,10 +90,8 @@ class SGLangEngine:
     async def start(self) -> None:
         """Load the model and warm up, again where it fails. Raises EngineFailed, SettingsError."""
         self._own_sigquit(asyncio.get_running_loop())
-        num_starts, backoff = (
-            min(FIRST_STARTS, 1 + self._limits.restarts),
-            Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S),
-        )
+        num_starts = min(FIRST_STARTS, 1 + self._limits.restarts)
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         for number in range(1, num_starts + 1):
             try:
                 await self._start_first()
