@@ -10,6 +10,7 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ from app.engine.sglang.process import (
 from app.engine.sglang.tools import register
 
 STOP_TIMEOUT_S = 10.0
+KEEPALIVE_S = 10
+"""Seconds between the kernel's questions whether the first node is there; after nine unanswered it is not."""
 
 Capability = Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]
 
@@ -146,9 +149,10 @@ def launch(options: SGLangOptions) -> Launched:
 
 
 def run_ranks(options: SGLangOptions, node_rank: int) -> None:
-    """Start the ranks of another node than the server's, and wait until one ends; the others are left.
+    """Start the ranks of another node than the server's; returns when one ends, or the first node's rank 0.
 
-    Raises what `launch` does. For a process of its own, which SGLang ends when a rank fails.
+    A rank whose GPU waits for one that is gone may not notice, so that a connection to rank 0 tells of its
+    end. Raises what `launch` does. For a process of its own, which SGLang ends when a rank fails.
     """
     server_args, environ = _prepared(options, node_rank)
     os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"  # else SGLang opens a port for health checks
@@ -158,7 +162,14 @@ def run_ranks(options: SGLangOptions, node_rank: int) -> None:
         guarded_scheduler_entry(environ, options.grammar_mask_ms),
         lean_detokenizer_entry(environ),
     )
-    wait([process.sentinel for process in multiprocessing.active_children()])
+    host, _, port = str(server_args.dist_init_addr).rpartition(":")
+    with socket.create_connection(
+        (host.strip("[]"), int(port))
+    ) as rank_0:  # to PyTorch's store, which it holds
+        rank_0.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        rank_0.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+        rank_0.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+        wait([rank_0, *(process.sentinel for process in multiprocessing.active_children())])
 
 
 def _prepared(options: SGLangOptions, node_rank: int = 0) -> tuple[ServerArgs, dict[str, str]]:
