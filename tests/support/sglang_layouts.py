@@ -30,6 +30,15 @@ from tests.support.engines import Answer, ask, chat
 from tests.support.sglang_scenarios import child, children_left, started
 
 SMALL_POOL = 700
+WITHOUT_PRIORITIES = {"schedule_policy": "lpm", "enable_priority_scheduling": False}
+WITH_PRIORITIES = {
+    "schedule_policy": "lof",
+    "retraction_policy": "priority",
+    "radix_eviction_policy": "slru",
+    "priority_scheduling_preemption_threshold": 20,
+    "max_running_requests": 16,
+}
+"""Arguments of the scheduler that may be set: with them answers go on as well."""
 HANG_S = 6.0
 COMPILES_S = 3.5 * HANG_S
 
@@ -62,7 +71,7 @@ async def until_running(engine: SGLangEngine, choices: int, ids: int) -> None:
 
 async def smaller_pool(_: str) -> dict[str, Any]:
     """An engine that comes back with a smaller pool under three answers: too long, to be too long, short."""
-    engine = await started(server_args={"random_seed": 1})
+    engine = await started(server_args={"random_seed": 1, **WITHOUT_PRIORITIES})
     first = engine.model.kv_capacity_tokens
     limit = engine._options.server_args["max_total_tokens"]
     short = chat("Short?", temperature=0, max_tokens=600, ignore_eos=True)
@@ -144,7 +153,8 @@ async def slow_starts(path: str) -> dict[str, Any]:
 
 async def replicas(_: str) -> dict[str, Any]:
     """Two replicas: answers go where they are sent, and one that loses its scheduler takes none with it."""
-    engine = await started(limits=RestartLimits(hang_s=120), server_args={"random_seed": 1, "dp_size": 2})
+    server_args = {"random_seed": 1, "dp_size": 2, **WITH_PRIORITIES}
+    engine = await started(limits=RestartLimits(hang_s=120), server_args=server_args)
     model = engine.model
     request = chat("Where?", temperature=0, max_tokens=300, ignore_eos=True)
     undisturbed = await told(engine, request, replica=0)
