@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import uvloop
 
-from app.core import ChatRequest
+from app.core import ChatRequest, Delta
 from app.engine.restarts import RestartLimits
 from app.engine.sglang.engine import SGLangEngine
 from app.engine.sglang.process import ChildEntry
@@ -51,9 +51,11 @@ def note(what: str) -> None:
 async def told(engine: SGLangEngine, request: ChatRequest, replica: int | None = None) -> dict[str, Any]:
     """How an answer ends, and its ids; an error's code and words."""
     prompt = dataclasses.replace(await engine.render(request), replica=replica)
-    deltas, error = [], None
+    deltas: list[Delta] = []
+    error = None
     try:
-        deltas.extend([delta async for delta in engine.generate(request.request_id, prompt)])
+        async for delta in engine.generate(request.request_id, prompt):
+            deltas.append(delta)  # noqa: PERF401  # those before an error count too
     except ServingError as exc:
         error = [exc.code, exc.message]
     answer = Answer(prompt, deltas)
