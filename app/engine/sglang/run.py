@@ -11,7 +11,7 @@ import gc
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -269,7 +269,8 @@ class SGLangRun:
             request = ChatRequest(rid, "", self.model.id, body, 0, max_tokens=2)
             internal, chat_request, _ = await asyncio.to_thread(self.renderer.convert, request)
             tokenized = await self.tokenize(internal, rid)
-            replicas = range(self.launched.replicas) if self.launched.replicas > 1 else (None,)
+            num_replicas = self.launched.replicas
+            replicas: Sequence[int | None] = range(num_replicas) if num_replicas > 1 else (None,)
             for replica in replicas:
                 await self._generate_unread(f"{rid}-{replica}", tokenized, chat_request, replica)
 
