@@ -18,7 +18,7 @@ from app.core import EngineLoad
 MARK_TOKENS = 512
 """Tokens between two remembered beginnings of a prompt; the first ones are 16, 32, 64 … tokens long."""
 MAX_MARKS = 1 << 17
-"""Beginnings that are remembered, the latest used: 16 MB, and 60 million tokens of long prompts."""
+"""Beginnings that are remembered, the latest used: about 20 MB, and 60 million tokens of long prompts."""
 
 
 class PrefixHomes:
