@@ -125,7 +125,7 @@ async def slow_starts(path: str) -> dict[str, Any]:
         options = {"grammar_mask_ms": grammar_mask_ms}
         return ChildEntry("tests.support.compiling_scheduler", "run", environ, options)
 
-    launch.guarded_scheduler_entry = entry
+    vars(launch)["guarded_scheduler_entry"] = entry
     limits = RestartLimits(restarts=3, hang_s=HANG_S)
     engine = await started(limits=limits, server_args={"random_seed": 1})
     starts = int((folder / "starts").read_text())
