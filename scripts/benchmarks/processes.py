@@ -88,6 +88,11 @@ class ServerProcess:
                 serving_s += seconds
         return CpuUse(serving_s, engine_s)
 
+    def event_loop_s(self) -> float:
+        """CPU seconds of the first process's main thread, in which an asyncio server has its event loop."""
+        pid = self._running().pid
+        return sum(t.user_time + t.system_time for t in psutil.Process(pid).threads() if t.id == pid)
+
     def rss_bytes(self) -> int:
         """Resident memory of everything but schedulers and detokenizers."""
         return sum(process.memory_info().rss for process, is_engine in self._tree() if not is_engine)

@@ -13,12 +13,12 @@ import contextlib
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks import bare, forest_plot, report, starts
+from scripts.benchmarks import bare, engine_args, forest_plot, report, starts
 from scripts.benchmarks.driver import (
     Recorded,
     RunResult,
@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-words", type=int, default=40, help="words per prompt (default: 40)")
     parser.add_argument("--model", default="", help="path or hub id (default: the built-in model)")
     parser.add_argument("--tp", type=int, default=1, help="tensor parallel size")
+    engine_args.add_argument(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, machine and every run")
     forest_plot.add_flag(parser)
     parser.add_argument(
@@ -189,18 +190,22 @@ def _both_sides(
 
 
 def _server(name: str, arguments: argparse.Namespace, folder: Path) -> ServerProcess:
-    port = free_port()
+    port, passed = free_port(), engine_args.parse(arguments.engine_args)
     override = arguments.ours_command if name == "ours" else arguments.peer_command
     if override:
         command = shlex.split(override.replace("{port}", str(port)))
     elif name == "ours":
-        command = our_command(port, folder / "data", model=arguments.model, tp=arguments.tp)
+        command = our_command(
+            port, folder / "data", model=arguments.model, tp=arguments.tp, server_args=passed
+        )
     else:
-        command = bare.peer_command(arguments.model, port, tp=arguments.tp)
+        command = bare.peer_command(arguments.model, port, tp=arguments.tp, server_args=passed)
     return ServerProcess(name, command, port, folder / f"{name}.log")
 
 
-def our_command(port: int, data_dir: Path, *, model: str, tp: int) -> list[str]:
+def our_command(
+    port: int, data_dir: Path, *, model: str, tp: int = 1, server_args: Mapping[str, Any] | None = None
+) -> list[str]:
     """How ours is started: every setting at its default but where and what it serves, and one.
 
     The prompts are words in no order, of which the screens would refuse one in some hundreds:
@@ -212,6 +217,10 @@ def our_command(port: int, data_dir: Path, *, model: str, tp: int) -> list[str]:
     command += ["--safety-policy", str(policy)]
     if model:
         command += ["--model", model]
+    if server_args:
+        config = data_dir.with_name("tokenring.toml")
+        config.write_text(engine_args.config(server_args))
+        command += ["--config", str(config)]
     return command if tp == 1 else [*command, "--tp", str(tp)]
 
 
@@ -247,7 +256,7 @@ def _write_json(
     measured: dict[int, list[Pair]],
     comparisons: list[report.Comparison],
 ) -> None:
-    options = ("streams", "pairs", "starts", "tokens", "rounds", "prompt_words", "ours_path")
+    options = ("streams", "pairs", "starts", "tokens", "rounds", "prompt_words", "ours_path", "engine_args")
     settings: dict[str, Any] = {
         "benchmark": "serve",
         "machine": machine,

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from app.store.database import FILE_NAME
+from scripts.benchmarks import engine_args
 from scripts.benchmarks.bare import peer_command
 from scripts.crash.engine_clients import Client, Heard
 from scripts.crash.findings import Findings
@@ -82,7 +83,7 @@ class KillTest:
 
     async def run(self) -> None:
         """Run everything; the result is in `result`."""
-        bare_s = await asyncio.to_thread(_bare_start_s) if self._arguments.bare else 0.0
+        bare_s = await asyncio.to_thread(_bare_start_s, self._arguments) if self._arguments.bare else 0.0
         flags = self._flags()
         began_s = time.monotonic()
         server = await Server.start(self._directory / "data", flags)
@@ -207,9 +208,9 @@ def _percentile(values: list[float], percent: int) -> float:
     return round(statistics.quantiles(values, n=100, method="inclusive")[percent - 1], 2)
 
 
-def _bare_start_s() -> float:
+def _bare_start_s(arguments: argparse.Namespace) -> float:
     """Seconds from the start of SGLang's own server to its first `/health` that is well."""
-    command = peer_command("", BARE_PORT)
+    command = peer_command("", BARE_PORT, server_args=engine_args.parse(arguments.engine_args))
     began_s = time.monotonic()
     process = psutil.Popen(command, cwd=ROOT, stdout=-3, stderr=-3)
     try:
@@ -266,6 +267,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--no-bare", dest="bare", action="store_false", help="SGLang's own server is not timed"
     )
+    engine_args.add_argument(parser)
     parser.add_argument("--seed", type=int, default=None, help="of the moments; the timing is never the same")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     arguments = parser.parse_args()

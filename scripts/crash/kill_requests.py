@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from scripts.benchmarks import engine_args
 from scripts.crash.engine_kinds import FORM, MODEL, TOOL
 
 Scene = Literal["ordinary", "long", "held"]
@@ -98,8 +98,7 @@ def server_flags(directory: Path, arguments: Mapping[str, Any], scenes: Sequence
     if arguments["phase"] in ("queued", "any"):
         options["max_running_requests"] = QUEUE_RUNNING
     config, policy = directory / "tokenring.toml", directory / "policy.toml"
-    lines = (f"{name} = {json.dumps(value)}" for name, value in options.items())
-    config.write_text("\n".join(["[engine.sglang]", *lines, ""]))
+    config.write_text(engine_args.config(options | engine_args.parse(arguments["engine_args"])))
     policy.write_text(POLICY)
     flags = ["--config", str(config), "--safety", arguments["safety"]]
     if arguments["safety"] != "off":

@@ -11,6 +11,7 @@ import pytest
 
 from app.core import Engine
 from app.engine.scripted.engine import Script, ScriptedEngine
+from tests.support.engines import engine_args
 
 START_LIMIT_S = 240
 """Below pytest's own limit, whose signal would break the loop of all tests."""
@@ -29,23 +30,23 @@ async def running(engine: Engine) -> AsyncIterator[Engine]:
 
 @pytest.fixture(scope="session")
 async def sglang_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
-    """Real SGLang on the CPU with the built-in model."""
+    """Real SGLang with the built-in model, on a GPU where there is one."""
     from app.engine.sglang.args import SGLangOptions
     from app.engine.sglang.engine import SGLangEngine
 
-    engine = SGLangEngine(SGLangOptions(server_args={"random_seed": 7}))
+    engine = SGLangEngine(SGLangOptions(server_args=engine_args(random_seed=7)))
     async with running(engine) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
 async def remote_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
-    """SGLang's own server, as a child process on the CPU, with the built-in model."""
+    """SGLang's own server, as a child process, with the built-in model."""
     from app.engine.sglang.args import SGLangOptions
     from app.engine_factory import child_engine
     from app.settings import Settings
 
-    engine = child_engine(SGLangOptions(server_args={"random_seed": 7}), print, Settings())
+    engine = child_engine(SGLangOptions(server_args=engine_args(random_seed=7)), print, Settings())
     async with running(engine) as started:
         yield started
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,11 @@ _numbers = itertools.count(1)
 def fresh_rid() -> str:
     """A request id of the fixed length, never used before."""
     return f"{next(_numbers):032x}"
+
+
+def engine_args(**arguments: Any) -> dict[str, Any]:
+    """SGLang's arguments for an engine of the suite; beside a GPU `scripts/gpu_check` has some of its own."""
+    return arguments | json.loads(os.environ.get("GPU_CHECK_ENGINE_ARGS", "{}"))
 
 
 def chat(content: Any = "How do I resume a stream?", **body: Any) -> ChatRequest:

@@ -1,0 +1,1 @@
+"""`scripts/gpu_check`: what can only be known on a GPU, in stages, with one page of results."""
