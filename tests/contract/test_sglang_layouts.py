@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.sglang,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("default"),
 ]
 
