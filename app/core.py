@@ -191,6 +191,8 @@ class Prompt:
     past_runs: int = 0
     rerendered: str | None = None
     unbilled_tokens: int = 0
+    replica: int | None = None
+    """Which of the model's replicas is to answer; with None the engine chooses."""
     space: str | None = ""
     """Prompts of one space share what the engine has cached of their beginnings; with None it shares none."""
     continued: Sequence[Sequence[int]] = ()
@@ -221,6 +223,8 @@ class ModelCard:
     kv_capacity_tokens: int
     max_prompt_tokens: int
     capabilities: frozenset[Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]]
+    replicas: int = 1
+    """Data parallel replicas, of which `Prompt.replica` is one; each has an equal part of the KV capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +244,8 @@ class EngineLoad:
     Servers elsewhere do not say."""
     faults: Mapping[str, int] = field(default_factory=dict)
     """What servers elsewhere did wrong, by kind (app.engine.remote.faults)."""
+    replica_used_tokens: Sequence[int] = ()
+    """`used_tokens` of each replica; empty where the engine does not say."""
     moved: Mapping[str, int] = field(default_factory=dict)
     """Choices whose server was lost: `resumed` by another one or once it was back, or `ended`."""
 

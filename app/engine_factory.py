@@ -46,11 +46,23 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
     if settings.engine == "remote":
         return _remote_engine(settings)
     # Imported here, not above: the scripted engine must start without torch.
-    from app.engine.image_limits import ImageLimits
-    from app.engine.sglang.args import SGLangOptions
     from app.engine.sglang.engine import SGLangEngine
 
-    options = SGLangOptions(
+    limits = RestartLimits(
+        settings.engine_restarts,
+        settings.engine_restart_window_s,
+        settings.engine_hang_s,
+        settings.engine_start_s,
+    )
+    return SGLangEngine(sglang_options(settings), on_death=on_death, limits=limits)
+
+
+def sglang_options(settings: Settings) -> SGLangOptions:
+    """The options of the main model's engine in this process, or on another node."""
+    from app.engine.image_limits import ImageLimits
+    from app.engine.sglang.args import SGLangOptions
+
+    return SGLangOptions(
         model=settings.model,
         served_model_name=settings.served_model_name,
         tp=settings.tp,
@@ -60,13 +72,6 @@ def build_engine(settings: Settings, on_death: OnDeath) -> Engine:
         default_max_tokens=settings.default_max_tokens or sys.maxsize,
         images=ImageLimits(settings.max_images, settings.max_image_pixels, settings.max_request_pixels),
     )
-    limits = RestartLimits(
-        settings.engine_restarts,
-        settings.engine_restart_window_s,
-        settings.engine_hang_s,
-        settings.engine_start_s,
-    )
-    return SGLangEngine(options, on_death=on_death, limits=limits)
 
 
 def check_models(settings: Settings) -> None:
@@ -176,7 +181,8 @@ def check_child_args(settings: Settings) -> None:
     for table, model in models.items():
         args = settings.engine_args.get(table)
         if args and model:
-            from app.engine.sglang.args import SGLangOptions, check, with_ranks
+            from app.engine.sglang.allowed_args import check
+            from app.engine.sglang.args import SGLangOptions, with_ranks
             from app.engine.sglang.platform import prepare_process
 
             prepare_process()

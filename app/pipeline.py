@@ -79,6 +79,7 @@ class Pipeline:
             lease.correct(prompt)
             with await self._admit(backend, turn.request, prompt, stream, key=key, trace=trace) as ticket:
                 stream.check_wanted()
+                prompt = ticket.placed(prompt)
                 entry = ending.settles(await start.reserve(turn, prompt, stream, trace, key))
                 context = GenerationContext(turn.request, key, stream, trace, ticket, entry, check)
                 limits = SpendingLimits(lease, allowance)

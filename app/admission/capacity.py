@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from app.admission.estimates import LengthEstimate, Throughput
 from app.admission.tuning import AdmissionTuning
@@ -109,7 +109,18 @@ def _common(left: Sequence[int], right: Sequence[int], start: int, stop: int) ->
 class KVReservation:
     """KV tokens of one request. Without a `space` its prompt is shared with no other."""
 
-    __slots__ = ("_leaf", "generated", "ids", "max_growth", "mean", "n", "space", "variance")
+    __slots__ = (
+        "_leaf",
+        "_marks",
+        "generated",
+        "ids",
+        "max_growth",
+        "mean",
+        "n",
+        "replica",
+        "space",
+        "variance",
+    )
 
     def __init__(
         self, ids: Sequence[int], space: str | None, n: int, max_tokens: int, growth: LengthEstimate
@@ -118,6 +129,9 @@ class KVReservation:
         self.space: Hashable = self if space is None else space
         self.n = n
         self.max_growth = n * max_tokens
+        self.replica: int | None = None
+        """The replica whose pool it is in; None where there is one pool."""
+        self._marks: Sequence[tuple[int, bytes]] | None = None
         self._leaf: PromptNode | None = None
         self.expect(growth)
 
@@ -126,6 +140,18 @@ class KVReservation:
         self.generated = generated
         self.mean = min(self.n * growth.mean, self.max_growth)
         self.variance = self.n * self.n * growth.variance
+
+    def choose(self, replica: int | None) -> None:
+        """Take on the replica whose pool it is to be in."""
+        self.replica = replica
+
+    def marks(
+        self, mark: Callable[[KVReservation], Iterable[tuple[int, bytes]]]
+    ) -> Sequence[tuple[int, bytes]]:
+        """What app.admission.replicas knows its prompt by, made once."""
+        if self._marks is None:
+            self._marks = list(mark(self))
+        return self._marks
 
     def hold(self, tree: PrefixTree) -> None:
         """Put the prompt into the tree."""

@@ -74,6 +74,7 @@ class Admission:
         """Streams without a reader that were ended so that others have room, since the process began."""
         self._waiting: dict[str, Ticket] = {}
         self._was_ready = False
+        self._capacity_tokens = 0
         self.open()
 
     # Life
@@ -86,7 +87,8 @@ class Admission:
             self._throughput = self._profile.throughput(model.id, model.kv_capacity_tokens, self._clock_s())
             if not self._model_lengths.total:
                 self._model_lengths = self._profile.lengths(model.id)
-            self.scheduler.restart(model.kv_capacity_tokens)
+            self.scheduler.restart(model.kv_capacity_tokens, model.replicas)
+            self._capacity_tokens = model.kv_capacity_tokens
             self.scheduler.limit_choices(self._engine.load().max_running_reqs)
             self.load_shedder.restart(self._throughput)
 
@@ -109,13 +111,14 @@ class Admission:
         """Do what is due by the clock: deadlines, retry slots, the engine's own count, the queue."""
         now_s = self._clock_s()
         ready = self._engine.health() is Health.READY
-        if ready and not self._was_ready:
+        # A restart may have been over between two looks, with a smaller pool.
+        if ready and (not self._was_ready or self._engine.model.kv_capacity_tokens != self._capacity_tokens):
             self.open()
         self._was_ready = ready
         self._throughput.advance(now_s, waiting=self.busy)
         if self.scheduler.kv_budget.num_reservations and ready:
             load = self._engine.load()
-            self.scheduler.kv_budget.observe(load.used_tokens)
+            self.scheduler.kv_budget.observe(load)
             self.scheduler.limit_choices(load.max_running_reqs)
         for queued, error in self.load_shedder.overdue(now_s):
             assert isinstance(queued, Ticket)
@@ -232,7 +235,7 @@ class Admission:
     def _size(self, ticket: Ticket) -> None:
         ticket.size(
             self.scheduler.kv_budget.unshared_tokens(ticket.reservation),
-            self.scheduler.kv_budget.capacity_tokens,
+            self.scheduler.kv_budget.largest_tokens,
         )
 
     # Turns

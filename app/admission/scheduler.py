@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from itertools import islice
 
-from app.admission.capacity import DecodeWindow, KVBudget, PrefillWindow
+from app.admission.capacity import DecodeWindow, PrefillWindow
 from app.admission.fair_queue import FairQueue, Tenant
+from app.admission.replicas import KVPools
 from app.admission.ticket import Ticket
 from app.admission.tuning import AdmissionTuning
 
@@ -25,7 +26,7 @@ class AdmissionScheduler:
         key_window: DecodeWindow,
         tuning: AdmissionTuning,
     ) -> None:
-        self.kv_budget = KVBudget(0, tuning)
+        self.kv_budget = KVPools(tuning)
         self.prefill_window, self.window, self.key_window = prefill_window, window, key_window
         self.num_choices = 0
         """Choices in the engine."""
@@ -38,9 +39,9 @@ class AdmissionScheduler:
 
     # What is in the engine
 
-    def restart(self, capacity_tokens: int) -> None:
+    def restart(self, capacity_tokens: int, replicas: int = 1) -> None:
         """Begin with an engine that has just started; what it had before is given back as it ends."""
-        self.kv_budget.restart(capacity_tokens)
+        self.kv_budget.restart(capacity_tokens, replicas)
         for window in (self.prefill_window, self.window, self.key_window):
             window.reset()
 

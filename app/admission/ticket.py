@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Self
 
 from app.admission.capacity import KVReservation
@@ -59,6 +60,11 @@ class Ticket(Queued):
         """Take on how much of its prompt no other request in flight has."""
         self.uncached_tokens = unshared_tokens
         self.tokens = max(min(unshared_tokens + self.reservation.mean, capacity_tokens), 1)
+
+    def placed(self, prompt: Prompt) -> Prompt:
+        """Its prompt with the replica that it was let in to."""
+        replica = self.reservation.replica
+        return prompt if replica is None else replace(prompt, replica=replica)
 
     def charge(self, tokens: int) -> None:
         """Charge its key with so many tokens in place of what was charged before."""

@@ -22,6 +22,10 @@ class AdmissionTuning:
     # Tokens of an answer, >= 1, between looks at its reservation; later 1/8 of its length.
     step_tokens: int = 32
 
+    # Tokens of other requests, >= 0, that a replica may have more of than another for each token of a prompt
+    # that it has cached: reading a token anew takes the time of a pass, and holding one takes room only.
+    replica_stay: float = 4.0
+
     # Prefill window
     prefill_step_tokens: int = 2048  # tokens, >= 1: the window after a start, its least, and what it grows by
     prefill_min_tokens: int = 64  # tokens, >= 0, that a prompt counts at least: each costs a pass

@@ -31,6 +31,11 @@ def parser() -> argparse.ArgumentParser:
     )
     examine.add_argument("--json", action="store_true", help="print one JSON object")
     _add_settings(examine)
+    node = commands.add_parser(
+        "node", help="run the engine's ranks on another node than the server's", allow_abbrev=False
+    )
+    node.add_argument("--rank", type=int, required=True, help="number of this node; the server is node 0")
+    _add_settings(node)
     show = commands.add_parser("settings", help="list all settings with their defaults")
     show.add_argument(
         "--markdown",
@@ -73,13 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return doctor.run(flags, args)
         if args.command == "safety":
             return safety.run(args)
-        if args.command != "serve":
+        if args.command not in ("serve", "node"):
             return store.run(args)
         _warn_of_secrets(flags)
-        return _serve(settings_module.load(flags, os.environ, args.config))
+        settings = settings_module.load(flags, os.environ, args.config)
+        return _serve(settings) if args.command == "serve" else _run_node(settings, args.rank)
     except (SettingsError, StoreRefused, ServingError) as error:
         print(f"tokenring: {error}", file=sys.stderr)
-        return EXIT_CONFIG if args.command == "serve" else EXIT_USAGE
+        return EXIT_CONFIG if args.command in ("serve", "node") else EXIT_USAGE
 
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
@@ -87,7 +93,7 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     try:
         return parser().parse_args(argv)
     except SystemExit as ended:
-        if ended.code == EXIT_USAGE and argv[0] == "serve":
+        if ended.code == EXIT_USAGE and argv[0] in ("serve", "node"):
             raise SystemExit(EXIT_CONFIG) from None
         raise
 
@@ -101,6 +107,13 @@ def _warn_of_secrets(flags: Collection[str]) -> None:
                 " instead, or put it into a file",
                 file=sys.stderr,
             )
+
+
+def _run_node(settings: Settings, rank: int) -> int:
+    from app.engine.sglang.node import keep_running
+    from app.engine_factory import sglang_options
+
+    return asyncio.run(keep_running(sglang_options(settings), rank))
 
 
 def _serve(settings: Settings) -> int:

@@ -173,6 +173,10 @@ class HandTicket:
         """See Ticket."""
         self.tokens.append(delta.counts.completion_tokens)
 
+    def placed(self, prompt: Prompt) -> Prompt:
+        """See Ticket."""
+        return prompt
+
     def __enter__(self) -> Self:
         return self
 

@@ -48,9 +48,12 @@ class NotingSink:
         self.error = error
 
 
-def choice(name: str, prior: Sequence[int] = (), index: int = 0, prompt_tokens: int = 5) -> LiveChoice:
+def choice(
+    name: str, prior: Sequence[int] = (), index: int = 0, prompt_tokens: int = 5, max_tokens: int = 100
+) -> LiveChoice:
     """A choice of the request `name`, with a sink that notes."""
-    request = SimpleNamespace(input_ids=[1] * prompt_tokens)
+    params = SimpleNamespace(max_new_tokens=max_tokens)
+    request = SimpleNamespace(input_ids=[1] * prompt_tokens, sampling_params=params)
     return LiveChoice(f"{name}-{index:03d}", request, NotingSink(prompt_tokens), TokenTally(), prior)
 
 

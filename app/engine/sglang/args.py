@@ -1,60 +1,30 @@
 """SGLang's server arguments from our settings: ours, our defaults, and the operator's.
 
-Every argument of SGLang can be set in `[engine.sglang]`, except those whose meaning this server
-owns. An unknown name, a wrong type or an owned argument is a `SettingsError` at start.
+`allowed_args` says which of SGLang's arguments can be set in `[engine.sglang]`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import Any
 
 import structlog
 
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.image_limits import ImageLimits
 from app.engine.sglang import ranks
+from app.engine.sglang.allowed_args import check
 from app.engine.sglang.platform import needs_cpu_platform, visible_devices
 from app.engine.sglang.weight_cache import check_weight_cache
 from app.settings import SettingsError
 
 BUILTIN_MODEL = Path(__file__).parents[1] / "builtin"
 BUILTIN_NAME = "tokenring-builtin"
-WHERE = "[engine.sglang]"
-
-# Arguments whose value this server's own contract depends on, and why.
-OWNED: Mapping[str, str] = {
-    "model_path": "set `model`",
-    "served_model_name": "set `served_model_name`",
-    "tp_size": "set `tp`",
-    "host": "the server listens by itself: set `host`",
-    "port": "the server listens by itself: set `port`",
-    "api_key": "the server has keys of its own",
-    "admin_api_key": "the server has keys of its own",
-    "stream_interval": "every token is handed over as it comes",
-    "incremental_streaming_output": "deltas are incremental by contract",
-    "tokenizer_worker_num": "tokenizing and hand-over happen in this process",
-    "skip_tokenizer_init": "the server needs text",
-    "allow_auto_truncate": "a prompt that does not fit is refused, never cut",
-    "custom_sigquit_handler": "the server owns the signals of its process",
-    "is_embedding": "the server serves chat models",
-    "use_ray": "the engine lives in this process",
-    "grpc_port": "the server speaks HTTP",
-    "grpc_mode": "the server speaks HTTP",
-    "smg_grpc_mode": "the server speaks HTTP",
-    "log_requests": "prompts and answers never reach a log",
-    "crash_dump_folder": "prompts and answers never reach a file",
-    "enable_custom_logit_processor": "it runs code that a caller sends",
-    "enable_streaming_session": "a disconnect would corrupt the session",
-    "node_rank": "the server is the first node",
-}
 
 # Any host name that cannot exist: with the list empty SGLang fetches from every domain.
 NO_MEDIA_DOMAIN = "media.invalid"
@@ -71,6 +41,9 @@ DEFAULTS: Mapping[str, Any] = {
     "allowed_media_domains": [NO_MEDIA_DOMAIN],
     "log_level": "error",
     "skip_server_warmup": True,
+    # By default SGLang ends itself when a forward pass takes 5 minutes, compilation included; here
+    # app.engine.sglang.watchdog judges, which sees compilers. It is the default of `engine_start_s`.
+    "watchdog_timeout": 1800.0,
     # A request's priority is its key's tier (app.routing.backend.PRIORITIES).
     "enable_priority_scheduling": True,
 }
@@ -167,22 +140,6 @@ def server_arguments(options: SGLangOptions) -> dict[str, Any]:
     return arguments
 
 
-def server_args(options: SGLangOptions, **own: Any) -> Any:
-    """SGLang's `ServerArgs` of the options, and of what only the caller knows.
-
-    Raises SettingsError for what SGLang refuses, and OSError where the model's hub does not answer.
-    """
-    from sglang.srt.server_args import ServerArgs
-
-    try:
-        checked = ServerArgs(**server_arguments(options) | own)
-        checked.resolve_once()  # its checks; the launch would run them, and does not run them twice
-    except (AssertionError, NotImplementedError, ValueError) as exc:
-        why = str(exc) or traceback.extract_tb(exc.__traceback__)[-1].line
-        raise SettingsError(f"{options.where}: SGLang refuses this: {why}") from exc
-    return checked
-
-
 def with_ranks(options: SGLangOptions) -> SGLangOptions:
     """The options with the number of ranks settled; a model beside the main one has `tp_size`.
 
@@ -211,49 +168,14 @@ def _model_config(model_path: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def with_pool(options: SGLangOptions, tokens: int) -> SGLangOptions:
-    """The options for a restart, with the KV pool of the run before: what was let in has to fit.
+    """The options for restarts, whose KV pools have `tokens` at most: those of the first start.
 
-    On a CPU the pool would follow the memory that is free at the moment.
+    Without a limit a pool follows the memory that is free at the moment. Ranks on another node do not hear
+    of it, and the pools of all ranks must be alike.
     """
-    if not needs_cpu_platform():
+    if options.server_args.get("nnodes", 1) > 1:
         return options
-    return dataclasses.replace(options, server_args={"max_total_tokens": tokens, **options.server_args})
-
-
-def check(passed: Mapping[str, Any], where: str = WHERE) -> None:
-    """Refuse what SGLang does not have, what has the wrong type, and what is ours."""
-    from sglang.srt.server_args import ServerArgs
-
-    hints = get_type_hints(ServerArgs, include_extras=True)
-    for name, value in passed.items():
-        if name in OWNED and (where == WHERE or name != "tp_size"):  # `tp` is the main model's
-            raise SettingsError(f"{where} {name}: not available here: {OWNED[name]}")
-        if name.startswith("_") or name not in hints:
-            _refuse_unknown(name, [names for names in hints if names not in OWNED], where)
-        _check_value(name, value, hints[name], where)
-
-
-def _refuse_unknown(name: str, names: list[str], where: str) -> NoReturn:
-    near = difflib.get_close_matches(name.replace("-", "_"), names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise SettingsError(f"{where} {name}: SGLang has no such server argument{hint}")
-
-
-def _check_value(name: str, value: object, annotation: Any, where: str) -> None:
-    import msgspec
-
-    metadata = getattr(annotation, "__metadata__", ())
-    kind = annotation.__origin__ if metadata else annotation
-    try:
-        msgspec.convert(value, kind, strict=True)
-    except msgspec.ValidationError as exc:
-        raise SettingsError(f"{where} {name}: {exc}") from exc
-    except TypeError as exc:  # a field that holds a callable or a class
-        raise SettingsError(f"{where} {name}: cannot be set from a file") from exc
-    for choices in (getattr(metadatum, "choices", None) for metadatum in metadata):
-        if choices and value is not None and value not in choices:
-            allowed = ", ".join(map(str, choices))
-            raise SettingsError(f"{where} {name}: expected one of {allowed}, got {value!r}")
+    return dataclasses.replace(options, server_args={**options.server_args, "max_total_tokens": tokens})
 
 
 def checkpoint_bytes(model_path: str) -> int | None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from app.engine.parent import end_with
 from app.engine.remote.child_server import LOOPBACK, ChildCommand
-from app.engine.sglang import args
 from app.engine.sglang.args import SGLangOptions, cpu_threads
 from app.engine.sglang.platform import prepare_process
 from app.engine.sglang.process import (
@@ -57,13 +56,14 @@ def main() -> None:
     from sglang.srt.entrypoints import engine, http_server
     from sglang.srt.plugins import load_plugins
 
+    from app.engine.sglang.launch import resolved_args
     from app.engine.sglang.tools import register
 
     load_plugins()
     register()
     options = SGLangOptions(**spec.options)
     own = {"host": LOOPBACK, "port": spec.port, "api_key": spec.api_key}
-    server_args = args.server_args(options, **own)
+    server_args = resolved_args(options, **own)
     threads = cpu_threads(options, len(os.sched_getaffinity(0)))
     environ = child_environ(threads, server_args.tp_size * server_args.pp_size * server_args.dp_size)
     engine.run_data_parallel_controller_process = controller_entry(environ)

@@ -27,10 +27,11 @@ from app.engine.generation_stream import GenerationStream
 from app.engine.image_limits import check_images
 from app.engine.limits import check_text_only
 from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
+from app.engine.restart import Backoff
 from app.engine.restarts import LossCause, RestartHistory, RestartLimits
 from app.engine.sglang.args import SGLangOptions, with_pool
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
-from app.engine.sglang.recovery import Recovery
+from app.engine.sglang.recovery import FIRST_PAUSE_S, LONGEST_PAUSE_S, Recovery
 from app.engine.sglang.run import SGLangRun
 from app.engine.sglang.start_watchdog import StartWatchdog, StartWork, watched
 from app.engine.sglang.watchdog import PATIENCE, HangWatchdog
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 THREAD = "sglang"
 """The name of the thread that launches SGLang."""
+FIRST_STARTS = 3
+"""First starts that may fail in a row. One may find a device that a process before has not let go of yet."""
 
 
 class SGLangEngine:
@@ -85,19 +88,27 @@ class SGLangEngine:
         return self._run.model
 
     async def start(self) -> None:
-        """Load the model and warm up. Raises EngineFailed with the reason, or SettingsError."""
+        """Load the model and warm up, again where it fails. Raises EngineFailed, SettingsError."""
         self._own_sigquit(asyncio.get_running_loop())
-        try:
-            began_s = asyncio.get_running_loop().time()
-            self._run = run = await self._start_run()
-            await run.freeze()
-            self._grammar = await self._check_of_grammars(run)
-            self._serve(run, began_s)
-        except SettingsError:
-            raise
-        except Exception as exc:
-            self._health = Health.DEAD
-            raise EngineFailed(f"SGLang did not start: {type(exc).__name__}: {exc}") from exc
+        num_starts = min(FIRST_STARTS, 1 + self._limits.restarts)
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        for number in range(1, num_starts + 1):
+            try:
+                await self._start_first()
+            except SettingsError:
+                raise
+            except Exception as exc:
+                reason = f"SGLang did not start: {type(exc).__name__}: {exc}"
+                if number == num_starts:
+                    self._health = Health.DEAD
+                    again = f" ({number} starts in a row failed)" if number > 1 else ""
+                    raise EngineFailed(reason + again) from exc
+                self.restarts.lost("failed", reason, 0)
+                await asyncio.sleep(backoff.next_s())
+            else:
+                break
+        if self.restarts.reason is not None:
+            self.restarts.recovered(0)
         self._health = Health.READY
 
     async def aclose(self) -> None:
@@ -127,20 +138,18 @@ class SGLangEngine:
 
     async def restart(self) -> None:
         """Stop what is left of the engine, and start it anew. Raises anything."""
-        if (lost := self._run) is not None:
-            self._options = with_pool(self._options, lost.launched.kv_capacity_tokens)
-            if not lost.closed:
-                await lost.aclose()
+        if self._run is not None and not self._run.closed:
+            await self._run.aclose()
         began_s = asyncio.get_running_loop().time()
         self._run = run = await self._start_run()
-        del lost  # what is frozen is not freed before the next loss
-        await run.freeze()
+        await run.freeze()  # the lost run is gone: what is frozen is not freed before the next loss
         self._serve(run, began_s)
 
     async def submit(self, choice: LiveChoice) -> None:
-        """Send a choice to the engine that is there."""
+        """Send a choice to the engine that is there, or end it where that has no room for it."""
         assert self._run is not None
-        await self._run.submit(choice)
+        if not await self._run.submit(choice):
+            self.restarts.ended(1)
 
     def recovered(self) -> None:
         """Requests may be served again."""
@@ -158,6 +167,19 @@ class SGLangEngine:
         token_ids = array("I", choice.request.input_ids).tobytes()
         return hmac.digest(self._secret, token_ids, "sha256").hex()[:32]
 
+    async def _start_first(self) -> None:
+        """Start SGLang for the first time, or after first starts that failed; nothing is left of another."""
+        began_s = asyncio.get_running_loop().time()
+        run = await self._start_run()
+        try:
+            await run.freeze()
+            self._grammar = self._grammar or await self._check_of_grammars(run)
+            self._serve(run, began_s)
+        except BaseException:
+            await asyncio.shield(run.aclose())
+            raise
+        self._run, self._options = run, with_pool(self._options, run.launched.kv_capacity_tokens)
+
     async def _start_run(self) -> SGLangRun:
         """Launch SGLang. Raises what `SGLangRun.start` does, and EngineFailed where it hangs."""
         limits = self._limits
@@ -172,7 +194,9 @@ class SGLangEngine:
         run.serve(self._live, self._lose, self.restarts.refused)
         self.restarts.started(loop.time() - began_s)
         if self._limits.hang_s:
-            watchdog = HangWatchdog(self._limits.hang_s, lambda: run.progress, run.hang)
+            watchdog = HangWatchdog(
+                self._limits.hang_s, lambda: run.progress, run.hang, compiled_s=run.compiled_s
+            )
             self._watching = loop.create_task(watchdog.run(), name="engine watchdog")
 
     def _lose(self, _run: SGLangRun, cause: LossCause, reason: str) -> None:
@@ -323,9 +347,9 @@ class SGLangEngine:
             if run.launched.deterministic:
                 request = _with_seed(request, rendered.seed, index)
             prior = prompt.continued[index] if prompt.continued else ()
-            choice = LiveChoice(f"{rid}-{index:03d}", request, sink, tally, prior)
+            choice = LiveChoice(f"{rid}-{index:03d}", request, sink, tally, prior, prompt.replica)
             if self._health is Health.READY and self._run is not None:
-                await self._run.submit(choice)
+                await self.submit(choice)
             else:
                 self._live.wait(choice)
 

@@ -78,7 +78,7 @@ class HandoverTokenizerManager(TokenizerManager):
     async def submit(self, choice: LiveChoice) -> None:
         """Send a copy of a choice's request, to go on behind the ids that are known of its answer."""
         rid, sent = choice.rid, copy.copy(choice.request)
-        sent.rid = rid
+        sent.rid, sent.routed_dp_rank = rid, choice.replica
         # Sending moves image features into shared memory, in place; a prompt may be sent again.
         sent.mm_inputs = copy.deepcopy(choice.request.mm_inputs)
         sent.time_stats = APIServerReqTimeStats(disagg_mode=self.disaggregation_mode)

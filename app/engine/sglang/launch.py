@@ -10,9 +10,11 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +24,12 @@ from sglang.srt.managers.io_struct import ShutdownReq
 from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.plugins import load_plugins
 from sglang.srt.runtime_context import get_schedule
+from sglang.srt.server_args import ServerArgs
 
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.grammar.pool import WorkerSetup
-from app.engine.sglang import args
-from app.engine.sglang.args import SGLangOptions, cpu_threads
+from app.engine.sglang.allowed_args import refused
+from app.engine.sglang.args import SGLangOptions, cpu_threads, server_arguments
 from app.engine.sglang.grammar import worker_setup
 from app.engine.sglang.handover import HandoverTokenizerManager
 from app.engine.sglang.platform import needs_cpu_platform
@@ -39,6 +42,8 @@ from app.engine.sglang.process import (
 from app.engine.sglang.tools import register
 
 STOP_TIMEOUT_S = 10.0
+KEEPALIVE_S = 10
+"""Seconds between the kernel's questions whether the first node is there; after nine unanswered it is not."""
 
 Capability = Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]
 
@@ -50,6 +55,7 @@ class Launched:
     manager: HandoverTokenizerManager
     chat: OpenAIServingChat
     processes: tuple[tuple[str, Any], ...]
+    scheduler_pids: tuple[int, ...]
     kv_capacity_tokens: int
     max_req_input_len: int
     page_size: int
@@ -106,14 +112,9 @@ def launch(options: SGLangOptions) -> Launched:
 
     Raises SettingsError for a bad server argument, anything else when a process fails.
     """
-    load_plugins()
-    register()
-    server_args = args.server_args(options)
+    server_args, environ = _prepared(options)
     if needs_cpu_platform():
         _keep_images_on_the_cpu()
-    threads = cpu_threads(options, len(os.sched_getaffinity(0)))
-    environ = child_environ(threads, server_args.tp_size * server_args.pp_size * server_args.dp_size)
-    sglang_engine.run_data_parallel_controller_process = controller_entry(environ)
     older = set(multiprocessing.active_children())
     try:
         with _our_logging():
@@ -128,10 +129,15 @@ def launch(options: SGLangOptions) -> Launched:
         raise
     watchdog.stop()  # polls once a second and ends the process; ours waits on the children's sentinels
     infos = init.scheduler_infos
+    processes = tuple(zip(watchdog._names, watchdog._processes, strict=True))  # noqa: SLF001
+    pids = [process.pid for name, process in processes if name.startswith("scheduler")]
+    if server_args.dp_size > 1:  # that one is the controller, which has started the schedulers
+        pids = [pid for pid in init.all_child_pids if pid not in {process.pid for _, process in processes}]
     return Launched(
         manager=manager,
         chat=OpenAIServingChat(manager, templates),
-        processes=tuple(zip(watchdog._names, watchdog._processes, strict=True)),  # noqa: SLF001
+        processes=processes,
+        scheduler_pids=tuple(pids),
         kv_capacity_tokens=infos[0]["max_total_num_tokens"],
         max_req_input_len=infos[0]["max_req_input_len"],
         page_size=get_schedule().page_size,
@@ -140,6 +146,54 @@ def launch(options: SGLangOptions) -> Launched:
         load_file=Path(shm_path_for(ports.instance_id)),
         deterministic=server_args.enable_deterministic_inference,
     )
+
+
+def run_ranks(options: SGLangOptions, node_rank: int) -> None:
+    """Start the ranks of another node than the server's; returns when one ends, or the first node's rank 0.
+
+    A rank whose GPU waits for one that is gone may not notice, so that a connection to rank 0 tells of its
+    end. Raises what `launch` does. For a process of its own, which SGLang ends when a rank fails.
+    """
+    server_args, environ = _prepared(options, node_rank)
+    os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"  # else SGLang opens a port for health checks
+    sglang_engine.Engine._launch_subprocesses(  # noqa: SLF001
+        server_args,
+        _tokenizer_manager,
+        guarded_scheduler_entry(environ, options.grammar_mask_ms),
+        lean_detokenizer_entry(environ),
+    )
+    host, _, port = str(server_args.dist_init_addr).rpartition(":")
+    with socket.create_connection(
+        (host.strip("[]"), int(port))
+    ) as rank_0:  # to PyTorch's store, which it holds
+        rank_0.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        rank_0.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+        rank_0.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+        wait([rank_0, *(process.sentinel for process in multiprocessing.active_children())])
+
+
+def _prepared(options: SGLangOptions, node_rank: int = 0) -> tuple[ServerArgs, dict[str, str]]:
+    """SGLang's arguments, and the environment of its processes. Raises SettingsError."""
+    load_plugins()
+    register()
+    server_args = resolved_args(options, node_rank=node_rank)
+    threads = cpu_threads(options, len(os.sched_getaffinity(0)))
+    environ = child_environ(threads, server_args.tp_size * server_args.pp_size * server_args.dp_size)
+    sglang_engine.run_data_parallel_controller_process = controller_entry(environ)
+    return server_args, environ
+
+
+def resolved_args(options: SGLangOptions, **own: Any) -> ServerArgs:
+    """SGLang's record of the options and `own`. Raises SettingsError with SGLang's reason where it refuses."""
+    server_args = ServerArgs(**server_arguments(options) | own)
+    with _our_logging():
+        sglang_engine.configure_logger(server_args)
+        try:
+            server_args.resolve_once()
+            server_args.check_server_args()
+        except (AssertionError, NotImplementedError, TypeError, ValueError) as exc:
+            raise refused(exc, options.server_args, options.where) from exc
+    return server_args
 
 
 def _tokenizer_manager(server_args: Any, port_args: Any) -> Any:

@@ -37,7 +37,10 @@ _numbers = itertools.count()
 
 
 class LiveChoice:
-    """One choice on its way. `prior` are the ids that its answer began with, in another process."""
+    """One choice on its way. `prior` are the ids that its answer began with, in another process.
+
+    `replica` is the one that generates it, also after a restart; with None the engine chooses.
+    """
 
     __slots__ = (
         "_lost_at_ids",
@@ -47,13 +50,20 @@ class LiveChoice:
         "num_chars",
         "number",
         "prior",
+        "replica",
         "request",
         "rid",
         "sink",
     )
 
     def __init__(
-        self, rid: str, request: Any, sink: ChoiceSink, tally: TokenTally, prior: Sequence[int] = ()
+        self,
+        rid: str,
+        request: Any,
+        sink: ChoiceSink,
+        tally: TokenTally,
+        prior: Sequence[int] = (),
+        replica: int | None = None,
     ) -> None:
         self.rid = rid
         self.number = next(_numbers)
@@ -61,6 +71,7 @@ class LiveChoice:
         self.request = request
         self.sink = sink
         self.prior = prior
+        self.replica = replica
         self.ids = array("I")
         """Token ids that the sink has taken; `tally` counts them."""
         tally.count(self.ids)
@@ -106,6 +117,16 @@ class LiveChoice:
         self.num_chars += len(text)
         self.sink.take(text, token_ids, finish, counts, *step)
 
+    @property
+    def max_tokens(self) -> int:
+        """The longest answer that was granted, in tokens."""
+        return int(self.request.sampling_params.max_new_tokens)
+
+    def expect_cut(self, error: Callable[[], ServingError]) -> None:
+        """Have it end with an error where an engine stops it short of `max_tokens`, for lack of KV memory."""
+        if not isinstance(self.sink, UncutSink):
+            self.sink = UncutSink(self.sink, self.max_tokens, error)
+
     def abort(self) -> None:
         """Note that nobody wants it any more; its engine still has to end it."""
         self.aborted = True
@@ -113,6 +134,35 @@ class LiveChoice:
     def end_aborted(self) -> None:
         """Give the sink its last step, with the counts that it has."""
         self.sink.take("", (), ABORTED, self.sink.counts, *NO_STEP)
+
+
+class UncutSink:
+    """A choice's sink to which an answer of the wrong length is an error, and no end."""
+
+    def __init__(self, sink: ChoiceSink, max_tokens: int, error: Callable[[], ServingError]) -> None:
+        self._sink, self._max_tokens, self._error = sink, max_tokens, error
+        self.counts = sink.counts
+
+    def take(
+        self,
+        text: str,
+        token_ids: Any,
+        finish: Finish,
+        counts: Counts,
+        batch: Any,
+        row: int,
+    ) -> None:
+        """See ChoiceSink."""
+        self.counts = counts
+        is_cut = finish is not None and finish["type"] == "length"
+        is_cut = is_cut and counts.completion_tokens < self._max_tokens
+        self._sink.take(text, token_ids, None if is_cut else finish, counts, batch, row)
+        if is_cut:
+            self._sink.fail(self._error())
+
+    def fail(self, error: ServingError) -> None:
+        """See ChoiceSink."""
+        self._sink.fail(error)
 
 
 class LiveChoices:

@@ -10,8 +10,9 @@ import contextlib
 import ctypes
 import gc
 import multiprocessing
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from app.engine.restarts import LossCause
 from app.engine.sglang.args import NO_MEDIA_DOMAIN, SGLangOptions
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.platform import prepare_process
-from app.engine.sglang.watchdog import HangWatchdog, Progress
+from app.engine.sglang.watchdog import HangWatchdog, Progress, started_cpu_s
 from app.engine.tally import TokenTally
 from app.errors import EngineFailed
 
@@ -70,9 +71,12 @@ class SGLangRun:
             kv_capacity_tokens=launched.kv_capacity_tokens * launched.replicas,
             max_prompt_tokens=limits.max_prompt_tokens,
             capabilities=launched.capabilities(),
+            replicas=launched.replicas,
         )
         self._live = LiveChoices()
         self._on_loss: OnLoss | None = None
+        self._replicas: dict[int, int] = {}
+        """Descriptors of the schedulers that the data parallel controller has started, with their ids."""
         self._is_connected = True
         self._is_lost = False
         self.closed = False
@@ -128,6 +132,10 @@ class SGLangRun:
         sent = len(live.running) + len(live.replaying)
         return Progress(sent, self.launched.manager.num_batches, self.load())
 
+    def compiled_s(self) -> float:
+        """Processor time of the compilers that the schedulers have started; see `started_cpu_s`."""
+        return started_cpu_s(self.launched.scheduler_pids)
+
     def serve(self, live: LiveChoices, on_loss: OnLoss, on_contradiction: Callable[[str, str], None]) -> None:
         """From now on, generate for the choices of `live`, and tell of the engine's end.
 
@@ -156,6 +164,9 @@ class SGLangRun:
             loop = asyncio.get_running_loop()
             for _, process in self.launched.processes:
                 loop.remove_reader(process.sentinel)
+            for descriptor in self._replicas:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
             self.launched.manager.disconnect()
 
     def lose(self, cause: LossCause, reason: str) -> None:
@@ -181,6 +192,7 @@ class SGLangRun:
             num_running_reqs=sum(rank.num_running_reqs for rank in ranks),
             num_queue_reqs=sum(rank.num_waiting_reqs for rank in ranks),
             used_tokens=sum(rank.num_used_tokens for rank in ranks),
+            replica_used_tokens=tuple(rank.num_used_tokens for rank in ranks),
             max_total_tokens=sum(rank.max_total_num_tokens for rank in ranks),
             gen_throughput_tokens_per_s=sum(rank.gen_throughput for rank in ranks),
             max_running_reqs=sum(rank.max_running_requests for rank in ranks),
@@ -191,9 +203,26 @@ class SGLangRun:
         """SGLang's tokenized request; raises ValueError as SGLang does."""
         return await self.launched.manager.tokenize(internal, rid)
 
-    async def submit(self, choice: LiveChoice) -> None:
-        """Send a choice to the scheduler."""
+    async def submit(self, choice: LiveChoice) -> bool:
+        """Send a choice to the scheduler; whether it can go on at all.
+
+        One that was rendered for a larger KV pool, before a restart, goes on as far as this one holds. Then
+        it ends with an error, as now where not a token more has room.
+        """
+        room_tokens = self.limits.room_tokens(len(choice.request.input_ids))
+        if choice.max_tokens > room_tokens:
+            if len(choice.known_ids) >= room_tokens:
+                choice.sink.fail(self._too_small())
+                return False
+            choice.expect_cut(self._too_small)
         await self.launched.manager.submit(choice)
+        return True
+
+    def _too_small(self) -> EngineFailed:
+        held = f"has KV memory for {self.limits.kv_capacity_tokens} tokens only"
+        return EngineFailed(
+            f"The engine was started again, and {held}: the answer has no room left.", code="engine_restarted"
+        )
 
     def abort(self, rid_prefix: str) -> None:
         """Stop every choice whose id begins so."""
@@ -213,6 +242,13 @@ class SGLangRun:
         loop = asyncio.get_running_loop()
         for name, process in self.launched.processes:
             loop.add_reader(process.sentinel, self._child_exited, name, process)
+        if self.launched.replicas > 1:  # their controller does not look after them
+            for pid in self.launched.scheduler_pids:
+                with contextlib.suppress(ProcessLookupError):
+                    self._replicas[os.pidfd_open(pid)] = pid
+        for descriptor, pid in self._replicas.items():
+            why = f"the scheduler of a replica, process {pid}, ended"
+            loop.add_reader(descriptor, self.lose, "exited", why)
 
     def _child_exited(self, name: str, process: Any) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)
@@ -221,7 +257,7 @@ class SGLangRun:
 
     async def _warm_up(self, hang_s: float) -> None:
         """Generate a little, under a watchdog."""
-        watchdog = HangWatchdog(hang_s, lambda: self.progress, self.hang)
+        watchdog = HangWatchdog(hang_s, lambda: self.progress, self.hang, compiled_s=self.compiled_s)
         watching = asyncio.create_task(watchdog.run(), name="engine warm-up watchdog") if hang_s else None
         try:
             await self._warm()
@@ -230,7 +266,7 @@ class SGLangRun:
                 watching.cancel()
 
     async def _warm(self) -> None:
-        """One short request, and one image: the first of each takes seconds, later ones do not."""
+        """One short request to each replica, and one image: the first takes seconds, later ones do not."""
         contents: list[Any] = ["Hello"]
         if "vision" in self.model.capabilities:
             image = {"type": "image_url", "image_url": {"url": WARM_UP_IMAGE}}
@@ -241,14 +277,19 @@ class SGLangRun:
             request = ChatRequest(rid, "", self.model.id, body, 0, max_tokens=2)
             internal, chat_request, _ = await asyncio.to_thread(self.renderer.convert, request)
             tokenized = await self.tokenize(internal, rid)
-            await self._generate_unread(rid, tokenized, chat_request)
+            num_replicas = self.launched.replicas
+            replicas: Sequence[int | None] = range(num_replicas) if num_replicas > 1 else (None,)
+            for replica in replicas:
+                await self._generate_unread(f"{rid}-{replica}", tokenized, chat_request, replica)
 
-    async def _generate_unread(self, rid: str, tokenized: Any, chat_request: Any) -> None:
+    async def _generate_unread(
+        self, rid: str, tokenized: Any, chat_request: Any, replica: int | None
+    ) -> None:
         from app.engine.sglang.parse import choice_sink
 
         stream = GenerationStream(1, _nothing, lambda: None)
         sink = choice_sink(0, stream, len(tokenized.input_ids), self.launched.chat, request=chat_request)
-        await self.submit(LiveChoice(rid, tokenized, sink, TokenTally()))
+        await self.submit(LiveChoice(rid, tokenized, sink, TokenTally(), replica=replica))
         async for _ in stream:
             pass
 

@@ -15,13 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
-from app.engine.sglang.watchdog import LONGEST_LOOK_S, LOOKS
+from app.engine.sglang.watchdog import LONGEST_LOOK_S, LOOKS, has_computed
 from app.errors import EngineFailed
 
-IDLE_CPU_SHARE = 0.01
-"""Share of a core below which processes do not compute; idle ones of SGLang take 0.2%."""
-LEAST_CPU_S = 0.05
-"""Processor time that counts, however short the silence: a few ticks of the kernel's clock."""
 LEAST_BYTES = 1 << 20
 """Bytes read or written that count; what threads tell one another is far less."""
 END_S = 30.0
@@ -86,8 +82,8 @@ class StartWatchdog:
     def _has_worked(self, work: Work, since_s: float) -> bool:
         """Whether more was done since the last time than by processes that wait."""
         cpu_s, num_bytes = work.cpu_s - self._last.cpu_s, work.num_bytes - self._last.num_bytes
-        computed = cpu_s >= max(LEAST_CPU_S, IDLE_CPU_SHARE * since_s)
-        return computed or num_bytes >= LEAST_BYTES or work.pids != self._last.pids
+        moved = num_bytes >= LEAST_BYTES
+        return moved or has_computed(cpu_s, since_s) or work.pids != self._last.pids
 
 
 class StartWork:
@@ -107,8 +103,7 @@ class StartWork:
             if child.pid in self._older:
                 continue
             with contextlib.suppress(psutil.Error), child.oneshot():
-                times = child.cpu_times()
-                cpu_s += times.user + times.system
+                cpu_s += sum(child.cpu_times()[:4])  # with what it has awaited, as short runs of compilers
                 pids.add(child.pid)
                 moved = child.io_counters()  # last, as not every container shows it
                 num_bytes += moved.read_chars + moved.write_chars + moved.read_bytes

@@ -1,20 +1,29 @@
 """Notices an engine that lives and does nothing: choices are open, and no output comes.
 
-A long prefill, or a kernel that is compiled, is silent too. While the load that the scheduler reports
-still changes, the silence may last `PATIENCE` times as long.
+A long prefill is silent too. While the load that the scheduler reports still changes, the silence may last
+`PATIENCE` times as long. A forward pass whose kernels are compiled first is silent for minutes. Compilers are
+processes that the scheduler starts: while these compute, the engine does not hang. The schedulers' own
+processor time says nothing, as ranks that wait for one another in vain compute without rest.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+
+import psutil
 
 PATIENCE = 3
 LOOKS = 8
 """How often the watchdog looks while the engine may be silent."""
 LONGEST_LOOK_S = 5.0
+IDLE_CPU_SHARE = 0.01
+"""Share of a core below which processes do not compute; idle ones of SGLang take 0.2%."""
+LEAST_CPU_S = 0.05
+"""Processor time that counts, however short the silence: a few ticks of the kernel's clock."""
 
 
 class Progress(NamedTuple):
@@ -25,8 +34,34 @@ class Progress(NamedTuple):
     load: Any
 
 
+def has_computed(cpu_s: float, since_s: float) -> bool:
+    """Whether processes that took so much processor time in `since_s` seconds have done more than wait."""
+    return cpu_s >= max(LEAST_CPU_S, IDLE_CPU_SHARE * since_s)
+
+
+def started_cpu_s(pids: Iterable[int]) -> float:
+    """Processor time, so far, of what these processes have started, and of what that has started.
+
+    Those that have ended are in the time of the one that awaited them. It reads the table of all processes.
+    """
+    total_s = 0.0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            started = process.children(recursive=True)
+            times = process.cpu_times()
+            total_s += times.children_user + times.children_system
+            for child in started:
+                with contextlib.suppress(psutil.Error):
+                    total_s += sum(child.cpu_times()[:4])
+    return total_s
+
+
 class HangWatchdog:
-    """Calls `on_hang` with the seconds of silence, once, when an engine makes no progress for `hang_s`."""
+    """Calls `on_hang` with the seconds of silence, once, when an engine makes no progress for `hang_s`.
+
+    `compiled_s` is the processor time of compilers; it is asked for only once an engine has been silent.
+    """
 
     def __init__(
         self,
@@ -34,6 +69,8 @@ class HangWatchdog:
         progress: Callable[[], Progress],
         on_hang: Callable[[float], None],
         clock_s: Callable[[], float] = time.monotonic,
+        *,
+        compiled_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._hang_s = hang_s
         self._progress = progress
@@ -42,6 +79,9 @@ class HangWatchdog:
         self.interval_s = min(hang_s / LOOKS, LONGEST_LOOK_S)
         self._looked_s = self._output_s = self._load_s = clock_s()
         self._last = Progress(0, 0, None)
+        self._compiled_s, self._compiled = compiled_s, (0.0, 0.0)
+        """The processor time, and the time and value of it when it was last found to have grown."""
+        self._is_silent = False
 
     async def run(self) -> None:
         """Look until the engine hangs."""
@@ -59,8 +99,22 @@ class HangWatchdog:
         elif seen.load != self._last.load:
             self._load_s = now_s
         self._last = seen
+        if self._compiles(now_s):
+            self._output_s = self._load_s = now_s
         silent_s = now_s - self._output_s
         hangs = silent_s >= PATIENCE * self._hang_s or now_s - self._load_s >= self._hang_s
         if hangs:
             self._on_hang(silent_s)
         return hangs
+
+    def _compiles(self, now_s: float) -> bool:
+        """Whether compilers have computed in a silence of half the limit; its first look begins to count."""
+        was_silent, self._is_silent = self._is_silent, now_s - self._output_s >= self._hang_s / 2
+        if not self._is_silent:
+            return False
+        compiled_s = self._compiled_s()
+        since_s, last_s = self._compiled
+        computed = was_silent and has_computed(compiled_s - last_s, now_s - since_s)
+        if computed or not was_silent:
+            self._compiled = (now_s, compiled_s)
+        return computed

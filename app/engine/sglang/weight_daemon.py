@@ -9,7 +9,8 @@ import json
 import os
 import sys
 
-from app.engine.sglang.args import SGLangOptions, check, with_ranks
+from app.engine.sglang.allowed_args import check
+from app.engine.sglang.args import SGLangOptions, with_ranks
 from app.engine.sglang.platform import needs_cpu_platform, prepare_process
 from app.engine.sglang.weight_cache import check_weight_cache
 from app.settings import SettingsError, load

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -440,3 +441,35 @@ async def test_the_estimate_of_a_prompt_learns_how_much_of_prompts_is_new() -> N
         if isinstance(result, Ticket):
             result.release()
     first.release()
+
+
+async def test_a_pool_that_is_smaller_after_a_restart_is_read_again() -> None:
+    """Also where the restart was over between two looks; who fitted the larger one waits for room."""
+    world = World()
+    first = await world.admit(400)
+    world.engine.model = replace(world.engine.model, kv_capacity_tokens=600)
+    world.admission.poll()
+    assert world.admission.scheduler.kv_budget.capacity_tokens == 600
+    second = world.later(400)
+    await settled(second)
+    assert not second.done()
+    first.release()
+    (await second).release()
+
+
+async def test_a_request_is_let_in_to_one_replica_s_pool() -> None:
+    """Two that fit the sum of the pools and not one of them wait; the prompt says which replica it is."""
+    world = World()
+    world.engine.model = replace(world.engine.model, kv_capacity_tokens=2000, replicas=2)
+    world.admission.poll()
+    prompt = Prompt([1], 1, None)
+    first, second = await world.admit(600), await world.admit(600)
+    assert [ticket.placed(prompt).replica for ticket in (first, second)] == [0, 1]
+    third = world.later(500)
+    await settled(third)
+    assert not third.done()
+    second.release()
+    assert (await third).placed(prompt).replica == 1
+    for ticket in (first, await third):
+        ticket.release()
+    assert world.admission.scheduler.kv_budget.committed_tokens == 0

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from app.engine.sglang import args
 from app.engine.sglang.args import CPU_DEFAULTS, SGLangOptions, with_pool
 
 WEIGHTS_SHARE, OTHERS_SHARE = 0.4, 0.3
@@ -19,20 +18,13 @@ def test_a_cpu_engine_starts_beside_others() -> None:
     assert left - (1 - CPU_DEFAULTS["mem_fraction_static"]) > 0
 
 
-@pytest.mark.parametrize(
-    ("on_cpu", "passed", "expected"),
-    [
-        (True, {}, {"max_total_tokens": 7}),
-        (True, {"max_total_tokens": 9}, {"max_total_tokens": 9}),
-        (False, {}, {}),
-    ],
-    ids=["as before", "the operator's", "on a GPU"],
-)
-def test_a_restart_on_a_cpu_has_the_pool_of_the_run_before(
-    monkeypatch: pytest.MonkeyPatch, on_cpu: bool, passed: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    """Unless the operator has set one; a GPU's memory is not shared so."""
-    monkeypatch.setattr(args, "needs_cpu_platform", lambda: on_cpu)
-    options = with_pool(SGLangOptions(server_args=passed), 7)
-    assert options.server_args == expected
-    assert with_pool(options, 5).server_args == expected
+@pytest.mark.parametrize("passed", [{}, {"max_total_tokens": 9}], ids=["unset", "set larger"])
+def test_a_restart_has_no_larger_pool_than_the_first_start(passed: dict[str, Any]) -> None:
+    """On a GPU too, where memory may have become free since, and where the operator allows more."""
+    assert with_pool(SGLangOptions(server_args=passed), 7).server_args == {"max_total_tokens": 7}
+
+
+def test_ranks_on_two_nodes_keep_sizing_their_pools_alike() -> None:
+    """A limit that the other node does not hear of would make their schedules part."""
+    passed = {"nnodes": 2, "dist_init_addr": "10.0.0.1:9"}
+    assert with_pool(SGLangOptions(server_args=passed), 7).server_args == passed

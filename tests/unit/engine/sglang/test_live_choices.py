@@ -135,3 +135,36 @@ def test_a_failure_ends_every_choice() -> None:
     live.fail_all(lambda: EngineFailed("gone"))
     assert [sink_of(c).error.code for c in choices] == ["engine_failed"] * 2  # type: ignore[union-attr]
     assert len(live) == 0
+
+
+def short_of_memory() -> EngineFailed:
+    """The error of an answer that a smaller pool has no room for."""
+    return EngineFailed("The engine was started again, with less memory.", code="engine_restarted")
+
+
+@pytest.mark.parametrize(
+    ("finish", "is_cut"),
+    [({"type": "length"}, True), (STOP, False), (None, False), ({"type": "abort"}, False)],
+    ids=["cut", "stopped", "going on", "aborted"],
+)
+def test_an_answer_that_a_smaller_pool_cuts_ends_in_an_error(
+    finish: dict[str, str] | None, is_cut: bool
+) -> None:
+    """What was generated is handed over all the same; an answer that stops by itself is whole."""
+    live = choice("a", max_tokens=9)
+    sink = sink_of(live)
+    live.expect_cut(short_of_memory)
+    live.expect_cut(short_of_memory)
+    live.take("ring", WORDS[:4], finish, Counts(5, 4), (None, 0))
+    assert (sink.text, sink.token_ids, live.sink.counts) == ("ring", WORDS[:4], Counts(5, 4))
+    assert sink.finish == (None if is_cut else finish)
+    assert (sink.error is not None and sink.error.code) == ("engine_restarted" if is_cut else False)
+
+
+def test_an_answer_as_long_as_it_may_be_is_not_cut() -> None:
+    """It has had all its tokens in the smaller pool too."""
+    live = choice("a", max_tokens=4)
+    sink = sink_of(live)
+    live.expect_cut(short_of_memory)
+    live.take("ring", WORDS[:4], {"type": "length"}, Counts(5, 4), (None, 0))
+    assert (sink.finish, sink.error) == ({"type": "length"}, None)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import psutil
 import pytest
 
-from app.engine.sglang.watchdog import PATIENCE, HangWatchdog, Progress
+from app.engine.sglang.watchdog import PATIENCE, HangWatchdog, Progress, started_cpu_s
 
 HANG_S = 8.0
 
@@ -16,12 +20,20 @@ class Watched:
         self.now_s = 100.0
         self.seen = Progress(1, 0, "load")
         self.hangs: list[float] = []
-        self.watchdog = HangWatchdog(HANG_S, lambda: self.seen, self.hangs.append, lambda: self.now_s)
+        self.compiled_s = 100.0
+        self.watchdog = HangWatchdog(
+            HANG_S,
+            lambda: self.seen,
+            self.hangs.append,
+            lambda: self.now_s,
+            compiled_s=lambda: self.compiled_s,
+        )
 
-    def passes(self, seconds: float, step_s: float = 1.0) -> float | None:
-        """Look every second; after how many it hung."""
+    def passes(self, seconds: float, step_s: float = 1.0, compilers: float = 0.0) -> float | None:
+        """Look every second, while compilers take that share of a core; after how many it hung."""
         for number in range(1, int(seconds / step_s) + 1):
             self.now_s += step_s
+            self.compiled_s += compilers * step_s
             if self.watchdog.look():
                 return number * step_s
         return None
@@ -70,3 +82,47 @@ def test_a_process_that_stood_still_itself_reads_before_it_judges() -> None:
     watched.now_s += 3600
     assert not watched.watchdog.look()
     assert watched.passes(60) == pytest.approx(HANG_S)
+
+
+def test_an_engine_whose_kernels_are_compiled_does_not_hang() -> None:
+    """However long that takes; when the compilers are done, it has all the time again."""
+    watched = Watched()
+    assert watched.passes(100 * HANG_S, compilers=0.05) is None
+    hung_s = watched.passes(60)
+    assert hung_s is not None
+    assert HANG_S / 2 < hung_s <= HANG_S
+
+
+def test_a_compiler_that_waits_is_no_work() -> None:
+    """As one that waits for a lock for ever."""
+    watched = Watched()
+    assert watched.passes(3 * HANG_S, compilers=0.05) is None
+    assert watched.passes(60, compilers=0.002) is not None
+
+
+def test_compilers_that_ended_before_a_silence_do_not_count() -> None:
+    """Their time is no progress of the engine that is silent now."""
+    watched = Watched()
+    for number in range(5):
+        watched.seen = Progress(1, number, "load")
+        assert watched.passes(1, compilers=1.0) is None
+    assert watched.passes(60) == pytest.approx(HANG_S)
+
+
+def test_the_time_of_what_a_process_has_started_counts_and_its_own_does_not() -> None:
+    """Also once the compiler has ended, and that of a compiler's own children."""
+    spin = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\n"
+    run = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {spin!r}])"
+    code = f"{spin}print(flush=True)\ninput()\n{run}\nprint(flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert sum(psutil.Process(process.pid).cpu_times()[:2]) > 0.15
+        assert started_cpu_s([process.pid]) == 0.0
+        print(file=process.stdin, flush=True)
+        process.stdout.readline()
+        assert started_cpu_s([process.pid, 2**22 + 1]) > 0.15
+        process.communicate("\n")
