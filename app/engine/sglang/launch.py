@@ -184,7 +184,7 @@ def _prepared(options: SGLangOptions, node_rank: int = 0) -> tuple[ServerArgs, d
 
 
 def resolved_args(options: SGLangOptions, **own: Any) -> ServerArgs:
-    """SGLang's record of the options and `own`. Raises SettingsError with SGLang's reason where it refuses."""
+    """SGLang's record of the options and `own`. Raises SettingsError with the reason where it refuses."""
     server_args = ServerArgs(**server_arguments(options) | own)
     with _our_logging():
         sglang_engine.configure_logger(server_args)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.engine.sglang import args, ranks
-from app.engine.sglang.args import BUILTIN_MODEL, SGLangOptions, server_args, with_ranks
+from app.engine.sglang.args import BUILTIN_MODEL, SGLangOptions, with_ranks
 from app.engine.sglang.platform import prepare_process
 from app.settings import SettingsError
 
@@ -155,11 +155,13 @@ def test_a_child_s_impossible_number_names_its_table(eight_gpus: None) -> None:
 def test_what_sglang_refuses_is_a_settings_error() -> None:
     """An assertion without words in SGLang's own checks is quoted by its line."""
     prepare_process()
+    from app.engine.sglang.launch import resolved_args
+
     options = SGLangOptions(server_args={"enable_dp_attention": True, "dp_size": 3})
     with pytest.raises(
         SettingsError, match=r"^\[engine.sglang\]: SGLang refuses this: assert cfg.tp_size % cfg"
     ):
-        server_args(options)
+        resolved_args(options)
 
 
 def test_the_rules_are_of_the_pinned_sglang() -> None:
