@@ -304,3 +304,63 @@ def test_a_grammar_is_over_with_an_end_that_it_does_not_want(compiled: Any):
     grammar.accept_token(5)
     assert grammar.is_terminated()
     assert not grammar.copy().is_terminated()
+
+
+# --- the detokenizer
+
+
+def texts_of(tokenizer: Any, manager_class: Any, steps: list[list[int]]) -> tuple[list[str], int]:
+    """The texts that a detokenizer makes of an answer's steps, and the most tokens that it decodes for one."""
+    decoded: list[int] = [0]
+
+    def batch_decode(rows: list[list[int]], **options: Any) -> list[str]:
+        decoded.append(sum(map(len, rows)))
+        return list(tokenizer.batch_decode(rows, **options))
+
+    manager = manager_class.__new__(manager_class)
+    manager.tokenizer = SimpleNamespace(batch_decode=batch_decode, is_fast=True)
+    manager.vocab_size, manager.decode_status, manager.disable_tokenizer_batch_decode = 10_240, {}, False
+    manager.is_tool_call_parser_gpt_oss = False
+    texts = []
+    for number, ids in enumerate(steps):
+        is_last = number == len(steps) - 1
+        batch = SimpleNamespace(
+            rids=["a"],
+            decoded_texts=[""],
+            decode_ids=[ids],
+            read_offsets=[0],
+            finished_reasons=[{"type": "length", "length": 1} if is_last else None],
+            no_stop_trim=[False],
+            skip_special_tokens=[True],
+            spaces_between_special_tokens=[True],
+        )
+        texts += manager._decode_batch_token_id_output(batch)
+    return texts, max(decoded)
+
+
+def test_half_characters_are_not_decoded_again_and_again(tokenizer: Any):
+    """The text of 300 of them is SGLang's; a step decodes a hundred tokens at most, and whole ones come after."""
+    from sglang.srt.managers.detokenizer_manager import DetokenizerManager
+
+    from app.engine.sglang.detokenizer import HandoverDetokenizer
+
+    single = bytes_of(tokenizer)
+    steps = [[single[value]] for value in b"ab" + b"\x80" * 300 + "cdé日".encode()]
+    theirs, their_most = texts_of(tokenizer, DetokenizerManager, steps)
+    ours, our_most = texts_of(tokenizer, HandoverDetokenizer, steps)
+    assert "".join(ours) == "".join(theirs) == "ab" + "\ufffd" * 300 + "cdé日"
+    assert their_most > 300
+    assert our_most <= 100
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(st.sampled_from("ab \né日😀\u200d"), max_size=40))
+def test_texts_are_those_of_sglang(tokenizer: Any, text: str):
+    """Each step of an answer of whole characters gives the text that SGLang's detokenizer gives."""
+    from sglang.srt.managers.detokenizer_manager import DetokenizerManager
+
+    from app.engine.sglang.detokenizer import HandoverDetokenizer
+
+    steps = [[bytes_of(tokenizer)[value]] for value in text.encode()]
+    ours = texts_of(tokenizer, HandoverDetokenizer, steps)
+    assert ours == texts_of(tokenizer, DetokenizerManager, steps)
