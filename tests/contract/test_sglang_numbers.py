@@ -52,7 +52,6 @@ def sampled(engine: Any, params: list[Any], seeds: list[int] | None = None) -> N
     from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch as sample
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-    open('/tmp/num_count','a').write('x')
     manager = engine._run.launched.manager
     vocab_size = manager.model_config.vocab_size
     eos, tokenizer = set(manager.model_config.hf_eos_token_id), manager.tokenizer

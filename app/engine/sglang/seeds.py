@@ -16,4 +16,4 @@ def seed_of_choice(seed: int | None, index: int) -> int:
     """
     if seed is None:
         return secrets.randbits(31)
-    return seed + index
+    return (seed + index + SEEDS // 2) % SEEDS - SEEDS // 2
