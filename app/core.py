@@ -20,7 +20,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort"
 
 
 def known_finish(reason: str | None) -> str | None:
-    """A finish reason as answers show it: OpenAI's clients know no `abort`, and such an answer was stopped."""
+    """A finish reason as answers show it. OpenAI's clients know no `abort`; such an answer was stopped."""
     return "stop" if reason == "abort" else reason
 
 

@@ -16,14 +16,24 @@ from app.api.schema.parameters import PARAMETERS
 from app.api.schema.wire import parse_chat_request
 from app.core import RawPrompt
 from app.engine.sglang.seeds import seed_of_choice
-from app.errors import BadRequest
+from app.errors import BadRequest, ServingError
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400), pytest.mark.filterwarnings("default")]
 
 POWERS = [2**bits for bits in (0, 7, 8, 15, 16, 24, 30, 31, 32, 53, 62, 63, 64, 127)]
 INTEGERS = sorted({sign * (power + step) for power in POWERS for step in (-1, 0, 1) for sign in (1, -1)})
 SMALL = [0.0, -0.0, 5e-324, 1e-320, 1e-46, 1e-45, 1e-38, 1e-20, 1e-7, 1e-6, 1.1e-6, 0.01, 0.5]
-FLOATS = [*SMALL, 1.0, math.nextafter(1, 0), math.nextafter(1, 2), 1.99, 2.0, math.nextafter(2, 3), 100.0, 1e6]
+FLOATS = [
+    *SMALL,
+    1.0,
+    math.nextafter(1, 0),
+    math.nextafter(1, 2),
+    1.99,
+    2.0,
+    math.nextafter(2, 3),
+    100.0,
+    1e6,
+]
 FLOATS += [3.4e38, 3.5e38, 1.8e308, math.inf, math.nan]
 NUMBERS = st.sampled_from([*INTEGERS, *FLOATS, *(-value for value in FLOATS)])
 NUMERIC = {name: p for name, p in PARAMETERS.items() if int in p.kinds and p.refusal is None}
@@ -57,7 +67,9 @@ def sampled(engine: Any, params: list[Any], seeds: list[int] | None = None) -> N
     eos, tokenizer = set(manager.model_config.hf_eos_token_id), manager.tokenizer
     tokenizer.additional_stop_token_ids = getattr(tokenizer, "additional_stop_token_ids", None)
     same = {"return_sampling_mask": False, "custom_logit_processor": None, "output_ids": []}
-    reqs = [SimpleNamespace(sampling_params=p, eos_token_ids=eos, tokenizer=tokenizer, **same) for p in params]
+    reqs = [
+        SimpleNamespace(sampling_params=p, eos_token_ids=eos, tokenizer=tokenizer, **same) for p in params
+    ]
     batch = Batch(reqs=reqs, device="cpu")
     info = SamplingBatchInfo.from_schedule_batch(batch, vocab_size)
     logits = torch.linspace(-40, 40, vocab_size).repeat(len(reqs), 1)
@@ -68,7 +80,9 @@ def sampled(engine: Any, params: list[Any], seeds: list[int] | None = None) -> N
         assert not after.isposinf().any()
         probs = torch.softmax(after.div_(info.temperatures), dim=-1)
         assert torch.allclose(probs.sum(dim=-1), torch.ones(len(reqs)), atol=1e-3)
-        ids = sample(probs, info.top_ks, info.top_ps, info.min_ps, info.need_min_p_sampling, None, torch.tensor([step]))
+        ids = sample(
+            probs, info.top_ks, info.top_ps, info.min_ps, info.need_min_p_sampling, None, torch.tensor([step])
+        )
         assert ((ids >= 0) & (ids < vocab_size)).all()
         info.penalizer_orchestrator.cumulate_output_tokens(ids.to(torch.int64))
     for params_of_one in params:
@@ -77,12 +91,17 @@ def sampled(engine: Any, params: list[Any], seeds: list[int] | None = None) -> N
         assert torch.tensor(seeds, dtype=torch.int64).to(torch.uint64).tolist()
 
 
+def check_refusal(error: ServingError) -> None:
+    """Check that a refusal names its parameter."""
+    assert error.param, error.message
+
+
 async def rendered(engine: Any, request: Any) -> list[Any]:
     """The request's sampling parameters as the scheduler gets them; none where it was refused by name."""
     try:
         prompt = await engine.render(request)
-    except BadRequest as refused:
-        assert refused.param
+    except BadRequest as error:
+        check_refusal(error)
         return []
     return [prompt.handle.tokenized.sampling_params]
 
@@ -91,7 +110,9 @@ async def rendered(engine: Any, request: Any) -> list[Any]:
 @given(
     body=BODIES,
     stop_ids=st.lists(TOKEN_IDS, max_size=4),
-    biases=st.dictionaries(TOKEN_IDS.map(str) | st.sampled_from(["01", "1e3", "-1", ""]), NUMBERS, max_size=3),
+    biases=st.dictionaries(
+        TOKEN_IDS.map(str) | st.sampled_from(["01", "1e3", "-1", ""]), NUMBERS, max_size=3
+    ),
 )
 @example(body={"seed": 2**63 - 1, "n": 128}, stop_ids=[], biases={})
 @example(body={"min_tokens": 2**31, "max_tokens": 2**31}, stop_ids=[2, 9], biases={})
@@ -104,8 +125,8 @@ async def test_numbers_of_a_chat_fit(sglang_engine: Any, body: Any, stop_ids: li
     sent |= {"logit_bias": biases} if biases else {}
     try:
         request = parse_chat_request(sent, secrets.token_hex(16), "owner")
-    except BadRequest as refused:
-        assert refused.param
+    except BadRequest as error:
+        check_refusal(error)
         return
     params = await rendered(sglang_engine, request)
     seeds = [seed_of_choice(request.body.get("seed"), index) for index in range(request.n)]
@@ -121,8 +142,8 @@ async def test_numbers_of_a_completion_fit(
     """The ids of a prompt are in the vocabulary, and the rest is as in a chat."""
     try:
         asked = parse_completion({"model": "m", "prompt": prompt, "logprobs": logprobs, **body}, "owner")
-    except BadRequest as refused:
-        assert refused.param
+    except BadRequest as error:
+        check_refusal(error)
         return
     [ids] = asked.prompts
     request = asked.as_chat(0, RawPrompt("", ids, ""), secrets.token_hex(16))

@@ -108,13 +108,20 @@ def outcome(req: Any, functions: Any, num_new: int) -> tuple[Any, ...]:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    stops=st.lists(st.sampled_from(STOPS) | st.text(st.sampled_from("ab \né日"), min_size=1), min_size=1, max_size=5),
+    stops=st.lists(
+        st.sampled_from(STOPS) | st.text(st.sampled_from("ab \né日"), min_size=1), min_size=1, max_size=5
+    ),
     words=st.lists(st.sampled_from(WORDS), max_size=40),
     single_bytes=st.lists(st.integers(0, 255), max_size=6),
     sizes=st.lists(st.integers(1, 4), min_size=1),
 )
 def test_stops_are_those_that_sglang_finds(
-    tokenizer: Any, replaced: Any, stops: list[str], words: list[str], single_bytes: list[int], sizes: list[int]
+    tokenizer: Any,
+    replaced: Any,
+    stops: list[str],
+    words: list[str],
+    single_bytes: list[int],
+    sizes: list[int],
 ):
     """After each step of 1 to 4 tokens, both find the same stop at the same token, or the same beginning."""
     ids = [token_id for word in words for token_id in tokenizer.encode(word, add_special_tokens=False)]
@@ -143,8 +150,10 @@ def test_a_stop_is_found_in_other_tokens_than_its_own(tokenizer: Any, replaced: 
     for functions in replaced:
         req = an_answer(tokenizer, [" resume a stream"])
         req.sampling_params.normalize(tokenizer)
-        req.sampling_params.stop_str_max_len = len(tokenizer.encode(" resume a stream", add_special_tokens=False))
-        for value in " resume a stream".encode():
+        req.sampling_params.stop_str_max_len = len(
+            tokenizer.encode(" resume a stream", add_special_tokens=False)
+        )
+        for value in b" resume a stream":
             req.output_ids.append(bytes_of(tokenizer)[value])
             end = outcome(req, functions, 1)
         found.append(end)
@@ -155,20 +164,28 @@ def test_an_answer_that_goes_on_is_read_in_one_piece(tokenizer: Any, replaced: A
     """What was generated before an engine was lost counts: a stop that began in it is found with its end."""
     begins, ends = replaced[1]
     req = an_answer(tokenizer, ["stream of tokens"])
-    req.output_ids.extend(tokenizer.encode("A long answer. " * 30 + "It is a stream", add_special_tokens=False))
+    req.output_ids.extend(
+        tokenizer.encode("A long answer. " * 30 + "It is a stream", add_special_tokens=False)
+    )
     assert not ends(req, 1)
     assert begins(req)
     req.output_ids.extend(tokenizer.encode(" of tokens", add_special_tokens=False))
     assert ends(req, 1)
 
 
+def counting(tokenizer: Any, decoded: list[int]) -> Any:
+    """The tokenizer, noting how many tokens each call decodes."""
+    return SimpleNamespace(decode=lambda ids: decoded.append(len(ids)) or tokenizer.decode(ids))
+
+
 def test_a_step_reads_its_new_text_alone(tokenizer: Any, replaced: Any):
-    """With 16 stops of 1,000 characters a step decodes some 30 tokens; SGLang's decodes all thousand, twice."""
+    """With 16 stops of 1,000 characters a step decodes 32 tokens at most; SGLang's decodes 2,000."""
     stops = ["b" + "a" * 998 + chr(0x62 + number) for number in range(16)]
     most = []
     for functions in replaced:
-        req, decoded = an_answer(tokenizer, stops), []
-        req.tokenizer = SimpleNamespace(decode=lambda ids: decoded.append(len(ids)) or tokenizer.decode(ids))
+        req = an_answer(tokenizer, stops)
+        decoded: list[int] = []
+        req.tokenizer = counting(tokenizer, decoded)
         steps = []
         for _ in range(1000):
             req.output_ids.append(bytes_of(tokenizer)[0x61])
@@ -182,8 +199,9 @@ def test_a_step_reads_its_new_text_alone(tokenizer: Any, replaced: Any):
 
 def test_characters_without_an_end_are_not_read_again_and_again(tokenizer: Any, replaced: Any):
     """An answer of half characters, which `logit_bias` can force, costs no more with its length."""
-    req, decoded = an_answer(tokenizer, ["stop"]), []
-    req.tokenizer = SimpleNamespace(decode=lambda ids: decoded.append(len(ids)) or tokenizer.decode(ids))
+    req = an_answer(tokenizer, ["stop"])
+    decoded: list[int] = []
+    req.tokenizer = counting(tokenizer, decoded)
     for _ in range(500):
         req.output_ids.append(bytes_of(tokenizer)[0x80])
         outcome(req, replaced[1], 1)
@@ -198,7 +216,8 @@ def test_characters_without_an_end_are_not_read_again_and_again(tokenizer: Any, 
 
 @given(
     biases=st.lists(
-        st.none() | st.dictionaries(st.sampled_from(["0", "1", "01", "7", "31"]), st.floats(-100, 100)), max_size=4
+        st.none() | st.dictionaries(st.sampled_from(["0", "1", "01", "7", "31"]), st.floats(-100, 100)),
+        max_size=4,
     ).filter(any)
 )
 def test_biases_are_those_that_sglang_writes(biases: list[dict[str, float] | None]):
@@ -263,7 +282,10 @@ def leaving_an_end() -> Iterator[None]:
 
     from app.engine.sglang.patches import dead_ends
 
-    places = [(SamplingBatchInfo, "apply_logits_bias"), (SamplingBatchInfo, "apply_logits_bias_with_observer")]
+    places = [
+        (SamplingBatchInfo, "apply_logits_bias"),
+        (SamplingBatchInfo, "apply_logits_bias_with_observer"),
+    ]
     places += [(XGrammarGrammar, "accept_token"), (XGrammarGrammar, "is_terminated")]
     kept = [(owner, name, owner.__dict__[name]) for owner, name in places]
     dead_ends.install()
@@ -310,7 +332,7 @@ def test_a_grammar_is_over_with_an_end_that_it_does_not_want(compiled: Any):
 
 
 def texts_of(tokenizer: Any, manager_class: Any, steps: list[list[int]]) -> tuple[list[str], int]:
-    """The texts that a detokenizer makes of an answer's steps, and the most tokens that it decodes for one."""
+    """The texts that a detokenizer makes of an answer's steps, and the most tokens it decodes for one."""
     decoded: list[int] = [0]
 
     def batch_decode(rows: list[list[int]], **options: Any) -> list[str]:
@@ -339,7 +361,7 @@ def texts_of(tokenizer: Any, manager_class: Any, steps: list[list[int]]) -> tupl
 
 
 def test_half_characters_are_not_decoded_again_and_again(tokenizer: Any):
-    """The text of 300 of them is SGLang's; a step decodes a hundred tokens at most, and whole ones come after."""
+    """The text of 300 of them is SGLang's; a step decodes a hundred tokens at most."""
     from sglang.srt.managers.detokenizer_manager import DetokenizerManager
 
     from app.engine.sglang.detokenizer import HandoverDetokenizer

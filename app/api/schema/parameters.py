@@ -79,7 +79,7 @@ _NO_MEDIA = "audio and video are not served"
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_ALL_STOP_CHARS = 65_536
-"""Characters of all stop strings, times the choices: an int of as many bits a new character of the answers."""
+"""Characters of all stop strings, times the choices: a new character takes a bit of each."""
 MAX_MESSAGES = 2048
 """Messages of a request, at most, as with Azure OpenAI: a conversation of a thousand turns."""
 MAX_REQUEST_PARTS = 4096

@@ -66,7 +66,8 @@ def check_choices(body: Mapping[str, Any], choices: int) -> None:
         if count * choices > limit:
             raise BadRequest(
                 f"{name} has {count:,} {what} for each of {choices} choices, {count * choices:,} together;"
-                f" at most {limit:,} are taken. Ask for at most {limit // count} choices, or send fewer {what}.",
+                f" at most {limit:,} are taken. Ask for at most {limit // count} choices, or send fewer"
+                f" {what}.",
                 param=name,
             )
 

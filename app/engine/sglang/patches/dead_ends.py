@@ -1,12 +1,12 @@
 """Where a grammar, and what else bears on a row, leaves no token, the answer ends as `stop`.
 
-Three things leave none: `min_tokens` forbids the end of an answer whose grammar is complete; it forbids a token
-of `stop_token_ids` that the grammar wants; a grammar has no way on (`{"$ref": "#"}`). All logits of the row are
-then -inf. In SGLang 0.5.20 its probabilities are NaN, and sampling raises in the scheduler of everyone
-(layers/sampler.py); a token drawn at random would be refused by the grammar, and end the request as aborted.
+Three things leave none: `min_tokens` forbids the end of an answer whose grammar is complete; it forbids a
+token of `stop_token_ids` that the grammar wants; a grammar has no way on (`{"$ref": "#"}`). All logits of the
+row are then -inf. In SGLang 0.5.20 its probabilities are NaN, and sampling raises in the scheduler of all
+(layers/sampler.py). The grammar would refuse a token drawn at random, and SGLang would abort the request.
 
-Here the tokens that end a text are allowed in such a row, and nothing else. A grammar that does not want its end
-yet is over with it all the same.
+Here such a row allows the tokens that end a text, and nothing else. A grammar takes that end even where it is
+not complete.
 """
 
 from __future__ import annotations

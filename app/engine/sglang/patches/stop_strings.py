@@ -33,8 +33,8 @@ BROKEN = "\ufffd"
 class StopMatcher:
     """Which stop strings have begun at the end of an answer, and which are complete.
 
-    Shift-And (Baeza-Yates and Gonnet, 1992): the characters of all stops are bits of one integer. A bit is set
-    where the text so far ends with its stop up to that character.
+    Shift-And (Baeza-Yates and Gonnet, 1992): the characters of all stops are bits of one integer. A bit is
+    set where the text so far ends with its stop up to that character.
     """
 
     __slots__ = (
@@ -42,8 +42,8 @@ class StopMatcher:
         "_codes",
         "_decode",
         "_ends",
-        "_first_bits",
         "_fed_chars",
+        "_first_bits",
         "_last_bits",
         "_num_ids",
         "_places",
