@@ -214,6 +214,7 @@ def test_characters_without_an_end_are_not_read_again_and_again(tokenizer: Any, 
 # --- logit_bias
 
 
+@settings(deadline=None)
 @given(
     biases=st.lists(
         st.none() | st.dictionaries(st.sampled_from(["0", "1", "01", "7", "31"]), st.floats(-100, 100)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
@@ -45,5 +46,6 @@ def bias_tensor(biases: list[Mapping[str, float] | None], vocab_size: int, devic
     for row, bias in zip(rows, biases, strict=True):
         if bias:
             by_id = {int(token_id): value for token_id, value in bias.items()}  # the last of "1" and "01"
-            row[torch.tensor(list(by_id))] = torch.tensor(list(by_id.values()), dtype=rows.dtype)
+            ids = np.fromiter(by_id, np.int64, len(by_id))  # half the time of torch.tensor
+            row[torch.from_numpy(ids)] = torch.from_numpy(np.fromiter(by_id.values(), np.float32, len(by_id)))
     return rows.to(device)
