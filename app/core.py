@@ -16,7 +16,7 @@ Channel = Literal["text", "reasoning", "tool"]
 """What a delta's text is: answer, reasoning, or the arguments of a tool call."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort"]
-"""`abort` is for us: a caller, or the server, stopped the answer. See `known_finish`."""
+"""`abort`: a caller or the server stopped the answer. Clients are shown `known_finish` of it."""
 
 
 def known_finish(reason: str | None) -> str | None:

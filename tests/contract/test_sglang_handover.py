@@ -132,7 +132,7 @@ def test_ids_are_counted_unless_they_are_refused(finish: dict[str, Any] | None, 
 
 
 def test_an_abort_that_nobody_asked_for_is_an_error() -> None:
-    """An answer that SGLang breaks off is not told from a whole one by `abort`: it fails, with what came before."""
+    """An answer that SGLang breaks off fails, with what came before; nobody takes it for a whole one."""
     desk = Desk()
     [sink] = sinks(desk.run("a"))
     desk.take(("a-000", "a", [1], None, 1))

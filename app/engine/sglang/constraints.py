@@ -20,10 +20,9 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
+from app.engine.remote.continuation import GRAMMARS
 from app.errors import UnsupportedParameter
 
-GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
-"""SGLang's sampling parameters that have a grammar."""
 _PLACE_CHARS = 100
 _ANNOTATIONS: Mapping[str, type | tuple[type, ...]] = {
     "title": str,

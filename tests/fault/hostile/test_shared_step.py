@@ -72,6 +72,14 @@ async def test_an_answer_without_a_way_on_ends_as_stop(node: Node, name: str):
         assert re.fullmatch(expected, choice["message"]["content"]), choice
 
 
+async def test_logprobs_of_forbidden_tokens_are_numbers(node: Node):
+    """The alternatives that a grammar forbids have OpenAI's least logprob, where JSON had null."""
+    answer = await node.ask(node.hostile, regex="ab", min_tokens=9, logprobs=True, top_logprobs=20)
+    entries = answer.json()["choices"][0]["logprobs"]["content"]
+    values = [top["logprob"] for entry in entries for top in (entry, *entry["top_logprobs"])]
+    assert min(values) == -9999.0
+
+
 async def test_min_tokens_holds_where_a_grammar_can_go_on(node: Node):
     """The end is forbidden as long as something else is allowed."""
     answer = await node.ask(node.hostile, regex="(ab )+", min_tokens=20, max_tokens=30)

@@ -48,10 +48,13 @@ def install() -> None:
     XGrammarGrammar.is_terminated = is_terminated_or_cut_off
 
 
-def end_ids(grammar: Any) -> list[int]:
-    """The ids that end a text by its grammar; a reasoner's grammar is inside."""
+def end_ids(grammar: Any) -> tuple[int, ...]:
+    """The ids that end a text by its grammar; a reasoner's is inside. Only xgrammar's tell."""
     inner = getattr(grammar, "grammar", None) or grammar
-    return list(inner.override_stop_tokens or inner.ctx.tokenizer_info.stop_token_ids)
+    if not isinstance(inner, XGrammarGrammar):
+        return ()
+    own = inner.override_stop_tokens
+    return (own,) if isinstance(own, int) else tuple(own or inner.ctx.tokenizer_info.stop_token_ids)
 
 
 def _leaving_an_end(apply: Any) -> Any:
@@ -63,7 +66,8 @@ def _leaving_an_end(apply: Any) -> Any:
         result = apply(self, logits, *args)
         if self.grammar_mask is not None:
             is_dead = logits.isneginf().all(dim=-1, keepdim=True)
-            columns = ends(tuple(end_ids(self.grammar_mask.grammar)), logits.device)
+            ids = end_ids(self.grammar_mask.grammar)
+            columns = ends(ids, logits.device) if ids else slice(None)
             logits[:, columns] = logits[:, columns].masked_fill(is_dead, 0.0)
         return result
 

@@ -16,7 +16,7 @@ BIASES = {"logit_bias": {str(token_id): 1 for token_id in range(1024)}}
 @pytest.mark.parametrize(("shared", "most"), [(STOPS, 4), (BIASES, 16)], ids=["stop", "logit_bias"])
 @pytest.mark.parametrize("n", [1, 2])
 def test_prompts_count_as_choices_do(shared: dict[str, Any], most: int, n: int):
-    """Of the largest stops and biases, prompts times `n` are as many as choices of a chat; one more is 400."""
+    """With the largest stops and biases there are as many prompts times `n` as choices; one more is 400."""
     parse_completion({"model": "m", "prompt": ["x"] * (most // n), "n": n, **shared}, "owner")
     with pytest.raises(BadRequest, match="together") as refused:
         parse_completion({"model": "m", "prompt": ["x"] * (most // n + 1), "n": n, **shared}, "owner")
