@@ -315,9 +315,11 @@ async def stops_begun(target: Target) -> None:
 
 async def broken_characters(target: Target) -> None:
     """Answers of half characters without an end, with stop strings and without."""
-    forced = {"logit_bias": {str(await _half_character(target)): 100}, "ignore_eos": True, "stream": True}
-    payloads = [target.chat(n=64, **forced), target.chat(n=64, stop=["\n\n", "END"], **forced)]
-    await flood(target, payloads, 4, read_bytes=200_000)
+    half = str(await _half_character(target))
+    forced: dict[str, Any] = {"logit_bias": {half: 100}, "ignore_eos": True, "stream": True}
+    forced["max_tokens"] = 7000
+    payloads = [target.chat(n=16, **forced), target.chat(n=16, stop=["\n\n", "END"], **forced)]
+    await flood(target, payloads, 2)
 
 
 async def biases(target: Target) -> None:

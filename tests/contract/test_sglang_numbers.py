@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -52,6 +54,13 @@ BODIES = st.lists(st.sampled_from(sorted(NUMERIC)).flatmap(values_of), max_size=
 TOKEN_IDS = st.sampled_from([*INTEGERS, 10_239, 10_240, 9, 2])
 
 
+DETERMINISTIC = SimpleNamespace(
+    deterministic=SimpleNamespace(enable_deterministic_inference=True),
+    features=SimpleNamespace(enable_custom_logit_processor=False),
+)
+"""SGLang's mode in which a batch has its seeds in a tensor; it does not start on a CPU."""
+
+
 class Batch(SimpleNamespace):
     """What SGLang's sampling asks of a batch; it is referred to weakly."""
 
@@ -88,7 +97,16 @@ def sampled(engine: Any, params: list[Any], seeds: list[int] | None = None) -> N
     for params_of_one in params:
         torch.tensor(params_of_one.max_new_tokens, dtype=torch.int32)
     if seeds is not None:
-        assert torch.tensor(seeds, dtype=torch.int64).to(torch.uint64).tolist()
+        seeded = [copy.copy(params[0]) for _ in seeds]
+        for each, seed in zip(seeded, seeds, strict=True):
+            each.sampling_seed = seed
+        reqs = [
+            SimpleNamespace(sampling_params=p, eos_token_ids=eos, tokenizer=tokenizer, **same) for p in seeded
+        ]
+        batch = Batch(reqs=reqs, device="cpu")
+        with mock.patch("sglang.srt.sampling.sampling_batch_info.get_exec", return_value=DETERMINISTIC):
+            info = SamplingBatchInfo.from_schedule_batch(batch, vocab_size)
+        assert info.sampling_seed.tolist() == seeds
 
 
 def check_refusal(error: ServingError) -> None:
