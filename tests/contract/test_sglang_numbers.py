@@ -41,17 +41,25 @@ NUMBERS = st.sampled_from([*INTEGERS, *FLOATS, *(-value for value in FLOATS)])
 NUMERIC = {name: p for name, p in PARAMETERS.items() if int in p.kinds and p.refusal is None}
 
 
-def values_of(name: str) -> Any:
-    """A parameter with a number: one that its table allows, mostly."""
+def allowed(name: str) -> Any:
+    """A parameter with a number that its table allows."""
     parameter = NUMERIC[name]
     low, high = parameter.minimum or 0, 40 if parameter.maximum is None else parameter.maximum
-    allowed = [value for value in (low, high, *INTEGERS, *SMALL) if low <= value <= high]
-    whole = [value for value in allowed if isinstance(value, int) or float in parameter.kinds]
-    return st.tuples(st.just(name), st.sampled_from(whole) | st.sampled_from(whole) | NUMBERS)
+    values = [value for value in (low, high, *INTEGERS, *SMALL) if low <= value <= high]
+    whole = [value for value in values if isinstance(value, int) or float in parameter.kinds]
+    return st.tuples(st.just(name), st.sampled_from(whole))
 
 
-BODIES = st.lists(st.sampled_from(sorted(NUMERIC)).flatmap(values_of), max_size=5).map(dict)
-TOKEN_IDS = st.sampled_from([*INTEGERS, 10_239, 10_240, 9, 2])
+NAMES = st.sampled_from(sorted(NUMERIC.keys() - {"max_completion_tokens", "n_predict", "repeat_penalty"}))
+ALLOWED = st.lists(NAMES.flatmap(allowed), max_size=6).map(dict)
+ANY = st.dictionaries(st.sampled_from(sorted(NUMERIC)), NUMBERS, max_size=2)
+BODIES = ALLOWED | ALLOWED | ANY | st.tuples(ALLOWED, ANY).map(lambda pair: pair[0] | pair[1])
+IN_VOCABULARY = st.sampled_from([0, 2, 9, 255, 256, 8191, 10_239])
+TOKEN_IDS = IN_VOCABULARY | st.sampled_from([*INTEGERS, 10_240])
+BIASES = st.dictionaries(
+    IN_VOCABULARY.map(str) | st.just("01"), st.sampled_from([*SMALL, 1, -100, 100]), max_size=3
+)
+ANY_BIASES = st.dictionaries(TOKEN_IDS.map(str) | st.sampled_from(["1e3", "-1", ""]), NUMBERS, max_size=3)
 
 
 DETERMINISTIC = SimpleNamespace(
@@ -127,10 +135,8 @@ async def rendered(engine: Any, request: Any) -> list[Any]:
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     body=BODIES,
-    stop_ids=st.lists(TOKEN_IDS, max_size=4),
-    biases=st.dictionaries(
-        TOKEN_IDS.map(str) | st.sampled_from(["01", "1e3", "-1", ""]), NUMBERS, max_size=3
-    ),
+    stop_ids=st.lists(IN_VOCABULARY, max_size=4) | st.lists(TOKEN_IDS, max_size=2),
+    biases=BIASES | BIASES | ANY_BIASES,
 )
 @example(body={"seed": 2**63 - 1, "n": 128}, stop_ids=[], biases={})
 @example(body={"min_tokens": 2**31, "max_tokens": 2**31}, stop_ids=[2, 9], biases={})
@@ -153,7 +159,11 @@ async def test_numbers_of_a_chat_fit(sglang_engine: Any, body: Any, stop_ids: li
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(prompt=st.lists(TOKEN_IDS | NUMBERS, min_size=1, max_size=4), body=BODIES, logprobs=NUMBERS)
+@given(
+    prompt=st.lists(IN_VOCABULARY, min_size=1) | st.lists(TOKEN_IDS | NUMBERS, min_size=1, max_size=3),
+    body=BODIES,
+    logprobs=st.integers(0, 20) | NUMBERS,
+)
 async def test_numbers_of_a_completion_fit(
     sglang_engine: Any, prompt: list[Any], body: Any, logprobs: Any
 ) -> None:
