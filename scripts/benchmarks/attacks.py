@@ -294,7 +294,8 @@ async def images(target: Target) -> None:
 
 async def stops(target: Target) -> None:
     """As many characters of stop strings as may be, of which an answer of one letter never begins any."""
-    forced = {"logit_bias": {str(await _token(target, "a")): 100}, "ignore_eos": True}
+    bias = {str(await _token(target, "a")): 100}
+    forced: dict[str, Any] = {"logit_bias": bias, "ignore_eos": True}
     payloads = [target.chat(stop=_stops(count, chars), n=n, **forced) for count, chars, n in STOPS]
     await flood(target, payloads, 4, read_bytes=200_000)
 
@@ -308,7 +309,8 @@ async def stops_of_prompts(target: Target) -> None:
 
 async def stops_begun(target: Target) -> None:
     """Stop strings that are always half there: nothing may be sent, and all of it is looked at again."""
-    forced = {"logit_bias": {str(await _token(target, "a")): 100}, "ignore_eos": True, "stream": True}
+    bias = {str(await _token(target, "a")): 100}
+    forced: dict[str, Any] = {"logit_bias": bias, "ignore_eos": True, "stream": True}
     begun = ["a" * 999 + chr(0x62 + number) for number in range(16)]
     await flood(target, [target.chat(stop=begun, n=n, **forced) for n in (4, 128)], 4, read_bytes=200_000)
 

@@ -68,7 +68,7 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="module")
-def replaced() -> Iterator[tuple[Any, Any]]:
+def replaced() -> tuple[Any, Any]:
     """SGLang's two functions, and ours, as plain functions."""
     from sglang.srt.managers.schedule_batch import Req
 
@@ -175,7 +175,12 @@ def test_an_answer_that_goes_on_is_read_in_one_piece(tokenizer: Any, replaced: A
 
 def counting(tokenizer: Any, decoded: list[int]) -> Any:
     """The tokenizer, noting how many tokens each call decodes."""
-    return SimpleNamespace(decode=lambda ids: decoded.append(len(ids)) or tokenizer.decode(ids))
+
+    def decode(ids: Any) -> str:
+        decoded.append(len(ids))
+        return str(tokenizer.decode(ids))
+
+    return SimpleNamespace(decode=decode)
 
 
 def test_a_step_reads_its_new_text_alone(tokenizer: Any, replaced: Any):
