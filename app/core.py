@@ -16,6 +16,12 @@ Channel = Literal["text", "reasoning", "tool"]
 """What a delta's text is: answer, reasoning, or the arguments of a tool call."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort"]
+"""`abort`: a caller or the server stopped the answer. Clients are shown `known_finish` of it."""
+
+
+def known_finish(reason: str | None) -> str | None:
+    """A finish reason as answers show it. OpenAI's clients know no `abort`; such an answer was stopped."""
+    return "stop" if reason == "abort" else reason
 
 
 class Counts(NamedTuple):

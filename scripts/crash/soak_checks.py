@@ -110,7 +110,7 @@ class StoryChecks:
             )
         if heard.error is not None:
             check(self._may_end_in(story, heard.error), "no answer ends without need", error=heard.error)
-        elif heard.done and "abort" in heard.finish.values():
+        elif heard.done and "abort" in str(bill.outcome).split(","):
             unread = not story.tried_to_stop and story.manner.act == "drop"
             self.num_unread += unread
             check(story.tried_to_stop or unread, "an answer is stopped only when asked to")

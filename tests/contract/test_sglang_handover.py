@@ -122,7 +122,9 @@ def test_output_after_the_end_is_dropped_and_reported() -> None:
 def test_ids_are_counted_unless_they_are_refused(finish: dict[str, Any] | None, emitted_tokens: int) -> None:
     """The tally counts the ids that were handed over; retractions are counted at the end."""
     desk, sink, tally = Desk(), NotingSink(), TokenTally()
-    desk.live.running["a-000"] = LiveChoice("a-000", None, sink, tally)
+    desk.live.running["a-000"] = choice = LiveChoice("a-000", None, sink, tally)
+    if finish == {"type": "abort"}:
+        choice.abort()
     desk.take(("a-000", "ab", [5, 6], finish, 2))
     assert desk.manager.num_retractions == (0 if finish is None else 2)
     assert tally.token_ids == len(sink.token_ids) == emitted_tokens
@@ -145,6 +147,16 @@ async def test_a_choice_that_is_aborted_while_it_is_sent_is_stopped_behind_it(ab
     await desk.manager.submit(live)
     assert sent == [("a-000", [])]
     assert desk.aborted == (["a-000"] if aborts else [])
+
+
+def test_an_abort_that_nobody_asked_for_is_an_error() -> None:
+    """An answer that SGLang breaks off fails, with what came before; nobody takes it for a whole one."""
+    desk = Desk()
+    [sink] = sinks(desk.run("a"))
+    desk.take(("a-000", "a", [1], None, 1))
+    desk.take(("a-000", "b", [2], {"type": "abort", "message": "Aborted"}, 2))
+    assert (sink.text, sink.token_ids) == ("a", [1])
+    assert (sink.finish or {})["status_code"] == 500
 
 
 def test_a_request_that_is_aborted_while_it_is_refused_ends_as_aborted() -> None:

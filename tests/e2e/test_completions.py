@@ -184,7 +184,7 @@ async def test_a_stream_is_cancelled(serve: Serve):
         cancelled = await served.call("POST", f"{PATH}/{stream.id}/cancel")
         transcript = await stream.to_end()
     assert cancelled.json() == {"id": stream.id, "object": "text_completion", "cancelled": True}
-    assert transcript.finish_reasons == {0: "abort"}
+    assert transcript.finish_reasons == {0: "stop"}
 
 
 async def test_an_idempotency_key_finds_the_same_completion(serve: Serve):

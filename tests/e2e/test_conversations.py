@@ -195,7 +195,7 @@ async def test_deletion_stops_what_is_being_answered(serve: Serve):
     await until(lambda: not served.live())
     await got(served, path + "/restore", method="POST")
     answer = (await got(served, path))["messages"][-1]
-    assert (answer["status"], answer["finish_reason"]) == ("cancelled", "abort")
+    assert (answer["status"], answer["finish_reason"]) == ("cancelled", "stop")
     assert answer["content"]
 
 

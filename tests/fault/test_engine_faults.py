@@ -84,7 +84,7 @@ async def test_hanging_engine_can_be_cancelled(serve: Serve):
         await served.call("DELETE", f"{PATH}/{stream.id}")
         transcript = await stream.to_end()
     assert transcript.content() == "".join(scripted_text(0, 0, 10))
-    assert transcript.finish_reasons == {0: "abort"}
+    assert transcript.finish_reasons == {0: "stop"}
     assert transcript.done
     assert served.running == 0
 

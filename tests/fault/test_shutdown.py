@@ -65,7 +65,7 @@ async def test_drain_timeout_ends_streams_truthfully(spawn: Spawn):
     async with stream:
         transcript = await stream.to_end()
     assert transcript.errors[0]["code"] == "draining"
-    assert transcript.finish_reasons == {0: "abort"}
+    assert transcript.finish_reasons == {0: "stop"}
     assert transcript.done
     assert await process.exit_status(10) == 0
 

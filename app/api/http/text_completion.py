@@ -9,7 +9,7 @@ import orjson
 
 from app.api.http.completion import logprob_entries
 from app.api.http.sse import RETRY_MS, ChunkWire
-from app.core import ChatRequest
+from app.core import ChatRequest, known_finish
 from app.stream.ring import Notice, TextRun, TextTrack
 from app.stream.token_stream import TokenStream
 from app.stream.transcript import ChoiceMessage, answers
@@ -51,7 +51,8 @@ class CompletionWire(ChunkWire):
         matched_stop: str | int | None = None,
     ) -> bytes:
         del delta  # of a tool call, which no prompt without a template has
-        entry = _empty_choice(choice) | {"finish_reason": finish_reason, "matched_stop": matched_stop}
+        entry = _empty_choice(choice)
+        entry |= {"finish_reason": known_finish(finish_reason), "matched_stop": matched_stop}
         return b"id: %d\ndata: %b%b%b" % (event_id, self._head, orjson.dumps(entry), self._tail)
 
 
@@ -88,7 +89,7 @@ def _whole_choice(index: int, answer: ChoiceMessage, entries: Sequence[Mapping[s
     return _empty_choice(index) | {
         "text": answer.message["content"] or "",
         "logprobs": _logprobs(entries, with_offsets=True) if entries else None,
-        "finish_reason": answer.finish_reason,
+        "finish_reason": known_finish(answer.finish_reason),
         "matched_stop": answer.matched_stop,
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from app.api.schema.parameters import PARAMETERS, check_kind
 from app.api.schema.tokens import check_token_ids
+from app.api.schema.values import check_choices
 from app.api.schema.wire import parse_chat_request
 from app.core import UNPLACED, ChatRequest, IdempotencyKey, Placement, RawPrompt
 from app.errors import BadRequest, UnsupportedParameter
@@ -104,6 +105,7 @@ def parse_completion(
             f"prompt and n ask for {len(prompts) * n:,} choices, and at most {MAX_CHOICES} are generated.",
             param="prompt",
         )
+    check_choices(template.body, len(prompts) * n)
     if len(prompts) > 1 and values.get("stream"):
         raise UnsupportedParameter("stream: has a single prompt; send a request for each.", param="stream")
     if len(prompts) > 1 and values.get("moderation"):

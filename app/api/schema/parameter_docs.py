@@ -9,6 +9,8 @@ import orjson
 
 from app.api.schema import template_switches
 from app.api.schema.parameters import (
+    MAX_ALL_BIASES,
+    MAX_ALL_STOP_CHARS,
     MAX_BIASES,
     MAX_METADATA,
     MAX_METADATA_CHARS,
@@ -60,9 +62,11 @@ def _refused() -> Iterator[str]:
 
 
 _RANGES: Mapping[str, str] = {
-    "stop": f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS:,} characters",
+    "stop": f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS:,} characters;"
+    f" their characters times the choices at most {MAX_ALL_STOP_CHARS:,}",
     "stop_token_ids": f"at most {MAX_STOPS} token ids",
-    "logit_bias": f"at most {MAX_BIASES:,} token ids, each with a number from -100 to 100",
+    "logit_bias": f"at most {MAX_BIASES:,} token ids, each with a number from -100 to 100;"
+    f" entries times the choices at most {MAX_ALL_BIASES:,}",
     "metadata": f"at most {MAX_METADATA} entries; names of at most {MAX_METADATA_NAME_CHARS} characters,"
     f" strings of at most {MAX_METADATA_CHARS}",
     "seed": "-2^63 to 2^63 - 1; best effort, see above",

@@ -78,6 +78,8 @@ _NOT_RETURNED = "asks for engine internals, which this server does not return"
 _NO_MEDIA = "audio and video are not served"
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
+MAX_ALL_STOP_CHARS = 65_536
+"""Characters of all stop strings, times the choices: a new character takes a bit of each."""
 MAX_MESSAGES = 2048
 """Messages of a request, at most, as with Azure OpenAI: a conversation of a thousand turns."""
 MAX_REQUEST_PARTS = 4096
@@ -88,6 +90,8 @@ MAX_TOOLS = 128
 """Tools of a request, at most; OpenAI's limit."""
 MAX_BIASES = 1024
 """Entries of `logit_bias`, at most; OpenAI's limit."""
+MAX_ALL_BIASES = 16_384
+"""Those entries, times the choices: 4 ms of the step that all requests share, when the choices begin."""
 MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_CHARS = 16, 64, 512
 """Pairs, and characters of each one's name and value, as OpenAI has them."""
 _ID_CHARS = 128
@@ -282,9 +286,9 @@ def check(name: str, value: Any, *, strict: bool = False) -> Parameter:
         return parameter
     check_kind(name, value, *parameter.kinds)
     _check_size(name, value, parameter)
-    if parameter.minimum is not None and value < parameter.minimum:
+    if parameter.minimum is not None and not value >= parameter.minimum:  # NaN is neither
         raise BadRequest(f"{name} must be at least {plain(parameter.minimum)}, got {value}.", param=name)
-    if parameter.maximum is not None and value > parameter.maximum:
+    if parameter.maximum is not None and not value <= parameter.maximum:
         raise BadRequest(f"{name} must be at most {plain(parameter.maximum)}, got {value}.", param=name)
     if strict and treatment(name) == "ignored":
         raise UnsupportedParameter(

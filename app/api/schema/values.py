@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from app.api.schema.parameters import (
+    MAX_ALL_BIASES,
+    MAX_ALL_STOP_CHARS,
     MAX_METADATA_CHARS,
     MAX_METADATA_NAME_CHARS,
     MAX_REQUEST_PARTS,
@@ -48,7 +50,26 @@ def check_values(body: Mapping[str, Any]) -> None:
             )
         check_kind(where, value, str)
         check_chars(where, value, MAX_METADATA_CHARS)
+    check_choices(body, body.get("n", 1))
     _check_parts(body["messages"])
+
+
+def check_choices(body: Mapping[str, Any], choices: int) -> None:
+    """Check what an engine keeps of each choice's own, all choices together. Raises BadRequest."""
+    stops = body.get("stop", ())
+    chars = sum(map(len, [stops] if isinstance(stops, str) else stops))
+    each = (
+        ("stop", chars, "characters", MAX_ALL_STOP_CHARS),
+        ("logit_bias", len(body.get("logit_bias", ())), "entries", MAX_ALL_BIASES),
+    )
+    for name, count, what, limit in each:
+        if count * choices > limit:
+            raise BadRequest(
+                f"{name} has {count:,} {what} for each of {choices} choices, {count * choices:,} together;"
+                f" at most {limit:,} are taken. Ask for at most {limit // count} choices, or send fewer"
+                f" {what}.",
+                param=name,
+            )
 
 
 def _check_parts(messages: Sequence[Mapping[str, Any]]) -> None:

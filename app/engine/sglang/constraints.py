@@ -7,6 +7,7 @@
 - A format beside tools that the model may call: SGLang's grammar has the format alone, so that no tool could
   be called. Where the model's calls have marks of their own, either is allowed here.
 - `parallel_tool_calls: false`: SGLang's grammar of calls between marks allows several.
+- `ignore_eos` beside a grammar: SGLang generates one more token behind the grammar's end.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
+from app.engine.remote.continuation import GRAMMARS
 from app.errors import UnsupportedParameter
 
 _PLACE_CHARS = 100
@@ -108,6 +110,8 @@ def mend_grammar(sampling: dict[str, Any], request: ChatCompletionRequest, chat:
         if request.response_format is None and "structures" in tag and not request.parallel_tool_calls:
             tag = {"type": "structural_tag", "format": _current_format(tag, parallel=False)}
         sampling["structural_tag"] = _dumped(tag)
+    if any(sampling.get(name) for name in GRAMMARS):
+        sampling["ignore_eos"] = False  # the end is the grammar's; SGLang would allow one more token, any
 
 
 def _format_or_call(

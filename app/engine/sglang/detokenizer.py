@@ -1,7 +1,10 @@
-"""SGLang's detokenizer, sending only what the hand-over reads.
+"""SGLang's detokenizer, sending only what the hand-over reads, and reading no text again without end.
 
 Half of the time that a batch takes to unpickle in the server goes into each request's scheduler
 timings, which only SGLang's own metrics use, and into one array object per request.
+
+SGLang 0.5.20 decodes all tokens since the last whole character with each new one. `logit_bias` can force an
+answer of half characters: after 4,000 of them each choice takes 0.9 ms a step, in the process of everyone.
 """
 
 from __future__ import annotations
@@ -9,6 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from sglang.srt.managers.detokenizer_manager import DetokenizerManager, run_detokenizer_process
+
+MAX_BROKEN_TOKENS = 32
+"""Tokens without a whole character after which their text is taken as it is; a character has four at most."""
 
 
 class HandoverDetokenizer(DetokenizerManager):
@@ -20,6 +26,28 @@ class HandoverDetokenizer(DetokenizerManager):
         if batch.output_ids is not None:
             batch.output_ids = [list(ids) for ids in batch.output_ids]
         return batch
+
+    def _decode_batch_token_id_output(self, recv_obj: Any) -> list[str]:
+        texts: list[str] = super()._decode_batch_token_id_output(recv_obj)
+        for row, rid in enumerate(recv_obj.rids):
+            status = self.decode_status.get(rid)
+            if status is not None and len(status.decode_ids) - status.read_offset > MAX_BROKEN_TOKENS:
+                texts[row] += self._taken_as_it_is(status, recv_obj, row)
+        return texts
+
+    def _taken_as_it_is(self, status: Any, recv_obj: Any, row: int) -> str:
+        """What is left of a row's text, broken or not; what comes next is decoded without it."""
+        context, text = self._grouped_batch_decode(
+            [status.decode_ids[status.surr_offset : end] for end in (status.read_offset, None)],
+            [recv_obj.skip_special_tokens[row]] * 2,
+            [recv_obj.spaces_between_special_tokens[row]] * 2,
+        )
+        fresh: str = text[len(context) :]
+        rest = fresh[status.sent_offset - status.decoded_text_len :]
+        status.append_decoded_text(fresh)
+        status.surr_offset, status.read_offset = status.read_offset, len(status.decode_ids)
+        status.sent_offset = status.decoded_text_len
+        return rest
 
 
 def run(server_args: Any, port_args: Any) -> None:

@@ -33,6 +33,7 @@ from app.engine.sglang.args import SGLangOptions, with_pool
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.recovery import FIRST_PAUSE_S, LONGEST_PAUSE_S, Recovery
 from app.engine.sglang.run import SGLangRun
+from app.engine.sglang.seeds import seed_of_choice
 from app.engine.sglang.start_watchdog import StartWatchdog, StartWork, watched
 from app.engine.sglang.watchdog import PATIENCE, HangWatchdog
 from app.engine.tally import Tallies, TokenTally
@@ -370,11 +371,7 @@ class SGLangEngine:
 
 
 def _with_seed(tokenized: Any, seed: int | None, index: int) -> Any:
-    """Choices of a seeded request differ from one another, reproducibly; unseeded ones are random.
-
-    In deterministic mode SGLang would take 42 for every request without a seed.
-    """
     request = copy.copy(tokenized)
     request.sampling_params = copy.copy(tokenized.sampling_params)
-    request.sampling_params.sampling_seed = secrets.randbits(31) if seed is None else seed + index
+    request.sampling_params.sampling_seed = seed_of_choice(seed, index)
     return request

@@ -252,6 +252,9 @@ class HandoverTokenizerManager(TokenizerManager):
                 if finish.get("status_code") is not None:  # an error, and no tokens
                     _end_refused(choice, finish)
                     continue
+                if finish["type"] == "abort" and not choice.aborted:
+                    _end_refused(choice, finish | {"status_code": HTTPStatus.INTERNAL_SERVER_ERROR})
+                    continue
             # What `choice.take(...)` does, for the same reason.
             ids = choice.ids
             if len(token_ids) == 1:  # half the time of `extend`

@@ -26,6 +26,8 @@ PARSED_AGAIN = 32
 
 SGLang's parsers read all of a call again with each token: 12 ms a token after 8,000, on the event loop.
 """
+LEAST_LOGPROB = -9999.0
+"""OpenAI's for a token that is out of the question; JSON has no -inf, which a grammar's mask gives."""
 FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -327,7 +329,7 @@ def _overlap(text: str, marker: str) -> int:
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(text.encode())}
 
 
 def choice_sink(index: int, out: GenerationStream, prompt_tokens: int, chat: Any, *, request: Any) -> Any:

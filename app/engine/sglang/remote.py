@@ -22,6 +22,7 @@ from app.engine.limits import check_text_only
 from app.engine.remote.continuation import TextRules
 from app.engine.remote.model import ChoiceSink, Facts
 from app.engine.sglang.platform import prepare_process
+from app.engine.sglang.seeds import seed_of_choice
 from app.errors import BadRequest, EngineFailed
 
 if TYPE_CHECKING:
@@ -203,10 +204,7 @@ class SGLangRemoteModel:
         """The body of `/generate` for one choice; a seeded request's choices differ, reproducibly."""
         body = dict(prompt.handle.body)
         if self._deterministic:
-            import secrets
-
-            seed = prompt.handle.seed
-            seed = secrets.randbits(31) if seed is None else seed + index
+            seed = seed_of_choice(prompt.handle.seed, index)
             body["sampling_params"] = body["sampling_params"] | {"sampling_seed": seed}
         return body
 

@@ -1,10 +1,7 @@
-"""SGLang's scheduler, which takes answers that go on, and which a grammar without a way on does not end.
+"""SGLang's scheduler, in which no request holds up the step that all share, or ends it for all.
 
-Where a grammar allows no token at all (`{"$ref": "#"}`, or a branch that nothing can fill), every
-logit is -inf, the probabilities are NaN, and sampling raises in the scheduler of everyone
-(sglang 0.5.20, layers/sampler.py). With the row made even, any token is drawn, the grammar
-refuses it, and SGLang aborts that one request. app.engine.sglang.grammar_guard guards its cost.
-app.engine.sglang.continuation queues answers that began elsewhere.
+app.engine.sglang.grammar_guard counts what grammars cost, app.engine.sglang.continuation queues answers that
+began elsewhere, and app.engine.sglang.patches has what is replaced of SGLang's own besides.
 """
 
 from __future__ import annotations
@@ -12,28 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from sglang.srt.managers.scheduler import run_scheduler_process
-from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from app.engine.sglang import continuation
 from app.engine.sglang.grammar_guard import STALL_S, GrammarGuard
+from app.engine.sglang.patches import dead_ends, logit_bias, stop_strings
 
 
 def run(server_args: Any, *args: Any, grammar_mask_ms: float, **kwargs: Any) -> Any:
     """The scheduler process; see CostMeter for `grammar_mask_ms`."""
+    dead_ends.install()
     # A mask that is left behind on one tensor parallel rank would not be on another.
     stall_s = STALL_S if server_args.tp_size == 1 else None
     GrammarGuard(grammar_mask_ms, stall_s=stall_s).install()
     continuation.install()
-    for name in ("apply_logits_bias", "apply_logits_bias_with_observer"):
-        setattr(SamplingBatchInfo, name, _leaving_a_way(getattr(SamplingBatchInfo, name)))
+    stop_strings.install()
+    logit_bias.install()
     return run_scheduler_process(server_args, *args, **kwargs)
-
-
-def _leaving_a_way(apply: Any) -> Any:
-    def guarded(self: SamplingBatchInfo, logits: Any, *args: Any) -> Any:
-        result = apply(self, logits, *args)
-        if self.grammar_mask is not None:
-            logits.masked_fill_(logits.isneginf().all(dim=-1, keepdim=True), 0.0)
-        return result
-
-    return guarded

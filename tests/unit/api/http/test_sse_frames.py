@@ -218,6 +218,8 @@ def test_end_of_a_choice_names_its_reason():
     (choice,) = one(wire.special(2, Finished(1, "stop", "END")))["choices"]
     end = {"index": 1, "delta": {"reasoning_content": None}, "finish_reason": "stop", "matched_stop": "END"}
     assert choice == end
+    (choice,) = one(wire.special(2, Finished(0, "abort", None)))["choices"]
+    assert choice["finish_reason"] == "stop"
     (choice,) = one(wire.special(2, Finished(0, "length", None)))["choices"]
     assert choice["matched_stop"] is None
 

@@ -1,0 +1,102 @@
+"""No parameter holds up the step that all requests share, or ends an answer in a way that no client knows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from scripts.benchmarks.attacks import Target, attack
+from tests.fault.hostile.test_grammars import LEAST_SHARE, Node, made_key, schema
+from tests.support.servers import start_process
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
+
+ATTACK_S = 4.0
+ATTACKS = (
+    *("stops", "stops_of_prompts", "stops_begun", "broken_characters"),
+    *("biases", "biases_of_prompts", "biases_of_requests"),
+    *("dead_ends", "numbers"),
+)
+NEVER = 'root ::= "abc" never\nnever ::= never "b"'
+SWITCH = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}},
+    "required": ["on"],
+    "additionalProperties": False,
+}
+DEAD_ENDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a regex that is complete": ("a", {"regex": "a", "min_tokens": 12}),
+    "null": ("null", schema({"const": None}) | {"min_tokens": 20}),
+    "an object": (r'\{"on": ?(true|false)\}', schema(SWITCH) | {"min_tokens": 30}),
+    "stop tokens inside": (
+        "(a(b(c(d(e+f?)?)?)?)?)?",
+        {"regex": "abcde+f", "min_tokens": 30, "stop_token_ids": [*range(70, 86)]},
+    ),
+    "no way on": ("abc", {"ebnf": NEVER}),
+    "no way on, and no end": ("abc", {"ebnf": NEVER, "ignore_eos": True, "no_stop_trim": True}),
+    "an end that is ignored": ("ab", {"regex": "ab", "ignore_eos": True, "no_stop_trim": True}),
+    "an end that is a stop token": ("a", {"regex": "a", "min_tokens": 12, "stop_token_ids": [0, 2]}),
+    "penalties": ("a", {"regex": "a", "min_tokens": 12, "repetition_penalty": 2, "frequency_penalty": 2}),
+    "an end with a bias": ("a", {"regex": "a", "min_tokens": 12, "logit_bias": {"0": -100, "2": -100}}),
+}
+
+
+@pytest.fixture(scope="module")
+async def node(tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any) -> AsyncIterator[Node]:
+    """Real SGLang with the built-in model, for two owners."""
+    directory = tmp_path_factory.mktemp("step")
+    hostile, other = made_key(directory, "hostile"), made_key(directory, "other")
+    server = await start_process(directory, "--safety", "off", "--resume-grace-s", "0")
+    try:
+        node = Node(server, await server.ready(timeout_s=200), hostile, other)
+        assert (await node.ask(other)).status == 200
+        yield node
+        for flow in node._flows:
+            await flow.close()
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize("name", DEAD_ENDS)
+async def test_an_answer_without_a_way_on_ends_as_stop(node: Node, name: str):
+    """Its text is what its grammar allows so far, and `finish_reason` is `stop`; `min_tokens` gives way."""
+    expected, parameters = DEAD_ENDS[name]
+    answer = await node.ask(node.hostile, n=3, temperature=1, **parameters)
+    assert answer.status == 200, answer.body
+    for choice in answer.json()["choices"]:
+        assert choice["finish_reason"] == "stop"
+        assert re.fullmatch(expected, choice["message"]["content"]), choice
+
+
+async def test_logprobs_of_forbidden_tokens_are_numbers(node: Node):
+    """The alternatives that a grammar forbids have OpenAI's least logprob, where JSON had null."""
+    answer = await node.ask(node.hostile, regex="ab", min_tokens=9, logprobs=True, top_logprobs=20)
+    entries = answer.json()["choices"][0]["logprobs"]["content"]
+    values = [top["logprob"] for entry in entries for top in (entry, *entry["top_logprobs"])]
+    assert min(values) == -9999.0
+
+
+async def test_min_tokens_holds_where_a_grammar_can_go_on(node: Node):
+    """The end is forbidden as long as something else is allowed."""
+    answer = await node.ask(node.hostile, regex="(ab )+", min_tokens=20, max_tokens=30)
+    assert answer.json()["usage"]["completion_tokens"] >= 20
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_another_stream_flows_beside_an_attack(node: Node, name: str):
+    """Its tokens per second stay a fair part of what they are alone, and nothing breaks."""
+    flow = await node.flow()
+    await flow.rate(0.5)
+    alone = await flow.rate(1.5)
+    target = Target(node.port, node.hostile["authorization"].removeprefix("Bearer "), "tokenring-builtin")
+    attacking = asyncio.create_task(attack(name, target, ATTACK_S))
+    await target.begun.wait()
+    beside = await flow.rate(ATTACK_S - 0.5)
+    await attacking
+    await flow.close()
+    assert {status for status in target.statuses if status >= 500} <= {503}
+    assert beside > LEAST_SHARE * alone
