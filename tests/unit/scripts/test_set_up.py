@@ -151,10 +151,59 @@ def test_a_failing_command_raises_with_its_output(site: Path) -> None:
 def test_too_small_a_disk_is_refused_before_anything_is_downloaded(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message says how much is needed and how much is free."""
-    monkeypatch.setitem(set_up.FREE_DISK_GB, "cpu", 10**9)
-    with pytest.raises(set_up.SetupError, match=r"about 1000000000 GB of disk, [0-9.]+ GB are free"):
+    """The message says how much is needed and how much is free; one that has torch is not asked again."""
+    monkeypatch.setitem(set_up.VENV_GB, "cpu", 10**9)
+    with pytest.raises(set_up.SetupError, match=r"about 10000000\d\d GB of disk, [0-9.]+ GB are free"):
         set_up.check_disk("cpu")
+    (site / "torch").mkdir()
+    (site / "torch" / "version.py").touch()
+    set_up.check_disk("cpu")
+
+
+def test_what_pip_writes_beside_the_venv_counts(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wheels lie in the temporary folder and in pip's cache; those on one disk are added up."""
+    monkeypatch.delenv("PIP_NO_CACHE_DIR", raising=False)
+    monkeypatch.setenv("PIP_CACHE_DIR", str(site / "not" / "yet"))
+    monkeypatch.setattr(set_up.tempfile, "gettempdir", lambda: str(site))
+    [(all_gb, places)] = set_up.disk_needed("gpu")
+    assert all_gb == set_up.VENV_GB["gpu"] + 2 * set_up.WHEELS_GB["gpu"]
+    assert places == [set_up.VENV, site, site]
+
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setattr(set_up.tempfile, "gettempdir", lambda: "/proc")
+    assert sorted(gb for gb, _ in set_up.disk_needed("gpu")) == [
+        set_up.WHEELS_GB["gpu"],
+        set_up.VENV_GB["gpu"],
+    ]
+
+
+def test_a_venv_over_the_systems_packages_stays_one(site: Path) -> None:
+    """In the `gpu` image a set-up without flags, as scripts/weight-cache asks for, finds everything done."""
+    assert not set_up.is_image()
+    (set_up.VENV / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = true\n")
+    assert set_up.is_image()
+    (set_up.VENV / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
+    assert not set_up.is_image()
+
+
+def test_nvidias_packages_become_a_toolkit(site: Path) -> None:
+    """Compilers find bin, include, nvvm and lib64, and libraries also under a name without a version."""
+    packages, toolkit = site / "nvidia" / "cu13", set_up.VENV / "cuda"
+    set_up.join_toolkit(packages, toolkit)
+    assert not toolkit.exists()
+
+    for name in ("bin/nvcc", "include/cuda.h", "nvvm/bin/cicc", "lib/libcudart.so.13", "lib/libcudadevrt.a"):
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).write_text(name)
+    for _ in range(2):
+        set_up.join_toolkit(packages, toolkit)
+    assert (toolkit / "bin" / "nvcc").read_text() == "bin/nvcc"
+    assert (toolkit / "include" / "cuda.h").exists()
+    assert (toolkit / "nvvm" / "bin" / "cicc").exists()
+    assert (toolkit / "lib64" / "libcudart.so").read_text() == "lib/libcudart.so.13"
+    assert {path.name for path in (toolkit / "lib64").iterdir()} == {
+        *("libcudart.so", "libcudart.so.13", "libcudadevrt.a"),
+    }
 
 
 def run_setup(tmp_path: Path, pythons: dict[str, str], **env: str) -> subprocess.CompletedProcess[str]:
