@@ -7,7 +7,10 @@ the build as arguments and mounts, so that none stays in the image.
 
 import argparse
 import os
+import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,9 +19,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.support.built_image import Image
+from scripts.support.built_image import Image, user_of
 
 ROOT = Path(__file__).resolve().parents[2]
+TARGETS = ["cpu", "gpu", "node"]  # both images, and a machine without containers
 SUITE = "bookworm"  # the Debian release with Python 3.11
 PACKAGES = {"cpu": [], "gpu": ["python3-pip", "g++", "python3.11-dev", "numactl"]}
 BASE_ARGUMENT = {"cpu": "PYTHON_IMAGE", "gpu": "SGLANG_IMAGE"}
@@ -27,10 +31,12 @@ PUBLISHED = ("torch==2.13.0", "sglang==0.5.20", "flashinfer_python[cu13]==0.6.18
 CUBINS = "/usr/local/lib/python3.11/dist-packages/flashinfer_cubin"
 STANDS_IN = {
     "cpu": f"Debian {SUITE} with its python3.11 stood in for python:3.11-slim",
-    "gpu": f"Debian {SUITE} with its python3.11, the packages of gpu-lock.txt and an empty flashinfer_cubin stood"
-    " in for lmsysorg/sglang:v0.5.20, which has Ubuntu, Python 3.12, CUDA's toolkit and FlashInfer's kernels",
+    "node": f"Debian {SUITE} without a GPU and without systemd stood in for a node",
+    "gpu": f"Debian {SUITE} with its python3.11, the packages of gpu-lock.txt and an empty flashinfer_cubin"
+    " stood in for lmsysorg/sglang:v0.5.20: Ubuntu, Python 3.12, a CUDA toolkit, kernels in that package",
 }
 NOT_RUN = (
+    "systemd: the unit's program ran as its user with its variables, and nothing else of the unit",
     "the published base images, and Docker itself: its network, its volumes, --init, its restarts",
     "the interval of HEALTHCHECK (its command was run), and compose.yaml",
     "anything on a GPU: the server of the gpu image ran on the CPU",
@@ -178,6 +184,62 @@ def check(build: Builder, target: str, name: str) -> list[str]:
         return failed
 
 
+def check_node(build: Builder) -> list[str]:
+    """Follow docs/deploy.md on a clean root without a container; returns what failed."""
+    name = "docs/deploy.md's commands for systemd make a service that answers a chat and stops with 0"
+    began = time.monotonic()
+    with build.mounted(base_image(build, "cpu")) as (container, root):
+        try:
+            node = make_node(build, container, root)
+            with node.run() as server:
+                server.wait_until_ready()
+                assert "200" in server.chat()
+                assert server.stop() == 0, "exit status"
+        except (AssertionError, OSError, subprocess.SubprocessError) as error:
+            print(f"FAILED  node: {name}: {error}", flush=True)
+            return [name]
+    print(f"ok      node: {name} ({time.monotonic() - began:.0f} s)", flush=True)
+    return []
+
+
+def make_node(build: Builder, container: str, root: Path) -> Image:
+    """Do what docs/deploy.md says under "systemd", less what asks systemd itself; returns the service.
+
+    The built-in model stands in for the page's, and a copy of this tree for `git clone`.
+    """
+    page = (ROOT / "docs" / "deploy.md").read_text("utf-8").partition("\n### systemd\n")[2]
+    commands, settings, keys = re.findall(r"```(?:text|toml)\n(.*?)```", page, re.DOTALL)[:3]
+    (root / "root/tokenring.toml").write_text(
+        re.sub(r"^(served_)?model.*\n", "", settings, flags=re.MULTILINE)
+    )
+    git = root / "usr/local/bin/git"
+    git.write_text('#!/bin/sh\n[ "$1" = clone ] && cp -a /run/host/tree "$3"\n')
+    git.chmod(0o755)
+    arguments, mounts = pip_settings()
+    tree = build.work / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    tree.mkdir()
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+    run("sh", "-c", f"tar -c --null -T - | tar -x -C {shlex.quote(str(tree))}", given=files)
+    environ = [f"--env={variable}={value}" for variable, value in arguments.items()]
+    volumes = [f"--volume={mount}" for mount in [*mounts, f"{tree}:/run/host/tree:ro"]]
+    asks_systemd = ("systemctl ", "journalctl ")
+    script = [line for line in (commands + keys).splitlines() if not line.startswith(asks_systemd)]
+    script = ["set -e", "cd /root", "mkdir -p /etc/systemd/system", *script]
+    build("run", "--isolation", "chroot", *environ, *volumes, container, "--", "sh", "-c", "\n".join(script))
+    unit = (root / "etc/systemd/system/tokenring.service").read_text()
+    lines = [line.split("=", 1) for line in unit.splitlines() if "=" in line and not line.startswith("#")]
+    return Image(
+        root=root,
+        environ={"PATH": "/usr/bin:/bin", **dict(v.split("=", 1) for k, v in lines if k == "Environment")},
+        entrypoint=shlex.split(dict(lines)["ExecStart"]),
+        health=[],
+        folder=dict(lines)["WorkingDirectory"],
+        user=user_of(root, dict(lines)["User"]),
+        stop_signal=signal.SIGTERM,
+    )
+
+
 def checks(target: str) -> Iterable[Callable[[Image], None]]:
     """The checks of a target's image."""
     yield from (
@@ -262,17 +324,20 @@ def has_the_weight_cache(image: Image) -> None:
     (image.root / "opt/tokenring/tokenring.toml").unlink()
 
 
-def run(*command: str) -> None:
-    """Run a command that must succeed; its output is shown only if it does not."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, text=True)
+def run(*command: str, given: bytes = b"") -> None:
+    """Run a command that must succeed, in the checkout; its output is shown only if it does not."""
+    done = subprocess.run(
+        command, cwd=ROOT, input=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
     if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout[-2000:]}")
+        said = done.stdout.decode(errors="replace")[-2000:]
+        sys.exit(f"{' '.join(command)}: exit status {done.returncode}\n{said}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Build and check the targets asked for; returns the exit status."""
     parser = argparse.ArgumentParser(prog="scripts/build_image", description=__doc__.splitlines()[0])
-    parser.add_argument("--target", choices=["cpu", "gpu"], action="append", help="default: both")
+    parser.add_argument("--target", choices=TARGETS, action="append", help="default: all")
     parser.add_argument(
         "--work", type=Path, help="folder for roots and images, kept (default: a temporary one)"
     )
@@ -285,11 +350,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     work = options.work or Path(tempfile.mkdtemp(prefix="tokenring-image-"))
     work.mkdir(parents=True, exist_ok=True)
-    targets = options.target or ["cpu", "gpu"]
+    targets = options.target or TARGETS
     failed: list[str] = []
     try:
         build = Builder(work.resolve())
         for target in targets:
+            if target == "node":
+                failed += check_node(build)
+                continue
             began = time.monotonic()
             name = build_target(build, target)
             print(

@@ -55,15 +55,13 @@ class Image:
         config: dict[str, Any] = json.loads(inspected)["Docker"]["config"]
         test = config["Healthcheck"]["Test"]
         assert test[0] == "CMD"
-        users = (line.split(":") for line in (root / "etc/passwd").read_text().splitlines())
-        user = next(f"{fields[2]}:{fields[3]}" for fields in users if fields[0] == config["User"])
         return cls(
             root=root,
             environ=dict(variable.split("=", 1) for variable in config["Env"]),
             entrypoint=config["Entrypoint"],
             health=test[1:],
             folder=config["WorkingDir"],
-            user=user,
+            user=user_of(root, config["User"]),
             stop_signal=signal.Signals[config["StopSignal"]],
         )
 
@@ -113,6 +111,12 @@ class Image:
             finally:
                 process.kill()
                 process.wait()
+
+
+def user_of(root: Path, name: str) -> str:
+    """Number of a user and of the user's group, as `chroot --userspec` takes them."""
+    users = (line.split(":") for line in (root / "etc/passwd").read_text().splitlines())
+    return next(f"{fields[2]}:{fields[3]}" for fields in users if fields[0] == name)
 
 
 class Container:

@@ -155,8 +155,9 @@ def test_setup_and_the_package_take_the_same_pythons() -> None:
 
 def test_the_quick_start_names_the_disk_that_setup_needs() -> None:
     """The gigabytes of docs/quick-start.md are those that scripts/setup asks for on one disk."""
-    disk_gb = {kind: f"{set_up.VENV_GB[kind] + 2 * set_up.WHEELS_GB[kind]:.0f}" for kind in ("cpu", "gpu")}
+    disk_gb = {kind: f"{set_up.VENV_GB[kind] + 2 * set_up.WHEELS_GB[kind]:.0f}" for kind in set_up.VENV_GB}
     text = " ".join((ROOT / "docs" / "quick-start.md").read_text("utf-8").split())
+    assert f"without an index of CPU builds it is {disk_gb['cpu, torch with CUDA']} GB" in text
     assert f"{disk_gb['cpu']} GB of free disk ({disk_gb['gpu']} GB on a machine with an NVIDIA GPU)" in text
 
 

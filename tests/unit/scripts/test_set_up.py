@@ -160,6 +160,31 @@ def test_too_small_a_disk_is_refused_before_anything_is_downloaded(
     set_up.check_disk("cpu")
 
 
+@pytest.mark.parametrize(
+    ("profile", "settings", "kind"),
+    [
+        ("cpu", {}, "cpu, torch with CUDA"),
+        ("cpu", {"PIP_CERT": "/ca.pem"}, "cpu, torch with CUDA"),
+        ("cpu", {"PIP_FIND_LINKS": "/wheels"}, "cpu"),
+        ("cpu", {"PIP_EXTRA_INDEX_URL": "https://example.org/cpu"}, "cpu"),
+        ("gpu", {}, "gpu"),
+    ],
+)
+def test_where_pip_knows_only_its_default_index_torch_has_cuda(
+    profile: str, settings: dict[str, str], kind: str, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such an install writes three times as much."""
+    (set_up.VENV / "bin").mkdir()
+    (set_up.VENV / "bin" / "python").symlink_to(sys.executable)
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    assert set_up.kind_of_install(profile) == kind
+    assert {*set_up.VENV_GB} == {*set_up.WHEELS_GB} >= {kind}
+
+
 def test_what_pip_writes_beside_the_venv_counts(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wheels lie in the temporary folder and in pip's cache; those on one disk are added up."""
     monkeypatch.delenv("PIP_NO_CACHE_DIR", raising=False)
