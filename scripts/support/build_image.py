@@ -134,9 +134,9 @@ def install_published(build: Builder, container: str, root: Path) -> None:
         "install",
         "--break-system-packages",
         "--no-cache-dir",
-        "--progress-bar=off",
+        "--no-compile",
     ]
-    command = [*pip, "-q", "-c", "/gpu-lock.txt", *PUBLISHED]
+    command = [*pip, "-q", "--progress-bar=off", "-c", "/gpu-lock.txt", *PUBLISHED]
     build("run", "--isolation", "chroot", *environ, *volumes, container, "--", *command)
     (root / "gpu-lock.txt").unlink()
     cubins = root / CUBINS.lstrip("/")
@@ -292,9 +292,9 @@ def makes_keys(image: Image) -> None:
 
 
 def says_what_is_wrong(image: Image) -> None:
-    """A wrong setting ends with status 2 and one line."""
+    """A wrong setting ends with the status that no restart mends, and says which."""
     with image.run("--port", "many") as container:
-        assert container.wait() == 2
+        assert container.wait() in {2, 78}
         assert "--port" in container.errors(), container.errors()
 
 
@@ -319,7 +319,7 @@ def has_the_weight_cache(image: Image) -> None:
     )
     (image.root / "dev/nvidia0").touch()  # what scripts/setup looks for
     with image.run(entrypoint=["scripts/weight-cache"], environ=environ) as container:
-        assert container.wait() == 2, container.errors()
+        assert container.wait() == 78, container.errors()
         assert "this machine has no GPU" in container.errors()
     (image.root / "opt/tokenring/tokenring.toml").unlink()
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +20,8 @@ KEY = "tr-image-check-0123456789abcdef"
 CHAT = {"model": "default", "max_tokens": 8, "messages": [{"role": "user", "content": "What is Tokenring?"}]}
 # $0 is the image's root. What follows replaces the shell, so that it has process id 1, as in a container.
 SANDBOX = """
-ip link set lo up && mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" || exit 125
+ip link set lo up && mount -t proc proc "$0/proc" && mount -t sysfs -o ro sysfs "$0/sys" || exit 125
+mount --rbind /dev "$0/dev" || exit 125
 exec chroot "$@"
 """
 FETCH = """
@@ -106,10 +107,12 @@ class Image:
             process = subprocess.Popen(
                 [*isolated, *command], stdin=subprocess.DEVNULL, stdout=out, stderr=errors
             )
+            container = Container(self, process, out, errors)
             try:
-                yield Container(self, process, out, errors)
+                yield container
             finally:
-                process.kill()
+                with suppress(ChildProcessError, ProcessLookupError):
+                    os.kill(container.pid, signal.SIGKILL)  # and with it all that has ids of its own there
                 process.wait()
 
 

@@ -111,7 +111,7 @@ def test_the_systemd_unit_starts_what_the_command_line_takes_and_waits_long_enou
     _, _, arguments = service["ExecStart"].partition(" -m app ")
     parser().parse_args(shlex.split(arguments))
     assert float(service["TimeoutStopSec"]) >= default("drain_timeout_s") + STOP_SLACK_S
-    assert (service["KillMode"], service["RestartPreventExitStatus"]) == ("mixed", "2 78")
+    assert (service["KillMode"], service["RestartPreventExitStatus"]) == ("mixed", "78")
 
 
 def services() -> dict[str, Any]:

@@ -73,4 +73,4 @@ if __name__ == "__main__":
         main()
     except SettingsError as error:
         print(f"tokenring: {error}", file=sys.stderr)  # noqa: T201  # a command says why it ends
-        sys.exit(2)  # as `serve`: a restart does not mend it
+        sys.exit(78)  # as `serve`: a restart does not mend it
