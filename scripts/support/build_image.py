@@ -202,16 +202,22 @@ def check_node(build: Builder) -> list[str]:
     return []
 
 
-def make_node(build: Builder, container: str, root: Path) -> Image:
-    """Do what docs/deploy.md says under "systemd", less what asks systemd itself; returns the service.
+def node_commands(page: str) -> tuple[str, list[str]]:
+    """The settings file of docs/deploy.md, "systemd", and its commands, less those that ask systemd itself.
 
-    The built-in model stands in for the page's, and a copy of this tree for `git clone`.
+    The built-in model takes the place of the page's.
     """
-    page = (ROOT / "docs" / "deploy.md").read_text("utf-8").partition("\n### systemd\n")[2]
-    commands, settings, keys = re.findall(r"```(?:text|toml)\n(.*?)```", page, re.DOTALL)[:3]
-    (root / "root/tokenring.toml").write_text(
-        re.sub(r"^(served_)?model.*\n", "", settings, flags=re.MULTILINE)
-    )
+    section = page.partition("\n### systemd\n")[2]
+    commands, settings, keys = re.findall(r"```(?:text|toml)\n(.*?)```", section, re.DOTALL)[:3]
+    asks_systemd = ("systemctl ", "journalctl ")
+    script = [line for line in (commands + keys).splitlines() if not line.startswith(asks_systemd)]
+    return re.sub(r"^(served_)?model.*\n", "", settings, flags=re.MULTILINE), script
+
+
+def make_node(build: Builder, container: str, root: Path) -> Image:
+    """Do what docs/deploy.md says under "systemd", and return the service; `git clone` copies this tree."""
+    settings, script = node_commands((ROOT / "docs" / "deploy.md").read_text("utf-8"))
+    (root / "root/tokenring.toml").write_text(settings)
     git = root / "usr/local/bin/git"
     git.write_text('#!/bin/sh\n[ "$1" = clone ] && cp -a /run/host/tree "$3"\n')
     git.chmod(0o755)
@@ -223,20 +229,20 @@ def make_node(build: Builder, container: str, root: Path) -> Image:
     run("sh", "-c", f"tar -c --null -T - | tar -x -C {shlex.quote(str(tree))}", given=files)
     environ = [f"--env={variable}={value}" for variable, value in arguments.items()]
     volumes = [f"--volume={mount}" for mount in [*mounts, f"{tree}:/run/host/tree:ro"]]
-    asks_systemd = ("systemctl ", "journalctl ")
-    script = [line for line in (commands + keys).splitlines() if not line.startswith(asks_systemd)]
-    script = ["set -e", "cd /root", "mkdir -p /etc/systemd/system", *script]
-    build("run", "--isolation", "chroot", *environ, *volumes, container, "--", "sh", "-c", "\n".join(script))
+    lines = "\n".join(["set -e", "cd /root", "mkdir -p /etc/systemd/system", *script])
+    build("run", "--isolation", "chroot", *environ, *volumes, container, "--", "sh", "-c", lines)
     unit = (root / "etc/systemd/system/tokenring.service").read_text()
-    lines = [line.split("=", 1) for line in unit.splitlines() if "=" in line and not line.startswith("#")]
+    service = [line.split("=", 1) for line in unit.splitlines() if "=" in line and not line.startswith("#")]
+    named = dict(service)
+    variables = dict(value.split("=", 1) for key, value in service if key == "Environment")
     return Image(
         root=root,
-        environ={"PATH": "/usr/bin:/bin", **dict(v.split("=", 1) for k, v in lines if k == "Environment")},
-        entrypoint=shlex.split(dict(lines)["ExecStart"]),
+        environ={"PATH": "/usr/bin:/bin", **variables},
+        entrypoint=shlex.split(named["ExecStart"]),
         health=[],
-        folder=dict(lines)["WorkingDirectory"],
-        user=user_of(root, dict(lines)["User"]),
-        stop_signal=signal.SIGTERM,
+        folder=named["WorkingDirectory"],
+        user=user_of(root, named["User"]),
+        stop_signal=signal.Signals[named["KillSignal"]],
     )
 
 
