@@ -88,9 +88,8 @@ class Image:
         environ: Mapping[str, str] | None = None,
     ) -> Iterator["Container"]:
         """A container of this image, as `docker run` starts it; it is killed afterwards."""
-        command = self.command(
-            [*(entrypoint or self.entrypoint), *arguments], {"TOKENRING_API_KEY": KEY, **(environ or {})}
-        )
+        variables = {"TOKENRING_API_KEY": KEY, **(environ or {})}
+        command = self.command([*(entrypoint or self.entrypoint), *arguments], variables)
         isolated = [
             "unshare",
             "--mount",
@@ -107,7 +106,7 @@ class Image:
             process = subprocess.Popen(
                 [*isolated, *command], stdin=subprocess.DEVNULL, stdout=out, stderr=errors
             )
-            container = Container(self, process, out, errors)
+            container = Container(self, variables, process, out, errors)
             try:
                 yield container
             finally:
@@ -126,9 +125,15 @@ class Container:
     """A running container."""
 
     def __init__(
-        self, image: Image, process: subprocess.Popen[bytes], out: IO[bytes], errors: IO[bytes]
+        self,
+        image: Image,
+        environ: Mapping[str, str],
+        process: subprocess.Popen[bytes],
+        out: IO[bytes],
+        errors: IO[bytes],
     ) -> None:
         self._image = image
+        self._environ = environ
         self._process = process
         self._files = {"out": out, "errors": errors}
 
@@ -165,9 +170,9 @@ class Container:
         return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
 
     def health(self, environ: Mapping[str, str] | None = None) -> int:
-        """The exit status of HEALTHCHECK's command, run inside as Docker does."""
+        """The exit status of HEALTHCHECK's command, run inside with its variables, as Docker does."""
         entered = ["nsenter", "--target", str(self.pid), "--mount", "--pid", "--net", "chroot"]
-        command = [*entered, *self._image.command(self._image.health, environ)]
+        command = [*entered, *self._image.command(self._image.health, {**self._environ, **(environ or {})})]
         return subprocess.run(command, capture_output=True, check=False).returncode
 
     def get(self, port: int, path: str, body: str = "") -> tuple[int, str]:
