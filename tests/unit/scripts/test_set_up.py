@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -189,13 +190,13 @@ def test_what_pip_writes_beside_the_venv_counts(site: Path, monkeypatch: pytest.
     """Wheels lie in the temporary folder and in pip's cache; those on one disk are added up."""
     monkeypatch.delenv("PIP_NO_CACHE_DIR", raising=False)
     monkeypatch.setenv("PIP_CACHE_DIR", str(site / "not" / "yet"))
-    monkeypatch.setattr(set_up.tempfile, "gettempdir", lambda: str(site))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(site))
     [(all_gb, places)] = set_up.disk_needed("gpu")
     assert all_gb == set_up.VENV_GB["gpu"] + 2 * set_up.WHEELS_GB["gpu"]
     assert places == [set_up.VENV, site, site]
 
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    monkeypatch.setattr(set_up.tempfile, "gettempdir", lambda: "/proc")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/proc")
     assert sorted(gb for gb, _ in set_up.disk_needed("gpu")) == [
         set_up.WHEELS_GB["gpu"],
         set_up.VENV_GB["gpu"],
