@@ -54,7 +54,7 @@ class SetupError(Exception):
 def main() -> int:
     """Bring .venv up to date and return the exit status."""
     options = parse(sys.argv[1:])
-    profile = options.profile or ("gpu" if has_nvidia_gpu() else "cpu")
+    profile = options.profile or ("gpu" if is_image() or has_nvidia_gpu() else "cpu")
     names = [profile, "dev"] if options.dev else [profile]
     files = [ROOT / "requirements" / f"{name}.txt" for name in names]
     # An image's own packages are left as they are; elsewhere every version is given.
