@@ -212,6 +212,23 @@ def test_a_venv_over_the_systems_packages_stays_one(site: Path) -> None:
     assert not set_up.is_image()
 
 
+def test_a_set_up_without_flags_has_nothing_to_do_in_the_gpu_image(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU in sight too: the folder is root's there, so that any write would fail."""
+    (set_up.ROOT / "requirements").mkdir()
+    (set_up.ROOT / "requirements" / "gpu.txt").write_text("a==1\n")
+    (set_up.ROOT / "pyproject.toml").write_text("[build-system]\n[project]\n[tool.setuptools]\n")
+    (set_up.VENV / "bin").mkdir()
+    (set_up.VENV / "bin" / "python").symlink_to(sys.executable)
+    (set_up.VENV / "pyvenv.cfg").write_text("include-system-site-packages = true\n")
+    set_up.STAMP.write_text("\n".join(set_up.fingerprint([set_up.ROOT / "requirements" / "gpu.txt"])))
+    monkeypatch.setattr(sys, "argv", ["set_up.py"])
+    monkeypatch.setattr(set_up, "has_nvidia_gpu", lambda: False)
+    assert set_up.main() == 0
+    assert not (set_up.ROOT / ".setup.lock").exists()
+
+
 def test_nvidias_packages_become_a_toolkit(site: Path) -> None:
     """Compilers find bin, include, nvvm and lib64, and libraries also under a name without a version."""
     packages, toolkit = site / "nvidia" / "cu13", set_up.VENV / "cuda"
