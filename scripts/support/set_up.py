@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import tomllib
@@ -30,7 +31,10 @@ TORCH = "torch==2.13.0"
 OLDEST_PYTHON = (3, 11)
 TOO_NEW_PYTHON = (3, 13)
 LOCKS = {"cpu": "cpu.txt", "gpu": "gpu-lock.txt"}
-FREE_DISK_GB = {"cpu": 3, "gpu": 15}
+# What a set-up from nothing writes: into .venv, and as wheels, which pip keeps in its temporary folder until
+# a step ends, and in its cache. Measured: docs/log.md, 2026-11-27.
+VENV_GB = {"cpu": 2.7, "cpu, torch with CUDA": 6.0, "gpu": 10.0, "image": 1.0}
+WHEELS_GB = {"cpu": 0.7, "cpu, torch with CUDA": 3.0, "gpu": 4.1, "image": 0.5}
 HEARTBEAT_S = 5.0
 NOT_COMPILED = r"/(tests?|multimodal_gen|sglang/test|site-packages/pip)/"
 HINTS = {
@@ -50,11 +54,11 @@ class SetupError(Exception):
 def main() -> int:
     """Bring .venv up to date and return the exit status."""
     options = parse(sys.argv[1:])
-    profile = options.profile or ("gpu" if has_nvidia_gpu() else "cpu")
+    profile = options.profile or ("gpu" if is_image() or has_nvidia_gpu() else "cpu")
     names = [profile, "dev"] if options.dev else [profile]
     files = [ROOT / "requirements" / f"{name}.txt" for name in names]
     # An image's own packages are left as they are; elsewhere every version is given.
-    lock = None if options.system_site_packages else ROOT / "requirements" / LOCKS[profile]
+    lock = None if options.system_site_packages or is_image() else ROOT / "requirements" / LOCKS[profile]
     wanted = fingerprint([*files, *([lock] if lock else [])])
     if is_current(wanted):
         return 0
@@ -82,6 +86,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--system-site-packages", action="store_true", help="use what the system's Python has"
     )
     return parser.parse_args(arguments)
+
+
+def is_image() -> bool:
+    """Whether .venv lies over the packages of the system's Python, as in the `gpu` image."""
+    try:
+        return "include-system-site-packages = true" in (VENV / "pyvenv.cfg").read_text()
+    except OSError:
+        return False
 
 
 def has_nvidia_gpu() -> bool:
@@ -134,7 +146,7 @@ def install(profile: str, files: list[Path], lock: Path | None) -> None:
     say(f"[1/4] .venv with Python {sys.version.split()[0]}, for {machine}")
     STAMP.unlink(missing_ok=True)
     make_venv(say, [] if lock else ["--system-site-packages"])
-    check_disk(profile)
+    check_disk(kind_of_install(profile) if lock else "image")
     forget_damaged(say)
     say(f"[2/4] {TORCH}")
     constraints = ["-c", str(lock)] if lock else []
@@ -142,6 +154,8 @@ def install(profile: str, files: list[Path], lock: Path | None) -> None:
     say(f"[3/4] {pins} pinned packages")
     # cpu.txt is complete and leaves out what SGLang asks for in vain; gpu.txt lets pip add the rest.
     pip("install", *(["--no-deps"] if profile == "cpu" else constraints), *requirements, say=say)
+    for site in VENV.glob("lib/python3.*/site-packages"):
+        join_toolkit(site / "nvidia" / "cu13", VENV / "cuda")
     say("[4/4] this checkout, byte code")
     pip("install", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT), say=say)
     compile_all(say)
@@ -171,12 +185,57 @@ def check_python(version: tuple[int, ...]) -> None:
         )
 
 
-def check_disk(profile: str) -> None:
-    """Refuse early where a fresh install cannot fit."""
-    needed = FREE_DISK_GB[profile]
-    free_gb = shutil.disk_usage(VENV).free / 1e9
-    if free_gb < needed and not any(VENV.glob("lib/python3.*/site-packages/torch/version.py")):
-        raise SetupError(f"{VENV} needs about {needed} GB of disk, {free_gb:.1f} GB are free")
+def kind_of_install(profile: str) -> str:
+    """The row of VENV_GB and WHEELS_GB: PyPI, which pip asks unless told, has torch with CUDA alone."""
+    command = [str(VENV / "bin" / "python"), "-Im", "pip", "config", "list"]
+    settings = subprocess.run(command, capture_output=True, check=False, text=True).stdout
+    if profile == "cpu" and not re.search(r"\.(index-url|extra-index-url|find-links)=", settings):
+        return "cpu, torch with CUDA"
+    return profile
+
+
+def check_disk(kind: str) -> None:
+    """Refuse early where a fresh install cannot fit, on whichever disk."""
+    if any(VENV.glob("lib/python3.*/site-packages/torch/version.py")):
+        return
+    for needed_gb, places in disk_needed(kind):
+        free_gb = shutil.disk_usage(places[0]).free / 1e9
+        if free_gb < needed_gb:
+            shown = " and ".join(map(str, places))
+            raise SetupError(
+                f"{shown}: needs about {needed_gb:.0f} GB of disk, {free_gb:.1f} GB are free;"
+                " TMPDIR and PIP_CACHE_DIR name other disks for pip, PIP_NO_CACHE_DIR=1 takes its cache away"
+            )
+
+
+def disk_needed(kind: str) -> list[tuple[float, list[Path]]]:
+    """The GB that an install writes to each disk, and the folders that it has there."""
+    places = {VENV: VENV_GB[kind], Path(tempfile.gettempdir()): WHEELS_GB[kind]}
+    if os.environ.get("PIP_NO_CACHE_DIR", "") in {"", "0", "off", "false", "no"}:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        places[Path(os.environ.get("PIP_CACHE_DIR") or home / "pip")] = WHEELS_GB[kind]
+    needed: dict[int, tuple[float, list[Path]]] = {}
+    for place, size_gb in places.items():
+        there = next(path for path in (place, *place.absolute().parents) if path.exists())
+        total_gb, seen = needed.get(there.stat().st_dev, (0.0, []))
+        needed[there.stat().st_dev] = (total_gb + size_gb, [*seen, there])
+    return list(needed.values())
+
+
+def join_toolkit(packages: Path, toolkit: Path) -> None:
+    """Lay NVIDIA's packages out as a CUDA toolkit: linkers want `lib64`, and names without a version."""
+    shutil.rmtree(toolkit, ignore_errors=True)
+    if not (packages / "bin" / "nvcc").exists():
+        return
+    libraries = toolkit / "lib64"
+    libraries.mkdir(parents=True)
+    for folder in ("bin", "include", "nvvm"):
+        (toolkit / folder).symlink_to(packages / folder)
+    for library in (packages / "lib").iterdir():
+        (libraries / library.name).symlink_to(library)
+        bare = libraries / re.sub(r"\.so\.[0-9.]+$", ".so", library.name)
+        if not bare.is_symlink():
+            bare.symlink_to(library)
 
 
 def forget_damaged(say: Callable[[str], None]) -> None:

@@ -76,6 +76,19 @@ def test_the_gpu_lock_is_complete() -> None:
             assert requirement.specifier.contains(version, prereleases=True), text
 
 
+def test_the_gpu_lock_has_one_compiler() -> None:
+    """nvcc, its headers, its back ends and the runtime are of the CUDA that torch is built with."""
+    locked = pins("gpu-lock.txt")
+    cuda = locked["cuda-toolkit"].release[:2]
+    compilers = ("nvcc", "crt", "nvrtc")
+    versions = {locked[f"nvidia-cuda-{part}"] for part in compilers}
+    versions |= {locked["nvidia-nvvm"], locked["nvidia-nvjitlink"]}
+    assert len(versions) == 1
+    [version] = versions
+    for part in (version, locked["nvidia-cuda-runtime"], locked["nvidia-cuda-cccl"]):
+        assert part.release[:2] == cuda
+
+
 def test_the_gpu_extra_is_the_gpu_set() -> None:
     """pyproject.toml's gpu extra and requirements/gpu.txt name the same kernels."""
     pinned = pins("gpu.txt")
@@ -141,9 +154,10 @@ def test_setup_and_the_package_take_the_same_pythons() -> None:
 
 
 def test_the_quick_start_names_the_disk_that_setup_needs() -> None:
-    """The gigabytes of docs/quick-start.md are those below which scripts/setup refuses."""
-    disk_gb = set_up.FREE_DISK_GB
+    """The gigabytes of docs/quick-start.md are those that scripts/setup asks for on one disk."""
+    disk_gb = {kind: f"{set_up.VENV_GB[kind] + 2 * set_up.WHEELS_GB[kind]:.0f}" for kind in set_up.VENV_GB}
     text = " ".join((ROOT / "docs" / "quick-start.md").read_text("utf-8").split())
+    assert f"without an index of CPU builds it is {disk_gb['cpu, torch with CUDA']} GB" in text
     assert f"{disk_gb['cpu']} GB of free disk ({disk_gb['gpu']} GB on a machine with an NVIDIA GPU)" in text
 
 

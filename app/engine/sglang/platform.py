@@ -10,9 +10,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shutil
+import sys
 import threading
+from collections.abc import MutableMapping
+from pathlib import Path
 
 CPU_PLATFORM = "app.engine.sglang.cpu:CpuPlatform"
+USUAL_NVCC = Path("/usr/local/cuda/bin/nvcc")
 
 
 def activate() -> str | None:
@@ -46,6 +51,7 @@ def prepare_process() -> None:
     torchvision's wheel is a CUDA build: beside a CPU torch its operators are missing and the
     import itself fails where it registers their fake kernels. Their schemas are enough.
     """
+    find_compilers(Path(sys.executable).parent, os.environ)
     # No process that shows a bar is forked from another one that does: a lock among threads is enough.
     importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
     if not needs_cpu_platform() or _torchvision_loads():
@@ -58,6 +64,20 @@ def prepare_process() -> None:
     )
     # torch drops the schemas with the Library object: they must live as long as torchvision does.
     vars(importlib.import_module("torchvision"))["_tokenring_schemas"] = library
+
+
+def find_compilers(own: Path, environ: MutableMapping[str, str]) -> None:
+    """Put this interpreter's folder first on PATH, and name the CUDA compiler where the machine has none.
+
+    SGLang and FlashInfer compile kernels: they call `ninja` by name, and look for nvcc in CUDA_HOME, in
+    CUDA_PATH, on PATH and in /usr/local/cuda. scripts/setup lays the pinned compiler out beside that folder.
+    """
+    found = [part for part in environ.get("PATH", os.defpath).split(os.pathsep) if part != str(own)]
+    environ["PATH"] = os.pathsep.join([str(own), *found])
+    pinned = own.parent / "cuda"
+    named = environ.get("CUDA_HOME") or environ.get("CUDA_PATH") or shutil.which("nvcc", path=environ["PATH"])
+    if not named and not USUAL_NVCC.exists() and pinned.exists():
+        environ["CUDA_HOME"] = str(pinned)
 
 
 def _torchvision_loads() -> bool:

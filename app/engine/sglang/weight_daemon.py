@@ -73,4 +73,5 @@ if __name__ == "__main__":
     try:
         main()
     except SettingsError as error:
-        sys.exit(f"tokenring: {error}")
+        print(f"tokenring: {error}", file=sys.stderr)  # noqa: T201  # a command says why it ends
+        sys.exit(78)  # as `serve`: a restart does not mend it

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -151,10 +152,101 @@ def test_a_failing_command_raises_with_its_output(site: Path) -> None:
 def test_too_small_a_disk_is_refused_before_anything_is_downloaded(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message says how much is needed and how much is free."""
-    monkeypatch.setitem(set_up.FREE_DISK_GB, "cpu", 10**9)
-    with pytest.raises(set_up.SetupError, match=r"about 1000000000 GB of disk, [0-9.]+ GB are free"):
+    """The message says how much is needed and how much is free; one that has torch is not asked again."""
+    monkeypatch.setitem(set_up.VENV_GB, "cpu", 10**9)
+    with pytest.raises(set_up.SetupError, match=r"about 10000000\d\d GB of disk, [0-9.]+ GB are free"):
         set_up.check_disk("cpu")
+    (site / "torch").mkdir()
+    (site / "torch" / "version.py").touch()
+    set_up.check_disk("cpu")
+
+
+@pytest.mark.parametrize(
+    ("profile", "settings", "kind"),
+    [
+        ("cpu", {}, "cpu, torch with CUDA"),
+        ("cpu", {"PIP_CERT": "/ca.pem"}, "cpu, torch with CUDA"),
+        ("cpu", {"PIP_FIND_LINKS": "/wheels"}, "cpu"),
+        ("cpu", {"PIP_EXTRA_INDEX_URL": "https://example.org/cpu"}, "cpu"),
+        ("gpu", {}, "gpu"),
+    ],
+)
+def test_where_pip_knows_only_its_default_index_torch_has_cuda(
+    profile: str, settings: dict[str, str], kind: str, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such an install writes three times as much."""
+    (set_up.VENV / "bin").mkdir()
+    (set_up.VENV / "bin" / "python").symlink_to(sys.executable)
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    assert set_up.kind_of_install(profile) == kind
+    assert {*set_up.VENV_GB} == {*set_up.WHEELS_GB} >= {kind}
+
+
+def test_what_pip_writes_beside_the_venv_counts(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wheels lie in the temporary folder and in pip's cache; those on one disk are added up."""
+    monkeypatch.delenv("PIP_NO_CACHE_DIR", raising=False)
+    monkeypatch.setenv("PIP_CACHE_DIR", str(site / "not" / "yet"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(site))
+    [(all_gb, places)] = set_up.disk_needed("gpu")
+    assert all_gb == set_up.VENV_GB["gpu"] + 2 * set_up.WHEELS_GB["gpu"]
+    assert places == [set_up.VENV, site, site]
+
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/proc")
+    assert sorted(gb for gb, _ in set_up.disk_needed("gpu")) == [
+        set_up.WHEELS_GB["gpu"],
+        set_up.VENV_GB["gpu"],
+    ]
+
+
+def test_a_venv_over_the_systems_packages_stays_one(site: Path) -> None:
+    """In the `gpu` image a set-up without flags, as scripts/weight-cache asks for, finds everything done."""
+    assert not set_up.is_image()
+    (set_up.VENV / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = true\n")
+    assert set_up.is_image()
+    (set_up.VENV / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
+    assert not set_up.is_image()
+
+
+def test_a_set_up_without_flags_has_nothing_to_do_in_the_gpu_image(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU in sight too: the folder is root's there, so that any write would fail."""
+    (set_up.ROOT / "requirements").mkdir()
+    (set_up.ROOT / "requirements" / "gpu.txt").write_text("a==1\n")
+    (set_up.ROOT / "pyproject.toml").write_text("[build-system]\n[project]\n[tool.setuptools]\n")
+    (set_up.VENV / "bin").mkdir()
+    (set_up.VENV / "bin" / "python").symlink_to(sys.executable)
+    (set_up.VENV / "pyvenv.cfg").write_text("include-system-site-packages = true\n")
+    set_up.STAMP.write_text("\n".join(set_up.fingerprint([set_up.ROOT / "requirements" / "gpu.txt"])))
+    monkeypatch.setattr(sys, "argv", ["set_up.py"])
+    monkeypatch.setattr(set_up, "has_nvidia_gpu", lambda: False)
+    assert set_up.main() == 0
+    assert not (set_up.ROOT / ".setup.lock").exists()
+
+
+def test_nvidias_packages_become_a_toolkit(site: Path) -> None:
+    """Compilers find bin, include, nvvm and lib64, and libraries also under a name without a version."""
+    packages, toolkit = site / "nvidia" / "cu13", set_up.VENV / "cuda"
+    set_up.join_toolkit(packages, toolkit)
+    assert not toolkit.exists()
+
+    for name in ("bin/nvcc", "include/cuda.h", "nvvm/bin/cicc", "lib/libcudart.so.13", "lib/libcudadevrt.a"):
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).write_text(name)
+    for _ in range(2):
+        set_up.join_toolkit(packages, toolkit)
+    assert (toolkit / "bin" / "nvcc").read_text() == "bin/nvcc"
+    assert (toolkit / "include" / "cuda.h").exists()
+    assert (toolkit / "nvvm" / "bin" / "cicc").exists()
+    assert (toolkit / "lib64" / "libcudart.so").read_text() == "lib/libcudart.so.13"
+    assert {path.name for path in (toolkit / "lib64").iterdir()} == {
+        *("libcudart.so", "libcudart.so.13", "libcudadevrt.a"),
+    }
 
 
 def run_setup(tmp_path: Path, pythons: dict[str, str], **env: str) -> subprocess.CompletedProcess[str]:

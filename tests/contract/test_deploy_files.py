@@ -1,0 +1,223 @@
+"""The Dockerfile, compose.yaml, the units and the pages start the same server in the same way."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.healthcheck import port
+
+ROOT = Path(__file__).parents[2]
+UNITS = ("tokenring", "tokenring-weights")
+TARGETS = ("cpu", "gpu")
+
+
+def stage(target: str) -> list[tuple[str, str]]:
+    """The instructions of a target of the Dockerfile, as name and arguments, continued lines joined."""
+    text = (ROOT / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    begin = next(i for i, line in enumerate(lines) if line.endswith(f" AS {target}"))
+    body = lines[begin:]
+    end = next((i for i, line in enumerate(body) if i and line.startswith("FROM")), len(body))
+    return [(name, rest) for name, _, rest in (line.partition(" ") for line in body[:end])]
+
+
+def image_environ(target: str) -> dict[str, str]:
+    """The variables that the image of a target sets."""
+    settings = [word for name, rest in stage(target) if name == "ENV" for word in shlex.split(rest)]
+    return dict(word.split("=", 1) for word in settings)
+
+
+def unit(name: str) -> list[tuple[str, str]]:
+    """The lines of a unit, as key and value; a key may come more than once."""
+    lines = (ROOT / f"deploy/systemd/{name}.service").read_text("utf-8").splitlines()
+    return [(key, value) for key, is_line, value in (line.partition("=") for line in lines) if is_line]
+
+
+def unit_environ(name: str) -> dict[str, str]:
+    """The variables that a unit sets."""
+    return dict(value.split("=", 1) for key, value in unit(name) if key == "Environment")
+
+
+def compose() -> dict[str, Any]:
+    """The services of compose.yaml."""
+    services: dict[str, Any] = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text("utf-8"))["services"]
+    return services
+
+
+def docker_run(page: str) -> str:
+    """The command of a page that starts a server in a container."""
+    text = (ROOT / page).read_text("utf-8").replace("\\\n", " ")
+    [line] = [line for line in re.findall(r"docker run .*", text) if "-p 127.0.0.1:8000:8000" in line]
+    return line
+
+
+CACHES = """
+import json, os
+from sglang.kernels.jit.utils.compile.cache import cache_root
+from sglang.srt.environ import envs, third_party_cache_defaults
+from tvm_ffi.cpp import extension
+from huggingface_hub import constants
+found = dict(third_party_cache_defaults())
+found["sglang"] = envs.SGLANG_CACHE_DIR.get()
+found["deep_gemm"] = envs.SGLANG_DG_CACHE_DIR.get()
+found["cute_aot"] = envs.SGLANG_CUTE_AOT_CACHE_DIR.get()
+found["jit"] = str(cache_root())
+found["hub"] = constants.HF_HUB_CACHE
+found["home"] = os.path.expanduser("~")
+found["quack"] = os.environ["QUACK_CACHE_DIR"]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "kept"),
+    [
+        *((image_environ(target), "/data/") for target in TARGETS),
+        *((unit_environ(name), "/var/lib/tokenring") for name in UNITS),
+    ],
+    ids=[*TARGETS, *UNITS],
+)
+def test_what_is_compiled_or_downloaded_outlives_the_process(environ: dict[str, str], kept: str) -> None:
+    """The folders of SGLang, Triton, Inductor, CUDA, FlashInfer, DeepGEMM and the hub are in the volume."""
+    variables = {**environ, "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    script = f"from app.engine.sglang.platform import prepare_process\nprepare_process()\n{CACHES}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=variables, capture_output=True, text=True, check=True
+    )
+    found: dict[str, str] = yaml.safe_load(done.stdout.splitlines()[-1])
+    assert len(found) == 11
+    assert {name: path for name, path in found.items() if not path.startswith(kept)} == {}
+
+
+def test_both_images_are_started_alike() -> None:
+    """The same entry point, health check, user, port and variables; only the GPUs make a difference."""
+    cpu, gpu = (dict(stage(target)) for target in TARGETS)
+    for name in ("ENTRYPOINT", "HEALTHCHECK", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL", "WORKDIR"):
+        assert cpu[name] == gpu[name], name
+    more = set(image_environ("gpu")) - set(image_environ("cpu"))
+    assert image_environ("cpu").items() <= image_environ("gpu").items()
+    assert more == {
+        "TOKENRING_TP",
+        "SGLANG_WEIGHT_CACHE_SOCKET_TEMPLATE",
+        "SGLANG_WEIGHT_CACHE_READY_TEMPLATE",
+    }
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_an_image_copies_reaches_the_builder(target: str) -> None:
+    """Each source of a COPY exists, and .dockerignore lets it through."""
+    passed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    sources = [source for name, rest in stage(target) if name == "COPY" for source in rest.split()[:-1]]
+    assert {"scripts/weight-cache", "deploy/healthcheck.py"} <= set(sources)
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert any(source == path or source.startswith(f"{path}/") for path in passed), source
+
+
+def test_containers_have_what_a_gpu_needs_wherever_they_are_described() -> None:
+    """README.md, docs/deploy.md and compose.yaml: GPUs, memory, limits, and the token of the hub."""
+    for page in ("README.md", "docs/deploy.md"):
+        words = docker_run(page)
+        for flag in ("--gpus all", "--ipc host", "--init", "--cap-add SYS_NICE", "-e HF_TOKEN"):
+            assert flag in words, (page, flag)
+        assert dict(re.findall(r"--ulimit (\w+)=(-?\d+)", words)) == {"memlock": "-1", "nofile": "65536"}
+    service = compose()["tokenring"]
+    assert (service["ipc"], service["init"], service["cap_add"]) == ("host", True, ["SYS_NICE"])
+    assert service["ulimits"] == {"memlock": -1, "nofile": 65536}
+    assert "/models:ro" in docker_run("docs/deploy.md")
+    for service in compose().values():
+        assert {"HF_TOKEN", "HF_HUB_OFFLINE"} <= set(service["environment"])
+        assert any(volume.endswith(":/models:ro") for volume in service["volumes"])
+        assert service["ulimits"]["nofile"] == 65536
+
+
+def test_the_units_give_what_containers_have() -> None:
+    """Locked memory, open files, tokens from a file; server and weight cache look for the same sockets."""
+    for name in UNITS:
+        lines = unit(name)
+        assert {("LimitMEMLOCK", "infinity"), ("LimitNOFILE", "65536")} <= set(lines)
+        assert ("EnvironmentFile", "-/etc/tokenring/environment") in lines
+        assert ("RestartPreventExitStatus", "78") in lines
+    assert unit_environ(UNITS[0]) == unit_environ(UNITS[1])
+    assert image_environ("gpu").keys() >= {name for name in unit_environ(UNITS[0]) if "WEIGHT" in name}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_knows_every_line_of_the_units(name: str, tmp_path: Path) -> None:
+    """systemd-analyze finds nothing to say of a unit, once its program exists."""
+    if not (analyze := shutil.which("systemd-analyze")):
+        pytest.skip("this machine has no systemd-analyze")
+    text = (ROOT / f"deploy/systemd/{name}.service").read_text("utf-8")
+    copy = tmp_path / f"{name}.service"
+    copy.write_text(re.sub(r"^ExecStart=\S+", f"ExecStart={sys.executable}", text, flags=re.MULTILINE))
+    done = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if name in line] == []
+
+
+def test_prometheus_asks_with_a_key() -> None:
+    """The scrape has the key file that docs/deploy.md makes."""
+    read = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text("utf-8"))
+    file = read["scrape_configs"][0]["authorization"]["credentials_file"]
+    assert f"/dev/stdin {file} " in (ROOT / "docs/deploy.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "expected"),
+    [
+        (["python", "-m", "app", "serve"], {}, "8000"),
+        (["python", "-m", "app", "serve"], {"TOKENRING_PORT": "9000"}, "9000"),
+        (["python", "-m", "app", "serve", "--port", "9001"], {"TOKENRING_PORT": "9000"}, "9001"),
+        (["init", "--", "python", "-m", "app", "serve", "--port=9002", ""], {}, "9002"),
+        (["serve", "--port", "1", "--port", "2"], {}, "2"),
+    ],
+)
+def test_the_health_check_follows_the_port(
+    arguments: list[str], environ: dict[str, str], expected: str
+) -> None:
+    """The last flag of process 1, then the variable, then 8000."""
+    assert port(arguments, environ) == expected
+
+
+@pytest.fixture
+def server() -> Iterator[int]:
+    """A server that answers 200 to /healthz; yields its port."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/healthz" else 404)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            del args
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as served:
+        thread = threading.Thread(target=served.serve_forever)
+        thread.start()
+        yield served.server_address[1]
+        served.shutdown()
+        thread.join()
+
+
+def test_the_health_check_asks_the_server(server: int) -> None:
+    """It ends with 0 where /healthz answers, and with 1 and the reason where nobody listens."""
+    script = ROOT / "deploy/healthcheck.py"
+    for number, status, said in ((server, 0, ""), (1, 1, "Connection refused")):
+        environ = os.environ | {"TOKENRING_PORT": str(number)}
+        done = subprocess.run(
+            [sys.executable, script], env=environ, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == status
+        assert said in done.stderr
