@@ -37,6 +37,9 @@ PARAMETERS = {
     "managers.scheduler:Scheduler._poll_timeout_aborts": ("self",),
     "managers.scheduler:Scheduler.collect_inflight_reqs": ("self",),
     "managers.scheduler:Scheduler._add_request_to_queue": ("self", "req", "is_retracted"),
+    "managers.schedule_batch:ScheduleBatch.cumulate_penalty_output_tokens": ("self",),
+    "constrained.grammar_manager:GrammarManager.get_ready_grammar_requests": ("self",),
+    "layers.sampler:Sampler._sync_token_ids_across_tp": ("self", "batch_next_token_ids", "sampling_info"),
     "managers.schedule_batch:Req.update_finish_state": ("self", "new_accepted_len"),
     "managers.schedule_batch:Req.set_finish_with_abort": ("self", "error_msg", "status_code"),
     "managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
@@ -231,6 +234,7 @@ def test_only_the_engine_and_its_process_modules_import_before_start() -> None:
         ({"attention_backend": "nonsense"}, "attention_backend: expected one of"),
         ({"stream_interval": 4}, "stream_interval: not available here"),
         ({"port": 1}, "set `port`"),
+        ({"speculative_algorithm": "NGRAM", "grammar_backend": "xgrammar"}, "leave this or speculative_"),
         ({"_radix_eviction_policy_explicitly_set": True}, "no such server argument"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -243,6 +247,15 @@ def test_a_wrong_server_argument_is_refused_by_name(given: dict[str, Any], messa
     with pytest.raises(SettingsError, match=r"^\[engine.sglang\]") as refused:
         check(given)
     assert message in str(refused.value)
+
+
+def test_speculation_takes_the_grammars_away() -> None:
+    """SGLang then has none, whatever reaches it."""
+    from app.engine.sglang.args import SGLangOptions, server_arguments
+
+    alone = server_arguments(SGLangOptions())
+    drafted = server_arguments(SGLangOptions(server_args={"speculative_algorithm": "NGRAM"}))
+    assert (alone["grammar_backend"], drafted["grammar_backend"]) == ("xgrammar", "none")
 
 
 def test_the_small_model_s_arguments_are_refused_by_name_too() -> None:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, get_type_hints
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.image_limits import ImageLimits
 from app.engine.sglang.platform import needs_cpu_platform, visible_devices
+from app.engine.sglang.speculation import check_speculation, is_speculative
 from app.engine.sglang.weight_cache import check_weight_cache
 from app.settings import SettingsError
 
@@ -152,6 +153,8 @@ def server_arguments(options: SGLangOptions) -> dict[str, Any]:
         arguments |= CPU_DEFAULTS
         arguments["dtype"] = _cpu_dtype(options)
     arguments |= options.server_args
+    if is_speculative(arguments):
+        arguments["grammar_backend"] = "none"
     check_weight_cache(arguments, options.where, has_gpu=not needs_cpu_platform())
     if needs_cpu_platform() and "max_total_tokens" not in arguments:
         arguments["max_total_tokens"] = _cpu_pool_tokens(arguments)
@@ -184,6 +187,7 @@ def check(passed: Mapping[str, Any], where: str = WHERE) -> None:
         if name.startswith("_") or name not in hints:
             _refuse_unknown(name, [names for names in hints if names not in OWNED], where)
         _check_value(name, value, hints[name], where)
+    check_speculation(passed, where)
 
 
 def _refuse_unknown(name: str, names: list[str], where: str) -> NoReturn:

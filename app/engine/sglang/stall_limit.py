@@ -11,10 +11,7 @@ anyway, and the request is ended by an abort that SGLang sends to all ranks befo
 from __future__ import annotations
 
 import functools
-from typing import Protocol
-
-import torch.distributed
-from sglang.srt.runtime_context import get_parallel
+from typing import Any, Protocol
 
 STALL_S = 0.5
 """CPU time of a mask after which the step goes on without it."""
@@ -68,8 +65,10 @@ class TorchRankStore:
     @functools.cached_property
     def is_first(self) -> bool:
         """See RankStore. SGLang takes aborts from the same rank."""
+        from sglang.srt.runtime_context import get_parallel
+
         parallel = get_parallel()
-        return parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0
+        return bool(parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0)
 
     def set(self, key: str) -> None:
         """See RankStore."""
@@ -80,6 +79,9 @@ class TorchRankStore:
         return bool(self._store.check([key]))
 
     @functools.cached_property
-    def _store(self) -> torch.distributed.Store:
-        met_in = torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001
-        return torch.distributed.PrefixStore(f"{STORE_PREFIX}-{get_parallel().attn_dp_rank}", met_in)
+    def _store(self) -> Any:
+        from sglang.srt.runtime_context import get_parallel
+        from torch.distributed import PrefixStore, distributed_c10d
+
+        met_in = distributed_c10d._get_default_store()  # noqa: SLF001
+        return PrefixStore(f"{STORE_PREFIX}-{get_parallel().attn_dp_rank}", met_in)
