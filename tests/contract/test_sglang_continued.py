@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -104,6 +105,21 @@ async def test_an_answer_goes_on_as_it_would_have(engine: Any, name: str) -> Non
         assert essence(again) == essence(whole), f"cut after {cut} of {len(ids)} ids"
         counts = [delta.counts.completion_tokens for delta in again.deltas]
         assert counts == sorted(counts)
+
+
+async def test_prompts_that_are_read_in_between_change_no_penalty(engine: Any) -> None:
+    """Each token is counted once, and in the same step, whatever else the engine does."""
+    request = chat(
+        "Tell me of rings", temperature=0, max_tokens=220, regex="[a-e]{200}", frequency_penalty=0.7
+    )
+    alone = await ask(engine, request)
+    beside = asyncio.create_task(ask(engine, dataclasses.replace(request, request_id=fresh_rid())))
+    read = 0
+    while not beside.done():
+        await ask(engine, chat(f"Number {read}?", max_tokens=1))
+        read += 1
+    assert read > 2
+    assert essence(await beside) == essence(alone)
 
 
 async def test_every_cut_through_a_character_gives_whole_characters(engine: Any) -> None:

@@ -276,8 +276,8 @@ def _held() -> dict[str, int]:
     }
 
 
-# A mask of it takes seconds, after some tokens.
-STALLING = "((a{0,999}){0,999}){0,999}"
+STALLING = "ring((([a-p]{0,99}){0,99}){0,99}){0,99}"
+"""Behind the word, a mask takes 2.8 s."""
 MASK_MS = 10_000.0
 """An allowance that no mask uses up: only the limit on one mask's time can end its request."""
 GPU_SWITCHES = {"disable_overlap_schedule": False, "chunked_prefill_size": 64}
@@ -319,7 +319,8 @@ async def _stalled(engine: SGLangEngine) -> dict[str, Any]:
     check, engine._grammar = engine._grammar, None  # it would be refused before it got there
     beside = asyncio.create_task(ask(engine, request))
     [end] = await asyncio.gather(
-        ask(engine, chat(regex=STALLING, temperature=0, max_tokens=400)), return_exceptions=True
+        ask(engine, chat(regex=STALLING, temperature=0, max_tokens=400, min_tokens=40)),
+        return_exceptions=True,
     )
     engine._grammar = check
     same = _same(await beside, undisturbed)

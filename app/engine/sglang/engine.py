@@ -42,7 +42,8 @@ from app.settings import SettingsError
 if TYPE_CHECKING:
     from app.engine.sglang.grammar import GrammarCheck, NoGrammars
     from app.engine.sglang.launch import Launched
-from app.engine.sglang.splice import Splice
+    from app.engine.sglang.splice import Splice
+
 
 THREAD = "sglang"
 """The name of the thread that launches SGLang."""
