@@ -8,6 +8,7 @@ counted in both. Here a step counts the token whose keys and values the step bef
     tokens of the answer          0  1  2  3  …            n known from another engine
     sampled with the counts of    .  .  0  0,1             0 … n-2
 
+The first step has no such token; it counts the last one of the prompt, as SGLang does.
 Without the overlap scheduler each step counts the token before its own, which SGLang does right.
 """
 
