@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import uvloop
@@ -337,7 +338,7 @@ async def _closed_as_on_a_gpu(engine: SGLangEngine) -> list[int | None]:
     """Close an engine as beside a GPU; the exit statuses that its schedulers had before any kill."""
     from app.engine.sglang import launch
 
-    on_cpu, kill = launch.needs_cpu_platform, launch._kill
+    kill = launch._kill
     schedulers = [p for name, p in engine._launched.processes if name.startswith("scheduler")]
     exit_codes: list[int | None] = []
 
@@ -345,9 +346,8 @@ async def _closed_as_on_a_gpu(engine: SGLangEngine) -> list[int | None]:
         exit_codes.extend(process.exitcode for process in schedulers)
         kill(processes)
 
-    launch.needs_cpu_platform, launch._kill = lambda: False, note_and_kill
-    await engine.aclose()
-    launch.needs_cpu_platform, launch._kill = on_cpu, kill
+    with mock.patch.multiple(launch, needs_cpu_platform=lambda: False, _kill=note_and_kill):
+        await engine.aclose()
     return exit_codes
 
 
