@@ -262,6 +262,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=400, help="longest answer in tokens (default 400)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the model")
     parser.add_argument("--mix", action="store_true", help="requests of every kind")
+    parser.add_argument(
+        "--overlap", action="store_true", help="the engine overlaps steps and chunks prompts, as on a GPU"
+    )
     parser.add_argument("--safety", choices=("on", "observe", "off"), default="on", help="the screens")
     parser.add_argument(
         "--drops", type=float, default=0.25, help="clients that drop in the outage (default 0.25)"

@@ -33,6 +33,8 @@ LONG_SENTENCES = 300
 """Sentences of a long prompt, of about 18 tokens each; the model's context is 8,192 tokens."""
 QUEUE_RUNNING = 4
 """Requests that the engine runs at once where some are to wait."""
+GPU_SWITCHES = {"disable_overlap_schedule": False, "chunked_prefill_size": 512}
+"""SGLang's defaults on a GPU, with chunks that a long prompt has ten of."""
 
 PLAIN: Mapping[str, Any] = {"ignore_eos": True}
 KINDS: Mapping[str, Mapping[str, Any]] = {
@@ -93,6 +95,8 @@ def server_flags(directory: Path, arguments: Mapping[str, Any], scenes: Sequence
     options: dict[str, Any] = {"dtype": arguments["dtype"]}
     if arguments["mix"]:
         options["reasoning_parser"] = PARSER
+    if arguments["overlap"]:
+        options |= GPU_SWITCHES
     if "long" in scenes:
         options["disable_radix_cache"] = True  # else only the first prefill would take its time
     if arguments["phase"] in ("queued", "any"):

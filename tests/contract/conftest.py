@@ -13,6 +13,8 @@ from app.core import Engine
 from app.engine.scripted.engine import Script, ScriptedEngine
 from tests.support.engines import engine_args
 
+GPU_SWITCHES = {"disable_overlap_schedule": False, "chunked_prefill_size": 64}
+"""What SGLang does by default on a GPU, with chunks that prompts of the tests are longer than."""
 START_LIMIT_S = 240
 """Below pytest's own limit, whose signal would break the loop of all tests."""
 
@@ -35,6 +37,17 @@ async def sglang_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
     from app.engine.sglang.engine import SGLangEngine
 
     engine = SGLangEngine(SGLangOptions(server_args=engine_args(random_seed=7)))
+    async with running(engine) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+async def overlap_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
+    """Real SGLang on the CPU, with the switches of its scheduler that a GPU has."""
+    from app.engine.sglang.args import SGLangOptions
+    from app.engine.sglang.engine import SGLangEngine
+
+    engine = SGLangEngine(SGLangOptions(server_args={"random_seed": 7, **GPU_SWITCHES}))
     async with running(engine) as started:
         yield started
 
@@ -63,6 +76,7 @@ async def scripted_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
     params=[
         pytest.param("scripted"),
         pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(300)]),
+        pytest.param("overlap", marks=[pytest.mark.sglang, pytest.mark.timeout(300)]),
         pytest.param("remote", marks=[pytest.mark.sglang, pytest.mark.timeout(300)]),
     ]
 )

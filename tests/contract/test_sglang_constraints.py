@@ -12,7 +12,7 @@ import pytest
 
 from app.engine.grammar.walk import Vocabulary, Walker
 from app.engine.remote.model import Facts
-from app.errors import BadRequest
+from app.errors import BadRequest, UnsupportedParameter
 from tests.support.engines import chat
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
@@ -160,3 +160,27 @@ def test_a_field_that_sglang_drops_from_a_structural_tag_is_refused(model: Any) 
         "unknown_parameter",
         "response_format.format.elements[0].foo",
     )
+
+
+async def test_a_model_with_speculation_says_that_it_has_no_grammars() -> None:
+    """In its capabilities, and in a 400 before the status line; tools that it may call are served."""
+    from app.engine.sglang.remote import RemoteModelOptions, load_remote_model
+
+    facts = {"model_path": str(BUILTIN), "served_model_name": "m", "tool_call_parser": "qwen25"}
+    server = {"max_total_num_tokens": 8192, "grammar_backend": "none", "speculative_algorithm": "EAGLE"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = load_remote_model(Facts(facts, server), RemoteModelOptions())
+    assert "json_schema" not in model.card.capabilities
+    free = tool("trip", CITY)
+    free["function"]["strict"] = False
+    await model.check_grammar("owner", model.render(chat(tools=[free])))
+    for param, parameters in (
+        ("response_format", {"response_format": FORM}),
+        ("response_format", {"response_format": {"type": "json_object"}}),
+        ("regex", {"regex": "a"}),
+        ("tools", {"tools": [free], "tool_choice": "required"}),
+    ):
+        with pytest.raises(UnsupportedParameter, match="speculative decoding") as refused:
+            await model.check_grammar("owner", model.render(chat(**parameters)))
+        assert refused.value.param == param

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from app.engine.sglang.stall_limit import StallLimit
+
 pytestmark = pytest.mark.sglang
 
 NESTED = "((a{0,999}){0,999}){0,999}"
@@ -59,6 +61,20 @@ class Running:
         return self.requests
 
 
+class Rank:
+    """One rank's end of what all tell one another."""
+
+    def __init__(self, told: set[str], *, is_first: bool) -> None:
+        self._told = told
+        self.is_first = is_first
+
+    def set(self, key: str) -> None:
+        self._told.add(key)
+
+    def has(self, key: str) -> bool:
+        return key in self._told
+
+
 def step(guard: Any, grammars: list[Any], token: int) -> Any:
     """One step of all: masks, then the same token for each."""
     from sglang.srt.constrained.base_grammar_backend import GrammarRow
@@ -87,7 +103,7 @@ def test_the_slow_one_alone_is_ended(compiled: Any):
     from app.engine.grammar.cost import GRAMMAR_ENDED
     from app.engine.sglang.grammar_guard import GrammarGuard
 
-    guard = GrammarGuard(1.0)
+    guard = GrammarGuard(1.0, StallLimit())
     slow, good = compiled(NESTED), compiled("a*")
     running = Running([Request("slow", slow), Request("good", good)])
     aborts: list[Any] = []
@@ -111,7 +127,7 @@ def test_a_mask_that_stalls_is_left_behind(compiled: Any):
     mask = slow.allocate_vocab_mask(slow.vocab_size, 1, "cpu")
     slow.fill_vocab_mask(mask, 0)
     took_s = time.thread_time() - began_s
-    guard = GrammarGuard(1.0, stall_s=took_s / 20, look_s=took_s / 50)
+    guard = GrammarGuard(1.0, StallLimit(took_s / 20), look_s=took_s / 50)
     mask = step(guard, [slow, good], ord("a"))
     right = good.allocate_vocab_mask(good.vocab_size, 1, "cpu")
     good.fill_vocab_mask(right, 0)
@@ -121,11 +137,31 @@ def test_a_mask_that_stalls_is_left_behind(compiled: Any):
     step(guard, [slow, good], ord("a"))  # its matcher is not touched any more
 
 
+def test_another_rank_leaves_what_the_first_has_left(compiled: Any):
+    """Its own clock would have it wait for minutes."""
+    from app.engine.sglang.grammar_guard import GrammarGuard
+
+    told: set[str] = set()
+    first = StallLimit(store=Rank(told, is_first=True))
+    first.begin_step()
+    first.leave(0)
+    guard = GrammarGuard(1.0, StallLimit(store=Rank(told, is_first=False)), look_s=0.001)
+    slow, good = compiled(NESTED, longest=130), compiled("a*", longest=130)
+    for _ in range(40):
+        slow.accept_token(ord("a"))
+    mask = step(guard, [slow, good], ord("a"))
+    right = good.allocate_vocab_mask(good.vocab_size, 1, "cpu")
+    good.fill_vocab_mask(right, 0)
+    assert (mask[1] == right[0]).all()
+    assert slow.request_meter.stalled
+    assert not good.request_meter.stalled
+
+
 def test_many_cheap_grammars_are_left_alone(compiled: Any):
     """256 that share a step have little each, and need less."""
     from app.engine.sglang.grammar_guard import GrammarGuard
 
-    guard = GrammarGuard(2.0)
+    guard = GrammarGuard(2.0, StallLimit())
     grammars = [compiled("[a-z]*") for _ in range(256)]
     for _ in range(20):
         step(guard, grammars, ord("a"))
@@ -136,6 +172,6 @@ def test_a_refused_token_tells_no_text(compiled: Any):
     """SGLang logs the error: it has neither the grammar nor the tokens so far."""
     from app.engine.sglang.grammar_guard import GrammarGuard
 
-    guard, grammar = GrammarGuard(2.0), compiled("canary")
+    guard, grammar = GrammarGuard(2.0, StallLimit()), compiled("canary")
     with pytest.raises(ValueError, match=r"^the grammar does not allow the token$"):
         guard.accept(grammar, lambda: grammar.accept_token(ord("z")))

@@ -173,8 +173,8 @@ def test_an_engine_can_be_started_again_in_the_same_process(lives: dict[str, Any
 
 @pytest.fixture(scope="module")
 def two_ranks(apart: Apart) -> dict[str, Any]:
-    """What an engine with tp=2 did, and what it and its processes logged."""
-    return apart.run("tensor_parallel") | {"log": apart.log.read_text()}
+    """What an engine with tp=2 and the scheduler of a GPU did, and what it and its processes logged."""
+    return apart.run("tensor_parallel", "gpu") | {"log": apart.log.read_text()}
 
 
 async def test_tensor_parallel_over_two_processes(two_ranks: dict[str, Any], sglang_engine: Engine) -> None:
@@ -187,11 +187,36 @@ async def test_tensor_parallel_over_two_processes(two_ranks: dict[str, Any], sgl
     assert seen["ids"][0] == single.token_ids()
 
 
+def test_a_mask_that_stalls_ends_its_request_on_both_ranks(two_ranks: dict[str, Any]) -> None:
+    """It ends as documented, the stream beside it is what it was, and grammars are still followed."""
+    stalled = two_ranks["stalled"]
+    name, said = stalled["end"]
+    assert name == "GrammarTooSlow"
+    assert "its grammar is too slow" in said
+    assert all(stalled["same"])
+    assert len(stalled["formed"]) == 8
+    assert set(stalled["formed"]) <= set("abcde")
+    assert stalled["losses"] == 0
+
+
+def test_a_killed_rank_costs_no_answer(two_ranks: dict[str, Any]) -> None:
+    """Penalties and grammars of answers that go on are in the same state on both ranks."""
+    assert two_ranks["losses"]["exited"] == 1
+    assert len(two_ranks["same"]) == 2
+    assert all(all(choices) for choices in two_ranks["same"])
+
+
+def test_schedulers_that_are_asked_to_end_do_so_by_themselves(two_ranks: dict[str, Any]) -> None:
+    """Both have released what they held, and ended with status 0, before anything is killed."""
+    assert two_ranks["exit_codes"] == [0, 0]
+    assert two_ranks["children_left"] == 0
+
+
 def test_what_every_process_has_at_its_start_is_not_collected_again(two_ranks: dict[str, Any]) -> None:
     """Both ranks and the detokenizer freeze it: to look at it all again would stop everyone for 0.4 s."""
     log = two_ranks["log"]
     frozen = [log.count(f"Freezing GC in {name} process") for name in ("Scheduler", "Detokenizer Manager")]
-    assert frozen == [2, 1]
+    assert frozen == [4, 2]  # it was started twice
 
 
 def test_a_failed_start_says_why_and_leaves_the_process_alive(apart: Apart, tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ PARAMETERS = {
     "managers.scheduler:Scheduler._poll_timeout_aborts": ("self",),
     "managers.scheduler:Scheduler.collect_inflight_reqs": ("self",),
     "managers.scheduler:Scheduler._add_request_to_queue": ("self", "req", "is_retracted"),
+    "managers.schedule_batch:ScheduleBatch.cumulate_penalty_output_tokens": ("self",),
+    "constrained.grammar_manager:GrammarManager.get_ready_grammar_requests": ("self",),
+    "layers.sampler:Sampler._sync_token_ids_across_tp": ("self", "batch_next_token_ids", "sampling_info"),
     "managers.schedule_batch:Req.update_finish_state": ("self", "new_accepted_len"),
     "managers.schedule_batch:Req.set_finish_with_abort": ("self", "error_msg", "status_code"),
     "managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
@@ -211,6 +214,15 @@ def test_only_the_engine_and_its_process_modules_import_before_start() -> None:
         names = {alias.name for node in imports for alias in node.names}
         names |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
         assert not any(imported.split(".")[0] in {"sglang", "torch", "transformers"} for imported in names)
+
+
+def test_speculation_takes_the_grammars_away() -> None:
+    """SGLang then has none, whatever reaches it."""
+    from app.engine.sglang.args import SGLangOptions, server_arguments
+
+    alone = server_arguments(SGLangOptions())
+    drafted = server_arguments(SGLangOptions(server_args={"speculative_algorithm": "NGRAM"}))
+    assert (alone["grammar_backend"], drafted["grammar_backend"]) == ("xgrammar", "none")
 
 
 def test_a_child_model_s_arguments_are_refused_by_name_too() -> None:

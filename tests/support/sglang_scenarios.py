@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import uvloop
@@ -276,17 +277,78 @@ def _held() -> dict[str, int]:
     }
 
 
-async def tensor_parallel(_: str) -> dict[str, Any]:
-    """Two ranks over gloo, which tell what they do."""
-    engine = await started(tp=2, server_args={"log_level": "debug"})
+STALLING = "ring((([a-p]{0,99}){0,99}){0,99}){0,99}"
+"""Behind the word, a mask takes 2.8 s."""
+MASK_MS = 10_000.0
+"""An allowance that no mask uses up: only the limit on one mask's time can end its request."""
+GPU_SWITCHES = {"disable_overlap_schedule": False, "chunked_prefill_size": 64}
+
+
+async def tensor_parallel(switches: str) -> dict[str, Any]:
+    """Two ranks over gloo, which tell what they do; a grammar that stalls, and the loss of a rank."""
+    own = GPU_SWITCHES if switches == "gpu" else {}
+    limits = RestartLimits(restarts=1)
+    options = {"random_seed": 1, "log_level": "debug", **own}
+    engine = await started(limits=limits, tp=2, grammar_mask_ms=MASK_MS, server_args=options)
     answer = await ask(engine, chat(temperature=0, max_tokens=16, ignore_eos=True, n=2))
     schedulers = sum("scheduler" in p.name() for p in psutil.Process().children(recursive=True))
-    await engine.aclose()
+    stalled = await _stalled(engine)
+    kinds = [kind for kind in _kinds() if set(kind.body) & {"frequency_penalty", "response_format"}]
+    undisturbed = [await ask(engine, request) for request in kinds]
+    answers = [asyncio.create_task(ask(engine, request)) for request in kinds]
+    while len(engine._live.running) < len(kinds) or min(len(c.ids) for c in _running(engine)) < CUT:
+        await asyncio.sleep(0.002)
+    os.kill(child("scheduler_TP1"), signal.SIGKILL)
+    same = [_same(*pair) for pair in zip(await asyncio.gather(*answers), undisturbed, strict=True)]
+    losses = dict(engine.restarts.losses)
     return {
         "schedulers": schedulers,
         "counts": [answer.counts(choice) for choice in range(2)],
         "ids": [answer.token_ids(choice) for choice in range(2)],
+        "stalled": stalled,
+        "same": same,
+        "losses": losses,
+        "exit_codes": await _closed_as_on_a_gpu(engine),
+        "children_left": children_left(),
     }
+
+
+async def _stalled(engine: SGLangEngine) -> dict[str, Any]:
+    """How a request with a grammar that stalls ends, and what another stream does meanwhile."""
+    request = chat("Number 0?", temperature=0, max_tokens=400, ignore_eos=True)
+    undisturbed = await ask(engine, request)
+    check, engine._grammar = engine._grammar, None  # it would be refused before it got there
+    beside = asyncio.create_task(ask(engine, request))
+    [end] = await asyncio.gather(
+        ask(engine, chat(regex=STALLING, temperature=0, max_tokens=400, min_tokens=40)),
+        return_exceptions=True,
+    )
+    engine._grammar = check
+    same = _same(await beside, undisturbed)
+    formed = await ask(engine, chat("Rings?", temperature=0, regex="[a-e]{8}"))
+    return {
+        "end": [type(end).__name__, str(end)],
+        "same": same,
+        "formed": formed.text(),
+        "losses": sum(engine.restarts.losses.values()),
+    }
+
+
+async def _closed_as_on_a_gpu(engine: SGLangEngine) -> list[int | None]:
+    """Close an engine as beside a GPU; the exit statuses that its schedulers had before any kill."""
+    from app.engine.sglang import launch
+
+    kill = launch._kill
+    schedulers = [p for name, p in engine._launched.processes if name.startswith("scheduler")]
+    exit_codes: list[int | None] = []
+
+    def note_and_kill(processes: list[Any]) -> None:
+        exit_codes.extend(process.exitcode for process in schedulers)
+        kill(processes)
+
+    with mock.patch.multiple(launch, needs_cpu_platform=lambda: False, _kill=note_and_kill):
+        await engine.aclose()
+    return exit_codes
 
 
 async def bad_start(path: str) -> dict[str, Any]:

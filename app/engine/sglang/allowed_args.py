@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn, get_type_hints
 
+from app.engine.sglang.speculation import check_speculation
 from app.settings import SettingsError
 
 WHERE = "[engine.sglang]"
@@ -241,6 +242,7 @@ def check(passed: Mapping[str, Any], where: str = WHERE) -> None:
         if name not in ALLOWED and name not in LIMITED and name not in OWNED:
             raise SettingsError(f"{where} {name}: not available here: it is new in this SGLang, and untried")
         _check_value(name, value, hints[name], where)
+    check_speculation(passed, where)
     if passed.get("nnodes", 1) > 1 and not passed.get("dist_init_addr"):
         raise SettingsError(
             f"{where} nnodes: set dist_init_addr too, the first node's address and a free port"

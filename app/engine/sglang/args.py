@@ -20,6 +20,7 @@ from app.engine.image_limits import ImageLimits
 from app.engine.sglang import ranks
 from app.engine.sglang.allowed_args import check
 from app.engine.sglang.platform import needs_cpu_platform, visible_devices
+from app.engine.sglang.speculation import is_speculative
 from app.engine.sglang.weight_cache import check_weight_cache
 from app.settings import SettingsError
 
@@ -134,6 +135,8 @@ def server_arguments(options: SGLangOptions) -> dict[str, Any]:
         arguments |= CPU_DEFAULTS
         arguments["dtype"] = _cpu_dtype(options)
     arguments |= options.server_args
+    if is_speculative(arguments):
+        arguments["grammar_backend"] = "none"
     check_weight_cache(arguments, options.where, has_gpu=not needs_cpu_platform())
     if needs_cpu_platform() and "max_total_tokens" not in arguments:
         arguments["max_total_tokens"] = _cpu_pool_tokens(arguments)

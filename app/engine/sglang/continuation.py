@@ -3,7 +3,9 @@
 SGLang sets a running request aside when memory is short, and later reads its prompt and its answer so far
 in one prefill. A request that brings token ids of its answer takes the same way in a scheduler that has
 never seen it: `max_tokens`, stops, counts and text go on as if it had run here. What retraction itself
-forgets is rebuilt from the ids: the state of the grammar, the penalties, and the count for `min_tokens`.
+forgets is rebuilt from the ids: the state of the grammar here, the penalties and the count for `min_tokens`
+in app.engine.sglang.patches.penalties. A grammar is walked beside the step, in a thread that compiles others;
+the request waits meanwhile as if its grammar were being compiled, so that all ranks take it up in one step.
 
 `with_continued` runs in the server, all else in the scheduler's process.
 """
@@ -11,24 +13,23 @@ forgets is rebuilt from the ids: the state of the grammar, the penalties, and th
 from __future__ import annotations
 
 import copy
+import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
-import torch
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler import Scheduler
-from sglang.srt.sampling.penaltylib.frequency_penalty import BatchedFrequencyPenalizer
-from sglang.srt.sampling.penaltylib.min_new_tokens import BatchedMinNewTokensPenalizer
-from sglang.srt.sampling.penaltylib.orchestrator import _BatchedPenalizer
-from sglang.srt.sampling.penaltylib.presence_penalty import BatchedPresencePenalizer
-from sglang.srt.sampling.penaltylib.repetition_penalty import BatchedRepetitionPenalizer
 
 CONTINUED = "continued_ids"
 """The key in `custom_params`, which SGLang hands through and no caller may send."""
 NOT_CONTINUED = "The answer cannot go on: "
 """The start of the message of an answer whose state could not be rebuilt."""
+WALK_PIECE = 256
+"""Ids that a grammar accepts before its thread lets the step go on: 0.2 ms at 0.7 us an id."""
+WALKED_KEY = ("continued", "")
+"""SGLang keeps a copy of the grammar that it waited for under a key; all of these have one."""
 
 
 def with_continued(sampling_params: Any, token_ids: Iterable[int]) -> Any:
@@ -39,41 +40,55 @@ def with_continued(sampling_params: Any, token_ids: Iterable[int]) -> Any:
 
 
 def install() -> None:
-    """Replace the methods of SGLang 0.5.20 that queue a request and that begin a batch's penalties."""
+    """Replace the method of SGLang 0.5.20 that queues a request."""
     queue = Scheduler._add_request_to_queue  # noqa: SLF001
-    prepare = _BatchedPenalizer.prepare
 
     def add_request_to_queue(self: Any, req: Req, is_retracted: bool = False) -> None:  # noqa: FBT001, FBT002  # SGLang's
-        token_ids = _taken_from(req)
-        if not token_ids or not _continue(self, req, token_ids):
+        token_ids = _continued_ids(req)
+        if not token_ids:
             queue(self, req, is_retracted)
-
-    def prepare_and_rebuild(self: Any) -> None:
-        is_new = not self.is_prepared()
-        prepare(self)
-        if is_new:
-            _rebuild_penalties(self)
+        elif _has_to_walk(req):
+            _begin_walk(self.grammar_manager, req, token_ids)
+        else:
+            _forget_continued(req)
+            if not _continue(self, req, token_ids):
+                queue(self, req, is_retracted)
 
     Scheduler._add_request_to_queue = add_request_to_queue  # noqa: SLF001
-    _BatchedPenalizer.prepare = prepare_and_rebuild
 
 
-def _taken_from(req: Req) -> list[int] | None:
-    """The ids that a request's answer begins with, taken out of its parameters."""
+def _continued_ids(req: Req) -> list[int] | None:
+    """The ids that a request's answer begins with."""
     custom = req.sampling_params.custom_params
-    if not isinstance(custom, dict) or CONTINUED not in custom:
-        return None
-    token_ids: list[int] = custom.pop(CONTINUED)
+    return custom.get(CONTINUED) if isinstance(custom, dict) else None
+
+
+def _forget_continued(req: Req) -> None:
+    """Take them out of its parameters."""
+    custom = req.sampling_params.custom_params
+    del custom[CONTINUED]
     if custom.keys() == {"__req__"}:  # SGLang's reference to the request, for custom_params alone
         req.sampling_params.custom_params = None
-    return token_ids
+
+
+def _has_to_walk(req: Req) -> bool:
+    """Whether the request has a grammar that stands at its beginning."""
+    ended = req.finished() or req.to_finish is not None  # refused, or aborted while its grammar compiled
+    return not ended and req.grammar is not None and not hasattr(req.grammar, "allows_continued")
+
+
+def _begin_walk(manager: Any, req: Req, token_ids: list[int]) -> None:
+    """Walk a request's grammar in a thread, while the request waits in SGLang's queue of such."""
+    req.grammar = manager.grammar_backend.executor.submit(_walk, req.grammar, token_ids)
+    req.grammar_key = WALKED_KEY
+    manager.grammar_queue.append(req)
 
 
 def _continue(scheduler: Any, req: Req, token_ids: list[int]) -> bool:
     """Make `req` one that was retracted after `token_ids`; whether it has ended with them already."""
-    if req.finished() or req.to_finish is not None:  # it was refused, or aborted while its grammar compiled
+    if req.finished() or req.to_finish is not None:
         return False
-    if req.grammar is not None and not _walk(req.grammar, token_ids):
+    if req.grammar is not None and not req.grammar.allows_continued:
         message = NOT_CONTINUED + "its grammar does not allow what was generated"
         req.set_finish_with_abort(message, HTTPStatus.INTERNAL_SERVER_ERROR)
         return False
@@ -89,18 +104,20 @@ def _continue(scheduler: Any, req: Req, token_ids: list[int]) -> bool:
     return True
 
 
-def _walk(grammar: Any, token_ids: list[int]) -> bool:
-    """Bring a grammar to the state after `token_ids`; whether it allows them."""
-    try:
-        for token_id in token_ids:
-            grammar.accept_token(token_id)
-    except ValueError:
-        return False
+def _walk(grammar: Any, token_ids: list[int]) -> Any:
+    """The grammar, brought to the state after `token_ids`; its `allows_continued` says whether it has one."""
     inner = getattr(grammar, "grammar", None) or grammar
-    inner.request_meter = (
-        None  # the walk took the time of many steps at once (app.engine.sglang.grammar_guard)
-    )
-    return True
+    try:
+        for start in range(0, len(token_ids), WALK_PIECE):
+            for token_id in token_ids[start : start + WALK_PIECE]:
+                grammar.accept_token(token_id)
+            time.sleep(0)
+    except ValueError:
+        grammar.allows_continued = False
+    else:
+        grammar.allows_continued = True
+    inner.request_meter = None  # of many steps at once (app.engine.sglang.grammar_guard)
+    return grammar
 
 
 def _leave_out_logprobs(req: Req, num_tokens: int) -> None:
@@ -114,48 +131,3 @@ def _leave_out_logprobs(req: Req, num_tokens: int) -> None:
             setattr(logprob, name + column, [])
     req.send_output_token_logprobs_offset = num_tokens
     req.input_logprob_sent = True
-
-
-def _rebuild_penalties(penalizer: Any) -> None:
-    """Count what the requests of a new batch have generated before it; SGLang begins at nothing."""
-    rebuild = REBUILDS.get(type(penalizer))
-    if rebuild is None:
-        return
-    for row, req in enumerate(penalizer.orchestrator.reqs()):
-        if req.output_ids:
-            rebuild(penalizer, row, req)
-
-
-def _ids_of(penalizer: Any, req: Req) -> torch.Tensor:
-    return torch.tensor(req.output_ids, dtype=torch.int64, device=penalizer.orchestrator.device)
-
-
-def _rebuild_frequency(penalizer: Any, row: int, req: Req) -> None:
-    if req.sampling_params.frequency_penalty:
-        ids = _ids_of(penalizer, req)
-        each = penalizer.frequency_penalties[row].expand(len(ids))
-        penalizer.cumulated_frequency_penalties[row].scatter_add_(0, ids, each)
-
-
-def _rebuild_presence(penalizer: Any, row: int, req: Req) -> None:
-    if req.sampling_params.presence_penalty:
-        penalty = penalizer.presence_penalties[row]
-        penalizer.cumulated_presence_penalties[row, _ids_of(penalizer, req)] = penalty
-
-
-def _rebuild_repetition(penalizer: Any, row: int, req: Req) -> None:
-    if req.sampling_params.repetition_penalty != 1.0:
-        penalty = penalizer.repetition_penalties[row]
-        penalizer.cumulated_repetition_penalties[row, _ids_of(penalizer, req)] = penalty
-
-
-def _rebuild_least(penalizer: Any, row: int, req: Req) -> None:
-    penalizer.len_output_tokens[row] = len(req.output_ids)
-
-
-REBUILDS: dict[type, Callable[[Any, int, Req], None]] = {
-    BatchedFrequencyPenalizer: _rebuild_frequency,
-    BatchedPresencePenalizer: _rebuild_presence,
-    BatchedRepetitionPenalizer: _rebuild_repetition,
-    BatchedMinNewTokensPenalizer: _rebuild_least,
-}

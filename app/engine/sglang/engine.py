@@ -34,6 +34,7 @@ from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.recovery import FIRST_PAUSE_S, LONGEST_PAUSE_S, Recovery
 from app.engine.sglang.run import SGLangRun
 from app.engine.sglang.seeds import seed_of_choice
+from app.engine.sglang.speculation import is_speculative
 from app.engine.sglang.start_watchdog import StartWatchdog, StartWork, watched
 from app.engine.sglang.watchdog import PATIENCE, HangWatchdog
 from app.engine.tally import Tallies, TokenTally
@@ -41,7 +42,7 @@ from app.errors import BadRequest, EngineFailed, EngineNotReady
 from app.settings import SettingsError
 
 if TYPE_CHECKING:
-    from app.engine.sglang.grammar import GrammarCheck
+    from app.engine.sglang.grammar import GrammarCheck, NoGrammars
     from app.engine.sglang.launch import Launched
     from app.engine.sglang.splice import Splice
 
@@ -69,7 +70,7 @@ class SGLangEngine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
         self._render_queues = RenderQueues()
         self._run: SGLangRun | None = None
-        self._grammar: GrammarCheck | None = None
+        self._grammar: GrammarCheck | NoGrammars | None = None
         self._streams: dict[str, GenerationStream] = {}
         self._live = LiveChoices()
         self._tallies = Tallies()
@@ -319,13 +320,14 @@ class SGLangEngine:
             raise EngineNotReady(f"The engine is {state}.", retry_after_s=wait_s)
         return self._run
 
-    async def _check_of_grammars(self, run: SGLangRun) -> GrammarCheck | None:
-        """The check of grammars over this model's vocabulary; None where SGLang has none."""
-        from app.engine.sglang.grammar import GrammarCheck
+    async def _check_of_grammars(self, run: SGLangRun) -> GrammarCheck | NoGrammars | None:
+        """The check of grammars over this model's vocabulary."""
+        from app.engine.sglang.grammar import grammar_check
 
         loop = asyncio.get_running_loop()
         setup = await loop.run_in_executor(self._thread, run.launched.grammar_setup, self._options)
-        check = None if setup is None else GrammarCheck(setup)
+        speculative = is_speculative(self._options.server_args)
+        check = grammar_check(setup, run.launched.grammar_backend, speculative=speculative)
         if check is not None:
             await check.start()
         return check

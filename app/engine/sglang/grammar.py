@@ -19,7 +19,7 @@ import orjson
 
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.grammar.pool import GrammarVerdict, WorkerPool, WorkerSetup
-from app.errors import BadRequest, GrammarTooSlow
+from app.errors import BadRequest, GrammarTooSlow, UnsupportedParameter
 
 KINDS = ("json_schema", "regex", "ebnf", "structural_tag")
 """The sampling parameters of SGLang that hold a grammar."""
@@ -100,6 +100,42 @@ class GrammarCheck:
             self._verdicts[key] = check.result()
             if len(self._verdicts) > MAX_VERDICTS:
                 self._verdicts.popitem(last=False)
+
+
+class NoGrammars:
+    """Refuses every grammar, before the status line; `served` says how the model is served."""
+
+    def __init__(self, served: str) -> None:
+        self._served = served
+
+    async def start(self) -> None:
+        """See GrammarCheck; does nothing."""
+
+    async def aclose(self) -> None:
+        """See GrammarCheck; does nothing."""
+
+    async def check(self, owner: str, sampling: Mapping[str, Any], request: Any) -> None:
+        """See GrammarCheck. Raises UnsupportedParameter for any grammar."""
+        del owner
+        kind = next((kind for kind in KINDS if sampling.get(kind) is not None), None)
+        if kind is not None:
+            param = grammar_param(request) or kind
+            raise UnsupportedParameter(
+                f"{param}: this model is served {self._served}, so an answer cannot be held to a form."
+                " Leave it out; tools can be sent with `tool_choice` auto and without `strict`.",
+                param=param,
+            )
+
+
+def grammar_check(
+    setup: WorkerSetup | None, backend: str, *, speculative: bool
+) -> GrammarCheck | NoGrammars | None:
+    """The check for a model with this backend of grammars; None for one whose cost is not known here."""
+    if setup is not None:
+        return GrammarCheck(setup)
+    if backend not in ("xgrammar", "none"):
+        return None
+    return NoGrammars("with speculative decoding" if speculative else "without grammars")
 
 
 def worker_setup(

@@ -3,7 +3,8 @@
 Masks and accepted tokens are counted in CPU time (app.engine.grammar.cost). A step has so much time for
 the masks of all; a grammar that takes more than its share for long is aborted, by the way that SGLang's
 own time-outs take, which all tensor parallel ranks follow together. Masks are filled in a thread beside
-the step: xgrammar releases the GIL, so that a mask that takes seconds is left behind.
+the step: xgrammar releases the GIL, so that a mask that takes seconds is left behind
+(app.engine.sglang.stall_limit).
 """
 
 from __future__ import annotations
@@ -25,13 +26,12 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.scheduler import Scheduler
 
 from app.engine.grammar.cost import GRAMMAR_ENDED, CostMeter
+from app.engine.sglang.stall_limit import StallLimit
 
 STEP_SHARES = 5
 """A step may spend five times a grammar's allowance on masks; more grammars than that share it."""
 MIN_SHARE = 0.05
 """The least share of the allowance: ordinary masks take 3 to 60 us (128,000 tokens)."""
-STALL_S = 0.5
-"""CPU time of a mask after which the step goes on without it."""
 LOOK_S = 0.1
 """Seconds between two looks at whether the current mask has stalled."""
 COMPILERS = 2
@@ -49,10 +49,11 @@ POLL_ENVIRON = {
 class GrammarGuard:
     """Counts what grammars cost in this scheduler; `install` puts it in SGLang's way."""
 
-    def __init__(self, mask_ms: float, *, stall_s: float | None = STALL_S, look_s: float = LOOK_S) -> None:
+    def __init__(self, mask_ms: float, limit: StallLimit | None, *, look_s: float = LOOK_S) -> None:
         self._mask_ms = mask_ms
         self._share_ms = mask_ms
-        self._filler = None if stall_s is None else MaskFiller(stall_s, look_s)
+        self._limit = limit
+        self._filler = None if limit is None else MaskFiller(limit, look_s)
         self._any_exceeded = False
 
     def install(self) -> None:
@@ -81,11 +82,17 @@ class GrammarGuard:
         """Fill a step's rows; one that stalls is left behind, and its request will be ended."""
         shares = max(1.0, len(entries) / STEP_SHARES)
         self._share_ms = self._mask_ms * max(MIN_SHARE, 1.0 / shares)
-        rows = [entry for entry in entries if not _meter(entry.grammar, self._mask_ms).stalled]
-        if self._filler is None:
-            for entry in rows:
+        if self._limit is None or self._filler is None:
+            for entry in entries:
                 entry.grammar.fill_vocab_mask(vocab_mask, entry.row)
             return
+        self._limit.begin_step()
+        rows = []
+        for entry in entries:
+            if _meter(entry.grammar, self._mask_ms).stalled:
+                self._limit.leave(entry.row)
+            else:
+                rows.append(entry)
         for entry in self._filler.fill(rows, vocab_mask):
             _meter(entry.grammar, self._mask_ms).stall()
             self._any_exceeded = True
@@ -115,13 +122,13 @@ class GrammarGuard:
         """The requests to end now, as messages that SGLang sends to all ranks."""
         if not self._any_exceeded:
             return []
-        self._any_exceeded = False
         aborts = []
         for req in scheduler.collect_inflight_reqs():
             meter = None if req.finished() else _meter_of(req.grammar)
             if meter is not None and (meter.exceeded or meter.stalled):
                 message = GRAMMAR_ENDED + meter.in_words()
                 aborts.append(AbortReq(rid=req.rid, abort_message=message))
+        self._any_exceeded = bool(aborts)  # until they have ended: SGLang may skip receiving in a step
         return aborts
 
 
@@ -142,8 +149,8 @@ class RequestMeter(CostMeter):
 class MaskFiller:
     """Fills a step's masks in a thread, and starts another thread where that stays in one mask."""
 
-    def __init__(self, stall_s: float, look_s: float) -> None:
-        self._stall_s = stall_s
+    def __init__(self, limit: StallLimit, look_s: float) -> None:
+        self._limit = limit
         self._look_s = look_s
         self._thread = _FillThread()
 
@@ -151,20 +158,27 @@ class MaskFiller:
         """Fill the rows, but for those that are returned: their masks are still being computed."""
         stalled: list[Any] = []
         while rows:
-            thread = self._thread
-            thread.begin(rows, vocab_mask)
-            while not thread.done.wait(self._look_s):
-                if thread.current_s() > self._stall_s:
-                    break
-            else:
-                if thread.error is not None:
-                    raise thread.error
+            self._thread.begin(rows, vocab_mask)
+            number = self._left_behind(rows)
+            if number is None:
+                if self._thread.error is not None:
+                    raise self._thread.error
                 break
             self._thread = _FillThread()
-            number = thread.leave()
             stalled.append(rows[number])
             rows = rows[number + 1 :]
         return stalled
+
+    def _left_behind(self, rows: list[Any]) -> int | None:
+        """The number of the row that the thread was left with; None once it has filled all."""
+        thread = self._thread
+        while not thread.done.wait(self._look_s):
+            number = thread.number
+            row = rows[number].row
+            if self._limit.is_over(row, thread.current_s()) and thread.leave(number):
+                self._limit.leave(row)
+                return number
+        return None
 
 
 class _FillThread:
@@ -189,11 +203,11 @@ class _FillThread:
         self._row_began_s = time.clock_gettime(self._clock)
         self._jobs.put((rows, vocab_mask))
 
-    def leave(self) -> int:
-        """The number of the row in hand, after which the thread ends."""
+    def leave(self, number: int) -> bool:
+        """End the thread after that row, if it still has it in hand; whether it has."""
         with self._lock:
-            self._left = True
-            return self.number
+            self._left = self.number == number
+            return self._left
 
     def current_s(self) -> float:
         """CPU time that the row in hand has taken."""

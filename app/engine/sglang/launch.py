@@ -44,6 +44,8 @@ from app.engine.sglang.tools import register
 STOP_TIMEOUT_S = 10.0
 KEEPALIVE_S = 10
 """Seconds between the kernel's questions whether the first node is there; after nine unanswered it is not."""
+RELEASE_TIMEOUT_S = 15.0
+"""Seconds in which schedulers release pinned host memory, which a kill would leave taken; as SGLang's own."""
 
 Capability = Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]
 
@@ -91,7 +93,7 @@ class Launched:
         )
 
     def stop(self, *, orderly: bool = True) -> None:
-        """End the children and wait for them; blocks up to `STOP_TIMEOUT_S`.
+        """End the children and wait for them; blocks up to `RELEASE_TIMEOUT_S`.
 
         Those of an engine that was lost would not hear that they are to end.
         """
@@ -99,7 +101,7 @@ class Launched:
             with contextlib.suppress(Exception):  # its socket may be gone already
                 self.manager._dispatch_to_scheduler(ShutdownReq())  # noqa: SLF001
             schedulers = [process for name, process in self.processes if name.startswith("scheduler")]
-            _join(schedulers, STOP_TIMEOUT_S)
+            _join(schedulers, RELEASE_TIMEOUT_S)
         _kill([process for _, process in self.processes])
         self.load_file.unlink(missing_ok=True)  # 16 KiB of shared memory that SGLang would leave
         if self.manager.mm_processor is not None:

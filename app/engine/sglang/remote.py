@@ -23,10 +23,11 @@ from app.engine.remote.continuation import TextRules
 from app.engine.remote.model import ChoiceSink, Facts
 from app.engine.sglang.platform import prepare_process
 from app.engine.sglang.seeds import seed_of_choice
+from app.engine.sglang.speculation import is_speculative
 from app.errors import BadRequest, EngineFailed
 
 if TYPE_CHECKING:
-    from app.engine.sglang.grammar import GrammarCheck
+    from app.engine.sglang.grammar import GrammarCheck, NoGrammars
 
 Capability = Literal["vision", "tools", "json_schema", "reasoning", "logprobs"]
 
@@ -107,7 +108,7 @@ class SGLangRemoteModel:
         server = facts.server
         self._deterministic = bool(server.get("enable_deterministic_inference"))
         grammar = server.get("grammar_backend") or "none"
-        self._grammar = None if grammar != "xgrammar" else _grammar_check(standin, facts, options.grammars)
+        self._grammar = _grammar_check(standin, facts, grammar, options.grammars)
         context = int(standin.model_config.context_len)
         capacity = int(server["max_total_num_tokens"])
         self._limits = RenderLimits(
@@ -285,18 +286,21 @@ def _chat(standin: _Standin, facts: Facts) -> Any:
     return chat
 
 
-def _grammar_check(standin: _Standin, facts: Facts, budget: GrammarBudget) -> GrammarCheck | None:
-    from app.engine.sglang.grammar import GrammarCheck, worker_setup
+def _grammar_check(
+    standin: _Standin, facts: Facts, backend: str, budget: GrammarBudget
+) -> GrammarCheck | NoGrammars | None:
+    from app.engine.sglang.grammar import grammar_check, worker_setup
 
-    config = standin.model_config
-    setup = worker_setup(
-        standin.tokenizer,
-        config.vocab_size,
-        config.hf_eos_token_id,
-        any_whitespace=not facts.server.get("constrained_json_disable_any_whitespace"),
-        budget=budget,
-    )
-    return None if setup is None else GrammarCheck(setup)
+    config, setup = standin.model_config, None
+    if backend == "xgrammar":
+        setup = worker_setup(
+            standin.tokenizer,
+            config.vocab_size,
+            config.hf_eos_token_id,
+            any_whitespace=not facts.server.get("constrained_json_disable_any_whitespace"),
+            budget=budget,
+        )
+    return grammar_check(setup, backend, speculative=is_speculative(facts.server))
 
 
 def _reserved_tokens(server: Mapping[str, Any]) -> int:

@@ -11,17 +11,21 @@ from typing import Any
 from sglang.srt.managers.scheduler import run_scheduler_process
 
 from app.engine.sglang import continuation
-from app.engine.sglang.grammar_guard import STALL_S, GrammarGuard
-from app.engine.sglang.patches import dead_ends, logit_bias, stop_strings
+from app.engine.sglang.grammar_guard import GrammarGuard
+from app.engine.sglang.patches import dead_ends, logit_bias, penalties, stop_strings
+from app.engine.sglang.stall_limit import StallLimit, TorchRankStore
 
 
 def run(server_args: Any, *args: Any, grammar_mask_ms: float, **kwargs: Any) -> Any:
     """The scheduler process; see CostMeter for `grammar_mask_ms`."""
     dead_ends.install()
-    # A mask that is left behind on one tensor parallel rank would not be on another.
-    stall_s = STALL_S if server_args.tp_size == 1 else None
-    GrammarGuard(grammar_mask_ms, stall_s=stall_s).install()
+    # With pipeline stages the last has the masks, and the first decides on aborts: it would not know.
+    limit = None
+    if server_args.pp_size == 1:
+        limit = StallLimit(store=TorchRankStore() if server_args.tp_size > 1 else None)
+    GrammarGuard(grammar_mask_ms, limit).install()
     continuation.install()
     stop_strings.install()
     logit_bias.install()
+    penalties.install()
     return run_scheduler_process(server_args, *args, **kwargs)
