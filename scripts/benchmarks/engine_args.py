@@ -37,7 +37,9 @@ def parse(pairs: Sequence[str]) -> dict[str, Any]:
 def options(arguments: Mapping[str, Any]) -> list[str]:
     """The command-line options that give these arguments to another tool."""
     return [
-        part for name, value in arguments.items() for part in ("--engine-arg", f"{name}={json.dumps(value)}")
+        option
+        for name, value in arguments.items()
+        for option in ("--engine-arg", f"{name}={json.dumps(value)}")
     ]
 
 

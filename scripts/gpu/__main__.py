@@ -56,10 +56,10 @@ def has_gpu() -> bool:
 
 def _stages(text: str) -> list[str]:
     names = text.split(",")
-    known = [*LEAST_S, "report"]
+    stages = [*LEAST_S, "report"]
     for name in names:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{name}: must be one of {', '.join(known)}")
+        if name not in stages:
+            raise argparse.ArgumentTypeError(f"{name}: must be one of {', '.join(stages)}")
     return names
 
 

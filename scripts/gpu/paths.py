@@ -65,5 +65,5 @@ def run(check: Checkup) -> None:
     collected = COLLECTED.findall(printed)
     for path, tests in PATHS.items():
         lacking = [test for test in tests if not any(name.startswith(test) for name in collected)]
-        found = "lacking: " + ", ".join(lacking) if lacking else ", ".join(tests)
-        check.holds(path, found, "in the suite", not lacking)
+        summary = "lacking: " + ", ".join(lacking) if lacking else ", ".join(tests)
+        check.holds(path, summary, "in the suite", not lacking)

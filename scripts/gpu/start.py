@@ -86,8 +86,8 @@ def check_report(check: Checkup, report: Mapping[str, Any]) -> None:
     expected = EXPECTED_OF_GPU if has_gpu else EXPECTED_OF_CPU
     for name, values in expected.items():
         allowed = (passed[name],) if name in passed else values  # what was asked for must be in force
-        found = report.get(name)
-        check.holds(name.replace("_", " "), found, " or ".join(map(str, allowed)), found in allowed)
+        value = report.get(name)
+        check.holds(name.replace("_", " "), value, " or ".join(map(str, allowed)), value in allowed)
     memory, chunk = report["memory_usage"], report["chunked_prefill_size"]
     if has_gpu and "chunked_prefill_size" not in passed:
         check.holds("chunked prefill size", chunk, "more than 0", chunk > 0)

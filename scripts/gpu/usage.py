@@ -60,6 +60,6 @@ def sampled() -> Iterator[GpuUse]:
         except subprocess.TimeoutExpired:
             process.kill()
             printed, _ = process.communicate()
-        found = read(printed.splitlines())
+        reading = read(printed.splitlines())
         for name in GpuUse.__slots__:
-            setattr(use, name, getattr(found, name))
+            setattr(use, name, getattr(reading, name))

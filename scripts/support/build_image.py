@@ -226,7 +226,7 @@ def make_node(build: Builder, container: str, root: Path) -> Image:
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir()
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
-    run("sh", "-c", f"tar -c --null -T - | tar -x -C {shlex.quote(str(tree))}", given=files)
+    run("sh", "-c", f"tar -c --null -T - | tar -x -C {shlex.quote(str(tree))}", stdin=files)
     environ = [f"--env={variable}={value}" for variable, value in arguments.items()]
     volumes = [f"--volume={mount}" for mount in [*mounts, f"{tree}:/run/host/tree:ro"]]
     lines = "\n".join(["set -e", "cd /root", "mkdir -p /etc/systemd/system", *script])
@@ -329,14 +329,14 @@ def has_the_weight_cache(image: Image) -> None:
     (image.root / "opt/tokenring/tokenring.toml").unlink()
 
 
-def run(*command: str, given: bytes = b"") -> None:
+def run(*command: str, stdin: bytes = b"") -> None:
     """Run a command that must succeed, in the checkout; its output is shown only if it does not."""
     done = subprocess.run(
-        command, cwd=ROOT, input=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        command, cwd=ROOT, input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
     if done.returncode != 0:
-        said = done.stdout.decode(errors="replace")[-2000:]
-        sys.exit(f"{' '.join(command)}: exit status {done.returncode}\n{said}")
+        output = done.stdout.decode(errors="replace")[-2000:]
+        sys.exit(f"{' '.join(command)}: exit status {done.returncode}\n{output}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -47,7 +47,7 @@ async def overlap_engine(anyio_backend: Any) -> AsyncIterator[Engine]:
     from app.engine.sglang.args import SGLangOptions
     from app.engine.sglang.engine import SGLangEngine
 
-    engine = SGLangEngine(SGLangOptions(server_args={"random_seed": 7, **GPU_SWITCHES}))
+    engine = SGLangEngine(SGLangOptions(server_args=engine_args(random_seed=7, **GPU_SWITCHES)))
     async with running(engine) as started:
         yield started
 

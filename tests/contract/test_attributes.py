@@ -27,9 +27,12 @@ ALLOWED: Mapping[str, str] = {
     "app/engine/sglang/grammar_guard.py": "SGLang's methods are replaced, and a meter goes with its grammar",
     "app/engine/sglang/handover.py": "SGLang's request, a copy of ours, and its choices, once per token",
     "app/engine/sglang/launch.py": "SGLang takes the controller's entry from a module's attribute",
+    "app/engine/sglang/patches/dead_ends.py": "SGLang's methods are replaced",
+    "app/engine/sglang/patches/logit_bias.py": "SGLang's method is replaced",
+    "app/engine/sglang/patches/penalties.py": "SGLang's methods are replaced",
+    "app/engine/sglang/patches/stop_strings.py": "SGLang's methods are replaced",
     "app/engine/sglang/remote.py": "SGLang's chat takes these arguments from a running server only",
     "app/engine/sglang/render.py": "SGLang's request and its chat, copies of ours",
-    "app/engine/sglang/scheduler.py": "SGLang's methods are replaced",
     "app/log.py": "the standard library's record",
     "app/safety/classifiers/encoder.py": "ONNX Runtime's options are attributes",
 }

@@ -72,8 +72,8 @@ def find_compilers(own: Path, environ: MutableMapping[str, str]) -> None:
     SGLang and FlashInfer compile kernels: they call `ninja` by name, and look for nvcc in CUDA_HOME, in
     CUDA_PATH, on PATH and in /usr/local/cuda. scripts/setup lays the pinned compiler out beside that folder.
     """
-    found = [part for part in environ.get("PATH", os.defpath).split(os.pathsep) if part != str(own)]
-    environ["PATH"] = os.pathsep.join([str(own), *found])
+    others = [folder for folder in environ.get("PATH", os.defpath).split(os.pathsep) if folder != str(own)]
+    environ["PATH"] = os.pathsep.join([str(own), *others])
     pinned = own.parent / "cuda"
     named = environ.get("CUDA_HOME") or environ.get("CUDA_PATH") or shutil.which("nvcc", path=environ["PATH"])
     if not named and not USUAL_NVCC.exists() and pinned.exists():

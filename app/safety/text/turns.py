@@ -101,21 +101,21 @@ def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: S
         if kind == "user":
             turns.append(_turn(run, judged))
             continue
-        unknown = [said for said in run if said is not _KNOWN]
+        unknown = [message for message in run if message is not _KNOWN]
         if not unknown:
             continue
-        others += (said.read(text) for said in unknown for text in said.texts)
+        others += (message.read(text) for message in unknown for text in message.texts)
         if len(unknown) > 1:
             others.append(run[-1].read(_joined(unknown)))
         if kind == "instructions":
             instructions.append(run)
-        answers += (field for said in unknown if said.read is _answer for field in said.fields)
+        answers += (field for message in unknown if message.read is _answer for field in message.fields)
     if len(instructions) > 1:
-        others.append(_instructions(_joined([said for run in instructions for said in run])))
-    users = [said for turn in turns for said in turn.messages]
-    fresh = [said.text for said in users if not said.is_judged]
+        others.append(_instructions(_joined([message for run in instructions for message in run])))
+    users = [message for turn in turns for message in turn.messages]
+    fresh = [message.text for message in users if not message.is_judged]
     fresh += (turn.text for turn in turns if len(turn.messages) > 1 and not turn.is_judged)
-    recent = [said.text for said in users[-JOINED_TURNS:]]
+    recent = [message.text for message in users[-JOINED_TURNS:]]
     return Turns(_newest(turns, users), others + _before(turns), fresh, answers, recent)
 
 
@@ -225,14 +225,14 @@ def _said(messages: Sequence[Message], judged: Knows | None, stored: Sequence[bo
 
 def _joined(run: Sequence[_Said]) -> str:
     """The contents alone: hardly a template writes names and ids, which would drown them."""
-    return "\n".join(said.content for said in run)
+    return "\n".join(message.content for message in run)
 
 
 def _turn(run: Sequence[_Said], judged: Knows | None) -> _Turn:
     if len(run) == 1:
         return _Turn(run, run[0].content, run[0].is_judged)
     text = _joined(run)
-    return _Turn(run, text, all(said.is_stored for said in run) or _is_passed(text, judged))
+    return _Turn(run, text, all(message.is_stored for message in run) or _is_passed(text, judged))
 
 
 def _newest(turns: Sequence[_Turn], users: Sequence[_Said]) -> list[Read]:
@@ -243,10 +243,10 @@ def _newest(turns: Sequence[_Turn], users: Sequence[_Said]) -> list[Read]:
     if len(turns[-1].messages) > 1:
         texts.append(turns[-1].text)
     if len(turns) > 1:
-        recent = [said for turn in turns[-JOINED_TURNS:] for said in turn.messages]
+        recent = [message for turn in turns[-JOINED_TURNS:] for message in turn.messages]
         texts.append(_joined(recent))
-        if not all(said.is_judged for said in users[: -len(recent)]):
-            texts.append(_joined([said for said in users if not said.is_judged]))
+        if not all(message.is_judged for message in users[: -len(recent)]):
+            texts.append(_joined([message for message in users if not message.is_judged]))
     return [Read(text) for text in dict.fromkeys(texts)]
 
 
@@ -257,10 +257,10 @@ def _before(turns: Sequence[_Turn]) -> list[Read]:
     for turn in reversed(turns):
         if age and len(turn.messages) > 1:
             earlier += _faded(turn.text, age, is_judged=turn.is_judged)
-        for said in reversed(turn.messages):
+        for message in reversed(turn.messages):
             if age:
-                for text in said.texts:
-                    earlier += _faded(text, age, is_judged=said.is_judged)
+                for text in message.texts:
+                    earlier += _faded(text, age, is_judged=message.is_judged)
             age += 1
     return earlier
 

@@ -143,14 +143,14 @@ def install() -> None:
         ids = self.output_ids
         counts = range(len(ids) - new_accepted_len + 1, len(ids) + 1)
         complete: list[int] = []
-        found = 0
+        matched = 0
         for count in counts:
             complete.append(matcher.read(ids, count))
             if matcher.is_settled or count == len(ids):  # else it is read again with the next token
-                found |= complete[-1]
-        if not found:
+                matched |= complete[-1]
+        if not matched:
             return False
-        bit, stop = matcher.first(found)
+        bit, stop = matcher.first(matched)
         self.finished_reason = FINISH_MATCHED_STR(matched=stop)
         self.finished_len = next(count for count, bits in zip(counts, complete, strict=True) if bits & bit)
         return True
