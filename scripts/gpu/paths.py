@@ -16,7 +16,7 @@ CONTRACT = "tests/contract"
 PATHS: Mapping[str, tuple[str, ...]] = {
     "overlap scheduler, chunked prefill": (
         f"{CONTRACT}/test_engine.py::test_counts_are_exact_and_cumulative[overlap]",
-        f"{CONTRACT}/test_sglang_continued.py::test_prompts_that_are_read_in_between_change_no_penalty[overlap]",
+        f"{CONTRACT}/test_sglang_continued.py::test_prompts_that_are_read_in_between_change_no_penalty[overlap_engine]",
     ),
     "speculation and grammars": (
         f"{CONTRACT}/test_sglang_constraints.py::test_a_model_with_speculation_says_that_it_has_no_grammars",
