@@ -101,7 +101,7 @@ class Launched:
         return True
 
     def stop(self, *, asked: bool = False) -> None:
-        """End the children, and wait for schedulers that were asked to end; blocks up to `RELEASE_TIMEOUT_S`."""
+        """End the children; blocks up to `RELEASE_TIMEOUT_S` for schedulers that were asked to end."""
         if asked:
             schedulers = [process for name, process in self.processes if name.startswith("scheduler")]
             _join(schedulers, RELEASE_TIMEOUT_S)
