@@ -18,6 +18,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal
 
+import zmq
 from sglang.srt.entrypoints import engine as sglang_engine
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.managers.io_struct import ShutdownReq
@@ -92,14 +93,22 @@ class Launched:
             budget=GrammarBudget(options.grammar_check_s, options.grammar_mask_ms),
         )
 
-    def stop(self, *, orderly: bool = True) -> None:
-        """End the children and wait for them; blocks up to `RELEASE_TIMEOUT_S`.
+    def ask_to_end(self) -> bool:
+        """Ask the schedulers to end by themselves, so that they release the GPU; whether they were asked.
 
-        Those of an engine that was lost would not hear that they are to end.
+        To be called in the loop: SGLang's socket sends in no other thread.
         """
-        if orderly and not needs_cpu_platform():  # schedulers end by themselves, so that they release the GPU
-            with contextlib.suppress(Exception):  # its socket may be gone already
-                self.manager._dispatch_to_scheduler(ShutdownReq())  # noqa: SLF001
+        if needs_cpu_platform():  # they hold nothing there
+            return False
+        try:
+            self.manager._dispatch_to_scheduler(ShutdownReq())  # noqa: SLF001
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def stop(self, *, asked: bool = False) -> None:
+        """End the children; blocks up to `RELEASE_TIMEOUT_S` for schedulers that were asked to end."""
+        if asked:
             schedulers = [process for name, process in self.processes if name.startswith("scheduler")]
             _join(schedulers, RELEASE_TIMEOUT_S)
         _kill([process for _, process in self.processes])

@@ -151,7 +151,8 @@ class SGLangRun:
         loop, launched = asyncio.get_running_loop(), self.launched
         self.closed = True
         self.disconnect()
-        await loop.run_in_executor(self._thread, partial(launched.stop, orderly=not self._is_lost))
+        asked = not self._is_lost and launched.ask_to_end()  # a lost engine would not hear it
+        await loop.run_in_executor(self._thread, partial(launched.stop, asked=asked))
         await launched.manager.stop()
         for _, process in launched.processes:
             process.close()
