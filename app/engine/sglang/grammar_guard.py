@@ -26,7 +26,7 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.scheduler import Scheduler
 
 from app.engine.grammar.cost import GRAMMAR_ENDED, CostMeter
-from app.engine.sglang.stall_limit import StallLimit
+from app.engine.sglang.stall_limit import STALL_S, StallLimit
 
 STEP_SHARES = 5
 """A step may spend five times a grammar's allowance on masks; more grammars than that share it."""
@@ -144,6 +144,12 @@ class RequestMeter(CostMeter):
     def stall(self) -> None:
         """Note that a mask was left behind."""
         self.stalled = True
+
+    def in_words(self) -> str:
+        """See CostMeter; a mask that was left behind is not in its sums."""
+        if self.stalled:
+            return f"choosing one of its tokens took more than {STALL_S:g} s of the scheduler's time"
+        return super().in_words()
 
 
 class MaskFiller:
