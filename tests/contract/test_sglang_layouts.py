@@ -77,6 +77,7 @@ def test_replicas_answer_where_they_are_asked_and_are_lost_together(tmp_path: Pa
     assert "scheduler_DP1" in seen["lost"]
     assert seen["same"] == [True] * 4
     assert seen["errors"] == [None] * 4
+    assert seen["left_to_kill"] == []
     assert seen["losses"] == {"exited": 1, "hung": 0, "failed": 0}
 
 

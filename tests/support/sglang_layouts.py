@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import uvloop
@@ -179,9 +180,9 @@ async def replicas(_: str) -> dict[str, Any]:
     name = psutil.Process(lost).name()
     os.kill(lost, signal.SIGKILL)
     answers = await asyncio.gather(*going)
-    history = engine.restarts
-    await engine.aclose()
+    history, left = engine.restarts, await ended_in_order(engine)
     return {
+        "left_to_kill": left,
         "model": [model.replicas, model.kv_capacity_tokens],
         "pool": engine._options.server_args["max_total_tokens"],
         "hits": hits,
@@ -192,6 +193,23 @@ async def replicas(_: str) -> dict[str, Any]:
         "losses": dict(history.losses),
         "children_left": children_left(),
     }
+
+
+async def ended_in_order(engine: Any) -> list[int]:
+    """Close the engine as beside a GPU; the schedulers that had not ended by themselves."""
+    from app.engine.sglang import launch
+
+    pids, kill, left = engine._launched.scheduler_pids, launch._kill, []
+
+    def killing(processes: list[Any]) -> None:
+        left.extend(
+            p.pid for p in map(psutil.Process, filter(psutil.pid_exists, pids)) if p.status() != "zombie"
+        )
+        kill(processes)
+
+    with mock.patch.multiple(launch, needs_cpu_platform=lambda: False, _kill=killing):
+        await engine.aclose()
+    return left
 
 
 def _settings_file(path: Path, server_args: dict[str, Any]) -> Path:

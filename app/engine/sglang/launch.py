@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -109,8 +109,12 @@ class Launched:
     def stop(self, *, asked: bool = False) -> None:
         """End the children; blocks up to `RELEASE_TIMEOUT_S` for schedulers that were asked to end."""
         if asked:
-            schedulers = [process for name, process in self.processes if name.startswith("scheduler")]
+            schedulers = [process for _, process in self.processes if process.pid in self.scheduler_pids]
             _join(schedulers, RELEASE_TIMEOUT_S)
+            if (
+                not schedulers
+            ):  # those of replicas are children of the controller, which does not end by itself
+                _wait(self.scheduler_pids, RELEASE_TIMEOUT_S)
         _kill([process for _, process in self.processes])
         self.load_file.unlink(missing_ok=True)  # 16 KiB of shared memory that SGLang would leave
         if self.manager.mm_processor is not None:
@@ -234,6 +238,18 @@ def _join(processes: list[Any], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
+
+
+def _wait(pids: Iterable[int], timeout_s: float) -> None:
+    """Wait for the end of processes that others have started, reaped or not."""
+    deadline = time.monotonic() + timeout_s
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            try:
+                wait([descriptor], max(0.0, deadline - time.monotonic()))
+            finally:
+                os.close(descriptor)
 
 
 def _kill(processes: list[Any]) -> None:
