@@ -500,7 +500,7 @@ async def test_an_owners_long_prompts_do_not_delay_those_of_others(screen):
 
 @pytest.mark.parametrize("fail_open", [False, True])
 async def test_who_would_wait_too_long_is_to_come_later(screen, counters, fail_open: bool):
-    """A screen that has too much to read says so, and when to come; a flood opens no screen."""
+    """A screen that is overloaded says so, and when to come; a flood opens no screen."""
     release = threading.Event()
     classifier = WordClassifier(before=lambda _text: release.wait(STUCK_S) and None)
     prompts = screen(classifier, wait_s=0.05, fail_open=fail_open)
