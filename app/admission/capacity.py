@@ -111,7 +111,7 @@ class KVReservation:
 
     __slots__ = (
         "_leaf",
-        "_marks",
+        "_prefix_hashes",
         "generated",
         "ids",
         "max_growth",
@@ -131,7 +131,7 @@ class KVReservation:
         self.max_growth = n * max_tokens
         self.replica: int | None = None
         """The replica whose pool it is in; None where there is one pool."""
-        self._marks: Sequence[tuple[int, bytes]] | None = None
+        self._prefix_hashes: Sequence[tuple[int, bytes]] | None = None
         self._leaf: PromptNode | None = None
         self.expect(growth)
 
@@ -145,13 +145,13 @@ class KVReservation:
         """Take on the replica whose pool it is to be in."""
         self.replica = replica
 
-    def marks(
-        self, mark: Callable[[KVReservation], Iterable[tuple[int, bytes]]]
+    def prefix_hashes(
+        self, hashes_of: Callable[[KVReservation], Iterable[tuple[int, bytes]]]
     ) -> Sequence[tuple[int, bytes]]:
         """What app.admission.replicas knows its prompt by, made once."""
-        if self._marks is None:
-            self._marks = list(mark(self))
-        return self._marks
+        if self._prefix_hashes is None:
+            self._prefix_hashes = list(hashes_of(self))
+        return self._prefix_hashes
 
     def hold(self, tree: PrefixTree) -> None:
         """Put the prompt into the tree."""

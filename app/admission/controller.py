@@ -235,7 +235,7 @@ class Admission:
     def _size(self, ticket: Ticket) -> None:
         ticket.size(
             self.scheduler.kv_budget.unshared_tokens(ticket.reservation),
-            self.scheduler.kv_budget.largest_tokens,
+            self.scheduler.kv_budget.pool_tokens,
         )
 
     # Turns

@@ -103,7 +103,7 @@ class Throughput:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it rests on measuring, in this process or before it; else it is a guess still."""
+        """Whether it rests on measuring, in this process or before it, and not on the guess alone."""
         return self.measured_s >= self._measured_s
 
     @property

@@ -214,14 +214,14 @@ class LoadShedder:
         if not queue or self._scheduler.has_room(tenant, queued.tokens, queued.age_s, now_s):
             return True  # it waits for the prefill of others alone
         rate, line = self._rate(tenant), tenant.waiting_tokens + queued.tokens
-        # The first requests after a start are not refused on a guess: they wait up to their deadline.
-        is_guess = not self._throughput.is_measured and len(queue) < self._tuning.guess_waiting
-        if returns and not is_guess:
+        # Before throughput was measured the first requests are not refused: they wait up to their deadline.
+        unmeasured = not self._throughput.is_measured and len(queue) < self._tuning.unmeasured_waiting
+        if returns and not unmeasured:
             return line + self._ahead(tenant, line) <= self._tuning.late * self.max_wait_s(tenant) * rate
         if tenant.waiting and len(tenant.waiting) + 1 > free_requests:
             return False
         left_s = self.max_wait_s(tenant) - queued.age_s - self._scheduler.ends_after_s(now_s, rate)
-        limit = free_tokens if is_guess else min(free_tokens, max(left_s, 0.0) * rate)
+        limit = free_tokens if unmeasured else min(free_tokens, max(left_s, 0.0) * rate)
         own = tenant.waiting_tokens + self.slots_of(tenant).due_tokens(now_s)
         return (
             tenant.waiting_tokens <= limit and own + self._ahead(tenant, own + queued.tokens, now_s) <= limit

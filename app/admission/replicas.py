@@ -1,7 +1,7 @@
 """The KV memory of an engine that is several replicas of its model (data parallel), each with its own pool.
 
-A request is in one pool, and fits the engine where it fits one. `PrefixHomes` remembers which replicas have
-read which beginnings of prompts, so that a conversation goes back to the one that has its past cached.
+A request is in one pool, and fits the engine where it fits one. `PrefixLocations` remembers which replicas
+have read which beginnings of prompts, so that a conversation goes back to the one that has its past cached.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from app.admission.estimates import LengthEstimate
 from app.admission.tuning import AdmissionTuning
 from app.core import EngineLoad
 
-MARK_TOKENS = 512
+HASH_STEP_TOKENS = 512
 """Tokens between two remembered beginnings of a prompt; the first ones are 16, 32, 64 … tokens long."""
-MAX_MARKS = 1 << 17
+MAX_HASHES = 1 << 17
 """Beginnings that are remembered, the latest used: about 20 MB, and 60 million tokens of long prompts."""
 
 
-class PrefixHomes:
-    """The replicas that have read a prompt's beginning, by its hash; the latest `MAX_MARKS` of them."""
+class PrefixLocations:
+    """The replicas that have read a prompt's beginning, by its hash; the latest `MAX_HASHES` of them."""
 
     def __init__(self) -> None:
         self._replicas: dict[bytes, int] = {}
@@ -31,8 +31,8 @@ class PrefixHomes:
     def known_tokens(self, reservation: KVReservation, replica: int) -> int:
         """How many of a prompt's first tokens a replica has read before, as far as is remembered."""
         bit, tokens = 1 << replica, 0
-        for length, mark in reservation.marks(_marks):
-            if not self._replicas.get(mark, 0) & bit:
+        for length, prefix_hash in reservation.prefix_hashes(_prefix_hashes):
+            if not self._replicas.get(prefix_hash, 0) & bit:
                 break
             tokens = length
         return tokens
@@ -40,13 +40,13 @@ class PrefixHomes:
     def read(self, reservation: KVReservation, replica: int) -> None:
         """Note that a replica reads a prompt."""
         replicas = self._replicas
-        for _, mark in reservation.marks(_marks):
-            replicas[mark] = replicas.pop(mark, 0) | 1 << replica
-        while len(replicas) > MAX_MARKS:
+        for _, prefix_hash in reservation.prefix_hashes(_prefix_hashes):
+            replicas[prefix_hash] = replicas.pop(prefix_hash, 0) | 1 << replica
+        while len(replicas) > MAX_HASHES:
             del replicas[next(iter(replicas))]
 
 
-def _marks(reservation: KVReservation) -> Iterator[tuple[int, bytes]]:
+def _prefix_hashes(reservation: KVReservation) -> Iterator[tuple[int, bytes]]:
     """Lengths and hashes of a prompt's beginnings; none of a prompt that shares nothing."""
     if reservation.space is reservation:
         return
@@ -55,7 +55,7 @@ def _marks(reservation: KVReservation) -> Iterator[tuple[int, bytes]]:
     while end <= len(ids):
         state.update(array("I", ids[start:end]).tobytes())
         yield end, state.copy().digest()
-        start, end = end, end + min(end, MARK_TOKENS)
+        start, end = end, end + min(end, HASH_STEP_TOKENS)
 
 
 class KVPools:
@@ -64,11 +64,11 @@ class KVPools:
     def __init__(self, tuning: AdmissionTuning) -> None:
         self._tuning = tuning
         self._pools = [KVBudget(0, tuning)]
-        self._homes = PrefixHomes()
+        self._locations = PrefixLocations()
 
     def restart(self, capacity_tokens: int, replicas: int = 1) -> None:
         """Begin with an engine that has just started; reservations stay until they are given back."""
-        self._homes = PrefixHomes()
+        self._locations = PrefixLocations()
         if len(self._pools) != replicas:  # at the first start: nothing is reserved yet
             self._pools = [KVBudget(0, self._tuning) for _ in range(replicas)]
         for pool in self._pools:
@@ -80,7 +80,7 @@ class KVPools:
         return sum(pool.capacity_tokens for pool in self._pools)
 
     @property
-    def largest_tokens(self) -> int:
+    def pool_tokens(self) -> int:
         """What one request can have: the capacity of one pool."""
         return self._pools[0].capacity_tokens
 
@@ -121,7 +121,7 @@ class KVPools:
         if len(self._pools) > 1:
             replica = self._preferred(reservation)[0] if reservation.replica is None else reservation.replica
             reservation.choose(replica)
-            self._homes.read(reservation, replica)
+            self._locations.read(reservation, replica)
         self._pool_of(reservation).take(reservation)
 
     def correct(self, reservation: KVReservation, growth: LengthEstimate, generated: int) -> None:
@@ -152,6 +152,6 @@ class KVPools:
         costs = []
         for replica, pool in enumerate(self._pools):
             held = len(reservation.ids) - pool.unshared_tokens(reservation)
-            unread = len(reservation.ids) - max(held, self._homes.known_tokens(reservation, replica))
+            unread = len(reservation.ids) - max(held, self._locations.known_tokens(reservation, replica))
             costs.append((self._tuning.replica_stay * unread - pool.free_tokens(0.0), replica))
         return [replica for _, replica in sorted(costs)]

@@ -59,9 +59,9 @@ class AdmissionTuning:
     throughput_measured_s: float = 10.0  # seconds of waiting, below the above, after which it is stored
     guess_pool_s: float = 8.0  # seconds, > 0, that a full pool is taken to run where nothing is known
     guess_tokens_per_s: float = 4096.0  # tokens/s guessed at most: a large pool is no fast engine
-    # Requests that may wait whatever a guess says. Of a herd of 2,000 at a first start, the 99th percentile
-    # of the first tokens came after 1.5 s with 0, 1.6 s with 8, 2.0 s with 16 and 3.6 s with 64.
-    guess_waiting: int = 8
+    # Requests that may wait before throughput was measured. Of a herd of 2,000 at a first start, the 99th
+    # percentile of the first tokens came after 1.5 s with 0, 1.6 s with 8, 2.0 s with 16 and 3.6 s with 64.
+    unmeasured_waiting: int = 8
     profile_write_s: float = 60.0  # seconds, >= 0, between two writes of the profile
 
     # Turns

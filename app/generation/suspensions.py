@@ -72,13 +72,10 @@ class Suspensions:
         self._seqs = await self._database.read(suspensions.ids)
         self._opened_s = self._clock_s()
 
-    async def load(
-        self, owner: str, request_id: str, *, begin: bool = True
-    ) -> tuple[StoredStream, SuspendedRequest | None] | None:
+    async def load(self, owner: str, request_id: str) -> tuple[StoredStream, SuspendedRequest | None] | None:
         """The owner's suspended request and its stream; None where there is none of that id.
 
-        The request is None where this version cannot read it. Its time begins again, but for a caller who
-        does not mean to `begin`. Raises StorageUnavailable.
+        The request is None where this version cannot read it. Raises StorageUnavailable.
         """
         if request_id not in self._seqs:
             return None
@@ -97,13 +94,16 @@ class Suspensions:
         loaded = await self._database.read(load)
         if loaded is None:
             return None
-        if begin and request_id in self._seqs:  # it may have been settled meanwhile
-            self._noted_s[request_id] = self._clock_s()
         stream, suspended = loaded
         if isinstance(suspended, NotReadable):
             self._log.error("suspended_unreadable", request_id=request_id, error=where(suspended))
             return stream, None
         return stream, suspended
+
+    def asked_for(self, request_id: str) -> None:
+        """Note that somebody waits for a suspended request: its time begins again."""
+        if request_id in self._seqs:  # it may have been settled meanwhile
+            self._noted_s[request_id] = self._clock_s()
 
     def suspended(self, request_id: str, request_seq: int) -> None:
         """Note that this process has suspended a request."""

@@ -127,7 +127,7 @@ class ScreenFailed(SafetyUnavailable):
 class ScreenBusy(ScreenFailed):
     """A screen has more to read than it can, whatever `safety_fail_open` says."""
 
-    text = "The safety screens have too much to read now, so this was not answered; send it again later."
+    text = "The safety screens are overloaded, so this was not answered; send it again later."
     default_retry_after_s = 30
 
 

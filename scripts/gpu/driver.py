@@ -20,6 +20,7 @@ import psutil
 from scripts.benchmarks.machine import ROOT
 from scripts.gpu import report
 from scripts.gpu.state import StageRecord, State, Status
+from scripts.gpu.tools import has_ended
 
 LEAST_S: Mapping[str, float] = {
     "machine": 5,
@@ -101,11 +102,11 @@ class Driver:
             [sys.executable, *command], cwd=ROOT, env=environment(self._work), start_new_session=True
         )
         try:
-            ended = _wait(process, limit_s - GRACE_S)
+            ended = has_ended(process, limit_s - GRACE_S)
         finally:
             if process.poll() is None:
                 process.terminate()
-                _wait(process, GRACE_S)
+                has_ended(process, GRACE_S)
             end_all(self._older)
             process.wait()
             self._keep_logs(work)
@@ -166,15 +167,6 @@ def end_all(but: set[psutil.Process]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     psutil.wait_procs(left, KILL_WAIT_S)
-
-
-def _wait(process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Whether it ended within its limit."""
-    try:
-        process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 def _status(record: StageRecord, ended: bool, returncode: int) -> Status:  # noqa: FBT001  # private

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from scripts.benchmarks.machine import ROOT
 
@@ -66,11 +66,11 @@ def run_tool(
         for reader in readers:
             reader.start()
         try:
-            ended = _ended(process, limit_s - END_S)
+            ended = has_ended(process, limit_s - END_S)
         finally:
             if process.poll() is None:
                 process.terminate()
-                _ended(process, END_S)
+                has_ended(process, END_S)
             if process.poll() is None:
                 process.kill()
                 process.wait()
@@ -82,7 +82,8 @@ def run_tool(
     return "".join(printed)
 
 
-def _ended(process: subprocess.Popen[str], limit_s: float) -> bool:
+def has_ended(process: subprocess.Popen[Any], limit_s: float) -> bool:
+    """Whether it ended within its limit."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.1, limit_s))
         return True

@@ -71,7 +71,7 @@ class Continuations:
         ReplayPositionUnknown where a suspended stream never sent `after`.
         """
         parts = self._parts
-        loaded = await parts.suspensions.load(owner, request_id, begin=begin)
+        loaded = await parts.suspensions.load(owner, request_id)
         if (stream := parts.streams.find(request_id, owner)) is not None:
             return stream  # another client was faster
         if loaded is not None:
@@ -84,6 +84,7 @@ class Continuations:
                 stream.check_sent(after)  # a reader that is refused must not have the answer go on unread
                 if not begin:
                     return stream
+                parts.suspensions.asked_for(request_id)
                 if (stream := await self._go_on(suspended, stream)) is not None:
                     return stream
         return await parts.archive.find(owner, request_id, make_wire, after)

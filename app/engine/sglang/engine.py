@@ -90,7 +90,7 @@ class SGLangEngine:
         return self._run.model
 
     async def start(self) -> None:
-        """Load the model and warm up, again where it fails. Raises EngineFailed, SettingsError."""
+        """Load the model and warm up; a failed start is repeated. Raises EngineFailed, SettingsError."""
         self._own_sigquit(asyncio.get_running_loop())
         num_starts = min(FIRST_STARTS, 1 + self._limits.restarts)
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)

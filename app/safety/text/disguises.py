@@ -137,7 +137,7 @@ def _joined(shown: str) -> str:
     """Runs of single letters as words, where wider gaps are between words; words cut by signs whole."""
     out: list[str] = []
     run: list[str] = []
-    for word in shown.replace("\n", "  ").split(" "):
+    for word in _in_a_line(shown).split(" "):
         if len(word.strip(_SEPARATORS)) > 1:
             out.extend(_closed(run))
             run.clear()
@@ -147,6 +147,14 @@ def _joined(shown: str) -> str:
             run.append(word)
     out.extend(_closed(run))
     return " ".join(out)
+
+
+def _in_a_line(shown: str) -> str:
+    """The text with spaces for newlines: one between two lines of a letter each, else two."""
+    lines = shown.split("\n")
+    shorts = [len(line.strip()) < 2 for line in lines]
+    gaps = (" " if short and next_short else "  " for short, next_short in itertools.pairwise(shorts))
+    return "".join(map(operator.add, lines, itertools.chain(gaps, [""])))
 
 
 def _closed(run: list[str]) -> Sequence[str]:

@@ -138,7 +138,7 @@ def conversation_of(
         if number < len(stored):
             is_judged = stored[number] if by_model else True
         elif by_model:
-            is_judged = number > asks or not _unreleased(message, judged)
+            is_judged = number > asks or not _unreleased(fields_of(message), judged)
         else:
             is_judged = message.get("role") == "user" and _is_passed(text, judged)
         if number == asks:
@@ -201,7 +201,7 @@ def _said(messages: Sequence[Message], judged: Knows | None, stored: Sequence[bo
             if is_stored and stored[number]:
                 yield _KNOWN
             elif fields := fields_of(message):
-                fresh = [field for field in fields if judged is None or not judged.is_answer(field)]
+                fresh = _unreleased(fields, judged)
                 yield _Said("assistant", "\n".join(fresh), _answer, fields=fresh) if fresh else _KNOWN
             continue
         content = message.get("content")
@@ -288,9 +288,9 @@ def _result(text: str) -> Read:
     return Read(text, DECAY, watch=True)
 
 
-def _unreleased(message: Message, judged: Knows | None) -> list[str]:
+def _unreleased(fields: Sequence[str], judged: Knows | None) -> list[str]:
     """The fields of an answer that this server does not know for its own."""
-    return [field for field in fields_of(message) if judged is None or not judged.is_answer(field)]
+    return [field for field in fields if judged is None or not judged.is_answer(field)]
 
 
 def _slices(text: str) -> Iterator[str]:

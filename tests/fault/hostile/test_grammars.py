@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
-import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.servers import ROOT, ServerProcess, start_process
-from tests.support.sse_client import Response, Stream, fetch, open_stream, until
+from tests.support.sglang_owners import LEAST_SHARE, Node, schema, two_owners
+from tests.support.sse_client import until
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
-CHAT = "/v1/chat/completions"
-LEAST_SHARE = 0.2
-"""Of the tokens per second that a stream has alone; generous, for the machine may be busy."""
 MANY_RULES = "root ::= r0\n" + "\n".join(
     f'r{i} ::= r{(i * 7 + 1) % 1500} r{(i * 3 + 2) % 1500} | r{(i + 1) % 1500} | "a" | ""'
     for i in range(1500)
 )
 NESTED = "((a{0,999}){0,999}){0,999}"
 AMBIGUOUS = 's ::= s s s | s s | "a"'
-
-
-def schema(value: Any) -> dict[str, Any]:
-    """A response format of this JSON schema."""
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}}
 
 
 def tags(count: int, inner: Any) -> dict[str, Any]:
@@ -133,88 +121,11 @@ ORDINARY: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass
-class Node:
-    """A server with keys of two owners."""
-
-    server: ServerProcess
-    port: int
-    hostile: dict[str, str]
-    other: dict[str, str]
-    _flows: list[Flow] = field(default_factory=list)
-
-    async def ask(self, headers: dict[str, str], **parameters: Any) -> Response:
-        """The answer to a chat request with these parameters."""
-        return await fetch(self.port, "POST", CHAT, body(**parameters), headers)
-
-    async def flow(self) -> Flow:
-        """A long stream of the other key, read as it comes."""
-        stream = await open_stream(
-            self.port, body(ignore_eos=True, max_tokens=7000, stream=True), headers=self.other
-        )
-        flow = Flow(stream)
-        self._flows.append(flow)
-        return flow
-
-
-class Flow:
-    """A stream, and when its events came."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._came_s: list[float] = []
-        self._reading = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        async for _ in self._stream.events():
-            self._came_s.append(asyncio.get_running_loop().time())
-
-    async def rate(self, seconds: float) -> float:
-        """Events per second in the time that comes."""
-        count = len(self._came_s)
-        await asyncio.sleep(seconds)
-        assert not self._reading.done()
-        return (len(self._came_s) - count) / seconds
-
-    async def close(self) -> None:
-        """Leave."""
-        self._reading.cancel()
-        self._stream.connection.close()
-
-
-def body(**parameters: Any) -> dict[str, Any]:
-    """A chat request."""
-    message = {"role": "user", "content": "hello"}
-    return {"model": "tokenring-builtin", "messages": [message], "max_tokens": 40} | parameters
-
-
-def made_key(directory: Path, name: str) -> dict[str, str]:
-    """The header of a new key."""
-    made = subprocess.run(
-        [sys.executable, "-m", "app", "keys", "create", "--name", name],
-        cwd=directory,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    return {"authorization": f"Bearer {made.stdout.strip()}"}
-
-
 @pytest.fixture(scope="module")
 async def node(tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any) -> AsyncIterator[Node]:
     """Real SGLang with the built-in model, for two owners."""
-    directory = tmp_path_factory.mktemp("grammars")
-    hostile, other = made_key(directory, "hostile"), made_key(directory, "other")
-    server = await start_process(directory, "--safety", "off", "--resume-grace-s", "0")
-    try:
-        node = Node(server, await server.ready(timeout_s=200), hostile, other)
-        assert (await node.ask(other)).status == 200
+    async with two_owners(tmp_path_factory.mktemp("grammars")) as node:
         yield node
-        for flow in node._flows:
-            await flow.close()
-    finally:
-        await server.close()
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from scripts.benchmarks.attacks import Target, attack
-from tests.fault.hostile.test_grammars import LEAST_SHARE, Node, made_key, schema
-from tests.support.servers import start_process
+from tests.support.sglang_owners import LEAST_SHARE, Node, schema, two_owners
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
@@ -48,17 +47,8 @@ DEAD_ENDS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 async def node(tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any) -> AsyncIterator[Node]:
     """Real SGLang with the built-in model, for two owners."""
-    directory = tmp_path_factory.mktemp("step")
-    hostile, other = made_key(directory, "hostile"), made_key(directory, "other")
-    server = await start_process(directory, "--safety", "off", "--resume-grace-s", "0")
-    try:
-        node = Node(server, await server.ready(timeout_s=200), hostile, other)
-        assert (await node.ask(other)).status == 200
+    async with two_owners(tmp_path_factory.mktemp("step")) as node:
         yield node
-        for flow in node._flows:
-            await flow.close()
-    finally:
-        await server.close()
 
 
 @pytest.mark.parametrize("name", DEAD_ENDS)

@@ -93,16 +93,16 @@ def test_a_line_is_as_long_as_is_served_soon() -> None:
     assert retries_s[11]
 
 
-def test_the_first_requests_after_a_start_are_not_refused_on_a_guess() -> None:
+def test_the_first_requests_are_not_refused_before_throughput_was_measured() -> None:
     """As many as a team sends at once, however long, and whether they come back or not; a herd is."""
     world = World(measured_s=1.0, scheduler=StubScheduler(ends_s=30.0))
-    retries_s = [world.come("a", 20_000) for _ in range(TUNING.guess_waiting + 1)]
-    assert retries_s[:-1] == [0] * TUNING.guess_waiting
+    retries_s = [world.come("a", 20_000) for _ in range(TUNING.unmeasured_waiting + 1)]
+    assert retries_s[:-1] == [0] * TUNING.unmeasured_waiting
     assert retries_s[-1]
     assert World(measured_s=TUNING.throughput_measured_s).come_twice("a", 20_000) > 0
 
 
-def test_what_cannot_fit_is_refused_on_a_guess_too() -> None:
+def test_what_cannot_fit_is_refused_before_throughput_was_measured_too() -> None:
     """The queue has an end, and one key alone has half of what is free of it."""
     world = World(measured_s=1.0, max_queued_tokens=100_000)
     assert [bool(world.come("a", 20_000)) for _ in range(5)] == [False, False, False, True, True]

@@ -7,7 +7,7 @@ import pytest
 from app.admission import replicas
 from app.admission.capacity import KVReservation
 from app.admission.estimates import LengthEstimate
-from app.admission.replicas import KVPools, PrefixHomes
+from app.admission.replicas import KVPools, PrefixLocations
 from app.core import EngineLoad
 from tests.support.admissions import TUNING
 
@@ -51,7 +51,7 @@ def test_a_request_fits_where_one_pool_has_room_for_it() -> None:
     assert not made.fits(wide)
     made.give_back(others[1])
     assert let_in(made, wide) == 1
-    assert (made.capacity_tokens, made.largest_tokens) == (2 * POOL, POOL)
+    assert (made.capacity_tokens, made.pool_tokens) == (2 * POOL, POOL)
 
 
 def test_a_conversation_goes_back_to_its_replica() -> None:
@@ -109,33 +109,33 @@ def test_new_conversations_spread() -> None:
     assert 12 <= placed.count(1) <= 20
 
 
-def test_spaces_share_no_home_and_images_have_none() -> None:
+def test_spaces_share_no_location_and_images_have_none() -> None:
     """What one group's prompts have been read for says nothing of another's."""
-    homes = PrefixHomes()
-    homes.read(request(0, 100, space="a"), 1)
-    assert homes.known_tokens(request(0, 100, space="a"), 1) == 64
-    assert homes.known_tokens(request(0, 100, space="a"), 0) == 0
-    assert homes.known_tokens(request(0, 100, space="b"), 1) == 0
-    homes.read(request(0, 100, space=None), 1)
-    assert homes.known_tokens(request(0, 100, space=None), 1) == 0
+    locations = PrefixLocations()
+    locations.read(request(0, 100, space="a"), 1)
+    assert locations.known_tokens(request(0, 100, space="a"), 1) == 64
+    assert locations.known_tokens(request(0, 100, space="a"), 0) == 0
+    assert locations.known_tokens(request(0, 100, space="b"), 1) == 0
+    locations.read(request(0, 100, space=None), 1)
+    assert locations.known_tokens(request(0, 100, space=None), 1) == 0
 
 
 def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """The beginnings that were not used for longest are forgotten."""
-    monkeypatch.setattr(replicas, "MAX_MARKS", 8)
-    homes = PrefixHomes()
+    monkeypatch.setattr(replicas, "MAX_HASHES", 8)
+    locations = PrefixLocations()
     for number in range(100):
-        homes.read(request(1000 * number, 40), 0)
-    assert len(homes._replicas) == 8
-    assert homes.known_tokens(request(99_000, 40), 0) == 32
-    assert homes.known_tokens(request(0, 40), 0) == 0
+        locations.read(request(1000 * number, 40), 0)
+    assert len(locations._replicas) == 8
+    assert locations.known_tokens(request(99_000, 40), 0) == 32
+    assert locations.known_tokens(request(0, 40), 0) == 0
 
 
 def test_a_long_prompt_is_known_by_the_steps_of_its_beginning() -> None:
     """16, 32 … 512 tokens, then each 512 more."""
-    homes = PrefixHomes()
-    homes.read(request(0, 5000), 0)
-    assert [homes.known_tokens(request(0, n), 0) for n in (15, 16, 700, 1024, 1500, 9000)] == [
+    locations = PrefixLocations()
+    locations.read(request(0, 5000), 0)
+    assert [locations.known_tokens(request(0, n), 0) for n in (15, 16, 700, 1024, 1500, 9000)] == [
         0,
         16,
         512,
@@ -164,4 +164,4 @@ def test_after_a_restart_nothing_is_known() -> None:
     assert first.replica is not None
     made.give_back(first)
     assert made.committed_tokens == 0
-    assert made._homes.known_tokens(request(0, 600), first.replica) == 0
+    assert made._locations.known_tokens(request(0, 600), first.replica) == 0

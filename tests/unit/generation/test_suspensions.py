@@ -422,23 +422,13 @@ async def test_what_is_asked_for_in_vain_can_be_asked_for_again(world: Generatio
     await suspended(world)
     clock.now_s += TIMEOUT_S - 1
     world.admission.precheck_error = Overloaded("full", retry_after_s=1)
+    world.suspensions.asked_for("chatcmpl-1")
     stream, serving = await world.go_on()
     await serving
     assert stream.suspended
     clock.now_s += TIMEOUT_S - 1
     assert await world.suspensions.expire() == 0
     clock.now_s += 1
-    assert await world.suspensions.expire() == 1
-
-
-@pytest.mark.parametrize(("owner", "begin"), [("other", True), ("local", False)], ids=["stranger", "look"])
-async def test_who_does_not_go_on_with_it_gives_it_no_more_time(
-    world: Generations, clock: Clock, owner: str, *, begin: bool
-):
-    """A stranger with its id, and a HEAD: nobody could wait for its bill for ever."""
-    await suspended(world)
-    clock.now_s += TIMEOUT_S
-    await world.suspensions.load(owner, "chatcmpl-1", begin=begin)
     assert await world.suspensions.expire() == 1
 
 

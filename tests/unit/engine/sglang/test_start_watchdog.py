@@ -106,7 +106,7 @@ def test_each_limit_can_be_left_out(idle_s: float, longest_s: float, at_s: float
 
 
 def test_a_process_that_stood_still_itself_waits_anew() -> None:
-    """After a suspended machine the start gets on."""
+    """After a suspended machine the start goes on."""
     start = Start(longest_s=0.0)
     assert start.passes(10) is None
     start.now_s += 3600.0

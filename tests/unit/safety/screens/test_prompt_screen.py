@@ -377,6 +377,24 @@ async def test_a_screen_that_takes_too_long_refuses(screen, counters):
     assert counters.failures["encoder"]["timeout"] == {"refused": 2}
 
 
+@pytest.mark.parametrize("fail_open", [False, True])
+async def test_a_text_that_takes_too_long_to_find_is_refused(screen, counters, fail_open: bool):
+    """What overran in the thread is not begun anew on the loop, and is counted, whatever the setting says."""
+    release, ran_in = threading.Event(), list[str]()
+
+    def find() -> None:
+        ran_in.append(threading.current_thread().name)
+        release.wait(STUCK_S)
+
+    prompts = screen(WordClassifier(), timeout_s=0.05, fail_open=fail_open)
+    with pytest.raises(ScreenFailed):
+        await prompts.in_thread("ada", 1, find)
+    release.set()
+    assert len(ran_in) == 1
+    assert threading.current_thread().name not in ran_in
+    assert counters.failures["ngrams"]["timeout"] == {"refused": 1}
+
+
 async def test_a_cancelled_request_is_no_failure(screen, counters):
     """Who stops waits no longer, and nothing is counted."""
     release, entered = threading.Event(), asyncio.Event()
@@ -482,7 +500,7 @@ async def test_an_owners_long_prompts_do_not_delay_those_of_others(screen):
 
 @pytest.mark.parametrize("fail_open", [False, True])
 async def test_who_would_wait_too_long_is_to_come_later(screen, counters, fail_open: bool):
-    """A screen that has too much to read says so, and when to come; a flood opens no screen."""
+    """A screen that is overloaded says so, and when to come; a flood opens no screen."""
     release = threading.Event()
     classifier = WordClassifier(before=lambda _text: release.wait(STUCK_S) and None)
     prompts = screen(classifier, wait_s=0.05, fail_open=fail_open)
