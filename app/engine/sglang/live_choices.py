@@ -92,8 +92,8 @@ class LiveChoice:
         return len(self.request.input_ids) + len(self.known_ids)
 
     @property
-    def has_got_on(self) -> bool:
-        """Whether it has come some way since its last engine was lost."""
+    def made_progress(self) -> bool:
+        """Whether it has `PROGRESS_TOKENS` more than when its last engine was lost."""
         return len(self.ids) >= self._lost_at_ids + PROGRESS_TOKENS
 
     @property
@@ -103,7 +103,7 @@ class LiveChoice:
 
     def lose_engine(self) -> None:
         """Note that the engine that had it was lost."""
-        self._num_losses = 1 if self.has_got_on else self._num_losses + 1
+        self._num_losses = 1 if self.made_progress else self._num_losses + 1
         self._lost_at_ids = len(self.known_ids)
 
     @property
@@ -124,8 +124,8 @@ class LiveChoice:
 
     def expect_cut(self, error: Callable[[], ServingError]) -> None:
         """Have it end with an error where an engine stops it short of `max_tokens`, for lack of KV memory."""
-        if not isinstance(self.sink, UncutSink):
-            self.sink = UncutSink(self.sink, self.max_tokens, error)
+        if not isinstance(self.sink, ShortfallSink):
+            self.sink = ShortfallSink(self.sink, self.max_tokens, error)
 
     def abort(self) -> None:
         """Note that nobody wants it any more; its engine still has to end it."""
@@ -136,8 +136,8 @@ class LiveChoice:
         self.sink.take("", (), ABORTED, self.sink.counts, *NO_STEP)
 
 
-class UncutSink:
-    """A choice's sink to which an answer of the wrong length is an error, and no end."""
+class ShortfallSink:
+    """A choice's sink to which an answer that falls short of `max_tokens` for lack of room is an error."""
 
     def __init__(self, sink: ChoiceSink, max_tokens: int, error: Callable[[], ServingError]) -> None:
         self._sink, self._max_tokens, self._error = sink, max_tokens, error

@@ -4,7 +4,7 @@
                ▲          │ fails       │ lost again             │ lost again
                └──────────┴─────────────┴────────────────────────┘     too often ──▶ given up
 
-A request is a suspect when two engines in a row were lost with it, and it had hardly got on in between.
+A request is a suspect when two engines in a row were lost with it, with hardly any progress in between.
 An engine that is lost while a single suspect is tried was lost to that: the request ends, the others go on.
 """
 
@@ -165,7 +165,7 @@ class Recovery:
         return resumed
 
     async def _try_suspects(self) -> int:
-        """Send each suspect alone, and wait until it gets on or ends; returns how many were sent."""
+        """Send each suspect alone, and wait until it makes progress or ends; returns how many were sent."""
         resumed = 0
         suspects = list(dict.fromkeys(c.request_id for c in self._live.waiting.values() if c.is_suspect))
         for request_id in suspects:
@@ -173,7 +173,7 @@ class Recovery:
             for choice in list(self._tried):
                 await self._submit(choice)
                 resumed += 1
-            while any(self._live.has(choice.rid) and not choice.has_got_on for choice in self._tried):
+            while any(self._live.has(choice.rid) and not choice.made_progress for choice in self._tried):
                 await self._wait()
             self._tried = []
         return resumed

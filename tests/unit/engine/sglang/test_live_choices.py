@@ -113,7 +113,7 @@ def test_an_abort_ends_a_choice_that_waits_at_once() -> None:
 
 
 def test_a_choice_is_a_suspect_after_two_losses_without_progress() -> None:
-    """One that got on in between was not what the second engine died of."""
+    """One that made progress in between was not what the second engine died of."""
     live = choice("a")
     live.lose_engine()
     assert not live.is_suspect
@@ -121,7 +121,7 @@ def test_a_choice_is_a_suspect_after_two_losses_without_progress() -> None:
     live.lose_engine()
     assert live.is_suspect
     live.take("A" * 8, [65] * 8, None, Counts(5, 15), (None, 0))
-    assert live.has_got_on
+    assert live.made_progress
     live.lose_engine()
     assert not live.is_suspect
 

@@ -204,7 +204,7 @@ async def test_a_suspect_that_gets_on_is_none_any_more() -> None:
     scene.lose()
     await scene.back()
     assert scene.notes.events[-1] == ("restarted", 2)
-    assert not any(sent.is_suspect for sent in scene.choices.values() if sent.has_got_on is False)
+    assert not any(sent.is_suspect for sent in scene.choices.values() if sent.made_progress is False)
     assert scene.history.num_lost == 0
 
 
