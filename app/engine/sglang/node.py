@@ -59,7 +59,8 @@ async def keep_running(options: SGLangOptions, rank: int) -> int:
         loop.add_signal_handler(signum, end, 0)
     running = asyncio.create_task(restart_with_backoff(run_once, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)))
     try:
-        await asyncio.wait({running, status}, return_when=asyncio.FIRST_COMPLETED)
+        either: tuple[asyncio.Future[Any], ...] = running, status
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     finally:
         running.cancel()
         await asyncio.wait({running})

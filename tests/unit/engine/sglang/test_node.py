@@ -94,7 +94,7 @@ async def test_the_process_of_ranks_tells_that_they_have_joined(
         + "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     program.chmod(0o700)
-    monkeypatch.setattr(node.sys, "executable", str(program))
+    monkeypatch.setattr(sys, "executable", str(program))
     assert await node._run_once(TWO, 1) == (-signal.SIGKILL, joins)
 
 
