@@ -23,6 +23,13 @@ ENGINE_TABLES = ("sglang", "small", "guard")
 """Tables below `[engine]`, SGLang's arguments for the main model and the two beside it."""
 
 
+EXIT_CONFIG = 78
+"""`EX_CONFIG` of sysexits.h, the status of a process that its settings or its store keep from working.
+
+A service manager does not start it again (deploy/systemd/tokenring.service).
+"""
+
+
 class SettingsError(Exception):
     """A setting is unknown or malformed; the message names it and says what to do."""
 

@@ -26,14 +26,12 @@ from app.errors import EngineFailed
 from app.log import configure
 from app.runtime import Runtime
 from app.safety.policies.policy_file import PolicyError
-from app.settings import Settings, SettingsError
+from app.settings import EXIT_CONFIG, Settings, SettingsError
 from app.store.key_table import now_us
 from app.store.keys import create_first
 from app.store.opening import StoreRefused
 
 EXIT_OK = 0
-EXIT_REFUSED = 78
-"""`EX_CONFIG` of sysexits.h: settings or the store must be mended; a restart is of no use."""
 EXIT_ENGINE_LOST = 3
 """The engine did not start, or was lost too often; a restart may mend that."""
 BACKLOG = 4096
@@ -131,7 +129,7 @@ async def serve(
     _collect_seldom()
     log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
     starting = asyncio.create_task(_start(runtime, explain), name="start")
-    status = EXIT_REFUSED  # the store, if what follows raises
+    status = EXIT_CONFIG  # the store, if what follows raises
     try:
         status = await _until_over(runtime, starting, stop)
         if status == EXIT_OK:

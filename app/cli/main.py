@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import os
 import sys
 from collections.abc import Collection, Sequence
@@ -13,12 +14,10 @@ from pathlib import Path
 from app import settings as settings_module
 from app.cli import doctor, keys, safety, settings_table, store
 from app.errors import ServingError
-from app.settings import Settings, SettingsError
+from app.settings import EXIT_CONFIG, Settings, SettingsError
 from app.store.opening import StoreRefused
 
 EXIT_USAGE = 2
-EXIT_CONFIG = 78
-"""`EX_CONFIG` of sysexits.h: `serve` cannot work with these settings, and a restart does not mend that."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -111,8 +110,11 @@ def _warn_of_secrets(flags: Collection[str]) -> None:
 
 def _run_node(settings: Settings, rank: int) -> int:
     from app.engine.sglang.node import keep_running
-    from app.engine_factory import sglang_options
+    from app.engine_factory import check_models, sglang_options
 
+    if settings.engine != "sglang":
+        raise SettingsError(f"engine: {settings.engine} has no ranks on other nodes; sglang has")
+    check_models(dataclasses.replace(settings, small_model="", safety_guard_model=""))  # those run beside it
     return asyncio.run(keep_running(sglang_options(settings), rank))
 
 

@@ -54,6 +54,8 @@ EXPECTED_OF_CPU: Mapping[str, tuple[object, ...]] = {
 """By argument of SGLang, the values that it may have."""
 TOKENS, RESUME_AT = 120, 20
 """Tokens of an answer, and after how many of them a client drops."""
+LONGEST_STOP_S = 10.0
+"""Seconds of an orderly stop; schedulers that do not end when asked to are killed after 15 s."""
 ANSWER_S = 120.0
 """Longest wait for an answer: the first of its kind may compile kernels."""
 
@@ -76,7 +78,8 @@ def run(check: Checkup) -> None:
         began_s = time.monotonic()
     finally:
         server.stop()
-    check.find(unjudged("orderly stop, s", f"{time.monotonic() - began_s:.1f}"))
+    took_s = time.monotonic() - began_s
+    check.holds("orderly stop, s", f"{took_s:.1f}", f"less than {LONGEST_STOP_S:g}", took_s < LONGEST_STOP_S)
 
 
 def check_report(check: Checkup, report: Mapping[str, Any]) -> None:

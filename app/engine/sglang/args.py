@@ -139,7 +139,7 @@ def server_arguments(options: SGLangOptions) -> dict[str, Any]:
         arguments["grammar_backend"] = "none"
     check_weight_cache(arguments, options.where, has_gpu=not needs_cpu_platform())
     if needs_cpu_platform() and "max_total_tokens" not in arguments:
-        arguments["max_total_tokens"] = _cpu_pool_tokens(arguments)
+        arguments["max_total_tokens"] = _cpu_pool_tokens(options, arguments)
     return arguments
 
 
@@ -153,7 +153,7 @@ def with_ranks(options: SGLangOptions) -> SGLangOptions:
     tp = asked or 1
     # On AMX, SGLang's own CPU engine pads what cannot be divided.
     if asked != 1 and (devices or needs_cpu_platform()):
-        config = _model_config(options.model_path, arguments)
+        config = _model_config(options, arguments)
         tp = ranks.choose(config, arguments, asked, devices, options.tp_setting)
         if not asked:
             idle = tp < devices and ranks.obstacle(config, arguments, devices)
@@ -162,20 +162,29 @@ def with_ranks(options: SGLangOptions) -> SGLangOptions:
     return dataclasses.replace(options, tp=tp, server_args=arguments)
 
 
-def _model_config(model_path: str, arguments: Mapping[str, Any]) -> Any:
-    """The configuration of a model, from its folder or the hub. Imports SGLang."""
+def _model_config(options: SGLangOptions, arguments: Mapping[str, Any]) -> Any:
+    """The configuration of the model, from its folder or the hub. Imports SGLang.
+
+    Raises SettingsError where transformers cannot read it, as without the model's own code.
+    """
     from sglang.srt.utils.hf_transformers_utils import get_config
 
     trusted = arguments.get("trust_remote_code", DEFAULTS["trust_remote_code"])
-    return get_config(model_path, trust_remote_code=trusted, revision=arguments.get("revision"))
+    try:
+        return get_config(options.model_path, trust_remote_code=trusted, revision=arguments.get("revision"))
+    except OSError:  # some are ValueErrors too: the network, which another start may find again
+        raise
+    except ValueError as exc:
+        raise SettingsError(f"{options.where} cannot serve the model {options.name}: {exc}") from exc
 
 
-def with_pool(options: SGLangOptions, tokens: int) -> SGLangOptions:
-    """The options for restarts, whose KV pools have `tokens` at most: those of the first start.
+def as_started(options: SGLangOptions, tp: int, tokens: int) -> SGLangOptions:
+    """The options for restarts: `tp` ranks and KV pools of `tokens` at most, as at the first start.
 
-    Without a limit a pool follows the memory that is free at the moment. Ranks on another node do not hear
-    of it, and the pools of all ranks must be alike.
+    Else a `tp` of 0 follows the GPUs that are seen at the moment, and a pool the memory that is free. Ranks
+    on another node do not hear of the pool, and the pools of all ranks must be alike.
     """
+    options = dataclasses.replace(options, tp=tp)
     if options.server_args.get("nnodes", 1) > 1:
         return options
     return dataclasses.replace(options, server_args={**options.server_args, "max_total_tokens": tokens})
@@ -202,11 +211,11 @@ def cpu_threads(options: SGLangOptions, cores: int) -> int:
     return 1 if tiny else max(1, cores // max(1, options.tp))
 
 
-def _cpu_pool_tokens(arguments: Mapping[str, Any]) -> int:
+def _cpu_pool_tokens(options: SGLangOptions, arguments: Mapping[str, Any]) -> int:
     """Tokens of KV for a quarter of the free memory, at most 4 GiB and 32 full contexts."""
     import psutil
 
-    config = ranks.text_config(_model_config(arguments["model_path"], arguments))
+    config = ranks.text_config(_model_config(options, arguments))
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

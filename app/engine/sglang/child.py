@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from app.engine.parent import end_with
+from app.engine.parent import end_with, run_and_exit
 from app.engine.remote.child_server import LOOPBACK, ChildCommand
 from app.engine.sglang.args import SGLangOptions, cpu_threads
 from app.engine.sglang.platform import prepare_process
@@ -67,17 +67,16 @@ def main() -> None:
     threads = cpu_threads(options, len(os.sched_getaffinity(0)))
     environ = child_environ(threads, server_args.tp_size * server_args.pp_size * server_args.dp_size)
     engine.run_data_parallel_controller_process = controller_entry(environ)
-    try:
+
+    def serve() -> int:
         http_server.launch_server(
             server_args,
             run_scheduler_process_func=guarded_scheduler_entry(environ, options.grammar_mask_ms),
             run_detokenizer_process_func=detokenizer_entry(environ),
         )
-    finally:
-        # A server that could not bind would otherwise wait for its scheduler, which waits for requests.
-        # The parent ends the whole group as soon as this process is gone.
-        sys.stderr.flush()
-        os._exit(1)
+        return 1
+
+    run_and_exit(serve)  # a server that could not bind would wait for its scheduler, which waits for requests
 
 
 if __name__ == "__main__":

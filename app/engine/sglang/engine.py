@@ -29,7 +29,7 @@ from app.engine.limits import check_text_only
 from app.engine.render_queues import NODE_BYTES, UTF8_BYTES, RenderQueues
 from app.engine.restart import Backoff
 from app.engine.restarts import LossCause, RestartHistory, RestartLimits
-from app.engine.sglang.args import SGLangOptions, with_pool
+from app.engine.sglang.args import SGLangOptions, as_started
 from app.engine.sglang.live_choices import LiveChoice, LiveChoices
 from app.engine.sglang.recovery import FIRST_PAUSE_S, LONGEST_PAUSE_S, Recovery
 from app.engine.sglang.run import SGLangRun
@@ -180,7 +180,8 @@ class SGLangEngine:
         except BaseException:
             await asyncio.shield(run.aclose())
             raise
-        self._run, self._options = run, with_pool(self._options, run.launched.kv_capacity_tokens)
+        launched = run.launched
+        self._run, self._options = run, as_started(self._options, launched.tp, launched.kv_capacity_tokens)
 
     async def _start_run(self) -> SGLangRun:
         """Launch SGLang. Raises what `SGLangRun.start` does, and EngineFailed where it hangs."""

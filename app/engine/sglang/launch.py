@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -63,6 +63,8 @@ class Launched:
     max_req_input_len: int
     page_size: int
     replicas: int
+    tp: int
+    pp: int
     grammar_backend: str
     deterministic: bool
     load_file: Path
@@ -96,9 +98,10 @@ class Launched:
     def ask_to_end(self) -> bool:
         """Ask the schedulers to end by themselves, so that they release the GPU; whether they were asked.
 
-        To be called in the loop: SGLang's socket sends in no other thread.
+        To be called in the loop: SGLang's socket sends in no other thread. Pipeline stages do not hear it:
+        their loops in SGLang 0.5.20 have no end.
         """
-        if needs_cpu_platform():  # they hold nothing there
+        if needs_cpu_platform() or self.pp > 1:  # on a CPU they hold nothing
             return False
         try:
             self.manager._dispatch_to_scheduler(ShutdownReq())  # noqa: SLF001
@@ -106,20 +109,18 @@ class Launched:
             return False
         return True
 
-    def stop(self, *, asked: bool = False) -> None:
-        """End the children; blocks up to `RELEASE_TIMEOUT_S` for schedulers that were asked to end."""
-        if asked:
-            schedulers = [process for _, process in self.processes if process.pid in self.scheduler_pids]
-            _join(schedulers, RELEASE_TIMEOUT_S)
-            if (
-                not schedulers
-            ):  # those of replicas are children of the controller, which does not end by itself
-                _wait(self.scheduler_pids, RELEASE_TIMEOUT_S)
+    def stop(self, *, asked: bool = False) -> int:
+        """End the children; blocks up to `RELEASE_TIMEOUT_S` for schedulers that were asked to end.
+
+        Returns how many of these have been killed. The controller of replicas does not end by itself.
+        """
+        num_left = _wait(self.scheduler_pids, RELEASE_TIMEOUT_S) if asked else 0
         _kill([process for _, process in self.processes])
         self.load_file.unlink(missing_ok=True)  # 16 KiB of shared memory that SGLang would leave
         if self.manager.mm_processor is not None:
             self.manager.mm_processor.shutdown()
         self.manager.cuda_vmm_feature_transport.shutdown()
+        return num_left
 
 
 def launch(options: SGLangOptions) -> Launched:
@@ -157,15 +158,18 @@ def launch(options: SGLangOptions) -> Launched:
         max_req_input_len=infos[0]["max_req_input_len"],
         page_size=get_schedule().page_size,
         replicas=server_args.dp_size,
+        tp=server_args.tp_size,
+        pp=server_args.pp_size,
         grammar_backend=manager.config_value("grammar_backend") or "none",
         load_file=Path(shm_path_for(ports.instance_id)),
         deterministic=server_args.enable_deterministic_inference,
     )
 
 
-def run_ranks(options: SGLangOptions, node_rank: int) -> None:
+def run_ranks(options: SGLangOptions, node_rank: int, on_joined: Callable[[], object]) -> None:
     """Start the ranks of another node than the server's; returns when one ends, or the first node's rank 0.
 
+    `on_joined` is called once all of them have loaded their weights and have met the first node's.
     A rank whose GPU waits for one that is gone may not notice, so that a connection to rank 0 tells of its
     end. Raises what `launch` does. For a process of its own, which SGLang ends when a rank fails.
     """
@@ -181,6 +185,7 @@ def run_ranks(options: SGLangOptions, node_rank: int) -> None:
     with socket.create_connection(
         (host.strip("[]"), int(port))
     ) as rank_0:  # to PyTorch's store, which it holds
+        on_joined()
         rank_0.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         rank_0.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
         rank_0.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
@@ -234,22 +239,17 @@ def _our_logging() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _join(processes: list[Any], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-
-
-def _wait(pids: Iterable[int], timeout_s: float) -> None:
-    """Wait for the end of processes that others have started, reaped or not."""
-    deadline = time.monotonic() + timeout_s
+def _wait(pids: Iterable[int], timeout_s: float) -> int:
+    """Wait for the end of processes, whoever has started them, reaped or not; how many have not ended."""
+    deadline, num_left = time.monotonic() + timeout_s, 0
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(pid)
             try:
-                wait([descriptor], max(0.0, deadline - time.monotonic()))
+                num_left += not wait([descriptor], max(0.0, deadline - time.monotonic()))
             finally:
                 os.close(descriptor)
+    return num_left
 
 
 def _kill(processes: list[Any]) -> None:

@@ -93,7 +93,7 @@ class LiveChoice:
 
     @property
     def made_progress(self) -> bool:
-        """Whether it has come some way since its last engine was lost."""
+        """Whether it has `PROGRESS_TOKENS` more than when its last engine was lost."""
         return len(self.ids) >= self._lost_at_ids + PROGRESS_TOKENS
 
     @property
@@ -137,7 +137,7 @@ class LiveChoice:
 
 
 class ShortfallSink:
-    """A choice's sink to which an answer of the wrong length is an error, and no end."""
+    """A choice's sink to which an answer that falls short of `max_tokens` for lack of room is an error."""
 
     def __init__(self, sink: ChoiceSink, max_tokens: int, error: Callable[[], ServingError]) -> None:
         self._sink, self._max_tokens, self._error = sink, max_tokens, error

@@ -16,19 +16,15 @@ import json
 import os
 import signal
 import sys
-import time
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from app.engine.parent import end_with
-from app.engine.restart import Backoff
+from app.engine.parent import end_with, run_and_exit
+from app.engine.restart import Backoff, restart_with_backoff
 from app.engine.sglang.args import SGLangOptions
-from app.settings import SettingsError
+from app.settings import EXIT_CONFIG, SettingsError
 
-EXIT_REFUSED = 78
-"""The status of a process whose settings cannot work; another start would not help."""
-STEADY_S = 60.0
-"""Seconds after which ranks had joined the engine, so that their end is a new one."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 
 
@@ -45,64 +41,84 @@ def check_rank(options: SGLangOptions, rank: int) -> None:
 async def keep_running(options: SGLangOptions, rank: int) -> int:
     """Start the ranks, again after each end, until SIGTERM or SIGINT; returns the exit status."""
     check_rank(options, rank)
-    stop, backoff = asyncio.Event(), Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
-    stopped = asyncio.create_task(stop.wait())
-    while not stop.is_set():
-        began_s = time.monotonic()
-        status = await _run_once(options, rank, stopped)
-        if status == EXIT_REFUSED or stop.is_set():
-            break
-        if time.monotonic() - began_s >= STEADY_S:
-            backoff.reset()
-        pause_s = backoff.next_s()
-        sys.stderr.write(f"tokenring: the ranks of node {rank} ended; next start in {pause_s:g} s\n")
-        await asyncio.wait([stopped], timeout=pause_s)
-    stopped.cancel()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(signum)
-    return 0 if stop.is_set() else EXIT_REFUSED
+    status: asyncio.Future[int] = loop.create_future()
 
+    def end(value: int) -> None:
+        if not status.done():
+            status.set_result(value)
 
-async def _run_once(options: SGLangOptions, rank: int, stopped: asyncio.Task[Any]) -> int:
-    """One start of the ranks, until they end or are to; the status of its process, which is gone."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "app.engine.sglang.node", stdin=asyncio.subprocess.PIPE, start_new_session=True
-    )
-    shown = asdict(options) | {"server_args": dict(options.server_args)}
-    spec = json.dumps({"options": shown, "rank": rank, "parent": os.getpid()})
-    ended = asyncio.create_task(process.communicate(spec.encode()))
+    async def run_once() -> bool:
+        ended, had_joined = await _run_once(options, rank)
+        if ended == EXIT_CONFIG:
+            end(EXIT_CONFIG)
+        sys.stderr.write(f"tokenring: the ranks of node {rank} ended with status {ended}\n")
+        return had_joined
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, end, 0)
+    running = asyncio.create_task(restart_with_backoff(run_once, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)))
     try:
-        await asyncio.wait([ended, stopped], return_when=asyncio.FIRST_COMPLETED)
+        either: tuple[asyncio.Future[Any], ...] = running, status
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        with contextlib.suppress(ProcessLookupError):  # the whole group: its ranks end with it
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        ended.cancel()
-    return process.returncode or 0
+        running.cancel()
+        await asyncio.wait({running})
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(signum)
+    return status.result() if status.done() else running.result()
+
+
+async def _run_once(options: SGLangOptions, rank: int) -> tuple[int, bool]:
+    """One start of the ranks, until they end: the status of its process, and whether they had joined.
+
+    The process is gone then, also where this is cancelled.
+    """
+    joined, told = os.pipe()
+    os.set_blocking(joined, False)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "app.engine.sglang.node"),
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=[told],
+        )
+        shown = asdict(options) | {"server_args": dict(options.server_args)}
+        spec = json.dumps({"options": shown, "rank": rank, "parent": os.getpid(), "joined": told})
+        try:
+            await process.communicate(spec.encode())
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # the whole group: its ranks end with it
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        with contextlib.suppress(BlockingIOError):
+            return process.returncode or 0, bool(os.read(joined, 1))
+        return process.returncode or 0, False
+    finally:
+        os.close(joined)
+        os.close(told)
 
 
 def main() -> None:
     """Start the ranks that standard input asks for; ends with the first of them."""
     spec = json.load(sys.stdin)
     end_with(spec["parent"])
-    options = SGLangOptions(**spec["options"])
-    status = 1
+    os.set_inheritable(spec["joined"], False)
+    run_and_exit(partial(_run, spec))
+
+
+def _run(spec: dict[str, Any]) -> int:
     try:
         from app.engine.sglang.platform import prepare_process
 
         prepare_process()
         from app.engine.sglang.launch import run_ranks
 
-        run_ranks(options, spec["rank"])
+        run_ranks(SGLangOptions(**spec["options"]), spec["rank"], partial(os.write, spec["joined"], b"1"))
     except SettingsError as error:
         sys.stderr.write(f"tokenring: {error}\n")
-        status = EXIT_REFUSED
-    finally:
-        sys.stderr.flush()
-        os._exit(status)  # whoever started this process ends what is left of the ranks
+        return EXIT_CONFIG
+    return 1
 
 
 if __name__ == "__main__":

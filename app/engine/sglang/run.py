@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from app.core import ChatRequest, EngineLoad, ModelCard
 from app.engine.generation_stream import GenerationStream
 from app.engine.restarts import LossCause
@@ -151,8 +153,14 @@ class SGLangRun:
         loop, launched = asyncio.get_running_loop(), self.launched
         self.closed = True
         self.disconnect()
-        asked = not self._is_lost and launched.ask_to_end()  # a lost engine would not hear it
-        await loop.run_in_executor(self._thread, partial(launched.stop, asked=asked))
+        asked = False
+        try:
+            asked = not self._is_lost and launched.ask_to_end()  # a lost engine would not hear it
+        finally:
+            num_left = await loop.run_in_executor(self._thread, partial(launched.stop, asked=asked))
+        if num_left:
+            hint = "they did not end when they were asked to; memory of the GPU may stay taken for a while"
+            structlog.get_logger().warning("schedulers_killed", schedulers=num_left, hint=hint)
         await launched.manager.stop()
         for _, process in launched.processes:
             process.close()

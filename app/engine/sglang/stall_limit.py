@@ -4,8 +4,8 @@ Each rank computes each mask, and no two take the same time. So the first rank g
 others by what it has left behind, which they look up in the store that the ranks met in. They look only
 while a mask keeps them waiting: a step whose masks are quick costs no rank a message.
 
-With grammars SGLang takes the lowest of the ids that the ranks sampled, and the request is ended by an abort
-that all ranks receive before their next result. So a rank that had the mask in time has the same step.
+With grammars SGLang takes the lowest of the ids that the ranks sampled, and an abort ends the request, which
+all ranks receive before their next result. So a rank that had the mask in time takes the same step.
 """
 
 from __future__ import annotations

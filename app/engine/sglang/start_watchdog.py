@@ -1,4 +1,4 @@
-"""Notices a start that does not get on: its processes neither compute nor read, or it takes too long.
+"""Notices a start that makes no progress: its processes neither compute nor read, or it takes too long.
 
 A large model loads for minutes, and kernels are compiled for minutes: both take processor time. A process
 that waits in vain for a device or for another rank may take it too, hence the limit for the whole start.
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
-from app.engine.sglang.watchdog import LONGEST_LOOK_S, LOOKS, has_computed
+from app.engine.sglang.watchdog import LONGEST_LOOK_S, LOOKS, has_computed, started_by
 from app.errors import EngineFailed
 
 LEAST_BYTES = 1 << 20
@@ -58,16 +58,19 @@ class StartWatchdog:
 
     async def run(self) -> str:
         """Look until the start hangs; the reason."""
-        while (reason := self.look()) is None:  # noqa: ASYNC110  # silence is no event
+        while (reason := self.look(await asyncio.to_thread(self._work_seen))) is None:  # noqa: ASYNC110
             await asyncio.sleep(self.interval_s)
         return reason
 
-    def look(self) -> str | None:
-        """Look once; the reason for which the start hangs."""
-        now_s, work = self._clock_s(), UNSEEN
+    def _work_seen(self) -> Work:
         # Not every container shows processes, nor every kernel what they read: a look must not end a start.
         with contextlib.suppress(Exception):
-            work = self._work()
+            return self._work()
+        return UNSEEN
+
+    def look(self, work: Work) -> str | None:
+        """Look once; the reason for which the start hangs."""
+        now_s = self._clock_s()
         # When this process itself stood still, the others did so too.
         late = now_s - self._looked_s > 2 * self.interval_s
         self._looked_s = now_s
@@ -97,9 +100,9 @@ class StartWork:
             self._older.update(child.pid for child in self._process.children(recursive=True))
 
     def __call__(self) -> Work:
-        """All of it so far."""
+        """All of it so far; blocks, as `started_by` does."""
         pids, cpu_s, num_bytes = set[int](), 0.0, 0
-        for child in self._process.children(recursive=True):
+        for child in started_by([self._process.pid]):
             if child.pid in self._older:
                 continue
             with contextlib.suppress(psutil.Error), child.oneshot():

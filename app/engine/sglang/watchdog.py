@@ -42,25 +42,39 @@ def has_computed(cpu_s: float, since_s: float) -> bool:
 def started_cpu_s(pids: Iterable[int]) -> float:
     """Processor time, so far, of what these processes have started, and of what that has started.
 
-    Those that have ended are in the time of the one that awaited them. It reads the table of all processes.
+    Those that have ended are in the time of the one that awaited them. It blocks, as `started_by` does.
     """
-    total_s = 0.0
-    for pid in pids:
+    total_s, given = 0.0, list(pids)
+    for pid in given:
         with contextlib.suppress(psutil.Error):
-            process = psutil.Process(pid)
-            started = process.children(recursive=True)
-            times = process.cpu_times()
+            times = psutil.Process(pid).cpu_times()
             total_s += times.children_user + times.children_system
-            for child in started:
-                with contextlib.suppress(psutil.Error):
-                    total_s += sum(child.cpu_times()[:4])
+    for process in started_by(given):
+        with contextlib.suppress(psutil.Error):
+            total_s += sum(process.cpu_times()[:4])
     return total_s
+
+
+def started_by(pids: Iterable[int]) -> list[psutil.Process]:
+    """The processes that these have started, and those that these started in turn.
+
+    It blocks: it reads the table of all processes, once, which takes some 50 us for each of them.
+    """
+    children: dict[int, list[psutil.Process]] = {}
+    for process in psutil.process_iter(["ppid"]):
+        children.setdefault(process.info["ppid"], []).append(process)
+    found, parents = list[psutil.Process](), list(pids)
+    while parents:
+        started = children.pop(parents.pop(), ())
+        found += started
+        parents += (process.pid for process in started)
+    return found
 
 
 class HangWatchdog:
     """Calls `on_hang` with the seconds of silence, once, when an engine makes no progress for `hang_s`.
 
-    `compiled_s` is the processor time of compilers; it is asked for only once an engine has been silent.
+    `compiled_s` is the processor time of compilers; a thread reads it, and only while an engine is silent.
     """
 
     def __init__(
@@ -79,17 +93,24 @@ class HangWatchdog:
         self.interval_s = min(hang_s / LOOKS, LONGEST_LOOK_S)
         self._looked_s = self._output_s = self._load_s = clock_s()
         self._last = Progress(0, 0, None)
-        self._compiled_s, self._compiled = compiled_s, (0.0, 0.0)
-        """The processor time, and the time and value of it when it was last found to have grown."""
-        self._is_silent = False
+        self._compiled_s = compiled_s
+        self._compiled: tuple[float, float] | None = None
+        """When the processor time of compilers was first read in this silence, and what it was."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether looks have seen no output for half the limit, so that compilers count."""
+        return self._clock_s() - self._output_s >= self._hang_s / 2
 
     async def run(self) -> None:
         """Look until the engine hangs."""
-        while not self.look():  # noqa: ASYNC110  # silence is no event
+        compiled_s = None
+        while not self.look(compiled_s):  # silence is no event
             await asyncio.sleep(self.interval_s)
+            compiled_s = await asyncio.to_thread(self._compiled_s) if self.is_silent else None
 
-    def look(self) -> bool:
-        """Look once; whether the engine hangs."""
+    def look(self, compiled_s: float | None) -> bool:
+        """Look once; whether the engine hangs. `compiled_s` is None where nobody has asked for it."""
         now_s, seen = self._clock_s(), self._progress()
         # When this process itself stood still, what the engine said meanwhile has not been read yet.
         late = now_s - self._looked_s > 2 * self.interval_s
@@ -99,7 +120,7 @@ class HangWatchdog:
         elif seen.load != self._last.load:
             self._load_s = now_s
         self._last = seen
-        if self._compiles(now_s):
+        if self._compiles(now_s, compiled_s):
             self._output_s = self._load_s = now_s
         silent_s = now_s - self._output_s
         hangs = silent_s >= PATIENCE * self._hang_s or now_s - self._load_s >= self._hang_s
@@ -107,14 +128,12 @@ class HangWatchdog:
             self._on_hang(silent_s)
         return hangs
 
-    def _compiles(self, now_s: float) -> bool:
-        """Whether compilers have computed in a silence of half the limit; its first look begins to count."""
-        was_silent, self._is_silent = self._is_silent, now_s - self._output_s >= self._hang_s / 2
-        if not self._is_silent:
+    def _compiles(self, now_s: float, compiled_s: float | None) -> bool:
+        """Whether compilers have computed in a silence of half the limit."""
+        if now_s - self._output_s < self._hang_s / 2 or compiled_s is None:
+            self._compiled = None
             return False
-        compiled_s = self._compiled_s()
-        since_s, last_s = self._compiled
-        computed = was_silent and has_computed(compiled_s - last_s, now_s - since_s)
-        if computed or not was_silent:
-            self._compiled = (now_s, compiled_s)
-        return computed
+        if self._compiled is None:
+            self._compiled = now_s, compiled_s
+        first_s, first = self._compiled
+        return has_computed(compiled_s - first, now_s - first_s)

@@ -13,7 +13,7 @@ from app.engine.sglang.allowed_args import check
 from app.engine.sglang.args import SGLangOptions, with_ranks
 from app.engine.sglang.platform import needs_cpu_platform, prepare_process
 from app.engine.sglang.weight_cache import check_weight_cache
-from app.settings import SettingsError, load
+from app.settings import EXIT_CONFIG, SettingsError, load
 
 PROGRAM = "sglang.srt.weight_cache.daemon"
 SHARED = (
@@ -74,4 +74,4 @@ if __name__ == "__main__":
         main()
     except SettingsError as error:
         print(f"tokenring: {error}", file=sys.stderr)  # noqa: T201  # a command says why it ends
-        sys.exit(78)  # as `serve`: a restart does not mend it
+        sys.exit(EXIT_CONFIG)

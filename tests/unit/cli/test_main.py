@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from app.cli.main import EXIT_CONFIG, EXIT_USAGE, main, parser
-from app.settings import table
+from app.cli.main import EXIT_USAGE, main, parser
+from app.settings import EXIT_CONFIG, table
 
 
 @pytest.fixture(autouse=True)

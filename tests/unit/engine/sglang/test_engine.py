@@ -23,7 +23,7 @@ class Run:
         """`made` gets the run, and `left` how many of these are there when one is frozen."""
         self._made, self._left, self._cycle = made, left, self
         self.closed = False
-        self.launched = SimpleNamespace(kv_capacity_tokens=1024)
+        self.launched = SimpleNamespace(kv_capacity_tokens=1024, tp=4)
         made.append(weakref.ref(self))
 
     async def freeze(self) -> None:
@@ -53,4 +53,21 @@ async def test_a_lost_run_is_gone_before_the_next_one_is_frozen(monkeypatch: pyt
     await engine.restart()
     await engine.restart()
     assert (left, len(made)) == ([1, 1], 3)
+    await engine.aclose()
+
+
+async def test_restarts_have_the_ranks_that_the_first_start_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tp = 0` is settled once."""
+    engine = SGLangEngine(SGLangOptions(tp=0), limits=RestartLimits(hang_s=0))
+
+    async def start_run() -> Run:
+        return Run([], [])
+
+    async def no_check(_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(engine, "_start_run", start_run)
+    monkeypatch.setattr(engine, "_check_of_grammars", no_check)
+    await engine._start_first()
+    assert (engine._options.tp, engine._options.server_args) == (4, {"max_total_tokens": 1024})
     await engine.aclose()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import Any
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from app.cli.main import parser
+from app.cli.main import main, parser
 from app.engine.sglang import node
 from app.engine.sglang.args import SGLangOptions
-from app.engine.sglang.node import EXIT_REFUSED, check_rank, keep_running
-from app.settings import SettingsError
+from app.engine.sglang.node import check_rank, keep_running
+from app.settings import EXIT_CONFIG, SettingsError
 
 TWO = SGLangOptions(server_args={"nnodes": 2, "dist_init_addr": "10.0.0.1:5000"})
 
@@ -33,15 +35,15 @@ def test_it_takes_the_settings_that_the_server_takes() -> None:
 
 
 async def test_ranks_that_end_are_started_again_until_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third start is told to stop: the command ends with status 0."""
+    """In the third start it is told to stop: that one is cancelled, and the command ends with status 0."""
     starts = []
 
-    async def run_once(options: SGLangOptions, rank: int, stopped: asyncio.Task[Any]) -> int:
+    async def run_once(options: SGLangOptions, rank: int) -> tuple[int, bool]:
         starts.append((options, rank))
         if len(starts) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-            await stopped
-        return -9
+            await asyncio.Event().wait()
+        return -9, False
 
     monkeypatch.setattr(node, "_run_once", run_once)
     monkeypatch.setattr(node, "FIRST_PAUSE_S", 0.0)
@@ -49,11 +51,78 @@ async def test_ranks_that_end_are_started_again_until_a_signal(monkeypatch: pyte
     assert starts == [(TWO, 1)] * 3
 
 
+async def test_only_ranks_that_had_joined_begin_the_pauses_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that load for minutes and then fail wait longer each time."""
+    ends, pauses = [False, False, True, False], list[float]()
+
+    async def run_once(_options: SGLangOptions, _rank: int) -> tuple[int, bool]:
+        if not ends:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        return -9, ends.pop(0)
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+
+    monkeypatch.setattr(node, "_run_once", run_once)
+    monkeypatch.setattr("app.engine.restart.asyncio.sleep", sleep)
+    assert await keep_running(TWO, 1) == 0
+    assert pauses == [1.0, 2.0, 1.0, 2.0]
+
+
 async def test_settings_that_cannot_work_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another start would end in the same way."""
 
-    async def run_once(_options: SGLangOptions, _rank: int, _stopped: asyncio.Task[Any]) -> int:
-        return EXIT_REFUSED
+    async def run_once(_options: SGLangOptions, _rank: int) -> tuple[int, bool]:
+        return EXIT_CONFIG, False
 
     monkeypatch.setattr(node, "_run_once", run_once)
-    assert await keep_running(TWO, 1) == EXIT_REFUSED
+    assert await keep_running(TWO, 1) == EXIT_CONFIG
+
+
+@pytest.mark.parametrize("joins", [True, False])
+async def test_the_process_of_ranks_tells_that_they_have_joined(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, joins: bool
+) -> None:
+    """Through a pipe: SGLang may kill that process, so that its status says nothing."""
+    program = tmp_path / "ranks"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import json, os, signal, sys\n"
+        "spec = json.load(sys.stdin)\n"
+        + ("os.write(spec['joined'], b'1')\n" if joins else "")
+        + "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert await node._run_once(TWO, 1) == (-signal.SIGKILL, joins)
+
+
+def test_a_failure_of_the_ranks_process_leaves_its_traceback() -> None:
+    """It ends at once, with status 1, whatever threads it has."""
+    code = (
+        "import threading\n"
+        "from app.engine.parent import run_and_exit\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+        "run_and_exit(lambda: 1 // 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--engine", "scripted"], "engine: scripted has no ranks"),
+        (["--model", "/srv/no such folder"], "model: there is no folder"),
+    ],
+)
+def test_settings_that_have_no_ranks_are_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], flags: list[str], reason: str
+) -> None:
+    """With status 78, as `serve` has for them."""
+    assert main(["node", "--rank", "1", *flags]) == EXIT_CONFIG
+    assert reason in capsys.readouterr().err

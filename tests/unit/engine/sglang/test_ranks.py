@@ -159,7 +159,7 @@ def test_what_sglang_refuses_is_a_settings_error() -> None:
 
     options = SGLangOptions(server_args={"enable_dp_attention": True, "dp_size": 3})
     with pytest.raises(
-        SettingsError, match=r"^\[engine.sglang\]: SGLang refuses this: assert cfg.tp_size % cfg"
+        SettingsError, match=r"^\[engine.sglang\] dp_size: SGLang refuses it: it requires cfg.tp_size % cfg"
     ):
         resolved_args(options)
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import psutil
 import pytest
@@ -33,7 +34,7 @@ class Start:
         for number in range(1, seconds + 1):
             self.now_s += 1.0
             self.work = Work(frozenset({7}), self.work.cpu_s + cpu_share, self.work.num_bytes + bytes_per_s)
-            if (reason := self.watchdog.look()) is not None:
+            if (reason := self.watchdog.look(self.work)) is not None:
                 return float(number), reason
         return None
 
@@ -76,7 +77,7 @@ def test_a_new_process_is_progress() -> None:
     assert start.passes(19) is None
     start.work = Work(frozenset({8}), 0.0, 0)
     start.now_s += 1.0
-    assert start.watchdog.look() is None
+    assert start.watchdog.look(start.work) is None
     assert start.passes(19) is None
 
 
@@ -85,9 +86,9 @@ def test_before_its_processes_a_start_is_not_idle() -> None:
     start = Start()
     for _ in range(299):
         start.now_s += 1.0
-        assert start.watchdog.look() is None
+        assert start.watchdog.look(start.work) is None
     start.now_s += 1.0
-    assert start.watchdog.look() == "it has taken 300.0 s"
+    assert start.watchdog.look(start.work) == "it has taken 300.0 s"
 
 
 def test_a_start_that_only_computes_takes_too_long_in_the_end() -> None:
@@ -110,20 +111,23 @@ def test_a_process_that_stood_still_itself_waits_anew() -> None:
     start = Start(longest_s=0.0)
     assert start.passes(10) is None
     start.now_s += 3600.0
-    assert start.watchdog.look() is None
+    assert start.watchdog.look(start.work) is None
     assert start.passes(19) is None
 
 
-def test_where_processes_are_not_shown_only_the_whole_start_has_a_limit() -> None:
-    """As with hidepid, or without accounting in the kernel."""
+async def test_where_processes_are_not_shown_only_the_whole_start_has_a_limit() -> None:
+    """As with hidepid, or without accounting in the kernel; they are looked for off the event loop."""
+    threads: list[threading.Thread] = []
 
     def refused() -> Work:
+        threads.append(threading.current_thread())
         raise psutil.AccessDenied(1)
 
-    now_s = itertools.count(0.0, 1.0)
-    watchdog = StartWatchdog(IDLE_S, LONGEST_S, refused, lambda: next(now_s))
-    reasons = [watchdog.look() for _ in range(int(LONGEST_S))]
-    assert reasons == [*[None] * (len(reasons) - 1), "it has taken 300.0 s"]
+    now_s = itertools.count(0.0, 0.05)
+    watchdog = StartWatchdog(0.2, 0.5, refused, lambda: next(now_s))
+    assert (await watchdog.run()).startswith("it has taken 0.5")
+    assert len(threads) > 1
+    assert threading.main_thread() not in threads
 
 
 class Hanging:
