@@ -144,6 +144,25 @@ def test_containers_have_what_a_gpu_needs_wherever_they_are_described() -> None:
         assert service["ulimits"]["nofile"] == 65536
 
 
+def test_doctor_is_run_as_the_server_is() -> None:
+    """docs/deploy.md: with the limits, variables and settings file of the unit, and the flags of the container."""
+    text = (ROOT / "docs/deploy.md").read_text("utf-8").replace("\\\n", " ")
+    [command] = re.findall(r"prlimit .* doctor .*", text)
+    words = command.split()
+    assert {
+        f"{name}={value}" for name, value in unit_environ("tokenring").items() if "WEIGHT" not in name
+    } <= (set(words))
+    lines = dict(unit("tokenring"))
+    limits = {"LimitNOFILE": "--nofile=65536", "LimitMEMLOCK": "--memlock=unlimited"}
+    assert {lines["LimitNOFILE"], lines["LimitMEMLOCK"]} == {"65536", "infinity"}
+    assert set(limits.values()) <= set(words)
+    assert words[words.index("-u") + 1] == lines["User"]
+    assert words[-2:] == lines["ExecStart"].split()[-2:]
+    [container] = re.findall(r"docker run .* doctor .*", text)
+    flags = re.compile(r"--(?:gpus|ipc|cap-add|ulimit) \S+|-[ve] \S+|--model \S+")
+    assert flags.findall(container) == flags.findall(docker_run("docs/deploy.md"))
+
+
 def test_the_units_give_what_containers_have() -> None:
     """Locked memory, open files, tokens from a file; server and weight cache look for the same sockets."""
     for name in UNITS:
