@@ -145,17 +145,15 @@ def test_containers_have_what_a_gpu_needs_wherever_they_are_described() -> None:
 
 
 def test_doctor_is_run_as_the_server_is() -> None:
-    """docs/deploy.md: with the limits, variables and settings file of the unit, and the flags of the container."""
+    """docs/deploy.md gives it the unit's limits, variables and settings file, or the container's flags."""
     text = (ROOT / "docs/deploy.md").read_text("utf-8").replace("\\\n", " ")
     [command] = re.findall(r"prlimit .* doctor .*", text)
     words = command.split()
-    assert {
-        f"{name}={value}" for name, value in unit_environ("tokenring").items() if "WEIGHT" not in name
-    } <= (set(words))
+    variables = {f"{name}={value}" for name, value in unit_environ("tokenring").items()}
+    assert {variable for variable in variables if "WEIGHT" not in variable} <= set(words)
     lines = dict(unit("tokenring"))
-    limits = {"LimitNOFILE": "--nofile=65536", "LimitMEMLOCK": "--memlock=unlimited"}
-    assert {lines["LimitNOFILE"], lines["LimitMEMLOCK"]} == {"65536", "infinity"}
-    assert set(limits.values()) <= set(words)
+    assert (lines["LimitNOFILE"], lines["LimitMEMLOCK"]) == ("65536", "infinity")
+    assert {"--nofile=65536", "--memlock=unlimited"} <= set(words)
     assert words[words.index("-u") + 1] == lines["User"]
     assert words[-2:] == lines["ExecStart"].split()[-2:]
     [container] = re.findall(r"docker run .* doctor .*", text)
