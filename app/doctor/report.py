@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from app.doctor import machine, service
@@ -41,7 +43,10 @@ LONGEST_S = 4.5
 
 def examine(settings: Settings, *, starting: bool = False) -> Findings:
     """The findings of all checks, in the order of the table."""
+    from app.engine.sglang.platform import find_compilers  # late, as in the checks
+
     environ = dict(os.environ)
+    find_compilers(Path(sys.executable).parent, environ)  # as the server does before it starts SGLang
     subject = Subject(settings, environ, later(lambda: gpus_of(environ)), starting)
     return examined(subject)
 

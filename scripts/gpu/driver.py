@@ -119,7 +119,7 @@ class Driver:
         self._tell(f"{stage}: {record.status} after {record.seconds:.0f} s{_last_line(record.error)}")
 
     def _keep_logs(self, work: Path) -> None:
-        """Append the ends of a stage's logs to `logs.txt`: a lent machine gives few files back."""
+        """Append the ends of a stage's logs to `logs.txt`: some machines return few files."""
         with (self._state.out / "logs.txt").open("ab") as kept:
             for log in sorted(work.rglob("*.log")):
                 kept.write(f"=== {log.relative_to(self._work)}\n".encode() + log.read_bytes()[-LOG_BYTES:])

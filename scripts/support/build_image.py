@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from scripts.support.built_image import Image, user_of
@@ -63,6 +64,12 @@ class Builder:
             yield container, Path(self("mount", container))
         finally:
             self("rm", container)
+
+
+def options_of(arguments: Mapping[str, str], mounts: Iterable[str], variable: str = "--env") -> list[str]:
+    """buildah's options for variables and mounts; `bud` takes variables as `--build-arg`."""
+    variables = [f"{variable}={name}={value}" for name, value in arguments.items()]
+    return [*variables, *(f"--volume={mount}" for mount in mounts)]
 
 
 def pip_settings() -> tuple[dict[str, str], list[str]]:
@@ -123,10 +130,7 @@ def base_image(build: Builder, target: str) -> str:
 
 def install_published(build: Builder, container: str, root: Path) -> None:
     """Put what SGLang's image has into the system's Python of a container."""
-    arguments, mounts = pip_settings()
     shutil.copy(ROOT / "requirements" / "gpu-lock.txt", root / "gpu-lock.txt")
-    environ = [f"--env={name}={value}" for name, value in arguments.items()]
-    volumes = [f"--volume={mount}" for mount in mounts]
     pip = [
         "python3.11",
         "-m",
@@ -137,7 +141,7 @@ def install_published(build: Builder, container: str, root: Path) -> None:
         "--no-compile",
     ]
     command = [*pip, "-q", "--progress-bar=off", "-c", "/gpu-lock.txt", *PUBLISHED]
-    build("run", "--isolation", "chroot", *environ, *volumes, container, "--", *command)
+    build("run", "--isolation", "chroot", *options_of(*pip_settings()), container, "--", *command)
     (root / "gpu-lock.txt").unlink()
     cubins = root / CUBINS.lstrip("/")
     (cubins / "cubins" / "some").mkdir(parents=True)
@@ -151,8 +155,6 @@ def build_target(build: Builder, target: str) -> str:
     name = f"localhost/tokenring:{target}"
     arguments, mounts = pip_settings()
     arguments[BASE_ARGUMENT[target]] = base
-    passed = [f"--build-arg={name}={value}" for name, value in arguments.items()]
-    volumes = [f"--volume={mount}" for mount in mounts]
     options = [
         "--format",
         "docker",
@@ -163,7 +165,7 @@ def build_target(build: Builder, target: str) -> str:
         "--target",
         target,
     ]
-    build("bud", *options, *passed, *volumes, "-t", name, str(ROOT))
+    build("bud", *options, *options_of(arguments, mounts, "--build-arg"), "-t", name, str(ROOT))
     return name
 
 
@@ -172,15 +174,15 @@ def check(build: Builder, target: str, name: str) -> list[str]:
     with build.mounted(name) as (_, root):
         image = Image.read(build("inspect", "--type", "image", name), root)
         failed = []
-        for test in checks(target):
+        for title, test in checks(target).items():
             began = time.monotonic()
             try:
                 test(image)
             except (AssertionError, OSError, subprocess.SubprocessError) as error:
-                failed.append(f"{target}: {test.__doc__}")
-                print(f"FAILED  {target}: {test.__doc__}: {error}", flush=True)
+                failed.append(f"{target}: {title}")
+                print(f"FAILED  {target}: {title}: {error}", flush=True)
             else:
-                print(f"ok      {target}: {test.__doc__} ({time.monotonic() - began:.0f} s)", flush=True)
+                print(f"ok      {target}: {title} ({time.monotonic() - began:.0f} s)", flush=True)
         return failed
 
 
@@ -227,10 +229,9 @@ def make_node(build: Builder, container: str, root: Path) -> Image:
     tree.mkdir()
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
     run("sh", "-c", f"tar -c --null -T - | tar -x -C {shlex.quote(str(tree))}", stdin=files)
-    environ = [f"--env={variable}={value}" for variable, value in arguments.items()]
-    volumes = [f"--volume={mount}" for mount in [*mounts, f"{tree}:/run/host/tree:ro"]]
+    passed = options_of(arguments, [*mounts, f"{tree}:/run/host/tree:ro"])
     lines = "\n".join(["set -e", "cd /root", "mkdir -p /etc/systemd/system", *script])
-    build("run", "--isolation", "chroot", *environ, *volumes, container, "--", "sh", "-c", lines)
+    build("run", "--isolation", "chroot", *passed, container, "--", "sh", "-c", lines)
     unit = (root / "etc/systemd/system/tokenring.service").read_text()
     service = [line.split("=", 1) for line in unit.splitlines() if "=" in line and not line.startswith("#")]
     named = dict(service)
@@ -246,22 +247,37 @@ def make_node(build: Builder, container: str, root: Path) -> Image:
     )
 
 
-def checks(target: str) -> Iterable[Callable[[Image], None]]:
-    """The checks of a target's image."""
-    yield from (
-        serves,
-        follows_the_flag,
-        follows_the_variable,
-        makes_keys,
-        says_what_is_wrong,
-        owns_its_data_only,
-    )
+def checks(target: str) -> dict[str, Callable[[Image], None]]:
+    """The checks of a target's image, by what holds if they pass."""
+    named = ["keys", "create", "--name", "ops", "--scope", "admin"]
+    may_write = "touch /data/x && ! touch /opt/tokenring/x"
+    found: dict[str, Callable[[Image], None]] = {
+        "a chat is answered, HEALTHCHECK passes, caches lie in the volume, SIGTERM ends with 0": serves,
+        "HEALTHCHECK follows --port": partial(follows_the_port, arguments=["--port", "9000"]),
+        "HEALTHCHECK follows TOKENRING_PORT": partial(follows_the_port, environ={"TOKENRING_PORT": "9000"}),
+        "`--entrypoint tokenring … keys create` writes to /data without a flag": partial(
+            ends, status=0, says="tr-", arguments=named, entrypoint=["tokenring"]
+        ),
+        "a wrong setting is named, and ends with the status that no restart mends": partial(
+            ends, status=78, says="--port", arguments=["--port", "many"]
+        ),
+        "the user 10001 may write /data, and not the program": partial(
+            ends, status=0, arguments=["-c", may_write], entrypoint=["sh"]
+        ),
+    }
     if target == "gpu":
-        yield from (lets_flashinfer_write, has_the_weight_cache)
+        missing = f"mkdir {CUBINS}/cubins/some/new && touch {CUBINS}/cubins/some/new/x && ! touch {CUBINS}/x"
+        found |= {
+            "FlashInfer may write a kernel that its package lacks": partial(
+                ends, status=0, arguments=["-c", missing], entrypoint=["sh"]
+            ),
+            "scripts/weight-cache sets nothing up, and says that there is no GPU": has_the_weight_cache,
+        }
+    return found
 
 
 def serves(image: Image) -> None:
-    """The entry point answers a chat, HEALTHCHECK passes, caches lie in the volume, SIGTERM ends with 0."""
+    """Start the entry point, ask for a chat and for health, look for caches, and stop it."""
     with image.run() as container:
         container.wait_until_ready()
         assert "200" in container.chat()
@@ -272,61 +288,43 @@ def serves(image: Image) -> None:
     assert not list(home.rglob(".cache")), "a cache in /home"
 
 
-def follows_the_flag(image: Image) -> None:
-    """HEALTHCHECK passes with --port 9000."""
-    with image.run("--port", "9000") as container:
+def follows_the_port(
+    image: Image, arguments: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> None:
+    """Start the image with port 9000: it is healthy, and nobody listens on 8000."""
+    with image.run(*arguments, environ=environ) as container:
         container.wait_for_health()
         assert container.get(9000, "/healthz")[0] == 200
         assert container.get(8000, "/healthz")[0] == 0, "8000 answers"
 
 
-def follows_the_variable(image: Image) -> None:
-    """HEALTHCHECK passes with TOKENRING_PORT=9000, and fails where nobody listens."""
-    with image.run(environ={"TOKENRING_PORT": "9000"}) as container:
-        container.wait_for_health()
-        assert container.get(9000, "/healthz")[0] == 200
-        assert container.health({"TOKENRING_PORT": "9001"}) == 1
-
-
-def makes_keys(image: Image) -> None:
-    """`--entrypoint tokenring … keys create` writes to /data without a flag."""
-    with image.run(
-        "keys", "create", "--name", "ops", "--scope", "admin", entrypoint=["tokenring"]
-    ) as container:
-        assert container.wait() == 0
-        assert container.output().startswith("tr-")
-
-
-def says_what_is_wrong(image: Image) -> None:
-    """A wrong setting ends with the status that no restart mends, and says which."""
-    with image.run("--port", "many") as container:
-        assert container.wait() in {2, 78}
-        assert "--port" in container.errors(), container.errors()
-
-
-def owns_its_data_only(image: Image) -> None:
-    """The user 10001 may write /data, and not the program."""
-    with image.run("-c", "touch /data/x && ! touch /opt/tokenring/x", entrypoint=["sh"]) as container:
-        assert container.wait() == 0
-
-
-def lets_flashinfer_write(image: Image) -> None:
-    """FlashInfer may write a kernel that its package lacks."""
-    command = f"mkdir {CUBINS}/cubins/some/new && touch {CUBINS}/cubins/some/new/x && ! touch {CUBINS}/x"
-    with image.run("-c", command, entrypoint=["sh"]) as container:
-        assert container.wait() == 0, container.errors()
+def ends(
+    image: Image,
+    *,
+    status: int,
+    says: str = "",
+    arguments: Sequence[str] = (),
+    entrypoint: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    """Run the image until it ends: with this exit status, and with these words in its output."""
+    with image.run(*arguments, entrypoint=entrypoint, environ=environ) as container:
+        assert container.wait() == status, container.errors()
+        assert says in container.output() + container.errors(), container.errors()
 
 
 def has_the_weight_cache(image: Image) -> None:
-    """Scripts/weight-cache runs without setting anything up, and says that there is no GPU."""
-    environ = {"TOKENRING_MODEL": "/models/none"}
-    (image.root / "opt/tokenring/tokenring.toml").write_text(
-        '[engine.sglang]\nweight_cache_mode = "client"\n'
+    """Run scripts/weight-cache with a settings file that asks for it."""
+    settings = image.root / "opt/tokenring/tokenring.toml"
+    settings.write_text('[engine.sglang]\nweight_cache_mode = "client"\n')
+    ends(
+        image,
+        status=78,
+        says="this machine has no GPU",
+        entrypoint=["scripts/weight-cache"],
+        environ={"TOKENRING_MODEL": "/models/none"},
     )
-    with image.run(entrypoint=["scripts/weight-cache"], environ=environ) as container:
-        assert container.wait() == 78, container.errors()
-        assert "this machine has no GPU" in container.errors()
-    (image.root / "opt/tokenring/tokenring.toml").unlink()
+    settings.unlink()
 
 
 def run(*command: str, stdin: bytes = b"") -> None:

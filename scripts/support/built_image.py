@@ -15,7 +15,7 @@ from typing import IO, Any
 
 READY_S = 600.0
 HEALTHY_S = 60.0
-STOP_S = 60.0
+STOP_S = 90.0
 KEY = "tr-image-check-0123456789abcdef"
 CHAT = {"model": "default", "max_tokens": 8, "messages": [{"role": "user", "content": "What is Tokenring?"}]}
 # $0 is the image's root. What follows replaces the shell, so that it has process id 1, as in a container.

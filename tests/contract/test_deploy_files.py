@@ -144,6 +144,23 @@ def test_containers_have_what_a_gpu_needs_wherever_they_are_described() -> None:
         assert service["ulimits"]["nofile"] == 65536
 
 
+def test_doctor_is_run_as_the_server_is() -> None:
+    """docs/deploy.md gives it the unit's limits, variables and settings file, or the container's flags."""
+    text = (ROOT / "docs/deploy.md").read_text("utf-8").replace("\\\n", " ")
+    [command] = re.findall(r"prlimit .* doctor .*", text)
+    words = command.split()
+    variables = {f"{name}={value}" for name, value in unit_environ("tokenring").items()}
+    assert {variable for variable in variables if "WEIGHT" not in variable} <= set(words)
+    lines = dict(unit("tokenring"))
+    assert (lines["LimitNOFILE"], lines["LimitMEMLOCK"]) == ("65536", "infinity")
+    assert {"--nofile=65536", "--memlock=unlimited"} <= set(words)
+    assert words[words.index("-u") + 1] == lines["User"]
+    assert words[-2:] == lines["ExecStart"].split()[-2:]
+    [container] = re.findall(r"docker run .* doctor .*", text)
+    flags = re.compile(r"--(?:gpus|ipc|cap-add|ulimit) \S+|-[ve] \S+|--model \S+")
+    assert flags.findall(container) == flags.findall(docker_run("docs/deploy.md"))
+
+
 def test_the_units_give_what_containers_have() -> None:
     """Locked memory, open files, tokens from a file; server and weight cache look for the same sockets."""
     for name in UNITS:

@@ -26,7 +26,7 @@ FENCED = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(
     r"(?:^|[ /])tokenring ((?:serve|settings|keys|usage|backup|conversations|safety)\b.*)$", re.MULTILINE
 )
-STOP_SLACK_S = 30
+STOP_SLACK_S = 60
 """docs/deploy.md: a stop timeout is at least this much longer than `drain_timeout_s`."""
 UNIT = ROOT / "deploy/systemd/tokenring.service"
 

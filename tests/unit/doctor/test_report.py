@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from app.cli.main import main
 from app.doctor import report
 from app.doctor.subject import failure, ok
+from app.engine.sglang import platform
+from app.settings import Settings
 
 
 def test_a_check_that_hangs_or_breaks_is_said(fake: Any) -> None:
@@ -38,6 +41,25 @@ def test_every_failure_and_warning_says_what_to_do(fake: Any) -> None:
     }
     assert [n for n, f in found.items() if f.status in {"failure", "warning"} and not f.advice] == []
     assert set(found) == set(report.CHECKS)
+
+
+def test_the_compilers_are_those_that_the_server_will_find(
+    fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pinned CUDA compiler and the ninja beside the interpreter count, as the server uses both."""
+    nvcc, ninja = fake.file("venv/cuda/bin/nvcc"), fake.file("venv/bin/ninja")
+    ninja.chmod(0o755)
+    fake.gpus(1)
+    fake.program("c++")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/bin/python"))
+    monkeypatch.setattr(platform, "USUAL_NVCC", tmp_path / "none")
+    monkeypatch.setattr(report, "CHECKS", {"compilers": report.CHECKS["compilers"]})
+    monkeypatch.setattr(report.examined, "__defaults__", (report.CHECKS, report.LONGEST_S))
+    monkeypatch.setenv("PATH", str(fake.bin))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    [found] = report.examine(Settings()).values()
+    assert found == ok(f"{nvcc}, {ninja}, {fake.bin / 'c++'}")
 
 
 def test_a_failure_is_a_line() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from scripts.support.build_image import ROOT, TARGETS, checks, node_commands, pip_settings
+from scripts.support.build_image import ROOT, TARGETS, checks, node_commands, options_of, pip_settings
 from scripts.support.built_image import Image
 
 CONFIG = {
@@ -55,7 +59,7 @@ def test_the_build_gets_pips_settings_and_no_path_of_this_machine(
 def test_the_commands_of_the_page_are_followed_in_its_order() -> None:
     """A user, a checkout with its packages, a settings file, a unit, an admin key; systemd is left out."""
     settings, script = node_commands((ROOT / "docs/deploy.md").read_text("utf-8"))
-    assert settings == 'data_dir = "/var/lib/tokenring/data"\n'
+    assert tomllib.loads(settings) == {"data_dir": "/var/lib/tokenring/data", "tp": 0}
     order = ("useradd --system", "scripts/setup", "tokenring.toml", "tokenring.service", "keys create")
     found = [next(number for number, line in enumerate(script) if part in line) for part in order]
     assert found == sorted(found)
@@ -66,4 +70,44 @@ def test_every_target_is_checked() -> None:
     """The checks of the GPU image are those of the other, and two more; the third target is a node."""
     assert TARGETS == ["cpu", "gpu", "node"]
     assert [*checks("gpu")][:-2] == [*checks("cpu")]
-    assert len({check.__doc__ for check in checks("gpu")}) == len([*checks("gpu")])
+
+
+class Ended:
+    """An image whose every run ends with one status and one line on standard error."""
+
+    def __init__(self, status: int, line: str) -> None:
+        self.status, self.line = status, line
+
+    @contextmanager
+    def run(self, *_: str, **__: object) -> Iterator[Ended]:
+        yield self
+
+    def wait(self) -> int:
+        return self.status
+
+    def output(self) -> str:
+        return ""
+
+    def errors(self) -> str:
+        return self.line
+
+
+@pytest.mark.parametrize(
+    ("status", "line", "passes"),
+    [
+        (78, "argument --port: not a number", True),
+        (2, "argument --port: not a number", False),
+        (78, "Traceback", False),
+    ],
+)
+def test_a_wrong_setting_must_end_with_78_and_be_named(status: int, line: str, passes: bool) -> None:
+    """A supervisor repeats every other status, and a person needs the flag's name."""
+    [check] = [check for title, check in checks("cpu").items() if "wrong setting" in title]
+    with nullcontext() if passes else pytest.raises(AssertionError):
+        check(cast("Image", Ended(status, line)))
+
+
+def test_buildah_takes_variables_in_two_spellings() -> None:
+    """`run` takes --env, `bud` takes --build-arg; mounts are the same in both."""
+    assert options_of({"A": "b"}, ["/x:/y:ro"]) == ["--env=A=b", "--volume=/x:/y:ro"]
+    assert options_of({"A": "b"}, [], "--build-arg") == ["--build-arg=A=b"]
