@@ -67,7 +67,7 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    args = _parsed(sys.argv[1:] if argv is None else argv)
+    args = _parsed(list(sys.argv[1:] if argv is None else argv))
     flags = {k: v for k, v in vars(args).items() if k in {s.name for s in settings_module.table()}}
     try:
         if args.command == "settings":
@@ -87,12 +87,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_CONFIG if args.command in ("serve", "node") else EXIT_USAGE
 
 
-def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+def _parsed(argv: list[str]) -> argparse.Namespace:
     """The arguments of the command. Raises SystemExit."""
     try:
         return parser().parse_args(argv)
     except SystemExit as ended:
-        if ended.code == EXIT_USAGE and argv[0] in ("serve", "node"):
+        if ended.code == EXIT_USAGE and argv[:1] in (["serve"], ["node"]):
             raise SystemExit(EXIT_CONFIG) from None
         raise
 

@@ -44,6 +44,14 @@ def test_unknown_flags_are_refused(flags: list[str], capsys: pytest.CaptureFixtu
     assert flags[0] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("argv", "status"), [([], 2), (["nonsense"], 2), (["serve", "--nonsense"], 78)])
+def test_a_wrong_command_line_has_its_own_status(argv: list[str], status: int) -> None:
+    """Only commands that a supervisor repeats end with 78; without a command it is 2."""
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == status
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
