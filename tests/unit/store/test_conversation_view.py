@@ -27,7 +27,7 @@ def test_view_has_every_branch_with_its_parents():
     ]
     assert [(m["status"], m["finish_reason"]) for m in messages[1:]] == [
         ("complete", "stop"),
-        ("cancelled", "abort"),
+        ("cancelled", "stop"),
     ]
 
 
