@@ -251,7 +251,7 @@ def checks(target: str) -> dict[str, Callable[[Image], None]]:
     """The checks of a target's image, by what holds if they pass."""
     named = ["keys", "create", "--name", "ops", "--scope", "admin"]
     may_write = "touch /data/x && ! touch /opt/tokenring/x"
-    found: dict[str, Callable[[Image], None]] = {
+    titled: dict[str, Callable[[Image], None]] = {
         "a chat is answered, HEALTHCHECK passes, caches lie in the volume, SIGTERM ends with 0": serves,
         "HEALTHCHECK follows --port": partial(follows_the_port, arguments=["--port", "9000"]),
         "HEALTHCHECK follows TOKENRING_PORT": partial(follows_the_port, environ={"TOKENRING_PORT": "9000"}),
@@ -267,13 +267,13 @@ def checks(target: str) -> dict[str, Callable[[Image], None]]:
     }
     if target == "gpu":
         missing = f"mkdir {CUBINS}/cubins/some/new && touch {CUBINS}/cubins/some/new/x && ! touch {CUBINS}/x"
-        found |= {
+        titled |= {
             "FlashInfer may write a kernel that its package lacks": partial(
                 ends, status=0, arguments=["-c", missing], entrypoint=["sh"]
             ),
             "scripts/weight-cache sets nothing up, and says that there is no GPU": has_the_weight_cache,
         }
-    return found
+    return titled
 
 
 def serves(image: Image) -> None:

@@ -74,17 +74,17 @@ async def _run_once(options: SGLangOptions, rank: int) -> tuple[int, bool]:
 
     The process is gone then, also where this is cancelled.
     """
-    joined, told = os.pipe()
+    joined, joined_end = os.pipe()
     os.set_blocking(joined, False)
     try:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "app.engine.sglang.node"),
             stdin=asyncio.subprocess.PIPE,
             start_new_session=True,
-            pass_fds=[told],
+            pass_fds=[joined_end],
         )
         shown = asdict(options) | {"server_args": dict(options.server_args)}
-        spec = json.dumps({"options": shown, "rank": rank, "parent": os.getpid(), "joined": told})
+        spec = json.dumps({"options": shown, "rank": rank, "parent": os.getpid(), "joined": joined_end})
         try:
             await process.communicate(spec.encode())
         finally:
@@ -96,7 +96,7 @@ async def _run_once(options: SGLangOptions, rank: int) -> tuple[int, bool]:
         return process.returncode or 0, False
     finally:
         os.close(joined)
-        os.close(told)
+        os.close(joined_end)
 
 
 def main() -> None:

@@ -44,12 +44,12 @@ def started_cpu_s(pids: Iterable[int]) -> float:
 
     Those that have ended are in the time of the one that awaited them. It blocks, as `started_by` does.
     """
-    total_s, given = 0.0, list(pids)
-    for pid in given:
+    total_s, parents = 0.0, list(pids)
+    for pid in parents:
         with contextlib.suppress(psutil.Error):
             times = psutil.Process(pid).cpu_times()
             total_s += times.children_user + times.children_system
-    for process in started_by(given):
+    for process in started_by(parents):
         with contextlib.suppress(psutil.Error):
             total_s += sum(process.cpu_times()[:4])
     return total_s
@@ -63,12 +63,12 @@ def started_by(pids: Iterable[int]) -> list[psutil.Process]:
     children: dict[int, list[psutil.Process]] = {}
     for process in psutil.process_iter(["ppid"]):
         children.setdefault(process.info["ppid"], []).append(process)
-    found, parents = list[psutil.Process](), list(pids)
+    processes, parents = list[psutil.Process](), list(pids)
     while parents:
         started = children.pop(parents.pop(), ())
-        found += started
+        processes += started
         parents += (process.pid for process in started)
-    return found
+    return processes
 
 
 class HangWatchdog:
