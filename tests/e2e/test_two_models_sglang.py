@@ -6,6 +6,7 @@ The large one has a small pool, so that one long answer fills it.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -82,6 +83,9 @@ async def node(tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any) -> 
     """Both models there; started once for all tests here."""
     folder: Path = tmp_path_factory.mktemp("two")
     (folder / "tokenring.toml").write_text(CONFIG)
+    # A throughput that was measured before: on a guess no request is refused while few wait.
+    (folder / "data").mkdir()
+    (folder / "data" / "pace.json").write_text(json.dumps({LARGE: {"tokens_per_s": 4096, "answers": []}}))
     process = await start_process(folder, *FLAGS)
     try:
         started = Node(process, await process.ready(timeout_s=200))

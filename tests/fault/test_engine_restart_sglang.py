@@ -182,7 +182,7 @@ async def test_the_metrics_and_the_log_tell_of_it(server: ServerProcess) -> None
 
 async def test_a_first_start_that_stands_still_ends_the_server(tmp_path: Path) -> None:
     """Whoever started the server learns it by the status, and may start it again."""
-    process = await start_process(tmp_path, *FLAGS)
+    process = await start_process(tmp_path, *FLAGS, "--engine-restarts", "0")
     try:
         async with asyncio.timeout(RETURN_S):
             while (scheduler := scheduler_of(process)) is None:
