@@ -170,6 +170,8 @@ class ChatRequest:
     new_conversation: bool = False
     past: Sequence[Sequence[int]] = ()
     raw: RawPrompt | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """The caller's own names and values, by which usage can be grouped."""
     strict: bool = False
     """Whether a parameter that would have no effect is refused."""
     spelled: Mapping[str, str] = field(default_factory=dict)

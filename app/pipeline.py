@@ -68,7 +68,8 @@ class Pipeline:
     ) -> None:
         """Take a checked request to its answer. However it ends, `stream` is ended and `lease` settled."""
         start = start or self._new_answer
-        backend, trace = self._backends.of(request.model), Trace(request, start.progress.counts)
+        backend, key_id = self._backends.of(request.model), None if key is None else key.id
+        trace = Trace(request, start.progress.counts, key_id=key_id)
         check = self._safety_of(request, key)
         ending = RequestEnd(self._journal, self._traffic, self._log, trace, lease=lease, start=start)
         with ending.of(stream, check, backend.engine), self._history.claim(request):

@@ -41,6 +41,7 @@ from app.metering.estimate import TextCounter, prompt_estimate
 from app.metering.limiter import Limiter
 from app.metering.pricing import PriceTable
 from app.metering.reads import Reads
+from app.metering.responses import ResponseCounts
 from app.metering.traffic import Histogram, Traffic
 from app.pipeline import Pipeline
 from app.prefix_report.report import PrefixReport
@@ -106,6 +107,7 @@ class Runtime:
         self.archive = Archive(self.database, ONE_PIECE * settings.stream_bytes)
         self.history = History(self.database)
         self.traffic = Traffic()
+        self.responses = ResponseCounts()
         self.balance = LedgerAudit(log)
         self.limiter = Limiter(count_text=self._text_counter)
         self.reads = Reads(self.limiter, settings.max_reads_per_s)

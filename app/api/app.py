@@ -17,6 +17,7 @@ from app.api.http.errors import ErrorMiddleware, ErrorResponses
 from app.api.http.paths import TrailingSlash
 from app.api.http.rate_limit_headers import LimitHeaders
 from app.api.http.reading import Handler, ReadBounds
+from app.api.http.response_counts import CountedResponses
 from app.api.routes.abuse import AbuseRoutes
 from app.api.routes.admin import AdminKeyRoutes
 from app.api.routes.chat import ChatRoutes
@@ -42,7 +43,8 @@ def build_app(runtime: Runtime) -> ASGIApp:
     app.router.redirect_slashes = False
     budget = BodyBudget(runtime.settings.body_memory_bytes)
     layers = BodyMemory(LimitHeaders(TrailingSlash(app), runtime.limiter), budget)
-    return with_cors(ErrorMiddleware(layers, runtime.log), runtime.settings.cors_origins)
+    whole = with_cors(ErrorMiddleware(layers, runtime.log), runtime.settings.cors_origins)
+    return CountedResponses(whole, runtime.responses)
 
 
 def _routes(runtime: Runtime) -> list[Route]:

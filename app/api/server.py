@@ -24,6 +24,7 @@ from app.api.http.protocol import Protocol
 from app.core import LOCAL_OWNER, KeyTerms
 from app.errors import EngineFailed
 from app.log import configure
+from app.metering.responses import ResponseCounts
 from app.runtime import Runtime
 from app.safety.policies.policy_file import PolicyError
 from app.settings import EXIT_CONFIG, Settings, SettingsError
@@ -78,14 +79,21 @@ def listen(settings: Settings) -> socket.socket:
     return sock
 
 
-def http_server(app: ASGIApp, settings: Settings, log: FilteringBoundLogger) -> Server:
+def http_server(
+    app: ASGIApp, settings: Settings, log: FilteringBoundLogger, responses: ResponseCounts
+) -> Server:
     """The HTTP server over `app`."""
     connections = Connections(log, settings.max_connections, settings.max_connections_per_address)
     config = uvicorn.Config(
         app,
         http=cast(
             "type[asyncio.Protocol]",
-            partial(Protocol, connections=connections, stall_timeout_s=settings.stall_timeout_s),
+            partial(
+                Protocol,
+                connections=connections,
+                stall_timeout_s=settings.stall_timeout_s,
+                on_refused=responses.add,
+            ),
         ),
         ws="none",
         lifespan="off",
@@ -123,7 +131,7 @@ async def serve(
     on_terminal = sys.stderr.isatty()
     loop.add_signal_handler(signal.SIGHUP, _hung_up, stop, runtime, on_terminal)
     _raise_file_limit(settings, log)
-    server = http_server(build_app(runtime), settings, log)
+    server = http_server(build_app(runtime), settings, log, runtime.responses)
     serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
     host, port = sock.getsockname()[:2]
     _collect_seldom()

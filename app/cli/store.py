@@ -30,6 +30,8 @@ EXIT_PIPE = 1
 EXIT_INCOMPLETE = 1
 _DAY_US = 86_400_000_000
 ALL = "all"
+_SHOWN: Mapping[str, Sequence[str]] = {"key": ("key", "key_name", "owner")}
+"""Columns of a group that has more than one."""
 _COLUMNS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
 
 
@@ -86,7 +88,10 @@ def _add_usage(
     )
     usage.add_argument("--to", dest="last", metavar="DAY", help="last UTC day, with --from (default: today)")
     usage.add_argument(
-        "--group-by", default="", metavar="NAMES", help="any of day,model,key, with commas between"
+        "--group-by",
+        default="",
+        metavar="NAMES",
+        help="any of day,model,owner,key,metadata.NAME, with commas between",
     )
     check = usage.add_mutually_exclusive_group()
     check.add_argument(
@@ -160,7 +165,7 @@ def _usage(args: argparse.Namespace, data_dir: Path) -> int:
     period = period_of(args.period, args.first, args.last, datetime.now(UTC).date())
     group_by = groups_of(args.group_by)
     with opened(data_dir) as connection:
-        report = usage_report(connection, period, group_by, owner=None)
+        report = usage_report(connection, period, group_by)
     _print(args, report, _usage_table(report, group_by))
     return EXIT_OK
 
@@ -261,11 +266,16 @@ def _print(args: argparse.Namespace, report: Mapping[str, Any], lines: Sequence[
 
 def _usage_table(report: Mapping[str, Any], group_by: Sequence[str]) -> list[str]:
     """The lines of a usage report: heading, then the table of groups with its total."""
-    heads = [*group_by, *(name.removesuffix("_tokens") for name in _COLUMNS), "USD"]
-    rows = [[*(str(group[name]) for name in group_by), *_numbers(group)] for group in report["groups"]]
-    total = [""] * len(group_by) + _numbers(report)
-    table = tables.text(heads, rows, total=total, left=len(group_by))
+    names = list(dict.fromkeys(n for name in group_by for n in _SHOWN.get(name, (name,))))
+    heads = [*names, *(name.removesuffix("_tokens") for name in _COLUMNS), "USD"]
+    rows = [[*(_cell(group[name]) for name in names), *_numbers(group)] for group in report["groups"]]
+    total = [""] * len(names) + _numbers(report)
+    table = tables.text(heads, rows, total=total, left=len(names))
     return [f"Usage from {report['from']} to {report['to']} (UTC)", table]
+
+
+def _cell(value: str | None) -> str:
+    return "-" if value is None else value
 
 
 def _numbers(sums: Mapping[str, Any]) -> list[str]:
@@ -277,7 +287,8 @@ def _difference_as_json(difference: UsageDifference) -> dict[str, Any]:
     return {
         "day": text_of(difference.day),
         "model": difference.model,
-        "key": difference.owner,
+        "owner": difference.owner,
+        "key": difference.key_id,
         "kept": difference.kept and sums_as_json(difference.kept),
         "rows": difference.rows and sums_as_json(difference.rows),
     }
@@ -288,4 +299,4 @@ def _difference_as_text(difference: UsageDifference) -> str:
         UsageSums._fields, difference.kept or UsageSums(), difference.rows or UsageSums(), strict=True
     )
     wrong = ", ".join(f"{name} is {kept}, its rows say {rows}" for name, kept, rows in pairs if kept != rows)
-    return f"{text_of(difference.day)} {difference.model} {difference.owner}: {wrong}"
+    return f"{text_of(difference.day)} {difference.model} {difference.owner} {difference.key_id}: {wrong}"

@@ -36,7 +36,7 @@ from app.store import checkpoints, conversations, events, indexing, ledger, susp
 from app.store.batch import probe
 from app.store.checkpoints import Checkpoint
 from app.store.database import Database
-from app.store.ledger import Reservation, cost_micro_usd
+from app.store.ledger import NO_KEY, Reservation, cost_micro_usd
 from app.stream.token_stream import DELETED, STORAGE, TokenStream
 
 CHECKPOINT_S = 1.0
@@ -138,7 +138,8 @@ class Journal:
         It lingers for company while the prompt is prefilled. It is waited for only where the last commit
         failed, so that the refusal comes before the status line. Raises StorageUnavailable, NotFound.
         """
-        reservation = self._reservation(turn.request, prompt)
+        key_id = None if key is None else key.id
+        reservation = self._reservation(turn.request, prompt, key_id)
         stored_turn = turn.stored_turn
 
         def unit(connection: sqlite3.Connection) -> int:
@@ -156,7 +157,7 @@ class Journal:
             reserved=self._database.submit(unit, linger_s=min(self._lead_s / 2, LINGER_S)),
             terms=reservation.terms,
             need=partial(self._needed, time.monotonic()),
-            key_id=None if key is None else key.id,
+            key_id=key_id,
         )
         if self._database.failing:
             try:
@@ -237,7 +238,7 @@ class Journal:
         self._lead_s = min(lead_s, self._lead_s + (lead_s - self._lead_s) / 8)
         self._database.flush()
 
-    def _reservation(self, request: ChatRequest, prompt: Prompt) -> Reservation:
+    def _reservation(self, request: ChatRequest, prompt: Prompt, key_id: str | None) -> Reservation:
         created_at_us = time.time_ns() // 1000
         key = request.idempotency
         return Reservation(
@@ -252,6 +253,8 @@ class Journal:
             idempotency_key=None if key is None else key.key,
             fingerprint=None if key is None else key.fingerprint,
             rerendered=prompt.rerendered,
+            key_id=key_id or NO_KEY,
+            metadata=request.metadata,
         )
 
     async def settle(self, entry: JournalEntry, finish: str) -> None:

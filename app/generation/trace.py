@@ -12,9 +12,12 @@ from app.metering.traffic import Timings
 class Trace:
     """What happened to one request and when; never what was said."""
 
-    def __init__(self, request: ChatRequest, counts: Mapping[int, Counts] | None = None) -> None:
-        """`counts` are those that an answer which goes on has had."""
+    def __init__(
+        self, request: ChatRequest, counts: Mapping[int, Counts] | None = None, *, key_id: str | None = None
+    ) -> None:
+        """`counts` are those that an answer which goes on has had; `key_id` is that of a stored key."""
         self._request = request
+        self._key_id = key_id
         self._received_s = time.monotonic() - request.placement.socket_wait_s
         self._admitted_s: float | None = None
         self._first_token_s: float | None = None
@@ -79,6 +82,7 @@ class Trace:
         timings = self.timings()
         return {
             "request_id": self._request.request_id,
+            "key": self._key_id,
             "model": self._request.model,
             "n": self._request.n,
             "prompt_tokens": first.prompt_tokens or self._prompt_tokens,

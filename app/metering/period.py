@@ -6,13 +6,15 @@ import calendar
 import re
 from collections.abc import Sequence
 from datetime import date
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from app.errors import BadRequest
-from app.store.usage import GROUPS, GroupBy
+from app.store.usage import GROUPS, METADATA
 
 _MONTH = re.compile(r"\d{4}-\d{2}", re.ASCII)
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+_METADATA = re.compile(re.escape(METADATA) + r"[^\x00-\x1f\x7f\"\\]{1,64}")
+"""The names that SQLite's JSON paths can have in quotes."""
 
 
 class Period(NamedTuple):
@@ -41,13 +43,14 @@ def period_of(name: str | None, first: str | None, last: str | None, today: date
     return Period(None, begins, ends)
 
 
-def groups_of(names: str) -> Sequence[GroupBy]:
-    """The names of a comma list, as `day,model`. Raises BadRequest."""
+def groups_of(names: str) -> Sequence[str]:
+    """The names of a comma list, as `day,metadata.project`. Raises BadRequest."""
     chosen = [name.strip() for name in names.split(",")] if names.strip() else []
     for name in chosen:
-        if name not in GROUPS:
-            raise BadRequest(f"Usage is grouped by {', '.join(GROUPS)}, not by {name!r}.", param="group_by")
-    return cast("Sequence[GroupBy]", tuple(dict.fromkeys(chosen)))
+        if name not in GROUPS and not _METADATA.fullmatch(name):
+            groups = ", ".join([*GROUPS, f"{METADATA}NAME"])
+            raise BadRequest(f"Usage is grouped by {groups}, not by {name!r}.", param="group_by")
+    return tuple(dict.fromkeys(chosen))
 
 
 def number_of(day: date) -> int:

@@ -73,6 +73,11 @@ def all_keys(c: sqlite3.Connection) -> list[Key]:
     return [_key(row, of_key.get(row[0], [])) for row in c.execute(f"{_SELECT} ORDER BY seq").fetchall()]
 
 
+def names_of(c: sqlite3.Connection) -> dict[str, str]:
+    """The names of all keys, by their ids."""
+    return dict(c.execute("SELECT id, name FROM keys").fetchall())
+
+
 def find(c: sqlite3.Connection, key_id: str) -> Key:
     """The key of that id. Raises NotFound."""
     row = c.execute(f"{_SELECT} WHERE id = ?", (key_id,)).fetchone()

@@ -11,9 +11,10 @@ whatever the clock does afterwards. Nothing here knows of streams or engines.
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from operator import add
 from typing import Any, NamedTuple
@@ -22,8 +23,10 @@ from app.core import Usage
 from app.store.connection import at_end_of_batch
 
 _US_PER_S = 1_000_000
-DayKey = tuple[int, str, str]
-"""A row of `usage_daily`: day, model, owner."""
+NO_KEY = "none"
+"""The key of requests that were made without a stored one: in open mode, or with the setting `api_key`."""
+DayKey = tuple[int, str, str, str]
+"""A row of `usage_daily`: day, model, owner, key."""
 
 
 class DailySums:
@@ -38,7 +41,7 @@ class DailySums:
         sums[key] = tuple(map(add, sums[key], added)) if key in sums else added
 
     def __call__(self, c: sqlite3.Connection) -> None:
-        """Write them, a row for each day, model and owner."""
+        """Write them, a row for each day, model, owner and key."""
         for key, added in self._sums.items():
             _add_to_day(c, key, added)
 
@@ -76,6 +79,7 @@ class Terms(NamedTuple):
     model: str
     owner: str
     price: Price
+    key_id: str = NO_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +97,14 @@ class Reservation:
     idempotency_key: str | None = None
     fingerprint: bytes | None = None
     rerendered: str | None = None
+    key_id: str = NO_KEY
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """The caller's own names and values; `app.store.usage` groups by them."""
 
     @property
     def terms(self) -> Terms:
         """The terms that the row will be billed by."""
-        return Terms(day_of(self.created_at_us), self.model, self.owner, self.price)
+        return Terms(day_of(self.created_at_us), self.model, self.owner, self.price, self.key_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +136,8 @@ def reserve(c: sqlite3.Connection, r: Reservation, conversation_seq: int | None)
     cursor = c.execute(
         "INSERT INTO requests (id, owner, model, conversation_seq, state, idempotency_key, fingerprint,"
         " created_at_us, day, max_tokens, prompt_tokens, input_micro_usd_per_1k, cached_micro_usd_per_1k,"
-        " output_micro_usd_per_1k, rerendered, stream)"
-        " VALUES (?, ?, ?, ?, 'reserved', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " output_micro_usd_per_1k, rerendered, stream, key_id, metadata)"
+        " VALUES (?, ?, ?, ?, 'reserved', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             r.request_id,
             r.owner,
@@ -145,10 +152,19 @@ def reserve(c: sqlite3.Connection, r: Reservation, conversation_seq: int | None)
             *r.price,
             r.rerendered,
             r.stream,
+            r.key_id,
+            _metadata_json(r.metadata),
         ),
     )
     assert cursor.lastrowid is not None
     return cursor.lastrowid
+
+
+def _metadata_json(metadata: Mapping[str, str]) -> str | None:
+    """JSON for SQLite, which would not give back lone surrogates; None for no pairs."""
+    if not metadata:
+        return None
+    return json.dumps(metadata, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
 
 
 def settle(c: sqlite3.Connection, s: Settlement) -> bool:
@@ -234,7 +250,7 @@ def _known_terms(c: sqlite3.Connection, request_seq: int) -> Terms:
 
 def _add(c: sqlite3.Connection, terms: Terms, usage: Usage, cost: int) -> None:
     added = (1, *usage, cost)
-    key = (terms.day, terms.model, terms.owner)
+    key = (terms.day, terms.model, terms.owner, terms.key_id)
     sums = at_end_of_batch(c, DailySums)
     if sums is None:
         _add_to_day(c, key, added)
@@ -245,14 +261,14 @@ def _add(c: sqlite3.Connection, terms: Terms, usage: Usage, cost: int) -> None:
 def terms_of(c: sqlite3.Connection, request_seq: int) -> Terms | None:
     """The terms of a reservation; None where there is none."""
     row = c.execute(
-        "SELECT day, model, owner, input_micro_usd_per_1k, cached_micro_usd_per_1k, output_micro_usd_per_1k"
-        " FROM requests WHERE seq = ?",
+        "SELECT day, model, owner, key_id, input_micro_usd_per_1k, cached_micro_usd_per_1k,"
+        " output_micro_usd_per_1k FROM requests WHERE seq = ?",
         (request_seq,),
     ).fetchone()
     if row is None:
         return None
-    day, model, owner, *price = row
-    return Terms(day, model, owner, Price(*price))
+    day, model, owner, key_id, *price = row
+    return Terms(day, model, owner, Price(*price), key_id)
 
 
 def completion_tokens_of(c: sqlite3.Connection, request_seq: int) -> int:
@@ -263,9 +279,9 @@ def completion_tokens_of(c: sqlite3.Connection, request_seq: int) -> int:
 
 def _add_to_day(c: sqlite3.Connection, key: DayKey, added: Sequence[int]) -> None:
     c.execute(
-        "INSERT INTO usage_daily (day, model, owner, requests, prompt_tokens, completion_tokens,"
+        "INSERT INTO usage_daily (day, model, owner, key_id, requests, prompt_tokens, completion_tokens,"
         " cached_tokens, reasoning_tokens, withheld_tokens, cost_micro_usd)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
         " requests = requests + excluded.requests,"
         " prompt_tokens = prompt_tokens + excluded.prompt_tokens,"
         " completion_tokens = completion_tokens + excluded.completion_tokens,"

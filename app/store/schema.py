@@ -351,6 +351,38 @@ def _m012_suspended(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
+_LEDGER_KEYS = """
+-- The id of the key that a request was made with: 'none' without a stored key, 'unknown' in older rows.
+ALTER TABLE requests ADD COLUMN key_id TEXT NOT NULL DEFAULT 'unknown';
+ALTER TABLE requests ADD COLUMN metadata TEXT;  -- JSON: the caller's own names and values; null without any
+UPDATE requests SET key_id = (SELECT coalesce(key_id, 'none') FROM suspended WHERE request_seq = requests.seq)
+    WHERE seq IN (SELECT request_seq FROM suspended);
+ALTER TABLE usage_daily RENAME TO usage_daily_by_owner;
+CREATE TABLE usage_daily (
+    day               INTEGER NOT NULL,
+    model             TEXT NOT NULL,
+    owner             TEXT NOT NULL,
+    key_id            TEXT NOT NULL,
+    requests          INTEGER NOT NULL,
+    prompt_tokens     INTEGER NOT NULL,
+    cached_tokens     INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    reasoning_tokens  INTEGER NOT NULL,
+    withheld_tokens   INTEGER NOT NULL,
+    cost_micro_usd    INTEGER NOT NULL,
+    PRIMARY KEY (day, model, owner, key_id)
+) WITHOUT ROWID;
+INSERT INTO usage_daily SELECT day, model, owner, 'unknown', requests, prompt_tokens, cached_tokens,
+    completion_tokens, reasoning_tokens, withheld_tokens, cost_micro_usd FROM usage_daily_by_owner;
+DROP TABLE usage_daily_by_owner;
+"""
+
+
+def _m013_ledger_keys(connection: sqlite3.Connection) -> None:
+    for statement in statements(_LEDGER_KEYS):
+        connection.execute(statement)
+
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("001_first", _m001_first),
     Migration("002_keys", _m002_keys),
@@ -364,4 +396,5 @@ MIGRATIONS: Sequence[Migration] = (
     Migration("010_grammars", _m010_grammars),
     Migration("011_safety_records", schema_safety.m011_safety_records),
     Migration("012_suspended", _m012_suspended),
+    Migration("013_ledger_keys", _m013_ledger_keys),
 )

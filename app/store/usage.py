@@ -1,20 +1,30 @@
 """Usage from the daily sums, and the check that these sums are those of their rows.
 
 The sums are kept by `app.store.ledger.settle`, so that a month of a million rows is read from
-some hundred. `differences` adds the rows up again, and `rebuild` puts a day's sums right.
+some hundred. What callers' `metadata` says is of the rows alone, so grouped by it they are read.
+`differences` adds the rows up again, and `rebuild` puts a day's sums right.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 from app.store.connection import BatchConnection
 
-GroupBy = Literal["day", "model", "key"]
-GROUPS: tuple[GroupBy, ...] = get_args(GroupBy)
-_COLUMNS = {"day": "day", "model": "model", "key": "owner"}
+_COLUMNS: Mapping[str, Sequence[str]] = {
+    "day": ("day",),
+    "model": ("model",),
+    "owner": ("owner",),
+    "key": ("key_id", "owner"),
+}
+GROUPS = tuple(_COLUMNS)
+METADATA = "metadata."
+"""What a group begins with that is a name of the callers' `metadata`."""
+_KEY = ("day", "model", "owner", "key_id")
+_KEY_NAMES = ", ".join(_KEY)
 
 _SUMMED = (
     "requests",
@@ -26,14 +36,15 @@ _SUMMED = (
     "cost_micro_usd",
 )
 _NAMES = ", ".join(_SUMMED)
-_PLACES = ", ".join("?" * (3 + len(_SUMMED)))
+_PLACES = ", ".join("?" * (len(_KEY) + len(_SUMMED)))
 _SUMS = ", ".join(f"coalesce(sum({name}), 0)" for name in _SUMMED)
 _ROW_SUMS = ", ".join(["count(*)", *(f"sum({name})" for name in _SUMMED[1:])])
 _OF_ROWS = (
-    f"SELECT day, model, owner, {_ROW_SUMS} FROM requests"  # noqa: S608  # our own names
+    f"SELECT {_KEY_NAMES}, {_ROW_SUMS} FROM requests"  # noqa: S608  # our own names
     " WHERE state = 'settled'"
 )
-_KEPT = f"SELECT day, model, owner, {_NAMES} FROM usage_daily WHERE true"  # noqa: S608  # same
+_KEPT = f"SELECT {_KEY_NAMES}, {_NAMES} FROM usage_daily WHERE true"  # noqa: S608  # same
+_OF_PERIOD = " day BETWEEN ? AND ? AND (? IS NULL OR owner = ?) AND (? IS NULL OR key_id = ?)"
 
 
 class UsageSums(NamedTuple):
@@ -51,7 +62,7 @@ class UsageSums(NamedTuple):
 class Group(NamedTuple):
     """The sums of one group: a value for each name that it was asked to be grouped by."""
 
-    by: dict[GroupBy, str | int]
+    by: dict[str, str | int | None]
     sums: UsageSums
 
 
@@ -61,6 +72,7 @@ class UsageDifference(NamedTuple):
     day: int
     model: str
     owner: str
+    key_id: str
     kept: UsageSums | None
     rows: UsageSums | None
 
@@ -69,23 +81,35 @@ def usage(
     c: sqlite3.Connection,
     from_day: int,
     to_day: int,
-    group_by: Sequence[GroupBy],
+    group_by: Sequence[str],
     *,
     owner: str | None = None,
+    key_id: str | None = None,
+    limit: int = -1,
 ) -> list[Group]:
     """The sums of two days (as 20261121) and those between, by group in the order asked for.
 
-    Without `group_by`, exactly one group. `owner` None means everyone's.
+    Without `group_by`, exactly one group. `owner` and `key_id` None mean everyone's. Grouped by `key`, a
+    group has the `owner` too. At most `limit` groups are read; -1 is all.
     """
-    columns = ", ".join(_COLUMNS[name] for name in group_by)
-    grouped = f" GROUP BY {columns} ORDER BY {columns}" if columns else ""
-    rows = c.execute(
-        f"SELECT {columns + ', ' if columns else ''}{_SUMS} FROM usage_daily"  # noqa: S608  # same
-        f" WHERE day BETWEEN ? AND ? AND (? IS NULL OR owner = ?){grouped}",
-        (from_day, to_day, owner, owner),
+    of_period = (from_day, to_day, owner, owner, key_id, key_id)
+    names = list(dict.fromkeys(chain.from_iterable(_COLUMNS.get(name, (name,)) for name in group_by)))
+    paths = [f'$."{name.removeprefix(METADATA)}"' for name in names if name.startswith(METADATA)]
+    columns = ", ".join("json_extract(metadata, ?)" if name.startswith(METADATA) else name for name in names)
+    ordinals = ", ".join(str(place + 1) for place in range(len(names)))
+    grouped = f" GROUP BY {ordinals} ORDER BY {ordinals} LIMIT ?" if names else ""
+    sums = (
+        f"{_ROW_SUMS} FROM requests WHERE state = 'settled' AND"
+        if paths
+        else f"{_SUMS} FROM usage_daily WHERE"
     )
-    width = len(group_by)
-    return [Group(dict(zip(group_by, row[:width], strict=True)), UsageSums(*row[width:])) for row in rows]
+    rows = c.execute(
+        f"SELECT {columns}{', ' if columns else ''}{sums}{_OF_PERIOD}{grouped}",
+        (*paths, *of_period, *((limit,) if names else ())),
+    )
+    width = len(names)
+    by = ["key" if name == "key_id" else name for name in names]
+    return [Group(dict(zip(by, row[:width], strict=True)), UsageSums(*row[width:])) for row in rows]
 
 
 def cost_in_batch(c: sqlite3.Connection, from_day: int, to_day: int, owner: str) -> int:
@@ -99,7 +123,7 @@ def cost_in_batch(c: sqlite3.Connection, from_day: int, to_day: int, owner: str)
 def differences(c: sqlite3.Connection, day: int | None = None) -> list[UsageDifference]:
     """The differences between the kept sums and the settled rows, of a day or of all days."""
     where, days = ("", ()) if day is None else (" AND day = ?", (day,))
-    of_rows = _by_key(c.execute(f"{_OF_ROWS}{where} GROUP BY day, model, owner", days))
+    of_rows = _by_key(c.execute(f"{_OF_ROWS}{where} GROUP BY {_KEY_NAMES}", days))
     kept = _by_key(c.execute(_KEPT + where, days))
     return [
         UsageDifference(*key, kept.get(key), of_rows.get(key))
@@ -112,14 +136,15 @@ def rebuild(c: sqlite3.Connection, day: int) -> int:
     """Make the kept sums of a day those of its settled rows; returns how many differed."""
     unequal = differences(c, day)
     for difference in unequal:
-        c.execute("DELETE FROM usage_daily WHERE (day, model, owner) = (?, ?, ?)", difference[:3])
+        key = difference[: len(_KEY)]
+        c.execute(f"DELETE FROM usage_daily WHERE ({_KEY_NAMES}) = (?, ?, ?, ?)", key)  # noqa: S608  # same
         if difference.rows is not None:
             c.execute(
-                f"INSERT INTO usage_daily (day, model, owner, {_NAMES}) VALUES ({_PLACES})",  # noqa: S608  # same
-                (*difference[:3], *difference.rows),
+                f"INSERT INTO usage_daily ({_KEY_NAMES}, {_NAMES}) VALUES ({_PLACES})",  # noqa: S608  # same
+                (*key, *difference.rows),
             )
     return len(unequal)
 
 
-def _by_key(rows: sqlite3.Cursor) -> dict[tuple[int, str, str], UsageSums]:
-    return {(day, model, owner): UsageSums(*sums) for day, model, owner, *sums in rows}
+def _by_key(rows: sqlite3.Cursor) -> dict[tuple[int, str, str, str], UsageSums]:
+    return {(day, model, owner, key_id): UsageSums(*sums) for day, model, owner, key_id, *sums in rows}

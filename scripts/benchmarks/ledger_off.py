@@ -35,10 +35,9 @@ class SilentJournal(Journal):
         key: Key | None = None,
     ) -> JournalEntry:
         """An entry whose reservation counts as written."""
-        del key
         reserved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         reserved.set_result(0)
-        terms = self._reservation(turn.request, prompt).terms
+        terms = self._reservation(turn.request, prompt, None if key is None else key.id).terms
         return JournalEntry(turn, prompt, stream, counts, reserved=reserved, terms=terms)
 
     async def settle(self, entry: JournalEntry, finish: str) -> None:

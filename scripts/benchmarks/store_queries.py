@@ -16,12 +16,12 @@ from app.store.batch import Unit
 from app.store.conversation_list import page
 from app.store.conversations import branch
 from app.store.database import Database
-from app.store.usage import GroupBy, differences
+from app.store.usage import differences
 from scripts.benchmarks.stats import percentile
 from scripts.benchmarks.store_rows import DAYS, MONTH, OWNER, Filled
 
 PAGE = 20
-BY_DAY_AND_MODEL: Sequence[GroupBy] = ("day", "model")
+BY_DAY_AND_MODEL: Sequence[str] = ("day", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ def questions(filled: Filled) -> list[Question]:
     month = Period(f"{MONTH:%Y-%m}", MONTH, MONTH + timedelta(DAYS - 1))
     questions = [
         Question(
-            "usage by day and model, of all keys",
-            lambda c: usage_report(c, month, BY_DAY_AND_MODEL, None),
+            "usage by day and model, of all owners",
+            lambda c: usage_report(c, month, BY_DAY_AND_MODEL),
             50,
         ),
         Question(
-            "usage by day and model, of one key",
-            lambda c: usage_report(c, month, BY_DAY_AND_MODEL, OWNER),
+            "usage by day and model, of one owner",
+            lambda c: usage_report(c, month, BY_DAY_AND_MODEL, owner=OWNER),
             50,
         ),
         Question("first page of conversations", lambda c: page(c, OWNER, PAGE, None), 20),

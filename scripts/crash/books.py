@@ -98,9 +98,10 @@ _SUMS = (
     "count(*), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(reasoning_tokens),"
     " sum(withheld_tokens), sum(cost_micro_usd)"
 )
-_OF_ROWS = f"SELECT day, model, owner, {_SUMS} FROM requests GROUP BY day, model, owner"  # noqa: S608  # same
+_KEY = "day, model, owner, key_id"
+_OF_ROWS = f"SELECT {_KEY}, {_SUMS} FROM requests GROUP BY {_KEY}"  # noqa: S608  # same
 _OF_DAYS = (
-    "SELECT day, model, owner, requests, prompt_tokens, cached_tokens, completion_tokens,"
+    f"SELECT {_KEY}, requests, prompt_tokens, cached_tokens, completion_tokens,"  # noqa: S608  # same
     " reasoning_tokens, withheld_tokens, cost_micro_usd FROM usage_daily"
 )
 

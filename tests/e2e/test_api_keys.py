@@ -210,8 +210,8 @@ async def test_usage_of_others_is_not_shown(world: World):
     """Bob's usage is nothing, an admin's all; bob asking for ann's by name is 403."""
     call = world.served.call
     assert (await call("GET", "/api/usage", **bearer(world.bob.text))).json()["requests"] == 0
-    everyones = await call("GET", "/api/usage?group_by=key", **bearer(world.admin.text))
-    assert [group["key"] for group in everyones.json()["groups"]] == [world.ann.key.owner]
+    everyones = await call("GET", "/api/usage?group_by=key,model", **bearer(world.admin.text))
+    assert [group["key"] for group in everyones.json()["groups"]] == [world.ann.key.id]
     asked = await call("GET", f"/api/usage?key={world.ann.key.id}", **bearer(world.bob.text))
     assert asked.refusal() == (403, "forbidden", "key")
 

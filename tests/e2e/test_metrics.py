@@ -7,6 +7,7 @@ import dataclasses
 import re
 import sqlite3
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from app.api.metrics.tables import METRICS
-from app.core import ChatRequest, Usage
+from app.core import ChatRequest, KeyTerms, Usage
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.errors import EngineNotReady, NotFound
 from app.routing.backend import Backend
 from app.store import ledger as ledger_module
+from app.store.keys import create
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import until
 
@@ -367,3 +369,53 @@ async def test_a_refused_reservation_counts_nowhere(serve: Serve, monkeypatch: p
     samples = await balanced(served)
     assert of_model(samples, "handed_over_tokens_total") == 0
     assert served.engine._tallies._running == served.engine._tallies._ended == {}
+
+
+async def test_every_response_is_counted_by_its_route_and_status(serve: Serve):
+    """Answers, refusals, wrong keys and unknown paths, under templates: no path makes a label of its own."""
+    served = await serve(Script(tokens=2), api_key="right")
+    right = {"authorization": "Bearer right"}
+    await served.post(chat(), **right)
+    await served.post(chat(n=0), **right)
+    await served.call("GET", "/v1/models/a", **right)
+    await served.call("GET", "/v1/models/b/", **right)
+    await served.call("GET", "/api/usage", authorization="Bearer wrong")
+    await served.call("GET", "/no/such/path")
+    await served.call("PUT", "/api/usage")
+    samples = await scrape(served, **right)
+    counted = {key: value for (name, key), value in samples.items() if "http_responses" in name}
+    assert {key: value for key, value in counted.items() if key[0] != "/metrics"} == {
+        ("/api/chat/completions", "200"): 1,
+        ("/api/chat/completions", "400"): 1,
+        ("/v1/models/{id:path}", "404"): 2,
+        ("/api/usage", "401"): 1,
+        ("/api/usage", "405"): 1,
+        ("none", "404"): 1,
+    }
+
+
+async def test_what_is_no_request_is_counted_too(serve: Serve):
+    """The connection answers broken HTTP by itself, without a route."""
+    served = await serve()
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"this is not HTTP\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 400")
+    writer.close()
+    samples = await scrape(served)
+    assert samples["tokenring_http_responses_total", ("none", "400")] == 1
+
+
+async def test_the_log_names_the_key_of_what_was_refused(serve: Serve, tmp_path: Path):
+    """By its id, for a wrong secret of it too; an id that no key has is not written."""
+    served = await serve(data_dir=tmp_path)
+    issued = await served.runtime.database.write(lambda c: create(c, KeyTerms("laptop"), 1))
+    await served.runtime.keys.load()
+    for text in (issued.text, issued.text + "x", "tr-000000000000-" + "0" * 64):
+        await served.call("GET", "/metrics", authorization=f"Bearer {text}")
+    lines = [line for line in served.log if line["event"] == "refused"]
+    assert [(line["status"], line["key"]) for line in lines] == [
+        (403, issued.key.id),
+        (401, issued.key.id),
+        (401, None),
+    ]
+    assert issued.text.rpartition("-")[2] not in str(served.log)

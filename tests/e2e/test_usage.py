@@ -12,6 +12,7 @@ from app.core import KeyTerms, Usage
 from app.engine.scripted.engine import Script
 from app.store.keys import create
 from app.store.ledger import Price
+from app.store.usage import differences
 from tests.support.ledgers import at, settled
 from tests.support.servers import Serve, Served, chat
 
@@ -50,7 +51,7 @@ def of(number: int) -> dict[str, Any]:
 
 async def test_a_month(served: Served):
     """A month's usage has the counts and cost of the owner asked for, and no one else's."""
-    answer = await served.call("GET", "/api/usage?period=2021-11&key=local")
+    answer = await served.call("GET", "/api/usage?period=2021-11&owner=local")
     assert (answer.status, answer.json()) == (
         200,
         {
@@ -76,18 +77,18 @@ async def test_a_month(served: Served):
 )
 async def test_other_periods(served: Served, query: str, number: int):
     """A day, or from a day to a day, both included."""
-    answer = (await served.call("GET", f"/api/usage?key=local&{query}")).json()
+    answer = (await served.call("GET", f"/api/usage?owner=local&{query}")).json()
     assert of(number).items() <= answer.items()
 
 
 async def test_groups(served: Served):
     """Groups add up to the whole, and each says what it is of."""
-    answer = (await served.call("GET", "/api/usage?period=2021-11&group_by=day,model,key")).json()
+    answer = (await served.call("GET", "/api/usage?period=2021-11&group_by=day,model,owner")).json()
     assert answer["groups"] == [
-        {"day": "2021-11-20", "model": "llama", "key": "local", **of(1)},
-        {"day": "2021-11-20", "model": "qwen", "key": "local", **of(1)},
-        {"day": "2021-11-21", "model": "llama", "key": "local", **of(1)},
-        {"day": "2021-11-21", "model": "llama", "key": "other", **of(1)},
+        {"day": "2021-11-20", "model": "llama", "owner": "local", **of(1)},
+        {"day": "2021-11-20", "model": "qwen", "owner": "local", **of(1)},
+        {"day": "2021-11-21", "model": "llama", "owner": "local", **of(1)},
+        {"day": "2021-11-21", "model": "llama", "owner": "other", **of(1)},
     ]
     assert of(4).items() <= answer.items()
 
@@ -98,7 +99,7 @@ async def test_groups(served: Served):
         ("period=november", "period", "2026-11 or 2026-11-20"),
         ("period=2021-11&from=2021-11-01", "period", "either"),
         ("to=2021-11-01", "from", "needs"),
-        ("group_by=week", "group_by", "day, model, key"),
+        ("group_by=week", "group_by", "day, model, owner, key, metadata.NAME"),
         ("groupby=day", "groupby", "group_by"),
     ],
 )
@@ -125,13 +126,34 @@ async def test_who_sees_whose(served: Served):
         return answer.refusal()[:2]
 
     assert await requests(admin.text) == (4, None)
-    assert await requests(admin.text, "&key=local") == (3, None)
-    assert await requests(admin.text, f"&key={other.key.id}") == (1, 2.5)
+    assert await requests(admin.text, "&owner=local") == (3, None)
+    assert await requests(admin.text, "&owner=nobody") == (0, None)
+    assert await requests(admin.text, "&key=none") == (4, None)
+    assert await requests(admin.text, f"&key={other.key.id}") == (0, 2.5)
     assert await requests(admin.text, "&key=nobody") == (0, None)
-    for query in ("", "&key=other", f"&key={other.key.id}"):
+    for query in ("", "&owner=other"):
         assert await requests(other.text, query) == (1, 2.5)
-    for query in ("&key=local", f"&key={admin.key.id}", "&key=nobody"):
+    assert await requests(other.text, f"&key={other.key.id}") == (0, 2.5)
+    for query in ("&owner=local", f"&key={admin.key.id}", "&key=nobody", "&key=none"):
         assert await requests(other.text, query) == (403, "forbidden")
+
+
+async def test_a_team_is_charged_by_key_and_project(served: Served):
+    """A request is billed to its key and to the names that it gave, in the report and in the log."""
+    database = served.runtime.database
+    issued = await database.write(lambda c: create(c, KeyTerms("laptop"), 1, "team"))
+    await served.runtime.keys.load()
+    auth = {"authorization": f"Bearer {issued.text}"}
+    for metadata in ({"project": "alpha", "note": "x"}, {"project": "beta"}, {}):
+        assert (await served.post(chat(stream=False, metadata=metadata), **auth)).status == 200
+    answer = await served.call("GET", "/api/usage?group_by=key,metadata.project", **auth)
+    assert [
+        (g["key"], g["key_name"], g["owner"], g["metadata.project"], g["requests"])
+        for g in answer.json()["groups"]
+    ] == [(issued.key.id, "laptop", "team", project, 1) for project in (None, "alpha", "beta")]
+    lines = [line for line in served.log if line["event"] == "request"]
+    assert [line["key"] for line in lines] == [issued.key.id] * 3
+    assert await database.read(differences) == []
 
 
 async def test_a_wrong_key_sees_nothing(serve: Serve, tmp_path: Path):

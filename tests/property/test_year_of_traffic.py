@@ -73,7 +73,9 @@ def a_year(c: sqlite3.Connection, rng: random.Random) -> tuple[int, Fraction]:
             at_us = start_us + day * DAY_US + rng.randrange(DAY_US)
             model = rng.choice(MODELS)
             price, used = prices.price_of(model, at_us), random_usage(rng)
-            seq = reserved(c, owner=rng.choice(OWNERS), model=model, created_at_us=at_us, price=price)
+            of_key = {"owner": rng.choice(OWNERS), "key_id": rng.choice(("tr-1", "tr-2", "none"))}
+            labels = {"project": rng.choice(("a", "b"))} if rng.random() < 0.5 else {}
+            seq = reserved(c, **of_key, metadata=labels, model=model, created_at_us=at_us, price=price)
             if rng.random() < 0.02:
                 continue
             assert settle(c, Settlement(seq, used, "stop", at_us + rng.randrange(DAY_US)))
@@ -89,7 +91,7 @@ def months() -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_year_balances_to_the_micro_dollar(seed: int):
-    """The sum of the rows, of the daily sums, and of each key's monthly invoices is one number."""
+    """The sum of the rows, of the daily sums, and of each owner's monthly invoices is one number."""
     c = empty_store()
     c.execute("BEGIN")
     billed, exact = a_year(c, random.Random(seed))
@@ -98,7 +100,7 @@ def test_a_year_balances_to_the_micro_dollar(seed: int):
         "SELECT count(*), sum(cost_micro_usd) FROM requests WHERE state = 'settled'"
     )
     [(daily,)] = c.execute("SELECT sum(cost_micro_usd) FROM usage_daily")
-    invoices = [group.sums for month in months() for group in usage(c, *month, ("key",))]
+    invoices = [group.sums for month in months() for group in usage(c, *month, ("owner",))]
     assert len(invoices) == len(OWNERS) * 12
     assert rows == daily == sum(invoice.cost_micro_usd for invoice in invoices) == billed > 0
     assert num_rows == sum(invoice.requests for invoice in invoices)
@@ -108,13 +110,19 @@ def test_a_year_balances_to_the_micro_dollar(seed: int):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_way_to_group_a_year_has_one_sum(seed: int):
-    """Grouped by day, model, key or any of them together, the parts add up to the whole."""
+    """Grouped by day, model, key, metadata or any of them together, the parts add up to the whole."""
     c = empty_store()
     c.execute("BEGIN")
     a_year(c, random.Random(seed))
     c.execute("COMMIT")
     [whole] = usage(c, 20260101, 20261231, ())
-    for group_by in (("day",), ("model",), ("key",), ("day", "model"), ("day", "model", "key")):
+    for group_by in (
+        ("day",),
+        ("model",),
+        ("key",),
+        ("metadata.project",),
+        ("day", "model", "key", "metadata.project"),
+    ):
         groups = usage(c, 20260101, 20261231, group_by)
         assert tuple(map(sum, zip(*(g.sums for g in groups), strict=True))) == whole.sums
 

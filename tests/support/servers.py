@@ -160,7 +160,7 @@ async def serve_here(
         # Accepted connections inherit it.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     port = sock.getsockname()[1]
-    server = PromptServer(http_server(build_app(runtime), settings, logger).config)
+    server = PromptServer(http_server(build_app(runtime), settings, logger, runtime.responses).config)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     await runtime.start()
     await until(lambda: server.started)

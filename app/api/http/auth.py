@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from app.api.http.cors import ANY, parse_origins
-from app.api.http.rate_limit_headers import LIMITED_KEY, NAMED
+from app.api.http.rate_limit_headers import KEY_ID, LIMITED_KEY, NAMED
 from app.core import LOCAL_OWNER, Key
 from app.errors import EngineNotReady, Forbidden, ServingError, Unauthorized
 from app.store.key_table import KeyTable
-from app.store.keys import digest_of
+from app.store.keys import ID_CHARS, digest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,7 @@ class Gatekeeper:
         """The caller, by one lookup and one SHA-256. Raises Unauthorized, Forbidden, EngineNotReady."""
         caller = self._caller(request)
         request.scope[NAMED] = caller.owner
+        request.scope[KEY_ID] = None if caller.key is None else caller.key.id
         return caller
 
     def _caller(self, request: Request) -> Caller:
@@ -127,6 +128,8 @@ class Gatekeeper:
         self._check_loaded()
         stored = self._keys.find(key, digest)
         if stored is None:
+            named = self._keys.get(key[:ID_CHARS])  # an id is no secret; what is not a key's may be anything
+            request.scope[KEY_ID] = None if named is None else named.id
             # The same for all, so that nobody learns which keys there are, or were.
             raise Unauthorized("The API key is not valid: unknown, expired, or revoked.")
         if stored.terms.rpm is not None or stored.terms.tpm is not None:

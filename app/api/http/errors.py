@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
-from app.api.http.rate_limit_headers import NAMED, STREAM_ID
+from app.api.http.rate_limit_headers import KEY_ID, NAMED, STREAM_ID
 from app.api.http.refusal_log import ThrottledLog
 from app.api.http.sse import CONNECTION
 from app.errors import InternalError, MethodNotAllowed, NotFound, RateLimited, ServingError
@@ -84,6 +84,7 @@ class ErrorResponses:
                 request_id=request_id,
                 method=request.method,
                 route=route,
+                key=request.scope.get(KEY_ID),
                 status=error.status,
                 error=error.code,
             )

@@ -143,9 +143,16 @@ class Protocol(HttpToolsProtocol):
     _stall_timer: asyncio.TimerHandle | None = None
 
     def __init__(
-        self, *args: Any, connections: Connections, stall_timeout_s: float = math.inf, **kwargs: Any
+        self,
+        *args: Any,
+        connections: Connections,
+        stall_timeout_s: float = math.inf,
+        on_refused: Callable[[int], None] = lambda _status: None,
+        **kwargs: Any,
     ) -> None:
+        """`on_refused` is told the status of each answer that the application does not give."""
         super().__init__(*args, **kwargs)
+        self._on_refused = on_refused
         self._connections = connections
         # Twice the time, so that a reader of a stream is cut, and logged, by the registry.
         self._stall_timeout_s = 2 * stall_timeout_s
@@ -156,7 +163,7 @@ class Protocol(HttpToolsProtocol):
         address = "" if self.client is None else self.client[0]
         if not self._connections.admit(transport, address, transport.get_extra_info("socket").fileno()):
             self._refused = True
-            transport.write(_response(_no_room()))
+            self._send_error(transport, _no_room())
             transport.close()
             return
         self._close_in(HEAD_TIMEOUT_S)
@@ -314,11 +321,15 @@ class Protocol(HttpToolsProtocol):
             if answering:
                 self.transport.close()
                 return
-        self.transport.write(_response(error))
+        self._send_error(self.transport, error)
         # Closed with unread bytes, the kernel would reset the connection and lose the answer.
         self.transport.write_eof()
         self._stop_timer()
         self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
+
+    def _send_error(self, transport: asyncio.Transport, error: ServingError) -> None:
+        self._on_refused(error.status)
+        transport.write(_response(error))
 
 
 def _wrong_host(target: bytes, hosts: list[bytes]) -> str | None:

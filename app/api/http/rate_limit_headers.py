@@ -22,6 +22,8 @@ LIMITED_KEY = "tokenring.limited_key"
 """Key of the scope under which the gatekeeper leaves a caller's key that has limits."""
 NAMED = "tokenring.named"
 """Key of the scope under which the gatekeeper leaves the caller's owner."""
+KEY_ID = "tokenring.key_id"
+"""Key of the scope under which the gatekeeper leaves the id of the caller's stored key, or None."""
 
 REFUSALS_PER_S = 100.0
 """Refusals without delay per second, for one owner, or for all callers without a key. Refusals of a

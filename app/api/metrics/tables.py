@@ -352,6 +352,17 @@ OF_PREFIXES = (
     ),
 )
 
+OF_RESPONSES = (
+    counter(
+        "tokenring_http_responses_total",
+        "responses",
+        "HTTP responses by route and status, refusals and wrong keys too. `route` is a template such as"
+        " `/v1/models/{id:path}`, and `none` where no route was met.",
+        lambda statuses: statuses,
+        labels=("route", "status"),
+    ),
+)
+
 OF_ABUSE = (
     gauge(
         "tokenring_abuse_flags",
@@ -374,6 +385,7 @@ METRICS = (
     *OF_ADMISSION,
     *OF_ENGINE,
     *OF_BALANCE,
+    *OF_RESPONSES,
     *OF_LIMITS,
     *OF_PREFIXES,
     *OF_ABUSE,

@@ -31,6 +31,7 @@ from app.api.metrics.tables import (
     OF_LIMITS,
     OF_PREFIXES,
     OF_PROCESS,
+    OF_RESPONSES,
     OF_TRAFFIC,
 )
 from app.errors import EngineNotReady
@@ -85,6 +86,7 @@ class RuntimeCollector(Collector):
         yield from _families(OF_ADMISSION, _by_model(runtime, lambda backend: backend.admission))
         yield from _families(OF_ENGINE, engines)
         yield from _families(OF_BALANCE, runtime.balance.models)
+        yield from _families(OF_RESPONSES, runtime.responses.by_route())
         yield from _families(OF_LIMITS, runtime.limiter.refused)
         yield from _families(OF_PREFIXES, runtime.prefixes.breaks)
         yield from _families(OF_ABUSE, runtime.abuse.counts)

@@ -16,7 +16,7 @@ from app.metering.report import usage_report
 from app.store.database import Database
 from app.store.key_table import KeyTable
 
-_PARAMETERS = ("period", "from", "to", "group_by", "key")
+_PARAMETERS = ("period", "from", "to", "group_by", "owner", "key")
 
 
 class UsageRoutes:
@@ -41,19 +41,23 @@ class UsageRoutes:
         today = datetime.now(UTC).date()
         period = period_of(query.get("period"), query.get("from"), query.get("to"), today)
         group_by = groups_of(query.get("group_by", ""))
-        owner, key = self._whose(caller, query.get("key"))
-        report = await self._database.read(lambda c: usage_report(c, period, group_by, owner))
-        if key is not None:
-            report["budget_usd"] = as_usd(key.terms.budget_micro_usd)
+        key_id = query.get("key")
+        key = None if key_id is None else self._keys.get(key_id)
+        owner = self._owner(caller, query.get("owner"), key_id, key)
+        report = await self._database.read(
+            lambda c: usage_report(c, period, group_by, owner=owner, key_id=key_id)
+        )
+        budgeted = key or (None if caller.is_admin else caller.key)
+        if budgeted is not None:
+            report["budget_usd"] = as_usd(budgeted.terms.budget_micro_usd)
         return JSONResponse(report)
 
-    def _whose(self, caller: Caller, named: str | None) -> tuple[str | None, Key | None]:
-        """The owner whose usage it is, None for everyone's, and the key whose budget. Raises Forbidden."""
-        if not caller.is_admin:
-            if caller.key is None or named not in (None, caller.owner, caller.key.id):
-                raise Forbidden("Only an admin key is shown the usage of another one.", param="key")
-            return caller.owner, caller.key
-        if named is None:
-            return None, None
-        key = self._keys.get(named)
-        return (named if key is None else key.owner), key
+    def _owner(self, caller: Caller, named: str | None, key_id: str | None, key: Key | None) -> str | None:
+        """The owner whose usage it is, None for everyone's. Raises Forbidden."""
+        if caller.is_admin:
+            return named
+        if named not in (None, caller.owner):
+            raise Forbidden("Only an admin key is shown the usage of another owner.", param="owner")
+        if key_id is not None and (key is None or key.owner != caller.owner):
+            raise Forbidden("Only an admin key is shown the usage of another owner's key.", param="key")
+        return caller.owner

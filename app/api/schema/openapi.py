@@ -60,7 +60,7 @@ QUERY: Mapping[str, Schema] = {
     "format": {"enum": list(FORMATS), "default": "json"},
     "text": {"enum": ["true", "false"], "default": "false"},
     "period": {"type": "string", "description": "A UTC month or day, as 2026-11 or 2026-11-20."},
-    "group_by": {"type": "string", "description": "A comma list of day, model and key."},
+    "group_by": {"type": "string", "description": "A comma list of day, model, owner, key and metadata.NAME."},
     "from": _DAY_OR_TIME,
     "to": _DAY_OR_TIME,
     "key": _TEXT,
@@ -133,7 +133,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/metrics"): Operation("Numbers for Prometheus", "admin", media=("text/plain",)),
     ("GET", "/api/models"): Operation("The models, with limits and prices"),
     ("GET", "/api/usage"): Operation(
-        "What was used and what it cost", query=("period", "from", "to", "group_by", "key")
+        "What was used and what it cost", query=("period", "from", "to", "group_by", "owner", "key")
     ),
     ("GET", "/api/prefixes"): Operation(
         "Your system prompts in the prefix cache", query=("limit", "key", "text")

@@ -103,6 +103,7 @@ MAX_CHOICES = 1024
 _SERVERS_OWN = (
     "stream",
     "stream_options",
+    "metadata",
     "moderation",
     "store",
     "conversation_id",
@@ -171,7 +172,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "reasoning": _translated("reasoning_effort", dict),
     # Taken: they ask for nothing that changes what an answer means
     "user": _no_effect(str, max_chars=_NAME_CHARS),
-    "metadata": _no_effect(dict, max_entries=MAX_METADATA),
+    "metadata": Parameter((dict,), to_engine=False, max_entries=MAX_METADATA),
     "safety_identifier": _no_effect(str, max_chars=_NAME_CHARS),
     "prompt_cache_key": _no_effect(str, max_chars=_NAME_CHARS),
     "prompt_cache_retention": _no_effect(str, max_chars=_ID_CHARS),

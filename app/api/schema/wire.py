@@ -84,6 +84,7 @@ def _parsed(values: dict[str, Any], **fields: Any) -> ChatRequest:
         continuous_usage=continuous_usage,
         logprobs=values.get("logprobs", False),
         moderated="moderation" in values,
+        metadata=values.get("metadata", {}),
         **fields,
     )
 

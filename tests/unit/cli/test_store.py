@@ -70,11 +70,11 @@ def tamper(data_dir: Path, statement: str) -> None:
 
 
 def test_usage_as_json(run: Run):
-    """With --json a command prints one object, that of the API, over all keys."""
-    status, printed = run("usage", "--period", "2021-11", "--group-by", "key", "--json")
+    """With --json a command prints one object, that of the API, over all owners."""
+    status, printed = run("usage", "--period", "2021-11", "--group-by", "owner", "--json")
     report = json.loads(printed)
     assert status == 0
-    assert [(g["key"], g["requests"], g["cost_micro_usd"]) for g in report["groups"]] == [
+    assert [(g["owner"], g["requests"], g["cost_micro_usd"]) for g in report["groups"]] == [
         ("ann", 2, 6340),
         ("bob", 1, 3170),
     ]
@@ -86,16 +86,16 @@ def test_usage_as_a_table(run: Run):
     status, printed = run("usage", "--from", "2021-11-20", "--to", "2021-11-20", "--group-by", "day,key")
     lines = [line.split() for line in printed.splitlines()]
     assert status == 0
-    assert lines[1] == ["day", "key", "requests", "input", "cached", "output", "USD"]
-    assert lines[2] == ["2021-11-20", "ann", "1", "1000", "400", "2000", "0.003170"]
+    assert lines[1] == ["day", "key", "key_name", "owner", "requests", "input", "cached", "output", "USD"]
+    assert lines[2] == ["2021-11-20", "none", "-", "ann", "1", "1000", "400", "2000", "0.003170"]
     assert lines[-1] == ["2", "2000", "800", "4000", "0.006340"]
 
 
 def test_usage_without_a_period_is_this_month(run: Run):
     """Who asks for nothing in particular gets what is being used now."""
-    report = json.loads(run("usage", "--group-by", "key", "--json")[1])
+    report = json.loads(run("usage", "--group-by", "owner", "--json")[1])
     assert report["period"] == f"{datetime.now(UTC):%Y-%m}"
-    assert "now" in [group["key"] for group in report["groups"]]
+    assert "now" in [group["owner"] for group in report["groups"]]
 
 
 def test_books_that_balance(run: Run):
@@ -114,10 +114,12 @@ def test_one_difference_is_found_and_put_right(run: Run, data_dir: Path):
     tamper(data_dir, "UPDATE usage_daily SET cost_micro_usd = 3171 WHERE owner = 'bob'")
     status, printed = run("usage", "--verify")
     assert status == 1
-    assert printed.splitlines()[:-1] == ["2021-11-20 llama bob: cost_micro_usd is 3171, its rows say 3170"]
+    assert printed.splitlines()[:-1] == [
+        "2021-11-20 llama bob none: cost_micro_usd is 3171, its rows say 3170"
+    ]
     status, printed = run("usage", "--verify", "--json")
     [difference] = json.loads(printed)["differences"]
-    assert (status, difference["key"], difference["kept"]["cost_micro_usd"]) == (1, "bob", 3171)
+    assert (status, difference["owner"], difference["kept"]["cost_micro_usd"]) == (1, "bob", 3171)
     assert difference["rows"]["cost_micro_usd"] == 3170
 
     status, printed = run("usage", "--rebuild")
@@ -136,7 +138,7 @@ def test_an_open_request_is_no_difference(run: Run, data_dir: Path):
     ("argv", "words"),
     [
         (["usage", "--period", "november"], "2026-11"),
-        (["usage", "--group-by", "week"], "day, model, key"),
+        (["usage", "--group-by", "week"], "day, model, owner, key"),
         (["usage", "--period", "2021-11", "--from", "2021-11-01"], "either"),
         (["backup", "nowhere/copy.db"], "nowhere/copy.db cannot be written"),
     ],

@@ -43,7 +43,7 @@ def passed_on(trace: Trace, delta: Delta) -> None:
 
 def test_timings_of_a_whole_request(clock: Clock):
     """Queue, TTFT and total count from arrival; TPOT spans first to last token, over one token less."""
-    trace = Trace(request())
+    trace = Trace(request(), key_id="tr-3f9a1c2b4d5e")
     clock.now_s = 100.25
     trace.rendered(Prompt(range(7), 50, None))
     trace.admitted()
@@ -55,6 +55,7 @@ def test_timings_of_a_whole_request(clock: Clock):
     fields = trace.fields()
     assert fields == {
         "request_id": "chatcmpl-1",
+        "key": "tr-3f9a1c2b4d5e",
         "model": "scripted",
         "n": 1,
         "prompt_tokens": 7,

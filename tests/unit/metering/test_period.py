@@ -66,6 +66,7 @@ def test_days_that_make_no_period_are_refused(name, first, last, param: str):
         ("day", ("day",)),
         ("model,day", ("model", "day")),
         (" key , model", ("key", "model")),
+        ("owner,metadata.project", ("owner", "metadata.project")),
         ("day,day", ("day",)),
     ],
 )
@@ -74,10 +75,12 @@ def test_groups_are_a_comma_list(names: str, groups: tuple[str, ...]):
     assert groups_of(names) == groups
 
 
-@pytest.mark.parametrize("names", ["owner", "day,", "Day", "day;model"])
+@pytest.mark.parametrize(
+    "names", ["user", "day,", "Day", "day;model", "metadata.", 'metadata.a"b', "metadata.a\\b", "metadata.\n"]
+)
 def test_an_unknown_group_is_refused(names: str):
     """The error says which groups there are."""
-    with pytest.raises(BadRequest, match="day, model, key") as error:
+    with pytest.raises(BadRequest, match=r"day, model, owner, key, metadata\.NAME, not by") as error:
         groups_of(names)
     assert error.value.param == "group_by"
 

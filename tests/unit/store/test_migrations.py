@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from app.core import Usage
 from app.store.conversation_list import page
 from app.store.conversations import FinishedAnswer, NewMessage, NewTurn, add_turn, ensure, finish_answers
 from app.store.indexing import index
 from app.store.migrations import Migration, applied, migrate
 from app.store.schema import MIGRATIONS
+from app.store.usage import UsageSums, differences, usage
 from app.store.words import register
-from tests.support.ledgers import at, settled
+from tests.support.ledgers import at
 
 SCHEMAS = sorted(Path(__file__).parent.glob("schema_*.sql"))
 """Each schema as it was released. Never change one: an installation may have it."""
@@ -77,10 +77,30 @@ def fill(c: sqlite3.Connection) -> None:
         created_at_us=at("2026-11-20"),
     )
     conversation_seq = ensure(c, turn)
-    request_seq = settled(c, Usage(10, 20))
+    request_seq = bill(c)
     add_turn(c, turn, conversation_seq, request_seq)
     answer = FinishedAnswer("msg_2", "The Nile.", None, "complete", "stop", b"", b"", None)
     finish_answers(c, [answer], at("2026-11-20"), 30)
+
+
+def bill(c: sqlite3.Connection) -> int:
+    """A settled request and the sums of its day, with the columns that every schema has; returns its seq."""
+    cursor = c.execute(
+        "INSERT INTO requests (id, owner, model, state, created_at_us, day, settled_at_us, max_tokens,"
+        " prompt_tokens, completion_tokens, input_micro_usd_per_1k, cached_micro_usd_per_1k,"
+        " output_micro_usd_per_1k, cost_micro_usd, outcome, stream)"
+        " VALUES ('chatcmpl-1', 'local', 'llama', 'settled', ?, 20261120, ?, 100, 10, 20, 500, 50, 1500, 35,"
+        " 'stop', x'')",
+        (at("2026-11-20"), at("2026-11-20")),
+    )
+    key, unknown = (", key_id", ", 'unknown'") if "013_ledger_keys" in applied(c) else ("", "")
+    c.execute(
+        "INSERT INTO usage_daily (day, model, owner, requests, prompt_tokens, cached_tokens,"
+        f" completion_tokens, reasoning_tokens, withheld_tokens, cost_micro_usd{key})"
+        f" VALUES (20261120, 'llama', 'local', 1, 10, 0, 20, 0, 0, 35{unknown})"
+    )
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
 
 
 def contents(c: sqlite3.Connection) -> list[object]:
@@ -134,6 +154,28 @@ def test_an_older_installation_is_brought_up_to_date(c: sqlite3.Connection, numb
     assert c.execute("SELECT number FROM keys_version").fetchall() == [(0,)]
     assert c.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     assert c.execute("PRAGMA foreign_key_check").fetchall() == []
+
+
+@pytest.mark.parametrize("number", range(1, 13))
+def test_what_was_billed_before_keys_were_kept_is_of_an_unknown_key(c: sqlite3.Connection, number: int):
+    """The totals are what they were, under the key `unknown`, and the books balance."""
+    load(c, number)
+    fill(c)
+    migrate(c, MIGRATIONS)
+    assert usage(c, 20261101, 20261130, ("key",)) == [
+        ({"key": "unknown", "owner": "local"}, UsageSums(1, 10, 20, cost_micro_usd=35))
+    ]
+    assert differences(c) == []
+
+
+def test_a_suspended_request_keeps_its_key(c: sqlite3.Connection):
+    """The store knew it already: the request is billed to it when it goes on."""
+    load(c, 12)
+    fill(c)
+    c.execute("UPDATE requests SET state = 'reserved'")
+    c.execute("INSERT INTO suspended VALUES (1, 'tr-3f9a1c2b4d5e', x'', x'')")
+    migrate(c, MIGRATIONS)
+    assert c.execute("SELECT key_id FROM requests").fetchall() == [("tr-3f9a1c2b4d5e",)]
 
 
 def test_migrations_are_applied_once_in_order(c: sqlite3.Connection):

@@ -63,12 +63,49 @@ def test_groups_come_in_the_order_asked_for(c: sqlite3.Connection):
     ]
 
 
-def test_keys_are_owners(c: sqlite3.Connection):
-    """Grouped by key, usage has a group for each owner."""
-    assert [(g.by, g.sums) for g in usage(c, 20261101, 20261130, ("key",))] == [
-        ({"key": "ann"}, times(3)),
-        ({"key": "bob"}, times(1)),
+def test_usage_of_an_owner(c: sqlite3.Connection):
+    """Grouped by owner, usage has a group for each."""
+    assert [(g.by, g.sums) for g in usage(c, 20261101, 20261130, ("owner",))] == [
+        ({"owner": "ann"}, times(3)),
+        ({"owner": "bob"}, times(1)),
     ]
+
+
+def test_usage_of_a_key_has_its_owner_too(c: sqlite3.Connection):
+    """Keys of one owner are told apart; a request without a stored key is of the key `none`."""
+    for key_id in ("tr-1", "tr-2", "tr-2"):
+        settled(c, Usage(10, 20), owner="ann", key_id=key_id, price=Price(100))
+    assert [(g.by, g.sums) for g in usage(c, 20261101, 20261130, ("key",), owner="ann")] == [
+        ({"key": "none", "owner": "ann"}, times(3)),
+        ({"key": "tr-1", "owner": "ann"}, times(1)),
+        ({"key": "tr-2", "owner": "ann"}, times(2)),
+    ]
+    assert usage(c, 20261101, 20261130, ("key", "owner"))[0].by == {"key": "none", "owner": "ann"}
+    [group] = usage(c, 20261101, 20261130, (), key_id="tr-2")
+    assert group.sums == times(2)
+    assert differences(c) == []
+
+
+@pytest.mark.parametrize("name", ["project", "a b", "a.b", "$[0]", "größe", "'; DROP TABLE requests; --"])
+def test_usage_by_what_requests_were_labelled(c: sqlite3.Connection, name: str):
+    """A name of metadata is a group, whatever it is; requests without it are one group of no value."""
+    for value in ("x", "y", "y"):
+        settled(c, Usage(10, 20), owner="ann", metadata={"other": "z", name: value}, price=Price(100))
+    groups = usage(c, 20261101, 20261130, (f"metadata.{name}",))
+    assert [(g.by[f"metadata.{name}"], g.sums) for g in groups] == [
+        (None, times(4)),
+        ("x", times(1)),
+        ("y", times(2)),
+    ]
+    assert [g.by for g in usage(c, 20261120, 20261120, ("owner", f"metadata.{name}"), limit=1)] == [
+        {"owner": "ann", f"metadata.{name}": None}
+    ]
+
+
+def test_text_that_is_no_unicode_does_not_break_a_report(c: sqlite3.Connection):
+    """A lone surrogate, which JSON can send, is kept as a question mark."""
+    settled(c, Usage(10, 20), metadata={"project": "a\ud800"})
+    assert usage(c, 20261101, 20261130, ("metadata.project",))[-1].by == {"metadata.project": "a?"}
 
 
 def test_usage_reads_no_request(c: sqlite3.Connection):
@@ -99,23 +136,23 @@ def test_the_books_balance(c: sqlite3.Connection):
     ],
 )
 def test_one_difference_is_found(c: sqlite3.Connection, tamper: str, kept: UsageSums | None, rows: UsageSums):
-    """A sum that was changed is named with its day, model and owner, and what it should be."""
+    """A sum that was changed is named with its day, model, owner and key, and what it should be."""
     c.execute(f"{tamper} WHERE owner = 'bob'")
-    assert differences(c) == [UsageDifference(20261120, "llama", "bob", kept, rows)]
+    assert differences(c) == [UsageDifference(20261120, "llama", "bob", "none", kept, rows)]
 
 
 def test_a_sum_without_rows_is_found(c: sqlite3.Connection):
     """A request that is gone leaves its sum to be seen."""
     c.execute("DELETE FROM requests WHERE owner = 'bob'")
-    assert differences(c) == [UsageDifference(20261120, "llama", "bob", ONE, None)]
+    assert differences(c) == [UsageDifference(20261120, "llama", "bob", "none", ONE, None)]
 
 
 def test_rebuilding_puts_a_day_right(c: sqlite3.Connection):
     """After a rebuild the day's sums are those of its rows again, and other days are as they were."""
     before = c.execute("SELECT * FROM usage_daily").fetchall()
     c.execute("UPDATE usage_daily SET requests = 9 WHERE owner = 'bob'")
-    c.execute("INSERT INTO usage_daily VALUES (20261120, 'x', 'y', 1, 1, 1, 1, 1, 1, 1)")
-    c.execute("INSERT INTO usage_daily VALUES (20200101, 'x', 'y', 1, 1, 1, 1, 1, 1, 1)")
+    c.execute("INSERT INTO usage_daily VALUES (20261120, 'x', 'y', 'none', 1, 1, 1, 1, 1, 1, 1)")
+    c.execute("INSERT INTO usage_daily VALUES (20200101, 'x', 'y', 'none', 1, 1, 1, 1, 1, 1, 1)")
     assert rebuild(c, 20261120) == 2
     assert [difference.day for difference in differences(c)] == [20200101]
     assert rebuild(c, 20200101) == 1
@@ -125,6 +162,6 @@ def test_rebuilding_puts_a_day_right(c: sqlite3.Connection):
 
 def test_sums_without_rows_are_dropped(c: sqlite3.Connection):
     """A rebuilt day has what its rows have, and nothing else."""
-    c.execute("INSERT INTO usage_daily VALUES (20200101, 'gone', 'ann', 3, 1, 1, 0, 0, 0, 1)")
+    c.execute("INSERT INTO usage_daily VALUES (20200101, 'gone', 'ann', 'none', 3, 1, 1, 0, 0, 0, 1)")
     assert rebuild(c, 20200101) == 1
     assert differences(c) == []

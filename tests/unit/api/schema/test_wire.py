@@ -21,7 +21,6 @@ HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 HARMLESS = {
     "user": "u",
-    "metadata": {"a": "b"},
     "safety_identifier": "u",
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
@@ -168,9 +167,12 @@ def test_null_is_absent():
 
 def test_server_parameters_do_not_reach_the_engine():
     """What only the server reads is kept from the engine."""
-    chat = parse(stream=True, stream_options={"include_usage": True}, user="u", metadata={}, top_k=5)
+    chat = parse(
+        stream=True, stream_options={"include_usage": True}, user="u", metadata={"project": "x"}, top_k=5
+    )
     assert set(chat.body) == {"model", "messages", "top_k"}
     assert chat.include_usage
+    assert chat.metadata == {"project": "x"}
 
 
 @pytest.mark.parametrize(
