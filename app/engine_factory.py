@@ -148,6 +148,25 @@ def build_small_engine(settings: Settings) -> SupervisedEngine | None:
     return SupervisedEngine(options.name, lambda on_exit: child_engine(options, on_exit, settings))
 
 
+def names_of(settings: Settings) -> list[str]:
+    """The names of the models in requests, as far as the settings say them; nothing is loaded."""
+    names = [_large_name(settings)]
+    if settings.small_model:
+        names.append(_small_name(settings))
+    return [name for name in names if name]
+
+
+def _small_name(settings: Settings) -> str:
+    """The name of the small model, which the settings have."""
+    if settings.small_model.partition(":")[0] == "scripted":
+        return settings.small_served_model_name or "scripted-small"
+    from app.engine.sglang.args import SGLangOptions
+
+    return SGLangOptions(
+        model=settings.small_model, served_model_name=settings.small_served_model_name, table="small"
+    ).name
+
+
 def _large_name(settings: Settings) -> str:
     """The main model's name, as far as the settings say it."""
     if settings.served_model_name or settings.engine == "remote":

@@ -244,6 +244,7 @@ class Runtime:
         for backend in self.backends:
             backend.admission.open()
         self.phase, self._started = "ready", True
+        self._note_models()
         took_s = asyncio.get_running_loop().time() - started_s
         card = self.engine.model
         self.log.info(
@@ -254,6 +255,10 @@ class Runtime:
             engine_start_s=round(took_s, 2),
             prompt_estimates="merges" if exact else "bytes",
         )
+
+    def _note_models(self) -> None:
+        """Let the commands beside the server know which models there are."""
+        self.database.note_models([backend.id for backend in self.backends if backend.ready])
 
     def start_failed(self, reason: str) -> None:
         """The engine did not start, and will not."""
@@ -301,6 +306,7 @@ class Runtime:
             if small is not None and small.state != state:
                 state = small.state
                 self.log.info("small_model", model=small.name, state=state)
+                self._note_models()
 
     def _look_at_strain(self) -> None:
         mode = self.degrade

@@ -21,11 +21,14 @@ from app.api.schema.key_terms import (
     read_terms,
 )
 from app.cli import tables
-from app.core import DEGRADING, GRAMMARS, LOCAL_OWNER, SAFETY_LEVELS, SCOPES, TIERS, Key
+from app.cli.store import tell_store
+from app.core import DEGRADING, GRAMMARS, LOCAL_OWNER, SAFETY_LEVELS, SCOPES, TIERS, Key, KeyTerms
 from app.errors import BadRequest
 from app.store import keys
+from app.store.database import FILE_NAME
 from app.store.key_table import now_us
 from app.store.offline import make_missing, opened
+from app.store.opening import StoreRefused
 
 EXIT_OK = 0
 NEVER = "never"
@@ -94,6 +97,9 @@ def _add_create(create: argparse.ArgumentParser) -> None:
         dest="expires_at",
         metavar="DATE",
         help="UTC day or time, as 2026-12-31, at which the key ends (default: never)",
+    )
+    create.add_argument(
+        "--init", action="store_true", default=False, help="make the store where there is none"
     )
     create.set_defaults(run=_create)
 
@@ -174,11 +180,34 @@ def _key_fields(args: argparse.Namespace) -> dict[str, Any]:
 def _create(args: argparse.Namespace, data_dir: Path) -> int:
     at_us = now_us()
     terms, owner = read_new(_key_fields(args), at_us)
-    make_missing(data_dir)
+    if not (data_dir / FILE_NAME).exists():
+        _make_store(args, data_dir)
     with opened(data_dir, write=True) as connection:
         is_first = keys.create_first(connection, terms, at_us, owner)
         issued = is_first or keys.create(connection, terms, at_us, owner)
+    _warn(args, issued.key.terms, data_dir)
     return _tell(args, issued, at_us, [_FIRST] if is_first else [])
+
+
+def _make_store(args: argparse.Namespace, data_dir: Path) -> None:
+    """Make the store that the command was told to make. Raises StoreRefused where it was not."""
+    if args.data_dir is None and not args.init:
+        raise StoreRefused(
+            f"There is no store in {data_dir.absolute()}, and a key in another store than the server's opens"
+            " nothing. Name the server's with --data-dir, or make a new one with --init."
+        )
+    make_missing(data_dir)
+    tell_store(data_dir, changes_keys=True)
+
+
+def _warn(args: argparse.Namespace, terms: KeyTerms, data_dir: Path) -> None:
+    """Say on standard error what a key names that is not there."""
+    if terms.models is None and terms.budget_micro_usd is None:
+        return
+    from app.doctor.key_terms import remarks  # late: most keys name nothing
+
+    for remark in remarks(terms, args.settings, data_dir):
+        print(f"tokenring: warning: {remark}", file=sys.stderr)
 
 
 def _update(args: argparse.Namespace, data_dir: Path) -> int:
@@ -188,6 +217,7 @@ def _update(args: argparse.Namespace, data_dir: Path) -> int:
         raise BadRequest("Nothing to change: give at least one flag, as --weight 2.")
     with opened(data_dir, write=True) as connection:
         key = keys.change(connection, args.id, terms)
+    _warn(args, key.terms, data_dir)
     return _say(args, key, at_us, _table([as_json(key, at_us)]))
 
 

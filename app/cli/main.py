@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from app import settings as settings_module
 from app.cli import doctor, keys, safety, settings_table, store
@@ -23,6 +24,7 @@ EXIT_USAGE = 2
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; `serve` has one flag per setting."""
     top = argparse.ArgumentParser(prog="tokenring", description="A complete chat service on one node.")
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = top.add_subparsers(dest="command", required=True)
     _add_settings(commands.add_parser("serve", help="serve the model over HTTP", allow_abbrev=False))
     examine = commands.add_parser(
@@ -46,6 +48,17 @@ def parser() -> argparse.ArgumentParser:
     store.add_commands(commands, common)
     safety.add_commands(commands)
     return top
+
+
+class _Version(argparse.Action):
+    """Prints the installed version, which is only then looked up."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        """Print it and end."""
+        from importlib import metadata
+
+        print(f"tokenring {metadata.version('tokenring')}")
+        parser.exit()
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:

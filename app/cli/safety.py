@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app import settings
-from app.cli.store import reader_left
+from app.cli.store import reader_left, tell_store
 from app.core import SAFETY_LEVELS
 from app.safety.text.groups import GROUPINGS
+from app.store.database import FILE_NAME
 
 if TYPE_CHECKING:
     from app.safety.classifiers.bundled_models import Models
@@ -143,6 +144,8 @@ def run(args: argparse.Namespace, load: Callable[[], Models] | None = None) -> i
 def _report(args: argparse.Namespace, in_force: settings.Settings) -> int:
     from app.cli.safety_report import run_report
 
+    if (in_force.data_dir / FILE_NAME).exists():
+        tell_store(in_force.data_dir)
     return run_report(args, _policy(in_force, None), in_force.data_dir)
 
 

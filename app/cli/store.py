@@ -18,9 +18,10 @@ from app.errors import BadRequest
 from app.metering.period import groups_of, period_of, text_of
 from app.metering.report import sums_as_json, usage_report
 from app.store.conversations import no_conversation
+from app.store.database import FILE_NAME
 from app.store.export import FORMATS, document
 from app.store.offline import backup, connected, conversations, deleted_before, opened
-from app.store.opening import StoreRefused
+from app.store.opening import StoreRefused, holder
 from app.store.purge import purge_now
 from app.store.usage import UsageDifference, UsageSums, differences, rebuild
 
@@ -61,13 +62,28 @@ def run(args: argparse.Namespace) -> int:
     Raises StoreRefused, SettingsError, ServingError.
     """
     flags = {} if args.data_dir is None else {"data_dir": args.data_dir}
-    data_dir = settings.load(flags, os.environ, args.config).data_dir
+    args.settings = settings.load(flags, os.environ, args.config)
+    data_dir = args.settings.data_dir
+    if (data_dir / FILE_NAME).exists():
+        tell_store(data_dir, changes_keys=args.command == "keys")
     try:
         status: int = args.run(args, data_dir)
         sys.stdout.flush()
     except BrokenPipeError:
         return reader_left()
     return status
+
+
+def tell_store(data_dir: Path, *, changes_keys: bool = False) -> None:
+    """Say on standard error which store a command uses, and which server runs on it."""
+    server = holder(data_dir)
+    if server is None:
+        text = "no server runs on it"
+        text += "; one on another store does not see its keys" if changes_keys else ""
+    else:
+        text = "a server runs on it" + (f" (process {server.pid})" if server.pid else "")
+        text += " and sees a change within a second" if changes_keys else ""
+    print(f"tokenring: the store is {(data_dir / FILE_NAME).absolute()}; {text}", file=sys.stderr)
 
 
 def reader_left() -> int:

@@ -35,6 +35,7 @@ CHECKS: Mapping[str, Check] = {
     "port": service.port,
     "data_dir": service.data_folder,
     "prices": service.prices,
+    "keys": service.keys,
     "policy": service.policy,
 }
 LONGEST_S = 4.5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import socket
@@ -17,6 +16,7 @@ from typing import Any
 import psutil
 
 import app
+from app.doctor.key_terms import remarks
 from app.doctor.subject import (
     GIB,
     Finding,
@@ -29,10 +29,14 @@ from app.doctor.subject import (
     torch_is_for_cpu,
     warning,
 )
-from app.engine_factory import check_models, models_of
-from app.metering.pricing import PriceTable
+from app.engine_factory import check_models, models_of, names_of
+from app.metering.pricing import ANY_MODEL, PriceTable
 from app.safety.policies.policy_file import read
 from app.settings import SettingsError
+from app.store.key_table import now_us
+from app.store.keys import all_keys
+from app.store.offline import opened
+from app.store.opening import StoreRefused, holder
 
 PYTHONS = ((3, 11), (3, 12))
 ESSENTIAL = frozenset({"sglang", "torch", "sglang-kernel", "flashinfer-python"})
@@ -46,6 +50,8 @@ SAMPLE_S = 0.5
 """Bytes and seconds that the speed of the disk is measured with, at most."""
 SLOW_LOAD_S = 600.0
 """Seconds of reading weights that are worth a warning; `engine_start_s` (1800 s) ends the start."""
+MAX_REMARKS = 5
+"""Remarks about keys that one finding has."""
 REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "fuse.sshfs", "fuse.s3fs"})
 """File systems on which SQLite's locks and shared memory cannot be trusted."""
 
@@ -166,10 +172,11 @@ def port(subject: Subject) -> Finding:
             probe.bind((settings.host, settings.port))
             probe.listen(1)
         except OSError as exc:
-            holder, server = _listener(settings.port), _user_of(settings.data_dir)
-            if holder == os.getpid() or (server and not subject.starting and holder in (server, None)):
+            listener, server = _listener(settings.port), holder(settings.data_dir)
+            served = server is not None and server.pid and not subject.starting
+            if listener == os.getpid() or (server and served and listener in (server.pid, None)):
                 return ok(f"{where}, taken by the server on the data directory")
-            by = f" by {_named(holder)}" if holder else ""
+            by = f" by {_named(listener)}" if listener else ""
             return failure(
                 f"{where} cannot be listened on: {exc.strerror}{by}",
                 "stop that program, or choose another --port or --host",
@@ -188,10 +195,10 @@ def data_folder(subject: Subject) -> Finding:
         return failure(f"user {os.getuid()} cannot write {closed[0]}", advice)
     if (kind := file_system(folder)) in REMOTE:
         return failure(f"{folder} is on {kind}, which SQLite cannot lock", "put --data-dir on a local disk")
-    holder = _user_of(folder)
-    if holder is None or holder == os.getpid():
-        return ok(f"{folder}, {'used by nobody' if holder is None else 'used by this server'}")
-    by = _named(holder) if holder else "a process that cannot be seen from here"
+    server = holder(folder)
+    if server is None or server.pid == os.getpid():
+        return ok(f"{folder}, {'used by nobody' if server is None else 'used by this server'}")
+    by = _named(server.pid) if server.pid else "a process that cannot be seen from here"
     status = failure if subject.starting else warning
     return status(f"{folder} is used by {by}", "a second server needs another --data-dir, or stop that one")
 
@@ -203,7 +210,27 @@ def prices(subject: Subject) -> Finding:
         PriceTable.parse(entries)
     except SettingsError as exc:
         return failure(str(exc), "correct [[prices]] in the settings file")
+    served = names_of(subject.settings)
+    other = sorted({entry["model"] for entry in entries} - {*served, ANY_MODEL}) if served else []
+    if other:
+        return warning(f"no model is called {', '.join(map(repr, other))}", "correct the names in [[prices]]")
     return ok(f"{len(entries)} entries") if entries else not_applicable("none: answers cost nothing")
+
+
+def keys(subject: Subject) -> Finding:
+    """What keys name that is not there: models, prices for their budgets."""
+    folder = subject.settings.data_dir
+    try:
+        with opened(folder) as connection:
+            stored = [key for key in all_keys(connection) if key.status(now_us()) == "active"]
+    except StoreRefused as exc:
+        return not_applicable(str(exc))
+    found = [(key, remark) for key in stored for remark in remarks(key.terms, subject.settings, folder)]
+    if not found:
+        return ok(f"{len(stored)} valid")
+    details = [f"{key.id} ({key.terms.name}): {remark}" for key, remark in found[:MAX_REMARKS]]
+    more = [f"and {len(found) - MAX_REMARKS} more"] if len(found) > MAX_REMARKS else []
+    return warning(" ".join([*details, *more]), "change the key (`tokenring keys update`) or the settings")
 
 
 def policy(subject: Subject) -> Finding:
@@ -292,23 +319,6 @@ def _listener(port: int) -> int | None:
                 and connection.pid
             ):
                 return int(connection.pid)
-    return None
-
-
-def _user_of(folder: Path) -> int | None:
-    """The process whose server has the data directory; 0 where it does not say, None without one."""
-    try:
-        held = (folder / "lock").open(encoding="ascii")
-    except OSError:
-        return None
-    with held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            text = held.read().strip()
-            return int(text) if text.isdigit() else 0
-        except OSError:
-            return None
     return None
 
 

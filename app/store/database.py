@@ -24,7 +24,7 @@ from app.errors import StorageUnavailable
 from app.store import permissions
 from app.store.batch import Raised, Unit, and_changed, is_storage_fault
 from app.store.connection import BatchConnection
-from app.store.opening import BUSY_TIMEOUT_S, StoreRefused, busy_timeout, lock, prepare, refusal
+from app.store.opening import BUSY_TIMEOUT_S, StoreRefused, busy_timeout, lock, note_models, prepare, refusal
 from app.store.scrub import Scrubber, fold
 
 T = TypeVar("T")
@@ -73,6 +73,12 @@ class Database:
         """Set when text was deleted: the log has it until it is folded (app.store.purge)."""
         self.num_commits = 0
         self.num_units = 0
+
+    def note_models(self, models: Sequence[str]) -> None:
+        """Say in the lock which models are loaded: commands beside the server warn of others by it."""
+        if self._lock is not None:
+            with contextlib.suppress(OSError):  # of a full disk: it is for warnings alone
+                note_models(self._lock, models)
 
     async def open(self) -> None:
         """Open or create the store.

@@ -9,9 +9,10 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from app.store import permissions
 from app.store.migrations import Migration, applied, migrate
@@ -24,6 +25,8 @@ _KEPT_WAL_BYTES = 64 * 1024**2
 """Bytes of the write-ahead log that are kept; what a long reader makes it grow beyond is given back."""
 _FOLDED_PAGES = 4096
 """Pages of the log at which a commit folds it into the file: most are pages that came again and again."""
+_ASKED_S = 0.05
+"""Seconds after which the lock is free again of a command that asked who holds it (`holder`)."""
 _DAMAGED = "is damaged ({}). Restore a backup, or move the file away to start anew."
 _NOT_WRITABLE = "cannot be written ({}). Give this user the right to, or choose another --data-dir."
 _REFUSALS = {
@@ -47,22 +50,20 @@ def lock(data_dir: Path) -> IO[str]:
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         permissions.create(data_dir / "lock")
-        held = (data_dir / "lock").open("a+", encoding="ascii")
+        held = (data_dir / "lock").open("a+", encoding="utf-8")
     except OSError as exc:
         why = "it is not a directory" if isinstance(exc, FileExistsError) else exc.strerror
         raise StoreRefused(f"--data-dir {data_dir} {_NOT_WRITABLE.format(why)}") from exc
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held.truncate(0)
-        held.write(f"{os.getpid()}\n")
-        held.flush()
+        _flock(held)
+        note_models(held, ())
         permissions.tighten(data_dir)
     except BlockingIOError as exc:
-        held.seek(0)
-        holder = held.read().strip() or "unknown"
         held.close()
+        other = holder(data_dir)
+        pid = "unknown" if other is None or other.pid is None else other.pid
         raise StoreRefused(
-            f"--data-dir {data_dir} is in use by process {holder}; stop it or choose another --data-dir."
+            f"--data-dir {data_dir} is in use by process {pid}; stop it or choose another --data-dir."
         ) from exc
     except OSError as exc:
         with contextlib.suppress(OSError):  # what could not be written is tried again
@@ -72,6 +73,48 @@ def lock(data_dir: Path) -> IO[str]:
             " on a local one."
         ) from exc
     return held
+
+
+def _flock(held: IO[str]) -> None:
+    """Lock the file; a command that asks who holds it has it for a moment. Raises OSError."""
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(_ASKED_S)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class Holder(NamedTuple):
+    """The server that holds a data directory."""
+
+    pid: int | None
+    """None where it does not say; in a container it is that of the container."""
+    models: Sequence[str] = ()
+    """The models that it has loaded; empty while it starts."""
+
+
+def note_models(held: IO[str], models: Sequence[str]) -> None:
+    """Write into the held lock which models this process has loaded. Raises OSError."""
+    held.truncate(0)
+    held.write("".join(f"{line}\n" for line in (os.getpid(), *models)))
+    held.flush()
+
+
+def holder(data_dir: Path) -> Holder | None:
+    """The process whose server holds the directory; None without one."""
+    try:
+        held = (data_dir / "lock").open(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    with held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid, *models = held.read().splitlines() or [""]
+            return Holder(int(pid) if pid.isdecimal() else None, models)
+        except OSError:
+            return None
+    return None
 
 
 def refusal(path: Path, exc: sqlite3.Error) -> str:

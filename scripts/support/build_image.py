@@ -249,13 +249,13 @@ def make_node(build: Builder, container: str, root: Path) -> Image:
 
 def checks(target: str) -> dict[str, Callable[[Image], None]]:
     """The checks of a target's image, by what holds if they pass."""
-    named = ["keys", "create", "--name", "ops", "--scope", "admin"]
+    named = ["keys", "create", "--init", "--name", "ops", "--scope", "admin"]
     may_write = "touch /data/x && ! touch /opt/tokenring/x"
     titled: dict[str, Callable[[Image], None]] = {
         "a chat is answered, HEALTHCHECK passes, caches lie in the volume, SIGTERM ends with 0": serves,
         "HEALTHCHECK follows --port": partial(follows_the_port, arguments=["--port", "9000"]),
         "HEALTHCHECK follows TOKENRING_PORT": partial(follows_the_port, environ={"TOKENRING_PORT": "9000"}),
-        "`--entrypoint tokenring … keys create` writes to /data without a flag": partial(
+        "`--entrypoint tokenring … keys create --init` writes to /data": partial(
             ends, status=0, says="tr-", arguments=named, entrypoint=["tokenring"]
         ),
         "a wrong setting is named, and ends with the status that no restart mends": partial(

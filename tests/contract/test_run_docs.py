@@ -70,7 +70,7 @@ def test_every_command_of_the_page_is_one_that_the_command_line_takes(page: str)
 def test_the_commands_that_need_no_id_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command of a `sh` block ends with 0 on a new store, in the order of the page."""
     monkeypatch.chdir(tmp_path)
-    assert main(["keys", "create", "--name", "first"]) == 0
+    assert main(["keys", "create", "--name", "first", "--init"]) == 0
     runnable = commands(page, "sh")
     assert runnable
     for line in runnable:

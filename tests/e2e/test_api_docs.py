@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import sys
@@ -91,10 +92,14 @@ def here(code: str, port: int) -> str:
 PYTHON = [(page, i) for page in CURL for i, _ in enumerate(blocks(page, "python"))]
 
 
-async def output(*command: str, cwd: Path) -> str:
+async def output(*command: str, cwd: Path, **variables: str) -> str:
     """What a program prints; it must succeed and write no error."""
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *command,
+        cwd=cwd,
+        env=os.environ | variables,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     out, err = await process.communicate()
     assert (process.returncode, err.decode()) == (0, "")
@@ -115,15 +120,35 @@ async def cut_once(served: Served, after: int) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("api_key", ["", "right"], ids=["open", "with-a-key"])
 @pytest.mark.parametrize("page", CURL)
-async def test_the_curl_examples_work_in_their_order(page: str, serve: Serve, tmp_path: Path):
-    """Each command succeeds, and is answered as the page says; none is refused but where it says so."""
-    served = await serve(SCRIPT, safety="on")
+async def test_the_curl_examples_work_in_their_order(page: str, api_key: str, serve: Serve, tmp_path: Path):
+    """Each is answered as the page says, before the first key and after it; none is refused unsaid."""
+    served = await serve(SCRIPT, safety="on", api_key=api_key)
     script = here("\n".join(blocks(page, "sh")), served.port)
-    out = await output("bash", "-ec", script, cwd=tmp_path)
+    key = {"KEY": api_key} if api_key else {}
+    out = await output("bash", "-ec", script, cwd=tmp_path, **key)
     for text, least in CURL[page].items():
         assert out.count(text) >= least, f"{text}\n{out}"
     assert out.count(REFUSED) == CURL[page].get(REFUSED, 0), out
+
+
+def test_every_page_with_curl_is_tried():
+    """A page whose commands ask for more than health is one of those above."""
+    pages = {"../README", *(path.stem for path in (ROOT / "docs").glob("*.md"))}
+    assert {page for page in pages if any("$URL" in block for block in blocks(page, "sh"))} == set(CURL)
+
+
+@pytest.mark.parametrize("page", CURL)
+def test_a_page_names_its_key_once_and_shows_errors(page: str):
+    """`KEY=` is above the first request, and can come from the terminal; no flag swallows an error."""
+    code = "".join(blocks(page, "sh"))
+    assert re.findall(r"^KEY=.*?(?= #|$)", code, re.MULTILINE) == ["KEY=${KEY:-none} "]
+    assert code.index("KEY=") < code.index("curl")
+    for command in re.findall(r"curl [^|]*", code):
+        flags = re.findall(r"(?<= )-(\w+)", command.partition("$URL")[0])
+        assert not any("f" in letters for letters in flags), command
+        assert flags[0].startswith("sS") or "headers.txt" in command, command
 
 
 @pytest.mark.sglang

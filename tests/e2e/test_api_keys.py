@@ -18,6 +18,7 @@ from app.core import KeyTerms
 from app.engine.scripted.engine import Script, scripted_text
 from app.store import key_table, keys
 from app.store.keys import Issued
+from app.store.opening import holder
 from tests.support.screens import word_models
 from tests.support.servers import Serve, Served, Spawn, chat
 from tests.support.sse_client import Connection, Response, fetch, until
@@ -449,3 +450,18 @@ async def test_a_key_of_schemas_sends_no_grammar_of_its_own(serve: Serve, param:
     assert (await served.post(chat(response_format=SCHEMA), **bearer(bound.text))).status == 200
     assert (await served.post(chat(guided_json={}), **bearer(bound.text))).status == 200
     assert (await served.post(chat(**OWN_GRAMMARS[param]), **bearer(free.text))).status == 200
+
+
+# Commands beside the server
+
+
+async def test_a_server_says_which_models_it_has_loaded(serve: Serve, tmp_path: Path):
+    """A command beside it can warn of others; the small model is there once it has started."""
+    await serve(Script(), data_dir=tmp_path, small_model="scripted")
+
+    def models() -> list[str]:
+        server = holder(tmp_path)
+        assert server is not None
+        return [*server.models]
+
+    await until(lambda: models() == ["scripted", "scripted-small"])

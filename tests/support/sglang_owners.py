@@ -82,7 +82,7 @@ def body(**parameters: Any) -> dict[str, Any]:
 def made_key(directory: Path, name: str) -> dict[str, str]:
     """The header of a new key."""
     made = subprocess.run(
-        [sys.executable, "-m", "app", "keys", "create", "--name", name],
+        [sys.executable, "-m", "app", "keys", "create", "--init", "--name", name],
         cwd=directory,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,

@@ -60,7 +60,10 @@ QUERY: Mapping[str, Schema] = {
     "format": {"enum": list(FORMATS), "default": "json"},
     "text": {"enum": ["true", "false"], "default": "false"},
     "period": {"type": "string", "description": "A UTC month or day, as 2026-11 or 2026-11-20."},
-    "group_by": {"type": "string", "description": "A comma list of day, model, owner, key and metadata.NAME."},
+    "group_by": {
+        "type": "string",
+        "description": "A comma list of day, model, owner, key and metadata.NAME.",
+    },
     "from": _DAY_OR_TIME,
     "to": _DAY_OR_TIME,
     "key": _TEXT,

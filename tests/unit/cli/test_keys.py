@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from app.cli.main import EXIT_USAGE, main, parser
 from app.core import Key, KeyTerms
 from app.store import keys
 from app.store.offline import opened
+from app.store.opening import lock, note_models
+from tests.support.commands import without_store
 
 TEXT = re.compile(r"(tr-[0-9a-f]{12})-[0-9a-f]{64}\n")
 ID = re.compile(r"tr-[0-9a-f]{12}")
@@ -29,7 +32,8 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
     def run_(*argv: str) -> tuple[int, str, str]:
         status = main(["keys", *argv, "--data-dir", str(tmp_path / "data")])
-        return status, *capsys.readouterr()
+        out, err = capsys.readouterr()
+        return status, out, without_store(err)
 
     return run_
 
@@ -43,7 +47,8 @@ def stored(tmp_path: Path) -> list[Key]:
 def made(run: Run, *argv: str) -> dict[str, Any]:
     """A key as `create --json` prints it."""
     status, out, err = run("create", *argv, "--json")
-    assert (status, err) == (0, "")
+    assert status == 0
+    assert all(line.startswith("tokenring: warning: ") for line in err.splitlines())
     key: dict[str, Any] = json.loads(out)
     return key
 
@@ -199,6 +204,57 @@ def test_only_create_makes_a_store(run: Run, tmp_path: Path, argv: list[str]):
     assert not (tmp_path / "data").exists()
     run("create", "--name", "first")
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_store_is_made_only_where_it_was_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Without a word about where, nothing is made: a key in a store that no server reads opens nothing."""
+    monkeypatch.chdir(tmp_path)
+    create = ["keys", "create", "--name", "laptop"]
+    assert main(create) == EXIT_USAGE
+    err = capsys.readouterr().err
+    assert f"no store in {tmp_path / 'data'}" in err
+    assert "--data-dir" in err
+    assert "--init" in err
+    assert list(tmp_path.iterdir()) == []
+    assert main([*create, "--init"]) == 0
+    assert TEXT.fullmatch(capsys.readouterr().out) is not None
+    assert main(create) == 0, "there is one now"
+
+
+def test_which_store_and_which_server_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """On standard error: the file, and whether a server runs on it, which then sees the key."""
+    data_dir = tmp_path / "data"
+    create = ["keys", "create", "--name", "laptop", "--data-dir", str(data_dir)]
+    main(create)
+    err = capsys.readouterr().err
+    assert f"the store is {data_dir / 'tokenring.db'}; no server runs on it" in err
+    with lock(data_dir):
+        main(create)
+        err = capsys.readouterr().err
+        assert f"a server runs on it (process {os.getpid()}) and sees a change within a second" in err
+        main(["usage", "--json", "--data-dir", str(data_dir)])
+        out, err = capsys.readouterr()
+    assert json.loads(out)["object"] == "usage"
+    assert err == (
+        f"tokenring: the store is {data_dir / 'tokenring.db'}; a server runs on it (process {os.getpid()})\n"
+    )
+
+
+def test_what_a_key_names_and_is_not_there_is_told(run: Run, tmp_path: Path):
+    """A model that is not served, a budget without a price: the key is made, with a warning."""
+    status, out, err = run("create", "--name", "a", "--models", "tokenring-builtin,tpyo")
+    assert (status, TEXT.fullmatch(out) is not None) == (0, True)
+    assert "warning: No model is called 'tpyo': the settings name 'tokenring-builtin'" in err
+    key_id = out[:15]
+    with lock(tmp_path / "data") as held:
+        note_models(held, ["llama"])
+        err = run("update", key_id, "--budget-usd", "5")[2]
+    assert "'tokenring-builtin' is in the settings, but the server has not loaded it" in err
+    assert "No model is called 'tpyo': the server has loaded 'llama'" in err
+    assert "The budget does not bound" in run("create", "--name", "b", "--budget-usd", "5")[2]
+    assert "warning" not in run("create", "--name", "c")[2]
 
 
 def test_the_examples_of_the_docs_are_commands():

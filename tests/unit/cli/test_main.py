@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import pytest
 import structlog
@@ -42,6 +43,13 @@ def test_unknown_flags_are_refused(flags: list[str], capsys: pytest.CaptureFixtu
         parser().parse_args(["serve", *flags])
     assert exit_.value.code == EXIT_USAGE
     assert flags[0] in capsys.readouterr().err
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` is the installed one, and needs no command."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"tokenring {version('tokenring')}\n")
 
 
 @pytest.mark.parametrize(("argv", "status"), [([], 2), (["nonsense"], 2), (["serve", "--nonsense"], 78)])

@@ -20,6 +20,7 @@ from app.store.database import FILE_NAME, Database
 from app.store.migrations import migrate
 from app.store.opening import StoreRefused
 from app.store.schema import MIGRATIONS
+from tests.support.commands import without_store
 from tests.support.ledgers import at, reserved, settled
 
 USAGE = Usage(1000, 2000, 400, 300, 100)
@@ -58,7 +59,8 @@ def run(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
     def run_(*argv: str) -> tuple[int, str]:
         status = main([*argv, "--data-dir", str(data_dir)])
-        return status, "".join(capsys.readouterr())
+        out, err = capsys.readouterr()
+        return status, out + without_store(err)
 
     return run_
 

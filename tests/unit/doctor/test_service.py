@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 
+from app.core import KeyTerms
 from app.doctor import service
-from app.doctor.subject import GIB
+from app.doctor.subject import GIB, ok
 from app.engine.sglang.args import BUILTIN_MODEL
+from app.store.keys import create, revoke
+from app.store.offline import make_missing, opened
 
 HOLD = (
     "import sys; from app.store.opening import lock; from pathlib import Path; held = lock(Path(sys.argv[1]))"
@@ -232,6 +235,33 @@ def test_wrong_prices(fake: Any) -> None:
     fake.settings["prices"] = [{"model": "llama", "input": "0.0000001", "output": 1}]
     finding = service.prices(fake.subject)
     assert (finding.status, "entry 1 (llama): input" in finding.detail) == ("failure", True)
+
+
+def test_a_price_of_no_model(fake: Any) -> None:
+    """A price whose model the settings do not name bills nothing, and is a warning; `*` is any model."""
+    fake.settings |= {"engine": "scripted", "prices": [{"model": "*", "input": 1, "output": 1}]}
+    assert service.prices(fake.subject).status == "ok"
+    fake.settings["prices"] = [{"model": "lama", "input": 1, "output": 1}]
+    finding = service.prices(fake.subject)
+    assert (finding.status, "'lama'" in finding.detail) == ("warning", True)
+
+
+def test_keys_that_name_what_is_not_there(fake: Any) -> None:
+    """A valid key's unknown model is named with the key; a revoked one's is nobody's concern."""
+    fake.settings["engine"] = "scripted"
+    assert service.keys(fake.subject).status == "not_applicable"
+    folder = fake.settings["data_dir"]
+    make_missing(folder)
+    with opened(folder, write=True) as c:
+        revoked = create(c, KeyTerms("old", models=("gone",)), 1).key
+        revoke(c, revoked.id, 2)
+    assert service.keys(fake.subject) == ok("0 valid")
+    with opened(folder, write=True) as c:
+        ids = [create(c, KeyTerms("new", models=(f"m{n}",)), 1).key.id for n in range(6)]
+    finding = service.keys(fake.subject)
+    assert finding.status == "warning"
+    assert f"{ids[0]} (new): No model is called 'm0'" in finding.detail
+    assert finding.detail.endswith("and 1 more")
 
 
 def test_a_wrong_policy(fake: Any) -> None:

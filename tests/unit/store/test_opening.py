@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import sqlite3
 import sys
@@ -14,7 +15,7 @@ import pytest
 from app.store import opening
 from app.store.batch import Unit
 from app.store.database import FILE_NAME, Database
-from app.store.opening import StoreRefused
+from app.store.opening import Holder, StoreRefused, holder, lock, note_models
 
 ROOT = Path(__file__).parents[3]
 
@@ -220,3 +221,27 @@ async def test_a_second_process_is_refused(tmp_path: Path):
     database = Database(tmp_path)
     await database.open()
     await database.aclose()
+
+
+# Who holds a directory
+
+
+def test_the_holder_says_which_models_it_has(tmp_path: Path):
+    """Nobody, then this process, then with its models; nobody again once it has gone."""
+    assert holder(tmp_path) is None
+    with lock(tmp_path) as held:
+        assert holder(tmp_path) == Holder(os.getpid(), [])
+        note_models(held, ["llama", "größer"])
+        assert holder(tmp_path) == Holder(os.getpid(), ["llama", "größer"])
+    assert holder(tmp_path) is None
+
+
+def test_a_command_that_asks_who_holds_it_keeps_no_server_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The lock that the question takes is waited for."""
+    lock(tmp_path).close()
+    with (tmp_path / "lock").open() as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        monkeypatch.setattr("time.sleep", lambda _s: fcntl.flock(asking, fcntl.LOCK_UN))
+        lock(tmp_path).close()
