@@ -21,7 +21,7 @@ from app.api.schema.key_terms import (
     read_terms,
 )
 from app.cli import tables
-from app.cli.store import tell_store
+from app.cli.store import settings_of, tell_store
 from app.core import DEGRADING, GRAMMARS, LOCAL_OWNER, SAFETY_LEVELS, SCOPES, TIERS, Key, KeyTerms
 from app.errors import BadRequest
 from app.store import keys
@@ -206,7 +206,7 @@ def _warn(args: argparse.Namespace, terms: KeyTerms, data_dir: Path) -> None:
         return
     from app.doctor.key_terms import remarks  # late: most keys name nothing
 
-    for remark in remarks(terms, args.settings, data_dir):
+    for remark in remarks(terms, settings_of(args), data_dir):
         print(f"tokenring: warning: {remark}", file=sys.stderr)
 
 

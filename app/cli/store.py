@@ -61,9 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises StoreRefused, SettingsError, ServingError.
     """
-    flags = {} if args.data_dir is None else {"data_dir": args.data_dir}
-    args.settings = settings.load(flags, os.environ, args.config)
-    data_dir = args.settings.data_dir
+    data_dir = settings_of(args).data_dir
     if (data_dir / FILE_NAME).exists():
         tell_store(data_dir, changes_keys=args.command == "keys")
     try:
@@ -72,6 +70,12 @@ def run(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         return reader_left()
     return status
+
+
+def settings_of(args: argparse.Namespace) -> settings.Settings:
+    """The settings that a command over the store goes by. Raises SettingsError."""
+    flags = {} if args.data_dir is None else {"data_dir": args.data_dir}
+    return settings.load(flags, os.environ, args.config)
 
 
 def tell_store(data_dir: Path, *, changes_keys: bool = False) -> None:

@@ -225,11 +225,11 @@ def keys(subject: Subject) -> Finding:
             stored = [key for key in all_keys(connection) if key.status(now_us()) == "active"]
     except StoreRefused as exc:
         return not_applicable(str(exc))
-    found = [(key, remark) for key in stored for remark in remarks(key.terms, subject.settings, folder)]
-    if not found:
+    named = [(key, remark) for key in stored for remark in remarks(key.terms, subject.settings, folder)]
+    if not named:
         return ok(f"{len(stored)} valid")
-    details = [f"{key.id} ({key.terms.name}): {remark}" for key, remark in found[:MAX_REMARKS]]
-    more = [f"and {len(found) - MAX_REMARKS} more"] if len(found) > MAX_REMARKS else []
+    details = [f"{key.id} ({key.terms.name}): {remark}" for key, remark in named[:MAX_REMARKS]]
+    more = [f"and {len(named) - MAX_REMARKS} more"] if len(named) > MAX_REMARKS else []
     return warning(" ".join([*details, *more]), "change the key (`tokenring keys update`) or the settings")
 
 
