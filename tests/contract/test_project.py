@@ -133,6 +133,19 @@ def test_the_fixed_commands_are_there() -> None:
     assert {"serve", "test", "check", "bench", "setup"} <= set(COMMANDS)
 
 
+def test_the_command_of_a_clone_prints_what_the_installed_one_does(tmp_path: Path) -> None:
+    """scripts/tokenring passes its arguments on, and what the set-up says is not on standard output."""
+    for name, script in {"scripts/setup": "echo set up", ".venv/bin/python": 'echo "$@"'}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    shutil.copy(ROOT / "scripts/tokenring", tmp_path / "scripts")
+    command = [tmp_path / "scripts/tokenring", "keys", "create", "--name", "ann at work"]
+    ended = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("-m app keys create --name ann at work\n", "set up\n")
+
+
 UNIT_TESTS = [
     path.relative_to(ROOT / "tests/unit") for path in sorted((ROOT / "tests/unit").rglob("test_*.py"))
 ]
