@@ -166,5 +166,10 @@ def _policy(in_force: settings.Settings, models: Path | None) -> Policy:
     from app.safety.policies.thresholds import MODELS
 
     path = Path(in_force.safety_policy) if in_force.safety_policy else None
-    observe = in_force.safety == "observe"
-    return Policies(path, models or MODELS, in_force.safety_country, observe=observe).current
+    return Policies(
+        path,
+        models or MODELS,
+        in_force.safety_country,
+        in_force.safety_contact,
+        observe=in_force.safety == "observe",
+    ).current

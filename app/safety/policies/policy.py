@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.core import SAFETY_LEVELS
-from app.safety.categories import CATEGORIES, LOCKED, name_of
+from app.safety.categories import BY_CODE, CATEGORIES, LOCKED, name_of
 from app.safety.policies import policy_file
 from app.safety.policies.notices import Notices
 from app.safety.policies.policy_file import Images, PolicyError, PolicyFile
@@ -33,6 +33,7 @@ GUARD_BLOCK, GUARD_WATCH = 0.5, 0.25
 """A guard model gives the probability of its own *unsafe*; there is no calibration of ours for it."""
 WARY_AFTER, STRICT_AFTER = 1, 3
 """Blocked turns after which all of a conversation is watched, and after which it is judged strictly."""
+MAX_CONTACT_CHARS = 200
 
 
 class Limit(NamedTuple):
@@ -55,6 +56,7 @@ class Policy:
         file: PolicyFile,
         thresholds: Thresholds,
         country: str = "",
+        contact: str = "",
         *,
         strict: bool = False,
         wary: bool = False,
@@ -67,13 +69,13 @@ class Policy:
         self.observing = file.mode == "observe" if observing is None else observing
         self.images: Images = file.images
         self.hard_list: Sequence[str] = file.hard_list
-        self._again = partial(Policy, file, thresholds, country)
+        self._again = partial(Policy, file, thresholds, country, contact)
         self._family = {} if _family is None else _family
         self._family[strict, wary, self.observing] = self
         self._file = file
         self._thresholds = thresholds
         self._rules = {c: r.tightened() if strict else r for c, r in file.rules.items()}
-        self._notices = Notices(country, file.messages)
+        self._notices = Notices(country, file.messages, contact)
         self._limits: dict[tuple[Stage, int], list[Limit]] = {}
         self._answers = {watched: self._answer_limits(watched=watched) for watched in (False, True)}
         self._floors = {watched: _lowest(limits) for watched, limits in self._answers.items()}
@@ -171,9 +173,20 @@ class Policy:
             c for action, threshold, c in limits if action == "block" and scores.get(c, 0.0) >= threshold
         )
 
-    def notice(self, verdict: Verdict) -> str:
-        """What the person is told whose prompt or answer was blocked; of a category only where it is sure."""
-        return self._notices.message(_named(verdict))
+    def notice(self, verdict: Verdict, request_id: str = "") -> str:
+        """The message about a blocked prompt or answer; it names a category only where it is sure."""
+        return self._notices.message(_named(verdict), request_id)
+
+    def given_up(self) -> list[str]:
+        """What this policy does less than the built-in one, each with the categories that it is true of."""
+        titles: dict[str, list[str]] = {}
+        for category, rule in self._rules.items():
+            if self.observing and category not in LOCKED:
+                titles.setdefault("observed only", []).append(BY_CODE[category].title)
+            else:
+                for loss in rule.looser():
+                    titles.setdefault(loss, []).append(BY_CODE[category].title)
+        return [f"{loss}: {', '.join(names)}" for loss, names in titles.items()]
 
     def alignment(self, *, watched: bool) -> str | None:
         """What the model is told before all else; None for nothing."""
@@ -297,16 +310,21 @@ class Policy:
 class Policies:
     """The policy in force, and how its file is read anew."""
 
-    def __init__(self, path: Path | None, models: Path, country: str = "", *, observe: bool = False) -> None:
+    def __init__(
+        self, path: Path | None, models: Path, country: str = "", contact: str = "", *, observe: bool = False
+    ) -> None:
         """Read both files; with `observe` the policy observes whatever its file says.
 
         Raises PolicyError, CalibrationDamaged.
         """
         if country and not (len(country) == 2 and country.isascii() and country.isalpha()):
             raise PolicyError(f"safety_country: expected two letters, as US, got {country!r}")
+        if len(contact) > MAX_CONTACT_CHARS or not contact.isprintable():
+            raise PolicyError(f"safety_contact: expected a line of at most {MAX_CONTACT_CHARS} characters")
         self.path = path
         self._thresholds = Thresholds.load(models / FILE_NAME)
         self._country = country
+        self._contact = contact
         self._observe = observe
         self.current = self._read()
         self.loaded_at_us = time.time_ns() // 1000
@@ -322,7 +340,8 @@ class Policies:
 
     def _read(self) -> Policy:
         observing = True if self._observe else None
-        return Policy(policy_file.read(self.path), self._thresholds, self._country, observing=observing)
+        file = policy_file.read(self.path)
+        return Policy(file, self._thresholds, self._country, self._contact, observing=observing)
 
 
 def _named(verdict: Verdict) -> str | None:

@@ -60,6 +60,13 @@ class Rule:
             answer_fpr=self.watched_answer_fpr,
         )
 
+    def looser(self) -> list[str]:
+        """What of the rule is looser than the built-in one, as it is written in the file."""
+        if self.action != "block":
+            return [f"action {self.action}"]
+        names = [name for name in RATES if getattr(self, name) < getattr(Rule(), name)]
+        return [f"{name} {getattr(self, name):g}" for name in names]
+
     def at_rate(self, block_fpr: float, category: str) -> Rule:
         """The rule with this target for refusing and halting; that of a locked category is not loosened."""
         answer_fpr = block_fpr

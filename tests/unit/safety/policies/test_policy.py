@@ -71,7 +71,7 @@ def test_the_ngrams_refuse_nothing():
     observing = policy({"mode": "observe"})
     seen = observing.judge_prompt({"S1": 1.0}, "ngrams")
     assert (seen.action, seen.observed) == (None, "watch")
-    assert observing.judge_prompt({"S9": 1.0}, "ngrams").action == "watch"
+    assert observing.judge_prompt({"S4": 1.0}, "ngrams").action == "watch"
 
 
 def test_the_ngrams_record_what_is_flagged():
