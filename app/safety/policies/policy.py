@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 from app.core import SAFETY_LEVELS
 from app.safety.categories import BY_CODE, CATEGORIES, LOCKED, name_of
 from app.safety.policies import policy_file
+from app.safety.policies.allow import Allow
 from app.safety.policies.notices import Notices
 from app.safety.policies.policy_file import Images, PolicyError, PolicyFile
 from app.safety.policies.thresholds import FILE_NAME, MAX_FPR, MIN_FPR, Table, Thresholds
-from app.safety.verdict import ACTIONS, Action, Scores, Stage, Verdict
+from app.safety.verdict import ACTIONS, Action, Scores, Stage, Verdict, judged
 
 NGRAMS_WATCH_SHARE = 0.2
 """The share of a category's watch rate that the n-grams may spend, before the encoder has read the text."""
@@ -69,6 +70,7 @@ class Policy:
         self.observing = file.mode == "observe" if observing is None else observing
         self.images: Images = file.images
         self.hard_list: Sequence[str] = file.hard_list
+        self.allow = Allow(file.allow)
         self._again = partial(Policy, file, thresholds, country, contact)
         self._family = {} if _family is None else _family
         self._family[strict, wary, self.observing] = self
@@ -133,6 +135,31 @@ class Policy:
         if floor is None:
             floor = self._prompt_floors[stage] = _lowest(self._prompt_limits(stage, 1))
         return None if self.wary or harm >= floor else Verdict(None, None, harm, floor, stage, self.hash)
+
+    def unallowed(self, turn: str) -> str:
+        """What remains of a user's turn without what the operator allows; all of it where nothing is."""
+        return self.allow.rest(turn).text
+
+    def lifted(self, refused: Verdict, rest: Verdict) -> Verdict:
+        """The verdict on a prompt that was refused, where `rest` is that without what the operator allows.
+
+        It is watched if the rest would not even be watched and nothing locked is near; else it stays refused.
+        """
+        plain = self._relative(strict=self.strict, wary=False, observing=False)
+        locked = [
+            reading._replace(scores={c: p for c, p in reading.scores.items() if c in LOCKED})
+            for reading in refused.readings
+        ]
+        for readings in (rest.readings, locked):
+            if judged(plain, readings).action in ("block", "watch"):
+                return refused
+        return replace(
+            rest,
+            action=rest.action if self.observing else "watch",
+            observed="watch" if self.observing else None,
+            category=None,
+            lifted=refused.enforced_category,
+        )
 
     def in_doubt(self, scores: Scores) -> bool:
         """Whether the n-grams find a prompt such that the whole watch rate would be spent on its like."""
@@ -203,6 +230,7 @@ class Policy:
             "images": self.images,
             "alignment": {"mode": alignment.mode, "version": alignment.version},
             "hard_list": len(self.hard_list),
+            "allow": {"entries": len(self._file.allow), "in_force": len(self.allow.in_force())},
             "categories": {c: self._category_as_json(c) for c in CATEGORIES},
         }
 
@@ -303,6 +331,7 @@ class Policy:
             list(self.hard_list),
             *(["observing"] if self.observing else []),
             *(["images"] if self.images == "refuse" else []),
+            *([str(entry) for entry in self._file.allow]),
         ]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -20,6 +20,7 @@ that the model is to go on with is read as a user's turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
@@ -79,6 +80,8 @@ class Turns(NamedTuple):
     """The fields of answers that were not."""
     recent: Sequence[str] = ()
     """The newest users' turns, as many as are joined, oldest first."""
+    edited: Callable[[Callable[[str], str]], Turns | None] = lambda _edit: None
+    """What is to be read once a function has edited each user's message; None where it changes none."""
 
 
 def turns_of(messages: Sequence[Message]) -> Turns:
@@ -116,7 +119,28 @@ def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: S
     fresh = [message.text for message in users if not message.is_judged]
     fresh += (turn.text for turn in turns if len(turn.messages) > 1 and not turn.is_judged)
     recent = [message.text for message in users[-JOINED_TURNS:]]
-    return Turns(_newest(turns, users), others + _before(turns), fresh, answers, recent)
+    edited = partial(_edited, body, judged, stored)
+    return Turns(_newest(turns, users), others + _before(turns), fresh, answers, recent, edited)
+
+
+def _edited(
+    body: Mapping[str, Any], judged: Knows | None, stored: Sequence[bool], edit: Callable[[str], str]
+) -> Turns | None:
+    """See Turns. An edited message is one that nobody has judged; one with other parts than text stays."""
+    messages = []
+    for message in body["messages"]:
+        content = message.get("content")
+        is_text = isinstance(content, str) or (
+            isinstance(content, list) and all(piece.get("type") == "text" for piece in content)
+        )
+        if message.get("role") == "user" and is_text and (text := text_of(content)):
+            rest = edit(text)
+            messages.append(message if rest == text else {**message, "content": rest})
+        else:
+            messages.append(message)
+    if all(new is old for new, old in zip(messages, body["messages"], strict=True)):
+        return None
+    return read_request({**body, "messages": messages}, judged, stored)
 
 
 def conversation_of(
