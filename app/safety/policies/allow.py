@@ -46,6 +46,10 @@ class Allow:
         self._entries = entries
         self._today = today
 
+    def entry(self, number: int) -> AllowEntry:
+        """The entry of a number from 1."""
+        return self._entries[number - 1]
+
     def in_force(self) -> list[tuple[int, AllowEntry]]:
         """The entries that have not expired, by their numbers from 1."""
         today = self._today or dt.datetime.now(dt.UTC).date()

@@ -161,6 +161,11 @@ class Policy:
             lifted=refused.enforced_category,
         )
 
+    def prompt_thresholds(self, category: str) -> dict[Action, float]:
+        """From which score on the encoder's reading of a text does what, by this category; empty if off."""
+        limits = self._prompt_limits("encoder", 1)
+        return {limit.action: limit.threshold for limit in limits if limit.category == category}
+
     def in_doubt(self, scores: Scores) -> bool:
         """Whether the n-grams find a prompt such that the whole watch rate would be spent on its like."""
         limits = [

@@ -247,7 +247,7 @@ def test_a_conversation_without_text_has_nothing_to_read():
 
 
 def test_users_messages_can_be_edited():
-    """Text alone, also in parts; one of which nothing is left is none. Others' and images stay as they are."""
+    """Text alone, also in parts; one of which nothing is left is none. Others and images stay."""
 
     def edit(text: str) -> str:
         return text.replace("a", "")
