@@ -95,7 +95,7 @@ async def test_a_blocked_prompt_is_400_before_anything(start: Start, stream: boo
     assert answer.status == 400
     body = answer.json()
     assert (body["error"]["code"], body["error"]["param"]) == ("content_filter", "messages")
-    assert body["error"]["message"]
+    assert f"name the request {answer.headers['x-request-id']}." in body["error"]["message"]
     (outcome,) = body["moderation"]["input"]["results"]
     assert outcome["flagged"]
     assert outcome["categories"]["illicit"]

@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-MAX_ENTRIES = 200
+MAX_ENTRIES = 100
 MIN_PHRASE_CHARS, MAX_PHRASE_CHARS = 12, 300
 """Visible characters of a phrase, and all of them: a short phrase would be in texts of every kind."""
+MAX_TURN_CHARS = 4_000
+"""Characters of a turn that phrases can be half of; it also bounds the search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,11 @@ def _without(phrases: Sequence[tuple[int, str]], turn: str) -> Rest:
 
     The rest keeps its letters as they are, because what is written in base64 depends on their case.
     """
-    if len(turn) > 4 * sum(len(phrase) for _, phrase in phrases):  # with room for white space
+    if len(turn) > MAX_TURN_CHARS:
         return Rest(turn, ())
-    matches = [(m.span(), number) for number, phrase in phrases if (m := _pattern(phrase).search(turn))]
+    folded = " ".join(turn.split()).casefold()
+    likely = [(number, phrase) for number, phrase in phrases if " ".join(phrase.split()).casefold() in folded]
+    matches = [(m.span(), number) for number, phrase in likely if (m := _pattern(phrase).search(turn))]
     pieces, end = [], 0
     for (start, stop), _ in sorted(matches):
         pieces.append(turn[end : max(start, end)])

@@ -38,6 +38,8 @@ SHORT_CHARS = 300
 """Characters of a short text. A longer text that no user wrote needs stronger evidence to be refused."""
 BESIDE_CHARS = 64
 """Characters beside a message's content, such as an id, that do not hide what it says from a classifier."""
+EDITED_CHARS = 100_000
+"""Characters of the users' newest messages that `Turns.edited` looks at."""
 SLICE_CHARS = 2_000
 OVERLAP_CHARS = 200
 """Characters that two slices share, so that a sentence cut by one slice is whole in the next."""
@@ -126,18 +128,19 @@ def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: S
 def _edited(
     body: Mapping[str, Any], judged: Knows | None, stored: Sequence[bool], edit: Callable[[str], str]
 ) -> Turns | None:
-    """See Turns. An edited message is one that nobody has judged; one with other parts than text stays."""
-    messages = []
-    for message in body["messages"]:
-        content = message.get("content")
-        is_text = isinstance(content, str) or (
-            isinstance(content, list) and all(piece.get("type") == "text" for piece in content)
-        )
-        if message.get("role") == "user" and is_text and (text := text_of(content)):
-            rest = edit(text)
-            messages.append(message if rest == text else {**message, "content": rest})
-        else:
-            messages.append(message)
+    """See Turns. An edited message is one that nobody has judged; one with other parts than text stays.
+
+    So do the messages before the newest EDITED_CHARS, so that no request is searched for long.
+    """
+    messages, left = list(body["messages"]), EDITED_CHARS
+    for number, message in reversed(list(enumerate(messages))):
+        text = _plain_text(message)
+        left -= len(text)
+        if left < 0:
+            break
+        rest = edit(text)
+        if rest != text:
+            messages[number] = {**message, "content": rest}
     if all(new is old for new, old in zip(messages, body["messages"], strict=True)):
         return None
     return read_request({**body, "messages": messages}, judged, stored)
@@ -177,6 +180,14 @@ def conversation_of(
 def slices(text: str) -> list[str]:
     """The whole text in slices of `SLICE_CHARS` characters, which overlap."""
     return list(_slices(text))
+
+
+def _plain_text(message: Message) -> str:
+    """What a user says, if it is text alone."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    has_others = any(not isinstance(piece, Mapping) or piece.get("type") != "text" for piece in parts)
+    return text_of(content) if message.get("role") == "user" and not has_others else ""
 
 
 class _Said(NamedTuple):

@@ -193,7 +193,7 @@ def test_a_wrong_entry_is_named(entry: dict[str, Any], names: str):
 def test_entries_are_bounded():
     """In number."""
     with pytest.raises(PolicyError, match="allow"):
-        parse({"allow": [ENTRY] * 201})
+        parse({"allow": [ENTRY] * 101})
 
 
 def test_a_reload_takes_new_entries(tmp_path):

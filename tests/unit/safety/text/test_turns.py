@@ -11,6 +11,7 @@ from app.safety.text.strings import request_text
 from app.safety.text.turns import (
     BESIDE_CHARS,
     DECAY,
+    EDITED_CHARS,
     MAX_AGE,
     OVERLAP_CHARS,
     SHORT_CHARS,
@@ -258,6 +259,7 @@ def test_users_messages_can_be_edited():
     assert edited is not None
     assert (edited.newest, edited.earlier) == ([Read("b")], [Read("a")])
     assert turns_of([user("b"), answer("a"), image]).edited(edit) is None
+    assert turns_of([user("a"), user("b" * EDITED_CHARS)]).edited(edit) is None
 
 
 def test_every_string_beside_the_messages_is_read():
