@@ -47,7 +47,7 @@ CODES: Mapping[str, Code] = {
     "grammar_too_slow": Code(400, "The grammar takes more time than a request may, as the message says."),
     "content_filter": Code(
         400,
-        "The safety policy blocks the prompt; `moderation` beside `error` says why. Nothing was answered.",
+        "The safety policy refuses the prompt: the message says what to do, `moderation` beside `error` why.",
     ),
     "context_length_exceeded": Code(400, "Prompt and answer do not fit the context by so many tokens."),
     "body_timeout": Code(400, "The body did not arrive within `body_timeout_s`."),

@@ -214,6 +214,7 @@ class Runtime:
         await self.open_store()
         if self.safety is not None:
             await self.safety.start()
+            self._warn_of_policy(self.safety.policies.current)
         self.num_reconciled = await self.journal.reconcile()
         if self.num_reconciled:
             hint = "a process ended without settling them"
@@ -355,7 +356,14 @@ class Runtime:
             return None
         previous, policy = self.policies.current, self.policies.reload()
         self.log.info("policy_reloaded", policy_hash=policy.hash, was=previous.hash)
+        self._warn_of_policy(policy)
         return policy
+
+    def _warn_of_policy(self, policy: Policy) -> None:
+        """Say what the policy in force gives up."""
+        if given_up := policy.given_up():
+            hint = "less is refused or watched than by the built-in policy"
+            self.log.warning("policy_loosened", gives_up=given_up, policy_hash=policy.hash, hint=hint)
 
     async def drain(self) -> None:
         """Take nothing new, give live streams `drain_timeout_s` to finish, and suspend the others."""

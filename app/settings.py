@@ -256,6 +256,7 @@ class Settings:
     )
     safety_guard_model: str = _setting("", "path or hub id of a guard model that also judges prompts")
     safety_country: str = _setting("", "two-letter country of the help line in self-harm messages")
+    safety_contact: str = _setting("", "address or URL that messages about refusals name for complaints")
     log_level: str = _setting("info", "lowest severity logged", choices=("debug", "info", "warning", "error"))
     log_format: str = _setting(
         "auto",

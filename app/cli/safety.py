@@ -43,10 +43,13 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "explain",
         parents=[common],
         allow_abbrev=False,
-        help="which sentences and words decide, and what each policy would do",
+        help="which text, sentences, words and models decide, and what each policy would do",
     )
     explain.add_argument(
         "file", metavar="FILE", nargs="?", default="-", help="a file with the text (default: standard input)"
+    )
+    explain.add_argument(
+        "--request", action="store_true", help="the file is a request body, or its messages, in JSON"
     )
     _add_report(verbs)
     measure = verbs.add_parser(
@@ -157,7 +160,7 @@ def _judge(args: argparse.Namespace, in_force: settings.Settings, load: Callable
     models = (load or bundled_models.load)()
     policy = _policy(in_force, models.directory).at_level(args.level)
     if args.verb == "explain":
-        return safety_explain.run_explain(args, policy, models)
+        return safety_explain.run_explain(args, policy, models, in_force.safety_guard_model)
     if args.verb == "eval":
         return safety_commands.evaluate(args, policy if args.level == "observe" else policy.enforced, models)
     return safety_commands.check(args, policy, models)
@@ -169,5 +172,10 @@ def _policy(in_force: settings.Settings, models: Path | None) -> Policy:
     from app.safety.policies.thresholds import MODELS
 
     path = Path(in_force.safety_policy) if in_force.safety_policy else None
-    observe = in_force.safety == "observe"
-    return Policies(path, models or MODELS, in_force.safety_country, observe=observe).current
+    return Policies(
+        path,
+        models or MODELS,
+        in_force.safety_country,
+        in_force.safety_contact,
+        observe=in_force.safety == "observe",
+    ).current

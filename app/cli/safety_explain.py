@@ -1,4 +1,4 @@
-"""Behind `tokenring safety explain`: why a text is judged as it is. Prints words of the text, logs none."""
+"""Behind `tokenring safety explain`: why a request is judged as it is. Prints words of it, logs none."""
 
 from __future__ import annotations
 
@@ -18,18 +18,23 @@ from app.settings import SettingsError
 
 EXIT_OK = 0
 _SHOWN = 5
-"""Categories in the table, those of the highest scores; JSON has all."""
+"""Categories and texts in a table, those of the highest scores; JSON has all."""
+_SCORES = ("score", "n-grams", "with the encoder", "watch at", "block at")
 
 
-def run_explain(args: argparse.Namespace, policy: Policy, models: Models) -> int:
-    """Print what decides the verdict on a file or on standard input. Raises SettingsError."""
+def run_explain(args: argparse.Namespace, policy: Policy, models: Models, guard: str = "") -> int:
+    """Print what decides the verdict on a file or on standard input; `guard` is the settings' guard model.
+
+    Raises SettingsError.
+    """
     text = _read(args.file)
+    body = _body(text, args.file) if args.request else {"messages": [{"role": "user", "content": text}]}
     with screen_of(models) as screen:
         try:
-            explanation = asyncio.run(explain(text, policy, screen, models))
+            explanation = asyncio.run(explain(body, policy, screen, models))
         except ValueError as exc:
             raise SettingsError(f"{args.file}: {exc}") from exc
-    result = as_json(text, explanation, policy)
+    result = as_json(explanation, policy) | {"guard": guard or None}
     print(json.dumps(result, ensure_ascii=False) if args.json else "\n".join(_lines(result)))
     return EXIT_OK
 
@@ -41,22 +46,72 @@ def _read(name: str) -> str:
         raise SettingsError(f"{name}: {exc}") from exc
 
 
+def _body(text: str, name: str) -> dict[str, Any]:
+    """The request body of a file, or the one of a list of messages. An error does not repeat the text."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        raise SettingsError(f"{name}: is no JSON") from None
+    body = {"messages": body} if isinstance(body, list) else body
+    messages = body.get("messages") if isinstance(body, dict) else None
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise SettingsError(f"{name}: expected a request body with messages, or a list of messages")
+    return dict(body)
+
+
 def _lines(result: dict[str, Any]) -> list[str]:
-    category = f"{result['category']} {result['category_name']}" if result["category"] else "no category"
-    sign = ">=" if result["action"] else "<"
-    score = f"{result['score']:.3f} {sign} {result['threshold']:.3f}"
-    lines = [f"{result['action'] or 'pass'}: {category}, {score} ({result['stage']})"]
+    """The verdict, what allows or refuses, the text and its sentences, and then tables."""
+    lines = [_verdict(result["classified"])]
+    if result["lifted"]:
+        lines[0] = f"{result['action'] or 'pass'}: `allow` lifts what the classifiers say: {lines[0]}"
+    if len(result["texts"]) > 1:
+        lines.append(f"decided by {result['texts'][0]['name']}")
     span = result["span"]
     if span is not None:
         lines.append(
             f"decided by characters {span['start']} to {span['end']}: {' '.join(span['text'].split())}"
         )
-    top = sorted(result["scores"].items(), key=lambda item: -max(item[1]["ngrams"], item[1]["full"]))
-    rows = [(f"{c} {s['name']}", f"{s['ngrams']:.3f}", f"{s['full']:.3f}") for c, s in top[:_SHOWN]]
-    lines += ["", tables.text(("score", "n-grams", "with the encoder"), rows, left=1)]
+    lines += ["", *_others(result), "", tables.text(_SCORES, _score_rows(result), left=1)]
+    if result["models"]:
+        rows = [(name, f"{logit:+.2f}") for name, logit in result["models"].items()]
+        lines += ["", tables.text(("model alone", "logit of harm"), rows, left=1)]
     if result["words"]:
         words = ", ".join(f"{entry['words']} {entry['logit']:+.2f}" for entry in result["words"])
         lines += ["", f"words for the n-grams: {words}"]
+    if len(result["texts"]) > 1:
+        texts = [(text["name"], _verdict(text)) for text in result["texts"][:_SHOWN]]
+        lines += ["", tables.text(("text", "alone"), texts)]
     decisions = [(name, action or "pass") for name, action in result["policies"].items()]
     lines += ["", tables.text(("policy", "would"), decisions)]
     return lines
+
+
+def _verdict(of: dict[str, Any]) -> str:
+    category = f"{of['category']} {of['category_name']}" if of["category"] else "no category"
+    sign = ">=" if of["action"] else "<"
+    score = f"{of['score']:.3f} {sign} {of['threshold']:.3f}"
+    return f"{of['action'] or 'pass'}: {category}, {score} ({of['stage']})"
+
+
+def _others(result: dict[str, Any]) -> list[str]:
+    """What the hard list, the operator's `allow` and a guard have to say."""
+    entries = ", ".join(f"entry {each['entry']} ({each['reason']})" for each in result["allow"])
+    effect = "lifts the refusal" if result["lifted"] else "lifts nothing"
+    return [
+        f"hard list: {'a span of it is here; no answer has one' if result['hard_list'] else 'no span of it'}",
+        f"allow: {f'{entries}, which {effect}' if entries else 'no entry'}; sha256 {result['sha256']}",
+        f"guard: {result['guard'] + ', not asked: it needs a server' if result['guard'] else 'none'}",
+    ]
+
+
+def _score_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    top = sorted(result["scores"].items(), key=lambda item: -max(item[1]["ngrams"], item[1]["full"]))
+    return [
+        (
+            f"{category} {scores['name']}",
+            f"{scores['ngrams']:.3f}",
+            f"{scores['full']:.3f}",
+            *(f"{at:.3f}" if (at := scores["thresholds"].get(a)) else "" for a in ("watch", "block")),
+        )
+        for category, scores in top[:_SHOWN]
+    ]

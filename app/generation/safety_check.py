@@ -270,7 +270,7 @@ class ScreenedRequest:
             self._judged.add_recorded(self._turns.recent[-1:])
         self._text = ""
         if verdict.blocked:
-            message = self._policy.notice(verdict)
+            message = self._policy.notice(verdict, self.rid)
             raise ContentFiltered(message, moderation.of_blocked_prompt(verdict))
         if verdict.unread:
             return
@@ -346,7 +346,7 @@ class ScreenedRequest:
         if halted is not None:
             self._halted(screening, halted, counts, withheld_tokens)
             body = moderation.of_answer(self._scored(prompt), verdicts)
-            return {**body, "message": self._policy.notice(halted)}
+            return {**body, "message": self._policy.notice(halted, self.rid)}
         for verdict in verdicts:
             self._service.counters.judged(verdict)
             if verdict.action == "flag":

@@ -31,7 +31,7 @@ ALL: tuple[Category, ...] = (
     Category("S6", "specialized_advice", "dangerous specialized advice", ()),
     Category("S7", "privacy", "privacy violations", ()),
     Category("S8", "intellectual_property", "intellectual property violations", ()),
-    Category("S9", "indiscriminate_weapons", "weapons of mass casualties", ("illicit/violent",)),
+    Category("S9", "indiscriminate_weapons", "indiscriminate weapons", ("illicit/violent",)),
     Category("S10", "hate", "hate", ("hate",)),
     Category(
         "S11",
@@ -51,8 +51,8 @@ BY_CODE: Mapping[str, Category] = {category.code: category for category in ALL}
 CODE_OF: Mapping[str, str] = {category.name: category.code for category in ALL}
 """The code of a name, as `S11` of `self_harm`."""
 
-LOCKED = frozenset({"S4", "S9"})
-"""Child exploitation and mass-casualty weapons: no policy and no key can loosen them."""
+LOCKED = frozenset({"S4"})
+"""Child sexual exploitation: no policy, no mode, no key and no entry of `allow` can loosen it."""
 
 OPENAI_KEYS: tuple[str, ...] = (
     "harassment",

@@ -30,6 +30,8 @@ class SafetyCounters:
         """By stage, category and action: what observing policies would have done."""
         self.failures: dict[str, dict[str, Counter[str]]] = {stage: defaultdict(Counter) for stage in STAGES}
         """By stage, `error` or `timeout`, and `refused` or `passed`."""
+        self.lifted: Counter[str] = Counter()
+        """By category: refusals of prompts that the operator's `allow` took back."""
         self.hold_back = hold_back
         """Seconds from when a delta came until it was released."""
         self.examined_answers = 0

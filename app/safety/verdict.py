@@ -58,7 +58,8 @@ class Verdict:
 
     `observed` is the action that an observing policy would have taken, had it been enforced; `action` is
     what is done all the same. `observed_category` decided `observed` where another one decided `action`.
-    `readings` are what a verdict on a prompt was made of (`judged`).
+    `readings` are what a verdict on a prompt was made of (`judged`). `lifted` is the category whose refusal
+    the operator's `allow` took back.
     """
 
     action: Action | None
@@ -73,6 +74,7 @@ class Verdict:
     observed: Action | None = None
     observed_category: str | None = None
     readings: Sequence[Reading] = ()
+    lifted: str | None = None
 
     @property
     def enforced(self) -> Action | None:
@@ -144,6 +146,14 @@ class Policed(Protocol):
 
     def clear_prompt(self, harm: float, stage: Stage) -> Verdict | None:
         """The verdict on a prompt of this harm, where no category can do anything; None where one may."""
+        ...
+
+    def unallowed(self, turn: str) -> str:
+        """What remains of a user's turn without what the operator allows; all of it where nothing is."""
+        ...
+
+    def lifted(self, refused: Verdict, rest: Verdict) -> Verdict:
+        """The verdict on a refused prompt, of which `rest` is that without what the operator allows."""
         ...
 
     def after(self, strikes: int) -> Policed:

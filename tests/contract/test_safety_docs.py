@@ -10,7 +10,7 @@ import pytest
 
 from app.safety.categories import ALL, LOCKED
 from app.safety.guard import tier
-from app.safety.policies import policy
+from app.safety.policies import allow, policy
 from app.safety.policies.policy_file import PolicyFile, Rule, parse
 from app.safety.policies.thresholds import MAX_FPR, MIN_FPR
 from app.safety.screens import prompt_screen, remembered, stream_screen
@@ -61,6 +61,10 @@ NUMBERS = (
     ("safety", f"its score times {turns.DECAY} for each turn since"),
     ("safety", f"it remembers {remembered.JUDGED:,} texts"),
     ("safety", f"it reads the {prompt_screen.ENCODED_TEXTS} texts that the n-grams doubt most"),
+    ("safety", f"a phrase of {allow.MIN_PHRASE_CHARS} to {allow.MAX_PHRASE_CHARS} characters"),
+    ("safety", f"A file has at most {allow.MAX_ENTRIES} entries."),
+    ("safety", f"the newest {turns.EDITED_CHARS:,} characters"),
+    ("safety", f"the message has at most {allow.MAX_TURN_CHARS:,} characters"),
     ("safety", f"{policy.GUARD_BLOCK} blocks, {policy.GUARD_WATCH} watches"),
     ("safety", f"Targets go from {MIN_FPR} to {MAX_FPR}."),
     ("guard", f"{policy.GUARD_BLOCK} blocks and {policy.GUARD_WATCH} watches"),

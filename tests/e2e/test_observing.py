@@ -127,7 +127,7 @@ async def test_what_nobody_minds_is_only_counted(start: Start):
 
 
 async def test_a_locked_category_is_refused_all_the_same(start: Start, tmp_path: Path, serve: Serve):
-    """Child exploitation and weapons of mass casualties; so are spans of the hard list."""
+    """Child exploitation; so are spans of the hard list. The log says at start what is given up."""
     models = word_models(tmp_path / "models")
     prompts: Any = models.prompts
     prompts._full = prompts._fast = {"unspeakable": {"S4": 0.999}}
@@ -149,6 +149,8 @@ async def test_a_locked_category_is_refused_all_the_same(start: Start, tmp_path:
         ("answer", "hard_list", "block", "block"),
     ]
     assert await events_of(served) == 2
+    (warning,) = [line for line in served.log if line["event"] == "policy_loosened"]
+    assert "indiscriminate weapons" in warning["gives_up"][0]
 
 
 async def test_a_later_turn_of_a_recorded_conversation_is_counted_apart(start: Start):

@@ -95,7 +95,7 @@ async def test_a_blocked_prompt_is_400_before_anything(start: Start, stream: boo
     assert answer.status == 400
     body = answer.json()
     assert (body["error"]["code"], body["error"]["param"]) == ("content_filter", "messages")
-    assert body["error"]["message"]
+    assert f"name the request {answer.headers['x-request-id']}." in body["error"]["message"]
     (outcome,) = body["moderation"]["input"]["results"]
     assert outcome["flagged"]
     assert outcome["categories"]["illicit"]
@@ -107,6 +107,29 @@ async def test_a_blocked_prompt_is_400_before_anything(start: Start, stream: boo
     assert event.text_hmac is not None
     assert served.runtime.safety_counters.verdicts["encoder"]["S2"]["block"] == 1
     assert not served.runtime.safety_counters.verdicts["ngrams"]
+
+
+async def test_an_allowed_prompt_is_answered_after_a_reload(start: Start, tmp_path: Path):
+    """It is watched, and its answer screened: a span of the hard list is halted as ever."""
+    path, asked = tmp_path / "allow.toml", chat(f"Is a {BLOCKED} thing good?", stream=False)
+    path.write_text('hard_list = ["project nightingale"]\n')
+    served = await start("it is called project nightingale, yes", safety_policy=str(path))
+    assert (await served.post(asked)).status == 400
+    entry = f'[[allow]]\nphrase = "a {BLOCKED} thing"\nreason = "ticket 4711"\ndate = 2026-11-28\n'
+    path.write_text(path.read_text() + entry)
+    assert (await served.call("POST", "/api/admin/safety/reload")).status == 200
+    answer = await served.post(asked)
+    assert answer.status == 200
+    assert answer.json()["choices"][0]["finish_reason"] == "content_filter"
+    assert "nightingale" not in answer.json()["choices"][0]["message"]["content"]
+    events = [(event.subject, event.stage, event.action) for event in await events_of(served)]
+    assert events == [
+        ("prompt", "encoder", "block"),
+        ("prompt", "encoder", "watch"),
+        ("answer", "hard_list", "block"),
+    ]
+    metrics = (await served.call("GET", "/metrics")).body.decode()
+    assert 'tokenring_safety_lifted_total{category="S2"} 1.0' in metrics
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -24,6 +24,16 @@ OF_OBSERVED = (
     ),
 )
 
+OF_LIFTED = (
+    counter(
+        "tokenring_safety_lifted_total",
+        "prompts",
+        "Prompts that the classifiers would refuse and an `allow` entry of the policy lets be watched.",
+        lambda value: value,
+        labels=("category",),
+    ),
+)
+
 OF_SCREEN_FAILURES = (
     counter(
         "tokenring_safety_failures_total",

@@ -12,7 +12,7 @@ from app.api.metrics.admission import OF_ADMISSION
 from app.api.metrics.kinds import counter, gauge, histogram
 from app.api.metrics.models import OF_BACKENDS, OF_DEGRADED, OF_MODE, OF_ROUTES
 from app.api.metrics.restarts import OF_LOSSES, OF_RESTARTS
-from app.api.metrics.safety import OF_OBSERVED, OF_SCREEN_FAILURES, OF_SCREENS, OF_VERDICTS
+from app.api.metrics.safety import OF_LIFTED, OF_OBSERVED, OF_SCREEN_FAILURES, OF_SCREENS, OF_VERDICTS
 
 
 def _size_bytes(path: Path) -> int:
@@ -391,6 +391,7 @@ METRICS = (
     *OF_ABUSE,
     *OF_VERDICTS,
     *OF_OBSERVED,
+    *OF_LIFTED,
     *OF_SCREEN_FAILURES,
     *OF_SCREENS,
 )

@@ -23,7 +23,7 @@ from app.api.metrics.admission import OF_ADMISSION
 from app.api.metrics.kinds import Described
 from app.api.metrics.models import OF_BACKENDS, OF_DEGRADED, OF_MODE, OF_ROUTES
 from app.api.metrics.restarts import OF_LOSSES, OF_RESTARTS
-from app.api.metrics.safety import OF_OBSERVED, OF_SCREEN_FAILURES, OF_SCREENS, OF_VERDICTS
+from app.api.metrics.safety import OF_LIFTED, OF_OBSERVED, OF_SCREEN_FAILURES, OF_SCREENS, OF_VERDICTS
 from app.api.metrics.tables import (
     OF_ABUSE,
     OF_BALANCE,
@@ -93,6 +93,7 @@ class RuntimeCollector(Collector):
         screened = runtime.safety_counters
         yield from _families(OF_VERDICTS, screened.verdicts)
         yield from _families(OF_OBSERVED, screened.observed)
+        yield from _families(OF_LIFTED, screened.lifted)
         yield from _families(OF_SCREEN_FAILURES, screened.failures)
         yield from _families(OF_SCREENS, {"": screened})
 

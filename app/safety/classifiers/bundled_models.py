@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,8 @@ class Models(NamedTuple):
     """What each word of a text adds to the n-grams' logit of harm."""
     examiner: ExaminesAnswers | None = None
     """What reads an answer that `answers` suspects."""
+    parts: Callable[[str], Mapping[str, float]] = lambda _text: {}
+    """What each model of `prompts` alone makes of a text: its name, and its logit of harm."""
 
 
 def load(directory: Path = MODELS) -> Models:

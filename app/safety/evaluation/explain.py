@@ -1,4 +1,7 @@
-"""Why a text is judged as it is: the sentences that decide, the scores, the words, and what policies do.
+"""Why a request is judged as it is: the text that decides and its sentences, scores, words, what policies do.
+
+The screen reads several texts of a request, such as the newest message and the last turns as one text. Each
+is judged alone; the strictest verdict decides.
 
 The span that decides is the smallest run of sentences without which the verdict is milder. To look at every
 run by the encoder would take minutes; so the n-grams rank the runs of a length, and the screen reads the text
@@ -15,10 +18,13 @@ from typing import Any, NamedTuple
 from app.safety.categories import CATEGORIES, name_of
 from app.safety.classifiers.bundled_models import Models
 from app.safety.evaluation.traffic import policies
+from app.safety.policies.allow import digest_of
 from app.safety.policies.policy import Policy
 from app.safety.screens.prompt_screen import PromptScreen
-from app.safety.text.turns import slices
-from app.safety.verdict import ACTIONS, Action, Scores, Verdict, highest, judged, stricter
+from app.safety.text.hard_list import compiled
+from app.safety.text.strings import message_text
+from app.safety.text.turns import Message, Read, Turns, read_request, slices, text_of
+from app.safety.verdict import ACTIONS, Action, Scores, Stage, Verdict, highest, judged, stricter
 
 MAX_CHARS = 20_000
 """Characters of a text that is explained."""
@@ -43,42 +49,75 @@ class Span(NamedTuple):
     end: int
 
 
+class JudgedText(NamedTuple):
+    """A text that the screen reads of a request, which of the messages it is, and the verdict on it alone."""
+
+    name: str
+    read: Read
+    verdict: Verdict
+
+
 class Explanation(NamedTuple):
-    """The verdict of the enforced policy on a text, and what it comes from."""
+    """The verdict of the enforced policy on a request, and what it comes from."""
 
     verdict: Verdict
+    classified: Verdict
+    """The verdict without the policy's `allow`."""
+    texts: Sequence[JudgedText]
+    """All that was read, what decides first; the following is of that one."""
     ngrams: Scores
     full: Scores
+    parts: Mapping[str, float]
+    """What each model alone makes of it: its name and its logit of harm."""
     span: Span | None
     """The sentences that decide; None where nothing was decided."""
     words: Sequence[tuple[str, float]]
     """The words that add most to the n-grams' logit of harm, and how much."""
     policies: Mapping[str, Action | None]
-    """What each policy does about the text as a prompt."""
+    """What each policy does about the request."""
+    allowed_by: Sequence[int]
+    """The numbers of the entries of `allow` that speak for a user's message."""
+    sha256: str
+    """The digest of the newest user's message, as an entry of `allow` has it."""
+    in_hard_list: bool
+    """Whether a span of the hard list is in any text."""
     num_read: int
-    """How many texts the screen has read for this."""
+    """How often the screen has read a text or a request for this."""
 
 
-async def explain(text: str, policy: Policy, screen: PromptScreen, models: Models) -> Explanation:
-    """Explain a text as a prompt under a policy, enforced. Raises ValueError for one of over MAX_CHARS."""
-    if len(text) > MAX_CHARS:
-        raise ValueError(f"the text has {len(text):,} characters, and at most {MAX_CHARS:,} are explained")
-    judge = _Judge(policy.enforced, screen)
-    verdict = await judge(text)
-    ngrams, full = (
-        highest(*(r.scores for r in verdict.readings if r.stage == stage)) for stage in ("ngrams", "encoder")
-    )
+async def explain(
+    body: Mapping[str, Any], policy: Policy, screen: PromptScreen, models: Models
+) -> Explanation:
+    """Explain a request, of which only the messages are needed, under a policy, enforced.
+
+    Raises ValueError where a text of it has over MAX_CHARS.
+    """
+    policy = policy.enforced
+    turns = read_request(body)
+    _check_length(turns)
+    judge = _Judge(policy, screen)
+    verdict = await judge(turns)
+    classified = verdict if verdict.lifted is None else await judge(_as_refused(turns))
+    texts = await _judged_apart(body, turns, classified, judge)
+    _, read, alone = texts[0]
     span = None
-    if verdict.action is not None:
-        span = await _deciding(text, verdict, judge, lambda rest: _ngram_harm(rest, models))
-    compared = {name: judged(each, verdict.readings).action for name, each in policies(policy).items()}
+    if alone.action is not None:
+        span = await _deciding(read, alone, judge, lambda rest: _ngram_harm(rest, models))
+    users = [text_of(message.get("content")) for message in body["messages"] if message.get("role") == "user"]
+    hard_list = compiled(policy.hard_list)
     return Explanation(
         verdict=verdict,
-        ngrams=ngrams,
-        full=full,
+        classified=classified,
+        texts=texts,
+        ngrams=_scores_of(alone, "ngrams"),
+        full=_scores_of(alone, "encoder"),
+        parts=models.parts(read.text),
         span=span,
-        words=[(words, logit) for words, logit in models.evidence(text)[:WORDS] if logit > 0],
-        policies=compared,
+        words=[(words, logit) for words, logit in models.evidence(read.text)[:WORDS] if logit > 0],
+        policies={name: _done(each, classified, verdict) for name, each in policies(policy).items()},
+        allowed_by=sorted({number for user in users for number in policy.allow.rest(user).entries}),
+        sha256=digest_of(users[-1] if users else ""),
+        in_hard_list=hard_list is not None and any(hard_list.found_in(each.read.text) for each in texts),
         num_read=judge.num_read,
     )
 
@@ -99,72 +138,154 @@ def joined(spans: Sequence[Span], limit: int) -> list[Span]:
     return spans
 
 
-def as_json(text: str, explanation: Explanation, policy: Policy) -> dict[str, Any]:
+def as_json(explanation: Explanation, policy: Policy) -> dict[str, Any]:
     """The explanation as `tokenring safety explain --json` prints it."""
-    verdict, span = explanation.verdict, explanation.span
+    verdict, span, enforced = explanation.verdict, explanation.span, policy.enforced
+    text = explanation.texts[0].read.text
     return {
         "object": "safety.explanation",
-        "action": verdict.action,
-        "category": verdict.category,
-        "category_name": verdict.category and name_of(verdict.category),
-        "score": round(verdict.score, 4),
-        "threshold": round(verdict.threshold, 4),
-        "stage": verdict.stage,
+        **_verdict_as_json(verdict),
+        "lifted": verdict.lifted,
+        "classified": _verdict_as_json(explanation.classified),
         "policy_hash": policy.hash,
+        "texts": [
+            {
+                "name": name,
+                "weight": round(read.weight, 4),
+                "watch_only": read.watch,
+                **_verdict_as_json(alone),
+            }
+            for name, read, alone in explanation.texts
+        ],
         "span": span and {"start": span.start, "end": span.end, "text": text[span.start : span.end]},
         "scores": {
             c: {
                 "name": name_of(c),
                 "ngrams": round(explanation.ngrams.get(c, 0.0), 4),
                 "full": round(explanation.full.get(c, 0.0), 4),
+                "thresholds": {a: round(at, 4) for a, at in enforced.prompt_thresholds(c).items()},
             }
             for c in CATEGORIES
         },
+        "models": {name: round(logit, 3) for name, logit in explanation.parts.items()},
         "words": [{"words": words, "logit": round(logit, 3)} for words, logit in explanation.words],
+        "hard_list": explanation.in_hard_list,
+        "allow": [
+            {"entry": number, "reason": policy.allow.entry(number).reason}
+            for number in explanation.allowed_by
+        ],
+        "sha256": explanation.sha256,
         "policies": dict(explanation.policies),
     }
 
 
+def _verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "action": verdict.action,
+        "category": verdict.category,
+        "category_name": verdict.category and name_of(verdict.category),
+        "score": round(verdict.score, 4),
+        "threshold": round(verdict.threshold, 4),
+        "stage": verdict.stage,
+    }
+
+
 class _Judge:
-    """The verdict on a text, and how many were asked for."""
+    """The verdict on what is read of a request, and how many were asked for."""
 
     def __init__(self, policy: Policy, screen: PromptScreen) -> None:
         self._policy = policy
         self._screen = screen
         self.num_read = 0
 
-    async def __call__(self, text: str) -> Verdict:
+    async def __call__(self, turns: Turns) -> Verdict:
         self.num_read += 1
-        conversation = [{"role": "user", "content": text}]
-        first = self._screen.ngram_verdict(conversation, self._policy)
-        return stricter(first, await self._screen.full_verdict(conversation, self._policy))
+        first = self._screen.ngram_verdict(turns, self._policy)
+        return stricter(first, await self._screen.full_verdict(turns, self._policy))
 
 
-async def _deciding(text: str, verdict: Verdict, judge: _Judge, harm_of: Callable[[str], float]) -> Span:
+def _check_length(turns: Turns) -> None:
+    longest = max((len(read.text) for read in (*turns.newest, *turns.earlier)), default=0)
+    if longest > MAX_CHARS:
+        raise ValueError(f"the text has {longest:,} characters, and at most {MAX_CHARS:,} are explained")
+
+
+def _as_refused(turns: Turns) -> Turns:
+    """The same as the classifiers read them, whatever the operator allows."""
+    return turns._replace(edited=lambda _edit: None)
+
+
+async def _judged_apart(
+    body: Mapping[str, Any], turns: Turns, classified: Verdict, judge: _Judge
+) -> list[JudgedText]:
+    """The verdict on each text that is read, the strictest first; of equals the newest."""
+    reads = (*turns.newest, *turns.earlier) or (Read(""),)
+    texts = [
+        JudgedText(
+            _name(read.text, body["messages"]),
+            read,
+            classified if len(reads) == 1 else await judge(_alone(read)),
+        )
+        for read in reads
+    ]
+    return sorted(texts, key=lambda each: (-_severity(each.verdict), -each.verdict.score))
+
+
+def _alone(read: Read) -> Turns:
+    return Turns([], [read]) if read.watch else Turns([read], [])
+
+
+def _name(text: str, messages: Sequence[Message]) -> str:
+    """Which messages a text is of: one, several as one text, or none, but what stands beside them."""
+    numbered = list(enumerate(messages, start=1))
+    for number, message in numbered:
+        if text in (message_text(message), text_of(message.get("content"))):
+            return f"message {number} ({message.get('role')})"
+    contents = [(number, text_of(message.get("content"))) for number, message in numbered]
+    inside = [str(number) for number, content in contents if content.strip() and content in text]
+    return f"messages {', '.join(inside)} as one text" if inside else "what stands beside the messages"
+
+
+def _scores_of(verdict: Verdict, stage: Stage) -> Scores:
+    return highest(*(reading.scores for reading in verdict.readings if reading.stage == stage))
+
+
+def _done(policy: Policy, classified: Verdict, verdict: Verdict) -> Action | None:
+    """What a policy does; if `allow` lifted the refusal here, it does so there too, where it may."""
+    whole = judged(policy, classified.readings)
+    if verdict.lifted is None or whole.enforced != "block":
+        return whole.action
+    rest = [reading for reading in verdict.readings if reading.stage == "encoder"]
+    return policy.lifted(whole, judged(policy, rest)).action
+
+
+async def _deciding(read: Read, verdict: Verdict, judge: _Judge, harm_of: Callable[[str], float]) -> Span:
     """The smallest run of sentences without which the verdict is milder; at worst all of them.
 
     Where neighbours were joined, their sentences are tried in turn.
     """
+    text = read.text
     within = Span(0, len(text))
     limit = MAX_PIECES if len(text) <= LONG_CHARS else MAX_PIECES_OF_LONG
     for _ in range(LEVELS):
         single = [span for span in sentences(text) if span.start >= within.start and span.end <= within.end]
         spans = joined(single, limit)
-        within = await _smallest_run(text, spans, verdict, judge, harm_of)
+        within = await _smallest_run(read, spans, verdict, judge, harm_of)
         if len(spans) == len(single):
             break
     return within
 
 
 async def _smallest_run(
-    text: str, spans: Sequence[Span], verdict: Verdict, judge: _Judge, harm_of: Callable[[str], float]
+    read: Read, spans: Sequence[Span], verdict: Verdict, judge: _Judge, harm_of: Callable[[str], float]
 ) -> Span:
+    text = read.text
     for length in range(1, len(spans)):
         runs = [Span(spans[i].start, spans[i + length - 1].end) for i in range(len(spans) - length + 1)]
         ranked = sorted(runs, key=lambda run: harm_of(_without(text, run)))
         milder = []
         for run in ranked[:TRIES]:
-            rest = await judge(_without(text, run))
+            rest = await judge(_alone(read._replace(text=_without(text, run))))
             if _severity(rest) < _severity(verdict):
                 milder.append((rest.harm, run))
         if milder:

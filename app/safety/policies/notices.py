@@ -1,7 +1,8 @@
 """The messages for people whose prompt or answer was blocked.
 
 Numbers of help lines change. Each has the site that states it, as of 2026-11-21. An operator may replace the
-message of any category (the policy's `messages`); `{help_lines}` stands for the help lines.
+message of any category (the policy's `messages`). `{help_lines}` stands for the help lines, `{contact}` for
+the setting `safety_contact`, `{request_id}` for the request.
 """
 
 from __future__ import annotations
@@ -56,54 +57,70 @@ _OF_CATEGORY: Mapping[str, str] = {
         " alone, and talking to someone can help, even when it does not feel like it. {help_lines}"
         " If you may act on these thoughts now, please call your local emergency number, or go to someone"
         " who can stay with you. If you asked for someone else, the same people can tell you how to be there"
-        " for them."
+        " for them. {appeal}"
     ),
     "S3": (
-        "I cannot help with this. If something was done to you or to someone you know, it was not your"
-        " fault, and a doctor, the police or a help line for victims can support you."
+        "{stopped} If something was done to you or to someone you know, it was not your fault, and a doctor,"
+        " the police or a help line for victims can support you. {appeal}"
     ),
     "S4": (
-        "I cannot help with this. If a child is in danger, please tell the police now; what you have seen"
-        " online can be reported through inhope.org. If you are worried about your own thoughts, there is"
-        " confidential help: stopitnow.org.uk, troubled-desire.com."
+        "{stopped} If a child is in danger, please tell the police now; what you have seen online can be"
+        " reported through inhope.org. For anyone who is worried about thoughts, their own or someone"
+        " else's, there is confidential help: stopitnow.org.uk, troubled-desire.com. {appeal}"
     ),
     "S6": (
-        "I cannot advise on this safely. Someone who knows your situation can: a doctor, a pharmacist, a"
-        " lawyer or another professional. In an emergency, call your local emergency number."
+        "{stopped} Someone who knows your situation can advise you: a doctor, a pharmacist, a lawyer or"
+        " another professional. In an emergency, call your local emergency number. {appeal}"
     ),
-    "S7": "I cannot help to find, reveal or follow a private person. If you are being followed or threatened,"
-    " the police or a victims' help line can support you.",
-    "S10": "I cannot help with what demeans people for who they are. I can talk about the subject itself, its"
-    " history, or how to answer such words.",
-    "JB": "I cannot set aside the rules that I work under. Please ask for what you need as it is.",
+    "S7": (
+        "{stopped} If you are being followed or threatened, the police or a victims' help line can support"
+        " you. {appeal}"
+    ),
+    "S10": (
+        "{stopped} I can talk about the subject itself, its history, or how to answer such words. {appeal}"
+    ),
+    "JB": "{stopped} I cannot set aside the rules that I work under. {appeal}",
 }
+_GENERAL = "{stopped} {appeal}"
 
 
 class Notices:
-    """The messages of one installation. `country` is an ISO 3166 code; general text if it has no line."""
+    """The messages of one installation. `country` is an ISO 3166 code; general text if it has no line.
 
-    def __init__(self, country: str, overrides: Mapping[str, str]) -> None:
+    They say what was refused and what can be done. They accuse nobody: a check reads words, knows no
+    intentions, and may be wrong.
+    """
+
+    def __init__(self, country: str, overrides: Mapping[str, str], contact: str = "") -> None:
+        """`contact` is where people complain: an address or URL."""
         self._lines = _help_lines(country)
         self._overrides = overrides
+        self._contact = contact or "whoever runs this server"
 
-    def message(self, category: str | None) -> str:
+    def message(self, category: str | None, request_id: str = "") -> str:
         """The message for a blocked prompt or answer. `category` None: no category is certain."""
         text = self._overrides.get(category or "") or _OF_CATEGORY.get(category or "")
         if not text:
-            text = self._overrides.get("default") or _general(category)
-        return text.replace(HELP_LINES_MARK, self._lines)
+            text = self._overrides.get("default") or _GENERAL
+        texts = {
+            "{stopped}": _stopped(category),
+            "{appeal}": self._appeal(request_id),
+            HELP_LINES_MARK: self._lines,
+            "{contact}": self._contact,
+            "{request_id}": request_id,
+        }
+        for mark, value in texts.items():
+            text = text.replace(mark, value)
+        return text
+
+    def _appeal(self, request_id: str) -> str:
+        named = f" and name the request {request_id}" if request_id else ""
+        return f"You can say it in other words. To have this looked at, contact {self._contact}{named}."
 
 
-def _general(category: str | None) -> str:
-    if category is None:
-        return (
-            "This was not answered, as a safety check took it for harmful, and it may be wrong. Please say it"
-            " in other words, or ask whoever runs this server."
-        )
-    about = BY_CODE[category].title
-    return (
-        f"I cannot help with this: it looks like {about}. If you meant something else, say it in other words."
-    )
+def _stopped(category: str | None) -> str:
+    about = "" if category is None else f" ({BY_CODE[category].title})"
+    return f"An automatic safety check{about} stopped this. It reads words, not intentions, and may be wrong."
 
 
 def _help_lines(country: str) -> str:

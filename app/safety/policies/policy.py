@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.core import SAFETY_LEVELS
-from app.safety.categories import CATEGORIES, LOCKED, name_of
+from app.safety.categories import BY_CODE, CATEGORIES, LOCKED, name_of
 from app.safety.policies import policy_file
+from app.safety.policies.allow import Allow
 from app.safety.policies.notices import Notices
 from app.safety.policies.policy_file import Images, PolicyError, PolicyFile
 from app.safety.policies.thresholds import FILE_NAME, MAX_FPR, MIN_FPR, Table, Thresholds
-from app.safety.verdict import ACTIONS, Action, Scores, Stage, Verdict
+from app.safety.verdict import ACTIONS, Action, Scores, Stage, Verdict, judged
 
 NGRAMS_WATCH_SHARE = 0.2
 """The share of a category's watch rate that the n-grams may spend, before the encoder has read the text."""
@@ -33,6 +34,7 @@ GUARD_BLOCK, GUARD_WATCH = 0.5, 0.25
 """A guard model gives the probability of its own *unsafe*; there is no calibration of ours for it."""
 WARY_AFTER, STRICT_AFTER = 1, 3
 """Blocked turns after which all of a conversation is watched, and after which it is judged strictly."""
+MAX_CONTACT_CHARS = 200
 
 
 class Limit(NamedTuple):
@@ -55,6 +57,7 @@ class Policy:
         file: PolicyFile,
         thresholds: Thresholds,
         country: str = "",
+        contact: str = "",
         *,
         strict: bool = False,
         wary: bool = False,
@@ -67,13 +70,14 @@ class Policy:
         self.observing = file.mode == "observe" if observing is None else observing
         self.images: Images = file.images
         self.hard_list: Sequence[str] = file.hard_list
-        self._again = partial(Policy, file, thresholds, country)
+        self.allow = Allow(file.allow)
+        self._again = partial(Policy, file, thresholds, country, contact)
         self._family = {} if _family is None else _family
         self._family[strict, wary, self.observing] = self
         self._file = file
         self._thresholds = thresholds
         self._rules = {c: r.tightened() if strict else r for c, r in file.rules.items()}
-        self._notices = Notices(country, file.messages)
+        self._notices = Notices(country, file.messages, contact)
         self._limits: dict[tuple[Stage, int], list[Limit]] = {}
         self._answers = {watched: self._answer_limits(watched=watched) for watched in (False, True)}
         self._floors = {watched: _lowest(limits) for watched, limits in self._answers.items()}
@@ -132,6 +136,36 @@ class Policy:
             floor = self._prompt_floors[stage] = _lowest(self._prompt_limits(stage, 1))
         return None if self.wary or harm >= floor else Verdict(None, None, harm, floor, stage, self.hash)
 
+    def unallowed(self, turn: str) -> str:
+        """What remains of a user's turn without what the operator allows; all of it where nothing is."""
+        return self.allow.rest(turn).text
+
+    def lifted(self, refused: Verdict, rest: Verdict) -> Verdict:
+        """The verdict on a prompt that was refused, where `rest` is that without what the operator allows.
+
+        It is watched if the rest would not even be watched and nothing locked is near; else it stays refused.
+        """
+        plain = self._relative(strict=self.strict, wary=False, observing=False)
+        locked = [
+            reading._replace(scores={c: p for c, p in reading.scores.items() if c in LOCKED})
+            for reading in refused.readings
+        ]
+        for readings in (rest.readings, locked):
+            if judged(plain, readings).action in ("block", "watch"):
+                return refused
+        return replace(
+            rest,
+            action=rest.action if self.observing else "watch",
+            observed="watch" if self.observing else None,
+            category=None,
+            lifted=refused.enforced_category,
+        )
+
+    def prompt_thresholds(self, category: str) -> dict[Action, float]:
+        """From which score on the encoder's reading of a text does what, by this category; empty if off."""
+        limits = self._prompt_limits("encoder", 1)
+        return {limit.action: limit.threshold for limit in limits if limit.category == category}
+
     def in_doubt(self, scores: Scores) -> bool:
         """Whether the n-grams find a prompt such that the whole watch rate would be spent on its like."""
         limits = [
@@ -171,9 +205,20 @@ class Policy:
             c for action, threshold, c in limits if action == "block" and scores.get(c, 0.0) >= threshold
         )
 
-    def notice(self, verdict: Verdict) -> str:
-        """What the person is told whose prompt or answer was blocked; of a category only where it is sure."""
-        return self._notices.message(_named(verdict))
+    def notice(self, verdict: Verdict, request_id: str = "") -> str:
+        """The message about a blocked prompt or answer; it names a category only where it is sure."""
+        return self._notices.message(_named(verdict), request_id)
+
+    def given_up(self) -> list[str]:
+        """What this policy does less than the built-in one, each with the categories that it is true of."""
+        titles: dict[str, list[str]] = {}
+        for category, rule in self._rules.items():
+            if self.observing and category not in LOCKED:
+                titles.setdefault("observed only", []).append(BY_CODE[category].title)
+            else:
+                for loss in rule.looser():
+                    titles.setdefault(loss, []).append(BY_CODE[category].title)
+        return [f"{loss}: {', '.join(names)}" for loss, names in titles.items()]
 
     def alignment(self, *, watched: bool) -> str | None:
         """What the model is told before all else; None for nothing."""
@@ -190,6 +235,7 @@ class Policy:
             "images": self.images,
             "alignment": {"mode": alignment.mode, "version": alignment.version},
             "hard_list": len(self.hard_list),
+            "allow": {"entries": len(self._file.allow), "in_force": len(self.allow.in_force())},
             "categories": {c: self._category_as_json(c) for c in CATEGORIES},
         }
 
@@ -290,6 +336,7 @@ class Policy:
             list(self.hard_list),
             *(["observing"] if self.observing else []),
             *(["images"] if self.images == "refuse" else []),
+            *([str(entry) for entry in self._file.allow]),
         ]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -297,16 +344,21 @@ class Policy:
 class Policies:
     """The policy in force, and how its file is read anew."""
 
-    def __init__(self, path: Path | None, models: Path, country: str = "", *, observe: bool = False) -> None:
+    def __init__(
+        self, path: Path | None, models: Path, country: str = "", contact: str = "", *, observe: bool = False
+    ) -> None:
         """Read both files; with `observe` the policy observes whatever its file says.
 
         Raises PolicyError, CalibrationDamaged.
         """
         if country and not (len(country) == 2 and country.isascii() and country.isalpha()):
             raise PolicyError(f"safety_country: expected two letters, as US, got {country!r}")
+        if len(contact) > MAX_CONTACT_CHARS or not contact.isprintable():
+            raise PolicyError(f"safety_contact: expected a line of at most {MAX_CONTACT_CHARS} characters")
         self.path = path
         self._thresholds = Thresholds.load(models / FILE_NAME)
         self._country = country
+        self._contact = contact
         self._observe = observe
         self.current = self._read()
         self.loaded_at_us = time.time_ns() // 1000
@@ -322,7 +374,8 @@ class Policies:
 
     def _read(self) -> Policy:
         observing = True if self._observe else None
-        return Policy(policy_file.read(self.path), self._thresholds, self._country, observing=observing)
+        file = policy_file.read(self.path)
+        return Policy(file, self._thresholds, self._country, self._contact, observing=observing)
 
 
 def _named(verdict: Verdict) -> str | None:

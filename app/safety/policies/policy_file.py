@@ -6,6 +6,10 @@ block_fpr = 0.001               # for every category that has no word of its own
 hard_list = ["a span that is never released"]
 [categories.specialized_advice] # by name, or as S6
 action = "flag"
+[[allow]]                       # what the classifiers refuse by mistake
+phrase = "kill the zombie process"
+reason = "ticket 4711"
+date = 2026-11-28
 [alignment]
 mode = "always"
 [messages]
@@ -22,6 +26,7 @@ from typing import Any, Literal
 
 from app.safety.categories import CATEGORIES, LOCKED
 from app.safety.policies.alignment import Alignment
+from app.safety.policies.allow import AllowEntry
 from app.safety.policies.thresholds import MAX_FPR
 from app.safety.verdict import Action
 from app.settings import SettingsError
@@ -60,6 +65,13 @@ class Rule:
             answer_fpr=self.watched_answer_fpr,
         )
 
+    def looser(self) -> list[str]:
+        """What of the rule is looser than the built-in one, as it is written in the file."""
+        if self.action != "block":
+            return [f"action {self.action}"]
+        names = [name for name in RATES if getattr(self, name) < getattr(Rule(), name)]
+        return [f"{name} {getattr(self, name):g}" for name in names]
+
     def at_rate(self, block_fpr: float, category: str) -> Rule:
         """The rule with this target for refusing and halting; that of a locked category is not loosened."""
         answer_fpr = block_fpr
@@ -88,6 +100,7 @@ class PolicyFile:
     hard_list: Sequence[str] = ()
     mode: Mode = "enforce"
     images: Images = "allow"
+    allow: Sequence[AllowEntry] = ()
 
     def at_rate(self, block_fpr: float) -> PolicyFile:
         """The policy with this target for refusing prompts and halting answers, of every category."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Annotated, Any
@@ -11,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from app.safety.categories import BY_CODE, CATEGORIES, CODE_OF, LOCKED, code_of
 from app.safety.policies import alignment
 from app.safety.policies.alignment import VERSION, Alignment
+from app.safety.policies.allow import MAX_ENTRIES, MAX_PHRASE_CHARS, MIN_PHRASE_CHARS, AllowEntry
 from app.safety.policies.policy_file import RATES, Images, Mode, PolicyError, PolicyFile, Rule
 from app.safety.policies.thresholds import MAX_FPR, MIN_FPR
 from app.safety.text.hard_list import HardList
@@ -18,6 +21,8 @@ from app.safety.verdict import Action
 from app.toml_tables import Location, problems, together
 
 _MAX_CHARS = 20_000
+_MAX_REASON_CHARS = 300
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def _in_range(rate: float) -> float:
@@ -35,6 +40,25 @@ def _text(value: object) -> str:
 
 def _span(text: str) -> str:
     HardList([text])  # raises ValueError
+    return text
+
+
+def _phrase(text: str) -> str:
+    num_visible = len("".join(text.split()))
+    if num_visible < MIN_PHRASE_CHARS or len(text) > MAX_PHRASE_CHARS:
+        raise ValueError(f"expected {MIN_PHRASE_CHARS} letters or more, {MAX_PHRASE_CHARS} at most")
+    return text
+
+
+def _digest(text: str) -> str:
+    if not _DIGEST.fullmatch(text):
+        raise ValueError("expected 64 hex digits in lower case, as `tokenring safety explain` prints them")
+    return text
+
+
+def _reason(text: str) -> str:
+    if len(text) > _MAX_REASON_CHARS:
+        raise ValueError(f"expected at most {_MAX_REASON_CHARS} characters")
     return text
 
 
@@ -85,12 +109,23 @@ class _AlignmentTable(_Table):
     strict: _Text = _BUILT_IN_TEXTS.strict
 
 
+class _AllowTable(_Table):
+    """One entry of what the operator allows."""
+
+    phrase: Annotated[_Text, AfterValidator(_phrase)] | None = None
+    sha256: Annotated[_Text, AfterValidator(_digest)] | None = None
+    reason: Annotated[_Text, AfterValidator(_reason)] = Field(description="say why this is allowed")
+    date: dt.date = Field(description="the day of the entry, as 2026-11-28")
+    expires: dt.date | None = None
+
+
 class _Document(_RuleTable):
     """The whole file; what stands at its top holds for each category without a word of its own."""
 
     mode: Mode = "enforce"
     images: Images = "allow"
     hard_list: list[_Span] = Field(default=[])
+    allow: list[_AllowTable] = Field(default=[], max_length=MAX_ENTRIES)
     categories: dict[Annotated[str, AfterValidator(_category)], _RuleTable] = Field(default={})
     alignment: _AlignmentTable = _AlignmentTable()
     messages: dict[Annotated[str, AfterValidator(_category_or_default)], _Text] = Field(default={})
@@ -103,6 +138,11 @@ def parse(document: Mapping[str, Any]) -> PolicyFile:
     except ValidationError as exc:
         raise PolicyError(together(problems(exc, _table_at))) from None
     rules, wrong = _rules(checked)
+    for number, entry in enumerate(checked.allow, start=1):
+        if (entry.phrase is None) == (entry.sha256 is None):
+            wrong.append(f"allow.entry {number}: needs a phrase or a sha256, and not both")
+        if entry.expires is not None and entry.expires <= entry.date:
+            wrong.append(f"allow.entry {number}.expires: must be after its date")
     own_texts = checked.alignment.model_fields_set & {"normal", "strict"}
     if own_texts and checked.alignment.version == VERSION:
         wrong.append("alignment.version: texts of your own need a version of their own")
@@ -115,11 +155,16 @@ def parse(document: Mapping[str, Any]) -> PolicyFile:
         hard_list=tuple(checked.hard_list),
         mode=checked.mode,
         images=checked.images,
+        allow=tuple(AllowEntry(**entry.model_dump()) for entry in checked.allow),
     )
 
 
 def _table_at(location: Location) -> type[BaseModel]:
-    tables: dict[str, type[BaseModel]] = {"categories": _RuleTable, "alignment": _AlignmentTable}
+    tables: dict[str, type[BaseModel]] = {
+        "categories": _RuleTable,
+        "alignment": _AlignmentTable,
+        "allow": _AllowTable,
+    }
     return tables.get(str(location[0]), _Document) if location else _Document
 
 

@@ -162,11 +162,27 @@ class PromptScreen:
             num_chars = sum(len(read.text) for read in (*turns.newest, *turns.earlier))
             work_s = self._timeout_s + num_chars / CHARS_A_SECOND
             work = Work(owner, num_chars, work_s=work_s, wait_s=self._wait_s)
-            return await self._read(work, turns, policy, skip_below=0.0 if strikes else self._sure_below)
+            skip_below = 0.0 if strikes else self._sure_below
+            verdict = await self._read(work, turns, policy, skip_below=skip_below)
         except TimeoutError as exc:
             return self._failed("encoder", "timeout", policy, exc)
         except Exception as exc:  # noqa: BLE001  # same
             return self._failed("encoder", "error", policy, exc)
+        return await self._lifted(work, turns, policy, verdict) if verdict.enforced == "block" else verdict
+
+    async def _lifted(self, work: Work, turns: Turns, policy: Policed, refused: Verdict) -> Verdict:
+        """The verdict without what the operator allows; where that cannot be had, the refusal stands."""
+        try:
+            rest = await self._thread.run(work, turns.edited, policy.unallowed)
+            if rest is None:
+                return refused
+            verdict = policy.lifted(refused, await self._read(work, rest, policy, skip_below=0.0))
+        except Exception:  # noqa: BLE001  # whatever it is, nothing is let pass by it
+            self._counters.failed("encoder", "error", passed=False)
+            return refused
+        if verdict.lifted is not None:
+            self._counters.lifted[verdict.lifted] += 1
+        return verdict
 
     async def in_thread(self, owner: str, size: int, function: Callable[[], T]) -> T:
         """`function()`, which would hold up the loop, in the thread. Raises ScreenFailed.

@@ -20,6 +20,7 @@ that the model is to go on with is read as a user's turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
@@ -37,6 +38,8 @@ SHORT_CHARS = 300
 """Characters of a short text. A longer text that no user wrote needs stronger evidence to be refused."""
 BESIDE_CHARS = 64
 """Characters beside a message's content, such as an id, that do not hide what it says from a classifier."""
+EDITED_CHARS = 100_000
+"""Characters of the users' newest messages that `Turns.edited` looks at."""
 SLICE_CHARS = 2_000
 OVERLAP_CHARS = 200
 """Characters that two slices share, so that a sentence cut by one slice is whole in the next."""
@@ -79,6 +82,8 @@ class Turns(NamedTuple):
     """The fields of answers that were not."""
     recent: Sequence[str] = ()
     """The newest users' turns, as many as are joined, oldest first."""
+    edited: Callable[[Callable[[str], str]], Turns | None] = lambda _edit: None
+    """What is to be read once a function has edited each user's message; None where it changes none."""
 
 
 def turns_of(messages: Sequence[Message]) -> Turns:
@@ -116,7 +121,29 @@ def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: S
     fresh = [message.text for message in users if not message.is_judged]
     fresh += (turn.text for turn in turns if len(turn.messages) > 1 and not turn.is_judged)
     recent = [message.text for message in users[-JOINED_TURNS:]]
-    return Turns(_newest(turns, users), others + _before(turns), fresh, answers, recent)
+    edited = partial(_edited, body, judged, stored)
+    return Turns(_newest(turns, users), others + _before(turns), fresh, answers, recent, edited)
+
+
+def _edited(
+    body: Mapping[str, Any], judged: Knows | None, stored: Sequence[bool], edit: Callable[[str], str]
+) -> Turns | None:
+    """See Turns. An edited message is one that nobody has judged; one with other parts than text stays.
+
+    So do the messages before the newest EDITED_CHARS, so that no request is searched for long.
+    """
+    messages, left = list(body["messages"]), EDITED_CHARS
+    for number, message in reversed(list(enumerate(messages))):
+        text = _plain_text(message)
+        left -= len(text)
+        if left < 0:
+            break
+        rest = edit(text)
+        if rest != text:
+            messages[number] = {**message, "content": rest}
+    if all(new is old for new, old in zip(messages, body["messages"], strict=True)):
+        return None
+    return read_request({**body, "messages": messages}, judged, stored)
 
 
 def conversation_of(
@@ -153,6 +180,14 @@ def conversation_of(
 def slices(text: str) -> list[str]:
     """The whole text in slices of `SLICE_CHARS` characters, which overlap."""
     return list(_slices(text))
+
+
+def _plain_text(message: Message) -> str:
+    """What a user says, if it is text alone."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    has_others = any(not isinstance(piece, Mapping) or piece.get("type") != "text" for piece in parts)
+    return text_of(content) if message.get("role") == "user" and not has_others else ""
 
 
 class _Said(NamedTuple):

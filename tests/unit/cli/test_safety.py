@@ -53,7 +53,7 @@ def test_a_text_is_judged(run: Run):
     status, out = run("check", "so bad")
     assert status == 0
     assert out.startswith("block: S2 non_violent_crimes, 0.950 >= 0.600 (encoder)\nhighest: S2 ")
-    assert "told: I cannot help" in out
+    assert "told: An automatic safety check (non-violent crimes) stopped this." in out
     assert run("check", "fine")[1].startswith("pass: S1 violent_crimes, 0.010 < ")
 
 

@@ -237,7 +237,7 @@ async def test_refused_prompt_is_recorded_with_a_keyed_hash(world: World, runnin
         made.engine.say("never seen")
         stream = await made.serve(asked(f"a {BLOCKED} thing"), key=key)
         assert isinstance(stream.error, ContentFiltered)
-        assert stream.error.message == Notices("", {}).message("S2")
+        assert stream.error.message == Notices("", {}).message("S2", "chatcmpl-1")
         (event,) = await recorded(made)
         assert (event["subject"], event["stage"], event["action"]) == ("prompt", "encoder", "block")
         assert (event["key_id"], event["request_id"], event["category"]) == ("key_1", "chatcmpl-1", "S2")
@@ -269,7 +269,7 @@ async def test_prompt_that_is_refused_without_a_sure_category_is_told_in_general
         made.engine.say("never seen")
         stream = await made.serve(asked(f"a {BLOCKED} thing"))
         assert isinstance(stream.error, ContentFiltered)
-        assert stream.error.message == Notices("", {}).message(None)
+        assert stream.error.message == Notices("", {}).message(None, "chatcmpl-1")
         (event,) = await recorded(made)
         assert event["category"] == "S2"
 
@@ -333,14 +333,14 @@ async def test_strict_key_has_the_strict_policy(world: World, running):
 async def test_what_is_observed_is_counted_by_what_would_decide(world: World, running):
     """Though a locked category acts, and does less: the event names that; the moderation says what would."""
     world.policy = {"mode": "observe"}
-    classifier = WordClassifier(full={BLOCKED: {"S1": 0.991, "S9": 0.5}})
+    classifier = WordClassifier(full={BLOCKED: {"S1": 0.991, "S4": 0.5}})
     world.models = Models(classifier, WordModel(), world.models.directory)
     async with running() as made:
         says(made, "fine")
         stream = await made.serve(asked(f"a {BLOCKED} thing", moderated=True))
         (event,) = await recorded(made)
         (notice,) = controls(stream, Notice)
-    assert (event["action"], event["category"]) == ("watch", "S9")
+    assert (event["action"], event["category"]) == ("watch", "S4")
     assert world.counters.observed["encoder"] == {"S1": {"block": 1}}
     (result,) = notice.value["input"]["results"]
     flagged = {key for key, is_flagged in result["categories"].items() if is_flagged}
@@ -511,7 +511,7 @@ async def test_harmful_answer_is_halted_and_recorded(world: World, running):
         assert HARM not in text_of(stream)
         (notice,) = controls(stream, Notice)
         assert notice.value["output"]["results"][0]["flagged"]
-        assert notice.value["message"] == Notices("", {}).message("S2")
+        assert notice.value["message"] == Notices("", {}).message("S2", "chatcmpl-1")
         (event,) = await recorded(made)
         assert (event["subject"], event["stage"], event["action"]) == ("answer", "stream", "block")
         assert event["lag_tokens"] >= 3

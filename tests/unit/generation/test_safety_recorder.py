@@ -144,11 +144,11 @@ async def test_a_record_has_what_decides_where_the_policy_is_enforced(database: 
     """Though a locked category acts while the policy observes, and does less."""
     recorder, _, _ = recorder_of(database)
     tables = calibration()
-    tables["categories"]["S9"]["threshold"] = [0.95, 0.8, 0.6, 0.5]
+    tables["categories"]["S4"]["threshold"] = [0.95, 0.8, 0.6, 0.5]
     rules = Policy(parse(OBSERVE), Thresholds.parse(tables))
-    scores = {"S1": 0.991, "S9": 0.76}
+    scores = {"S1": 0.991, "S4": 0.76}
     verdict = judged(rules, [Reading("ngrams", {"S1": 0.2}), Reading("encoder", scores)])
-    assert (verdict.action, verdict.observed, verdict.category) == ("watch", "block", "S9")
+    assert (verdict.action, verdict.observed, verdict.category) == ("watch", "block", "S4")
     records = RequestRecords(recorder, "tr-1")
     records.begin("How are you?", "user", again=False)
     assert records.prompt(verdict, rules)

@@ -11,10 +11,7 @@ from app.safety.categories import ALL, CATEGORIES, LOCKED, OPENAI_KEYS, code_of,
 def test_codes_are_the_hazards_in_order_and_the_jailbreak():
     """S1 to S13, then JB: scores stand in this order everywhere."""
     assert (*(f"S{i}" for i in range(1, 14)), "JB") == CATEGORIES
-    assert {category.name for category in ALL if category.code in LOCKED} == {
-        "child_exploitation",
-        "indiscriminate_weapons",
-    }
+    assert {category.name for category in ALL if category.code in LOCKED} == {"child_exploitation"}
 
 
 def test_a_category_is_known_by_code_and_by_name():

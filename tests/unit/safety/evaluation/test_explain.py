@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from app.safety.evaluation.explain import (
     joined,
     sentences,
 )
+from app.safety.policies.allow import digest_of
 from app.safety.screens.prompt_screen import PromptScreen
 from app.safety.verdict import Scores
 from tests.support.policies import WordClassifier, policy
@@ -35,15 +37,22 @@ from tests.support.screens import WordModel
 BAD: Mapping[str, Scores] = {"bad": {"S2": 0.95}, "grey": {"S11": 0.5}}
 
 
-def explained(text: str, classifier: WordClassifier | None = None, **document: object) -> Explanation:
-    """The explanation of a text, by a classifier of words that is as good in haste."""
+def explained(
+    text: str | Sequence[Mapping[str, object]], classifier: WordClassifier | None = None, **document: object
+) -> Explanation:
+    """The explanation of a text, or of messages, by a classifier of words that is as good in haste."""
     classifier = classifier or WordClassifier(full=BAD, fast=BAD)
     screen = PromptScreen(classifier, SafetyCounters(Histogram(HOLD_BACK_S)))
     models = Models(
-        classifier, WordModel(), Path(), evidence=lambda text: [Evidence(w, 1.0) for w in text.split()]
+        classifier,
+        WordModel(),
+        Path(),
+        evidence=lambda text: [Evidence(w, 1.0) for w in text.split()],
+        parts=lambda text: {"letters": float(len(text))},
     )
+    messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
     try:
-        return asyncio.run(explain(text, policy(document), screen, models))
+        return asyncio.run(explain({"messages": messages}, policy(document), screen, models))
     finally:
         screen.close()
 
@@ -113,7 +122,7 @@ def test_the_words_that_add_most_are_named():
 def test_an_explanation_as_json():
     """Scores of every category by both looks, and the span with its text."""
     text = "All is well. This is bad."
-    found = as_json(text, explained(text), policy())
+    found = as_json(explained(text), policy())
     assert (found["action"], found["category"], found["category_name"]) == (
         "block",
         "S2",
@@ -121,9 +130,53 @@ def test_an_explanation_as_json():
     )
     assert found["span"] == {"start": 13, "end": 25, "text": "This is bad."}
     assert tuple(found["scores"]) == CATEGORIES
-    assert found["scores"]["S2"] == {"name": "non_violent_crimes", "ngrams": 0.95, "full": 0.95}
+    assert found["scores"]["S2"] == {
+        "name": "non_violent_crimes",
+        "ngrams": 0.95,
+        "full": 0.95,
+        "thresholds": {"watch": 0.39, "block": 0.6},
+    }
+    assert found["models"] == {"letters": 25.0}
+    assert (found["allow"], found["lifted"], found["hard_list"]) == ([], None, False)
     assert found["words"][0] == {"words": "All", "logit": 1.0}
-    assert as_json("fine", explained("fine"), policy())["span"] is None
+    assert as_json(explained("fine"), policy())["span"] is None
+
+
+def test_the_text_that_decides_is_named():
+    """Each text of a request is judged alone: messages, several as one, what stands beside them."""
+    messages = [
+        {"role": "system", "content": "Be good."},
+        {"role": "user", "content": "One ba"},
+        {"role": "user", "content": "Two bad."},
+    ]
+    explanation = explained(messages)
+    assert explanation.texts[0].name == "message 3 (user)"
+    assert "messages 2, 3 as one text" in {text.name for text in explanation.texts}
+    assert explanation.span == (0, 8)
+    assert explanation.verdict.action == explanation.texts[0].verdict.action == "block"
+    classifier = WordClassifier(full={"a\nb": {"S2": 0.95}})
+    split = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    assert explained(split, classifier).texts[0].name == "messages 1, 2 as one text"
+
+
+def test_what_is_allowed_is_explained_as_it_was_refused():
+    """The verdict is that of the policy; span, scores and words are of what the classifiers refuse."""
+    entry = {"phrase": "this is all so bad", "reason": "ticket 4711", "date": date(2026, 11, 28)}
+    explanation = explained("Why? This is all so bad.", allow=[entry])
+    assert (explanation.verdict.action, explanation.verdict.lifted) == ("watch", "S2")
+    assert explanation.classified.action == "block"
+    assert decided("Why? This is all so bad.", explanation) == "This is all so bad."
+    assert (explanation.policies["enforce"], explanation.policies["strict"]) == ("watch", "watch")
+    found = as_json(explanation, policy({"allow": [entry]}))
+    assert found["allow"] == [{"entry": 1, "reason": "ticket 4711"}]
+    assert found["sha256"] == digest_of("Why?  This is all so bad.\n")
+
+
+def test_a_span_of_the_hard_list_is_reported():
+    """Not which; it is never to be shown."""
+    found = as_json(explained("It is project x.", hard_list=["Project X"]), policy())
+    assert found["hard_list"]
+    assert "Project X" not in str(found)
 
 
 @given(st.text(alphabet=st.sampled_from("ab .!?\n。"), max_size=200), st.integers(1, 10))

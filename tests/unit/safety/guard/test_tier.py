@@ -79,6 +79,14 @@ class Policy:
     def judge_output(self, scores: Scores, *, watched: bool, stage: Stage = "stream") -> Verdict:
         raise NotImplementedError
 
+    def unallowed(self, turn: str) -> str:
+        """See app.safety.verdict.Policed."""
+        return turn
+
+    def lifted(self, refused: Verdict, rest: Verdict) -> Verdict:  # noqa: ARG002
+        """See app.safety.verdict.Policed."""
+        return refused
+
     def clear_prompt(self, harm: float, stage: Stage) -> Verdict | None:
         raise NotImplementedError
 

@@ -24,12 +24,30 @@ def test_self_harm_names_the_help_line_of_the_country():
 
 
 @pytest.mark.parametrize("category", [*CATEGORIES, None])
-def test_every_category_has_words(category):
-    """They begin with a person, or where no category is certain with the fact; they accuse nobody."""
-    message = Notices("", {}).message(category)
-    assert message.startswith("I " if category else "This was not answered")
+def test_every_message_says_what_to_do_and_accuses_nobody(category):
+    """What stopped it, that it may be wrong, how to go on and whom to ask, with the request's id."""
+    message = Notices("", {}).message(category, "chatcmpl-1")
+    if category != "S11":  # which begins with the person
+        assert message.startswith("An automatic safety check")
+        assert "may be wrong" in message
+    assert "You can say it in other words." in message
+    assert message.endswith("contact whoever runs this server and name the request chatcmpl-1.")
     assert "{" not in message
-    assert not {"violat", "illegal", "policy"} & set(message.lower().split())
+    assert "looks like" not in message
+    assert not {"violate", "illegal", "policy"} & set(message.lower().split())
+
+
+def test_a_message_names_the_contact_of_the_settings():
+    """In place of whoever runs the server; without a request nothing is said of one."""
+    message = Notices("", {}, "https://help.example/safety").message("S1")
+    assert "(violent crimes)" in message
+    assert message.endswith("contact https://help.example/safety.")
+
+
+def test_an_operators_words_may_name_contact_and_request():
+    """By marks, as the help lines."""
+    notices = Notices("", {"default": "Write to {contact}: {request_id}."}, "desk@example.org")
+    assert notices.message(None, "chatcmpl-1") == "Write to desk@example.org: chatcmpl-1."
 
 
 def test_an_operators_words_come_first():

@@ -71,7 +71,7 @@ def test_the_ngrams_refuse_nothing():
     observing = policy({"mode": "observe"})
     seen = observing.judge_prompt({"S1": 1.0}, "ngrams")
     assert (seen.action, seen.observed) == (None, "watch")
-    assert observing.judge_prompt({"S9": 1.0}, "ngrams").action == "watch"
+    assert observing.judge_prompt({"S4": 1.0}, "ngrams").action == "watch"
 
 
 def test_the_ngrams_record_what_is_flagged():
@@ -282,3 +282,13 @@ def test_a_prompt_is_in_doubt_where_the_ngrams_would_spend_the_whole_watch_rate(
     rules = policy()
     assert rules.in_doubt({"S2": p}) is doubtful
     assert not rules.judge_prompt({"S2": p}, "ngrams").watched
+
+
+@pytest.mark.parametrize("contact", ["two\nlines", "x" * 201])
+def test_a_contact_is_one_short_line(tmp_path, contact):
+    """It stands in messages to people; an address or a URL is taken, and named."""
+    models = write_models(tmp_path)
+    rules = Policies(None, models, contact="desk@example.org").current
+    assert "contact desk@example.org." in rules.notice(rules.halted())
+    with pytest.raises(PolicyError, match="safety_contact"):
+        Policies(None, models, contact=contact)

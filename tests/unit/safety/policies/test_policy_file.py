@@ -39,19 +39,19 @@ def test_a_general_word_holds_for_every_category_without_its_own():
     "line",
     ['action = "off"', 'action = "flag"', 'action = "watch"', "block_fpr = 0.001", "answer_fpr = 0.001"],
 )
-def test_two_categories_cannot_be_loosened(category, line):
-    """Neither another action nor a lower rate is taken for them; the error says which category it is."""
+def test_child_exploitation_cannot_be_loosened(category, line):
+    """Neither another action nor a lower rate is taken for it; the error says which category it is."""
     with pytest.raises(PolicyError, match=f"categories.{category}: .* cannot be loosened"):
         of(f"[categories.{category}]\n{line}")
 
 
-def test_a_general_word_does_not_loosen_them_either():
-    """They stay as they are built in, where the default is looser, and follow it where it is stricter."""
+def test_a_general_word_does_not_loosen_it_either():
+    """It stays as it is built in, where the default is looser, and follows it where it is stricter."""
     loose = of(
         'action = "off"\nblock_fpr = 0.001\nwatch_fpr = 0.001\nanswer_fpr = 0.001\nwatched_answer_fpr = 0.001'
     )
-    assert [loose.rules[c] for c in sorted(LOCKED)] == [Rule(), Rule()]
-    assert loose.rules["S1"].action == "off"
+    assert loose.rules["S4"] == Rule()
+    assert loose.rules["S1"].action == loose.rules["S9"].action == "off"
     tight = of("block_fpr = 0.02\n[categories.S4]\nwatch_fpr = 0.1")
     assert tight.rules["S4"] == Rule("block", 0.02, 0.1)
     assert tight.rules["S9"] == Rule("block", 0.02)

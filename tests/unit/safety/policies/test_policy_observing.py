@@ -49,6 +49,20 @@ def test_only_locked_categories_halt_an_answer():
     assert rules.halted().blocked
 
 
+def test_what_a_policy_gives_up_is_named():
+    """Each loss with its categories; the built-in policy and a stricter one give up nothing."""
+    assert policy().given_up() == policy({"block_fpr": 0.02}).given_up() == []
+    tables = {"S9": {"action": "watch"}, "S6": {"action": "watch"}, "S10": {"block_fpr": 0.001}}
+    assert policy({"categories": tables}).given_up() == [
+        "action watch: dangerous specialized advice, indiscriminate weapons",
+        "block_fpr 0.001: hate",
+    ]
+    (loss,) = policy(OBSERVE).given_up()
+    assert loss.startswith("observed only: violent crimes, ")
+    assert "indiscriminate weapons" in loss
+    assert "child" not in loss
+
+
 def test_a_conversation_with_a_refused_turn_is_watched():
     """The turn was of a locked category; the policy goes on observing."""
     rules = policy(OBSERVE).after(1)

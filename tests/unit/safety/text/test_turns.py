@@ -11,6 +11,7 @@ from app.safety.text.strings import request_text
 from app.safety.text.turns import (
     BESIDE_CHARS,
     DECAY,
+    EDITED_CHARS,
     MAX_AGE,
     OVERLAP_CHARS,
     SHORT_CHARS,
@@ -45,7 +46,7 @@ def test_the_newest_turn_counts_alone_and_joined(known):
     known.add_passed(["a", "b", "c", "d"])
     known.add_released(answer("x"))
     body = {"messages": [user("a"), answer("x"), user("b"), user("c"), user("d")]}
-    newest, earlier, users, answers, recent = read_request(body, known)
+    newest, earlier, users, answers, recent, _ = read_request(body, known)
     assert newest == [Read("d"), Read("b\nc\nd"), Read("a\nb\nc\nd")]
     assert earlier == [Read("c", DECAY), Read("b", DECAY**2), Read("a", DECAY**3)]
     assert (users, answers, recent) == (["d", "b\nc\nd"], [], ["b", "c", "d"])
@@ -130,7 +131,7 @@ def test_turns_that_passed_apart_have_not_passed_as_one(known):
 
 def test_one_turn_is_read_once():
     """There is nothing to join."""
-    assert turns_of([user("a")]) == ([Read("a")], [], ["a"], [], ["a"])
+    assert turns_of([user("a")])[:5] == ([Read("a")], [], ["a"], [], ["a"])
 
 
 def test_what_nobody_has_judged_does_not_fade(known):
@@ -242,7 +243,23 @@ def test_the_text_of_a_message(content, text):
 
 def test_a_conversation_without_text_has_nothing_to_read():
     """An image alone, white space, no messages."""
-    assert turns_of([]) == turns_of([user(None), user(" \n")]) == ([], [], [], [], [])
+    for messages in ([], [user(None), user(" \n")]):
+        assert turns_of(messages)[:5] == ([], [], [], [], [])
+
+
+def test_users_messages_can_be_edited():
+    """Text alone, also in parts; one of which nothing is left is none. Others and images stay."""
+
+    def edit(text: str) -> str:
+        return text.replace("a", "")
+
+    messages = [user("ab"), {"role": "system", "content": "a"}, user([{"type": "text", "text": "a"}])]
+    image = user([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "a"}}])
+    edited = turns_of(messages).edited(edit)
+    assert edited is not None
+    assert (edited.newest, edited.earlier) == ([Read("b")], [Read("a")])
+    assert turns_of([user("b"), answer("a"), image]).edited(edit) is None
+    assert turns_of([user("a"), user("b" * EDITED_CHARS)]).edited(edit) is None
 
 
 def test_every_string_beside_the_messages_is_read():
