@@ -1,4 +1,4 @@
-"""What a person sees of a start: the stages of it, and a request that works as it is pasted."""
+"""What a person sees of a start: the stages of it, and a request that can be pasted."""
 
 from __future__ import annotations
 
