@@ -16,7 +16,7 @@ from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.admission.tuning import AdmissionTuning
 from app.core import Engine, Health
-from app.engine.restarts import history_of
+from app.engine.restarts import history_of, start_stage_of
 from app.engine_factory import (
     OnDeath,
     build_engine,
@@ -90,6 +90,8 @@ class Runtime:
         self.log = log
         self.phase = "starting: the engine loads the model"
         self._started = False
+        self._stage = "opening the store"
+        """What the start is doing; empty while the engine knows better."""
         self.engine_ended: asyncio.Event = asyncio.Event()
         self.engine = (make_engine or build_engine)(settings, self._engine_died)
         self.restarts = history_of(self.engine)
@@ -233,11 +235,14 @@ class Runtime:
         ]
         started_s = asyncio.get_running_loop().time()
         await asyncio.to_thread(check_child_args, self.settings)
+        self._stage = ""
         await self.engine.start()
         if self.small_engine is not None:
             check_names(self.engine.model.id, self.small_engine.name)
+            self._stage = "starting the small model"
             await self.small_engine.start()
         if self.guard_engine is not None:
+            self._stage = "starting the guard model"
             await self.guard_engine.start()
             self.guard = build_guard(self.settings, self.guard_engine, self.safety_counters)
         # In a thread: a large vocabulary takes half a second.
@@ -254,12 +259,17 @@ class Runtime:
             context_length=card.context_length,
             kv_capacity_tokens=card.kv_capacity_tokens,
             engine_start_s=round(took_s, 2),
+            data_dir=str(self.settings.data_dir),
             prompt_estimates="merges" if exact else "bytes",
         )
 
     def _note_models(self) -> None:
         """Let the commands beside the server know which models there are."""
         self.database.note_models([backend.id for backend in self.backends if backend.ready])
+
+    def start_stage(self) -> str:
+        """What the start is doing now, in words. It may block for some milliseconds."""
+        return self._stage or start_stage_of(self.engine)
 
     def start_failed(self, reason: str) -> None:
         """The engine did not start, and will not."""

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from structlog.typing import FilteringBoundLogger
 
 from app.api.app import build_app
-from app.api.http.auth import is_loopback
+from app.api.first_screen import FIRST_KEY, command, is_open, local_host, ready_text, tell_progress, url_of
 from app.api.http.connections import Connections
 from app.api.http.protocol import Protocol
 from app.core import LOCAL_OWNER, KeyTerms
@@ -36,13 +36,6 @@ EXIT_OK = 0
 EXIT_ENGINE_LOST = 3
 """The engine did not start, or was lost too often; a restart may mend that."""
 BACKLOG = 4096
-FIRST_KEY = """
-There is no API key yet, and {host} is not only this machine: here is an admin key. It is not shown again.
-
-    {key}
-
-More with `tokenring keys create`; another one in its place with `tokenring keys rotate`.
-"""
 GC_THRESHOLDS = (10_000, 10, 500)
 """Thresholds of the garbage collector: new containers per young collection, young ones per older."""
 
@@ -135,8 +128,9 @@ async def serve(
     serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
     host, port = sock.getsockname()[:2]
     _collect_seldom()
-    log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
-    starting = asyncio.create_task(_start(runtime, explain), name="start")
+    log.info("listening", url=url_of(host, port))
+    local_url = url_of(local_host(host), port)
+    starting = asyncio.create_task(_start(runtime, local_url, explain), name="start")
     status = EXIT_CONFIG  # the store, if what follows raises
     try:
         status = await _until_over(runtime, starting, stop)
@@ -151,21 +145,28 @@ async def serve(
     return status
 
 
-async def _start(runtime: Runtime, explain: Callable[[], None]) -> None:
-    """Log whether requests need a key, then start the runtime. Raises what `Runtime.start` does."""
+async def _start(runtime: Runtime, url: str, explain: Callable[[], None]) -> None:
+    """Log whether requests need a key, then start the runtime. Raises what `Runtime.start` does.
+
+    `url` is the server's address as this machine's clients write it.
+    """
+    telling = asyncio.create_task(tell_progress(runtime), name="progress")
     try:
         await runtime.open_store()
-        settings, keys = runtime.settings, runtime.keys
-        if keys.empty and not settings.api_key:
-            if is_loopback(settings.host):
-                hint = "there are no API keys; requests from this machine need none"
-                runtime.log.warning("open_mode", hint=hint)
-            else:
-                await _make_first_key(runtime)
+        if is_open(runtime):
+            hint = "there are no API keys; requests from this machine need none"
+            runtime.log.warning("open_mode", hint=hint)
+        elif runtime.keys.empty and not runtime.settings.api_key:
+            await _make_first_key(runtime)
         await runtime.start()
+        if sys.stderr.isatty() and runtime.settings.log_format != "json":
+            sys.stderr.write(ready_text(runtime, url))
+            sys.stderr.flush()
     except (EngineFailed, SettingsError, StoreRefused):
         await asyncio.to_thread(explain)
         raise
+    finally:
+        telling.cancel()
 
 
 async def _make_first_key(runtime: Runtime) -> None:
@@ -174,7 +175,7 @@ async def _make_first_key(runtime: Runtime) -> None:
     issued = await runtime.database.write(lambda c: create_first(c, terms, now_us(), LOCAL_OWNER))
     await runtime.keys.load()
     if issued is not None:  # None: a command has just made one
-        sys.stderr.write(FIRST_KEY.format(host=runtime.settings.host, key=issued.text))
+        sys.stderr.write(FIRST_KEY.format(host=runtime.settings.host, key=issued.text, command=command()))
         sys.stderr.flush()
         runtime.log.warning("first_key", key=issued.key.id, hint="an admin key was made and printed once")
 

@@ -1,9 +1,29 @@
 """The table of all settings: for `tokenring settings`, and as Markdown for the documentation."""
 
 import sys
+from collections.abc import Mapping
 
 from app.cli import tables
-from app.settings import table
+from app.settings import Setting, table
+
+HEAD = ("| setting | default | what it does |", "|---|---|---|")
+GROUPS: Mapping[str, str] = {
+    "host": "Address, data and keys",
+    "model": "The model",
+    "remote_url": "A model in other servers",
+    "small_model": "A second model",
+    "tp": "The engine",
+    "resume_grace_s": "Streams",
+    "body_timeout_s": "Requests and connections",
+    "drain_timeout_s": "Stop and restart",
+    "max_body_bytes": "Sizes and numbers",
+    "max_queued_requests": "A full server",
+    "grammar_check_s": "Grammars and shared caches",
+    "max_reads_per_s": "Reads, and memory for streams",
+    "safety": "Safety",
+    "log_level": "Logs",
+}
+"""Headings of the groups, each by the first setting of its group."""
 
 
 def text(*, markdown_only: bool) -> str:
@@ -17,11 +37,18 @@ def text(*, markdown_only: bool) -> str:
     return tables.text(("setting", "default", "what it does"), rows)
 
 
+def row(setting: Setting) -> str:
+    """A setting's row: name, default, meaning."""
+    default = "" if setting.default == "" else f"`{setting.default}`"
+    choices = f" ({', '.join(f'`{c}`' for c in setting.choices)})" if setting.choices else ""
+    return f"| `{setting.name}` | {default} | {setting.help}{choices} |"
+
+
 def markdown() -> str:
-    """One row for each setting: name, default, meaning."""
-    rows = ["| setting | default | what it does |", "|---|---|---|"]
-    for s in table():
-        default = "" if s.default == "" else f"`{s.default}`"
-        choices = f" ({', '.join(f'`{c}`' for c in s.choices)})" if s.choices else ""
-        rows.append(f"| `{s.name}` | {default} | {s.help}{choices} |")
-    return "\n".join(rows) + "\n"
+    """The rows of all settings, under the headings of their groups."""
+    lines: list[str] = []
+    for setting in table():
+        if setting.name in GROUPS:
+            lines += ["", f"### {GROUPS[setting.name]}", "", *HEAD]
+        lines.append(row(setting))
+    return "\n".join(lines).lstrip("\n") + "\n"

@@ -130,6 +130,20 @@ class Restarting(Protocol):
     restarts: RestartHistory
 
 
+@runtime_checkable
+class Staged(Protocol):
+    """An engine that knows what its start is doing."""
+
+    def start_stage(self) -> str:
+        """What the start is doing now, in words. It may block for some milliseconds."""
+        ...
+
+
+def start_stage_of(engine: Engine) -> str:
+    """What an engine's start is doing now, in words. It may block for some milliseconds."""
+    return engine.start_stage() if isinstance(engine, Staged) else "starting the engine"
+
+
 def history_of(engine: Engine) -> RestartHistory:
     """The history of an engine's restarts; one that stays empty where it does not start itself again."""
     return engine.restarts if isinstance(engine, Restarting) else RestartHistory()

@@ -11,6 +11,7 @@ from app import errors
 from app.api.metrics import tables as metric_tables
 from app.api.schema import parameter_docs
 from app.cli import settings_table
+from app.settings import table
 
 ROOT = Path(__file__).parents[2]
 BEGIN = "<!-- from here to the end: scripts/docs -->\n"
@@ -40,10 +41,9 @@ OF_TWO_MODELS = (
 
 def settings_of(names: Collection[str]) -> str:
     """Their rows of the table in docs/settings.md."""
-    head, line, *rows = settings_table.markdown().splitlines()
-    chosen = [row for row in rows if row.split("`")[1] in names]
+    chosen = [settings_table.row(setting) for setting in table() if setting.name in names]
     assert len(chosen) == len(names)
-    return "\n".join((head, line, *chosen)) + "\n"
+    return "\n".join((*settings_table.HEAD, *chosen)) + "\n"
 
 
 def error_codes() -> str:

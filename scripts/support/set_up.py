@@ -159,7 +159,7 @@ def install(profile: str, files: list[Path], lock: Path | None) -> None:
     say("[4/4] this checkout, byte code")
     pip("install", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT), say=say)
     compile_all(say)
-    say("ready")
+    say("installed")
 
 
 def make_venv(say: Callable[[str], None], options: Sequence[str] = ()) -> None:

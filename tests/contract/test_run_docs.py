@@ -15,12 +15,13 @@ import yaml
 from app import settings
 from app.api.metrics import tables
 from app.cli.main import main, parser
+from app.engine.sglang.allowed_args import ALLOWED
 from app.metering.pricing import PriceTable
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
-    *("abuse", "billing", "commands", "deploy", "keys", "metrics", "remote", "settings"),
-    *("sizing", "storage", "upgrade"),
+    *("abuse", "billing", "commands", "deploy", "keys", "litellm", "metrics", "models", "open-webui"),
+    *("remote", "settings", "sizing", "storage", "upgrade"),
 )
 FENCED = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(
@@ -85,15 +86,17 @@ def test_the_pages_have_commands() -> None:
     assert len(documented) >= 20
 
 
-@pytest.mark.parametrize("page", ["settings", "billing", "deploy"])
+@pytest.mark.parametrize("page", ["settings", "billing", "deploy", "models"])
 def test_every_settings_file_of_the_page_loads(page: str, tmp_path: Path) -> None:
-    """Each TOML block is a settings file that `serve` accepts, prices included."""
+    """Each TOML block is a settings file that `serve` accepts, prices and arguments of SGLang included."""
     examples = list(blocks(page, "toml"))
     assert examples
     for number, example in enumerate(examples):
         file = tmp_path / f"{number}.toml"
         file.write_text(example)
-        PriceTable.parse(settings.load({}, {}, file).prices)
+        loaded = settings.load({}, {}, file)
+        PriceTable.parse(loaded.prices)
+        assert loaded.engine_args.get("sglang", {}).keys() <= ALLOWED
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hmac
+import os
 import secrets
 import signal
 import threading
@@ -35,6 +36,7 @@ from app.engine.sglang.recovery import FIRST_PAUSE_S, LONGEST_PAUSE_S, Recovery
 from app.engine.sglang.run import SGLangRun
 from app.engine.sglang.seeds import seed_of_choice
 from app.engine.sglang.speculation import is_speculative
+from app.engine.sglang.start_stage import WARM_UP, launch_stage
 from app.engine.sglang.start_watchdog import StartWatchdog, StartWork, watched
 from app.engine.sglang.watchdog import PATIENCE, HangWatchdog
 from app.engine.tally import Tallies, TokenTally
@@ -67,6 +69,7 @@ class SGLangEngine:
         self._on_death = on_death or (lambda _reason: None)
         self._limits = limits or RestartLimits()
         self._health = Health.STARTING
+        self._is_launched = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
         self._render_queues = RenderQueues()
         self._run: SGLangRun | None = None
@@ -112,6 +115,10 @@ class SGLangEngine:
         if self.restarts.reason is not None:
             self.restarts.recovered(0)
         self._health = Health.READY
+
+    def start_stage(self) -> str:
+        """What the start is doing now. It blocks, as `launch_stage` does."""
+        return WARM_UP if self._is_launched else launch_stage(os.getpid())
 
     async def aclose(self) -> None:
         """Stop the engine and its processes; a second call does nothing."""
@@ -185,8 +192,14 @@ class SGLangEngine:
 
     async def _start_run(self) -> SGLangRun:
         """Launch SGLang. Raises what `SGLangRun.start` does, and EngineFailed where it hangs."""
-        limits = self._limits
-        starting = SGLangRun.start(self._options, self._thread, warm_up_hang_s=PATIENCE * limits.hang_s)
+        limits, self._is_launched = self._limits, False
+
+        def launched() -> None:
+            self._is_launched = True
+
+        starting = SGLangRun.start(
+            self._options, self._thread, warm_up_hang_s=PATIENCE * limits.hang_s, on_launched=launched
+        )
         if not (limits.hang_s or limits.start_s):
             return await starting
         return await watched(starting, StartWatchdog(limits.hang_s, limits.start_s, StartWork(THREAD)))

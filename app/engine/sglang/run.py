@@ -85,11 +85,17 @@ class SGLangRun:
 
     @classmethod
     async def start(
-        cls, options: SGLangOptions, thread: ThreadPoolExecutor, *, warm_up_hang_s: float = 0.0
+        cls,
+        options: SGLangOptions,
+        thread: ThreadPoolExecutor,
+        *,
+        warm_up_hang_s: float = 0.0,
+        on_launched: Callable[[], None] = lambda: None,
     ) -> SGLangRun:
         """Launch SGLang and warm it up. Raises what a launch does; nothing is left of one that failed.
 
-        A warm-up without progress for `warm_up_hang_s` seconds fails; 0 is no limit.
+        A warm-up without progress for `warm_up_hang_s` seconds fails; 0 is no limit. `on_launched` is called
+        before it.
         """
         older = set(multiprocessing.active_children())
         launching = asyncio.get_running_loop().run_in_executor(thread, _launch, options)
@@ -110,6 +116,7 @@ class SGLangRun:
             raise
         try:
             run._watch()
+            on_launched()
             await run._warm_up(warm_up_hang_s)
         except BaseException:
             await asyncio.shield(run.aclose())
