@@ -21,7 +21,7 @@ from app.api.schema.key_terms import (
     read_terms,
 )
 from app.cli import tables
-from app.core import DEGRADING, GRAMMARS, LOCAL_OWNER, SAFETY_LEVELS, SCOPES, TIERS, Key
+from app.core import DEGRADING, GRAMMARS, LOCAL_OWNER, RESUMING, SAFETY_LEVELS, SCOPES, TIERS, Key
 from app.errors import BadRequest
 from app.store import keys
 from app.store.key_table import now_us
@@ -152,6 +152,11 @@ def _add_terms(verb: argparse.ArgumentParser) -> None:
         choices=GRAMMARS,
         help="schemas: JSON schemas and tools; no regex, EBNF, structural tag (default of a new key: all)",
     )
+    verb.add_argument(
+        "--resume",
+        choices=RESUMING,
+        help="always: answers whose client has left go on for resume_grace_s (default of a new key: asked)",
+    )
 
 
 def _count(text: str) -> int | str:
@@ -263,6 +268,8 @@ def _row(key: Mapping[str, Any]) -> Sequence[str]:
         limits.append("never degraded")
     if key["grammars"] == "schemas":
         limits.append("schemas only")
+    if key["resume"] == "always":
+        limits.append("always resumable")
     return (
         key["id"],
         key["name"],

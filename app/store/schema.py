@@ -351,6 +351,13 @@ def _m012_suspended(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
+def _m013_resume(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "ALTER TABLE keys ADD COLUMN resume TEXT NOT NULL DEFAULT 'asked'"
+        " CHECK (resume IN ('asked', 'always'))"
+    )
+
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("001_first", _m001_first),
     Migration("002_keys", _m002_keys),
@@ -364,4 +371,5 @@ MIGRATIONS: Sequence[Migration] = (
     Migration("010_grammars", _m010_grammars),
     Migration("011_safety_records", schema_safety.m011_safety_records),
     Migration("012_suspended", _m012_suspended),
+    Migration("013_resume", _m013_resume),
 )
