@@ -234,8 +234,10 @@ class StreamRegistry:
         return min(settings.abandon_grace_s, settings.resume_grace_s)
 
     def grace_left_s(self, request_id: str) -> float | None:
-        """Seconds until an unread stream is stopped; None where it has a reader, or is not known."""
+        """Seconds until an unread stream is stopped, 0 where it was; None where nothing stops it."""
         stream, timer = self._streams.get(request_id), self._grace.get(request_id)
+        if stream is not None and stream.cancelled is not None:
+            return 0.0
         if stream is None or stream.readers or timer is None:
             return None
         return max(0.0, timer.when() - asyncio.get_running_loop().time())

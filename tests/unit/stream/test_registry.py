@@ -247,6 +247,8 @@ async def test_the_grace_is_short_without_a_sign_of_return(abandon_s: float, res
     stream.expect_return()
     registry.streams.leave(stream, again)
     assert registry.streams.grace_left_s(stream.request_id) == pytest.approx(resume_s, abs=0.5)
+    stream.cancel("cancelled")
+    assert registry.streams.grace_left_s(stream.request_id) == 0
     await registry.end(stream)
 
 
