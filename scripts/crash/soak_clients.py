@@ -172,7 +172,7 @@ class SoakClient:
                 await self._hear_whole(answer)
 
     def _keyed(self) -> dict[str, str]:
-        key, returns = self.story.key, self.story.manner.act == "drop"
+        key, returns = self.story.key, self.story.manner.act != "leave"
         signs = ({"x-resume": "1"} if returns else {}) | ({} if key is None else {"idempotency-key": key})
         return self._headers | signs
 
