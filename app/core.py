@@ -176,6 +176,8 @@ class ChatRequest:
     """Whether a parameter that would have no effect is refused."""
     spelled: Mapping[str, str] = field(default_factory=dict)
     """The caller's names of parameters in `body` that it has sent under another server's."""
+    resumable: bool = False
+    """Whether its client may come back to a stream that it has left: something in the request says so."""
     placement: Placement = UNPLACED
 
     def placed(self, **changes: Any) -> ChatRequest:
@@ -263,6 +265,7 @@ Tier = Literal["interactive", "standard", "batch"]
 SafetyLevel = Literal["observe", "standard", "enforce", "strict"]
 Degrading = Literal["on", "off"]
 Grammars = Literal["all", "schemas"]
+Resuming = Literal["asked", "always"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 TIERS: tuple[Tier, ...] = get_args(Tier)
 SAFETY_LEVELS: tuple[SafetyLevel, ...] = get_args(SafetyLevel)
@@ -273,6 +276,8 @@ DEGRADING: tuple[Degrading, ...] = get_args(Degrading)
 """Whether less may be done for its requests while the server is too full, where they do not say."""
 GRAMMARS: tuple[Grammars, ...] = get_args(Grammars)
 """The grammars that a key may send: all, or JSON schemas and tools alone."""
+RESUMING: tuple[Resuming, ...] = get_args(Resuming)
+"""Whether a client that leaves a stream is taken to come back: where its request asks for it, or always."""
 
 LOCAL_OWNER = "local"
 """The owner of what is done without a stored key: in open mode, or with the setting `api_key`."""
@@ -297,6 +302,7 @@ class KeyTerms:
     safety: SafetyLevel = "standard"
     degrade: Degrading = "on"
     grammars: Grammars = "all"
+    resume: Resuming = "asked"
 
 
 class Secret(NamedTuple):

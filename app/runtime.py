@@ -111,7 +111,7 @@ class Runtime:
         self.traffic = Traffic()
         self.responses = ResponseCounts()
         self.balance = LedgerAudit(log)
-        self.limiter = Limiter(count_text=self._text_counter)
+        self.limiter = Limiter(count_text=self._text_counter, grace_left_s=self.streams.grace_left_s)
         self.reads = Reads(self.limiter, settings.max_reads_per_s)
         self.budgets = Budgets(self.database, self.limiter)
         self.abuse = AbuseWatch(self.database)

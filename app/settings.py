@@ -126,7 +126,13 @@ class Settings:
     engine_start_s: float = _setting(1800.0, "longest start of the engine in seconds; 0 is any", minimum=0)
     scripted: str = _setting("", 'answers of the scripted engine, as "rate=50,tokens=200,seed=1"')
     resume_grace_s: float = _setting(
-        30.0, "seconds that a generation runs on after its last client left; 0 stops it at once", minimum=0
+        30.0,
+        "seconds that a generation runs on after its last client left, where the request says that it may"
+        " come back; 0 stops it at once",
+        minimum=0,
+    )
+    abandon_grace_s: float = _setting(
+        3.0, "the same for any other request; never longer than `resume_grace_s`", minimum=0
     )
     retention_s: float = _setting(
         300.0,

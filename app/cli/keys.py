@@ -22,7 +22,7 @@ from app.api.schema.key_terms import (
 )
 from app.cli import tables
 from app.cli.store import settings_of, tell_store
-from app.core import DEGRADING, GRAMMARS, LOCAL_OWNER, SAFETY_LEVELS, SCOPES, TIERS, Key, KeyTerms
+from app.core import DEGRADING, GRAMMARS, LOCAL_OWNER, RESUMING, SAFETY_LEVELS, SCOPES, TIERS, Key, KeyTerms
 from app.errors import BadRequest
 from app.store import keys
 from app.store.database import FILE_NAME
@@ -157,6 +157,11 @@ def _add_terms(verb: argparse.ArgumentParser) -> None:
         "--grammars",
         choices=GRAMMARS,
         help="schemas: JSON schemas and tools; no regex, EBNF, structural tag (default of a new key: all)",
+    )
+    verb.add_argument(
+        "--resume",
+        choices=RESUMING,
+        help="always: answers whose client has left go on for resume_grace_s (default of a new key: asked)",
     )
 
 
@@ -293,6 +298,8 @@ def _row(key: Mapping[str, Any]) -> Sequence[str]:
         limits.append("never degraded")
     if key["grammars"] == "schemas":
         limits.append("schemas only")
+    if key["resume"] == "always":
+        limits.append("always resumable")
     return (
         key["id"],
         key["name"],

@@ -25,7 +25,7 @@ from app.generation.suspensions import Suspensions
 from app.generation.trace import Trace
 from app.store.usage_body import usage_body
 from app.stream.ring import Finished
-from app.stream.token_stream import SUSPENDED, TokenStream
+from app.stream.token_stream import ABANDONED, SUSPENDED, TokenStream
 
 
 class AnswerStart(Protocol):
@@ -148,7 +148,7 @@ class ContinuedAnswer:
     def stays(self, stream: TokenStream, error: ServingError) -> bool:
         """See AnswerStart. A server without room, or readers that left, are no reason to end it."""
         if stream.cancelled is not None:
-            return stream.cancelled in (SUSPENDED, "disconnect")
+            return stream.cancelled in (SUSPENDED, ABANDONED)
         return isinstance(error, Unavailable | RateLimited)
 
     def failed(self, stream: TokenStream, error: ServingError, trace: Trace) -> JournalEntry | None:

@@ -26,6 +26,12 @@ from app.generation.request_safety import AnswerScreen
 from app.generation.spending import SpendingLimits
 from app.prefix_report.report import PrefixReport
 from app.safety.verdict import ScreenFailed
+from app.stream.token_stream import ABANDONED
+
+_ABANDONED = (
+    "The client left and did not come back in time, so the answer ends here. For a whole one, send the"
+    " request again, with a new Idempotency-Key or none."
+)
 
 
 class Suspended(Exception):
@@ -155,6 +161,8 @@ class EngineRun:
         else:
             entry.read_to_end()
             outcome = Outcome.CANCELLED if trace.stopped else Outcome.DONE
+            if trace.stopped and stream.cancelled == ABANDONED:  # told to who asks for it later
+                stream.notice("abandoned", {"message": _ABANDONED})
         entry.end(outcome)
         return outcome
 

@@ -28,6 +28,10 @@ Reason = Literal["requests", "tokens", "tokens_rendered", "too_large", "streams"
 REASONS: tuple[Reason, ...] = get_args(Reason)
 FIRST_COMPLETION_TOKENS = 256.0
 """Tokens that a key's answers are expected to have until it has had one."""
+MAX_NAMED = 5
+"""Running requests that a refusal names."""
+RELEASE_S = 0.2
+"""Seconds that a generation has its place at most after it was stopped."""
 GROWTH_TOKENS = 64
 """Tokens charged at once for an answer beyond its reservation: not each token is a charge."""
 MAX_RETRY_S = 120
@@ -39,12 +43,14 @@ _FIRST_DURATION_S = 5.0
 class _Usage:
     """One key's windows, what it has in hand, and what its answers have been like."""
 
-    __slots__ = ("completion_tokens", "duration_s", "requests", "streams", "tokens")
+    __slots__ = ("completion_tokens", "duration_s", "requests", "running", "streams", "tokens")
 
     def __init__(self) -> None:
         self.requests = Window()
         self.tokens = Window()
         self.streams = 0
+        self.running: dict[str, KeyLease] = {}
+        """Its generations by request id, oldest first; a request whose body is being read is none yet."""
         self.completion_tokens = FIRST_COMPLETION_TOKENS
         """Moving average of the tokens of a choice."""
         self.duration_s = _FIRST_DURATION_S
@@ -98,7 +104,7 @@ UNLIMITED = Lease()
 class KeyLease(Lease):
     """The reservation of a request of a limited key."""
 
-    def __init__(self, limiter: Limiter, key: Key, usage: _Usage, resumed: int = 0) -> None:
+    def __init__(self, limiter: Limiter, key: Key, usage: _Usage) -> None:
         self._limiter = limiter
         self._key = key
         self._usage = usage
@@ -119,12 +125,10 @@ class KeyLease(Lease):
         """Tokens of all choices."""
         self._owed_tokens = 0
         """Tokens of the reservation that were debt when it was made."""
-        self._began_s = limiter.clock_s()
+        self.began_s = limiter.clock_s()
+        self._request_id = ""
         self._request: Charge | None = None
         self._settled = False
-        if resumed:
-            self._n = resumed
-            self._take_streams(resumed)
 
     def begin(self, *, generates: bool) -> None:
         """Charge a request, and take the place of a generation if it is for one. Raises RateLimited."""
@@ -134,7 +138,7 @@ class KeyLease(Lease):
         if terms.rpm is not None:
             if not usage.requests.room(terms.rpm):
                 limiter.refuse_request(self._key, usage)
-            self._request = usage.requests.charge(self._began_s, 1)
+            self._request = usage.requests.charge(self.began_s, 1)
         if generates:
             self._take_streams(1)
 
@@ -146,7 +150,18 @@ class KeyLease(Lease):
         self._answer = expected_answer(request, self._usage.completion_tokens)
         if self._limit is not None:
             self._charge_prompt(prompt_estimate(request, self._limiter.count_text), "tokens")
-        self._take_streams(request.n)
+        self.take_places(request.request_id, request.n)
+
+    def take_places(self, request_id: str, n: int) -> None:
+        """Have a place for each of `n` choices of a request, whatever the limit is."""
+        self._n, self._request_id = n, request_id
+        self._usage.running[request_id] = self
+        self._take_streams(n)
+
+    @property
+    def num_places(self) -> int:
+        """Places that it has among the key's generations."""
+        return self._streams
 
     def reserve_tokens(self, tokens: int) -> None:
         """See Lease."""
@@ -242,9 +257,10 @@ class KeyLease(Lease):
         self._settled = True
         usage = self._usage
         self._take_streams(0)
+        usage.running.pop(self._request_id, None)
         completion_tokens = sum(choice.completion_tokens for choice in counts.values())
         if self._n:
-            usage.learn(self._limiter.clock_s() - self._began_s, completion_tokens / self._n)
+            usage.learn(self._limiter.clock_s() - self.began_s, completion_tokens / self._n)
         if self._limit is None:
             return
         used = max(completion_tokens, self._made_tokens) + max(
@@ -271,8 +287,11 @@ class Limiter:
         clock_s: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
         count_text: CountText = bytes_estimate,
+        grace_left_s: Callable[[str], float | None] = lambda _request_id: None,
     ) -> None:
+        """`grace_left_s` is in how many seconds a generation that nobody reads is stopped; else None."""
         self.clock_s = clock_s
+        self._grace_left_s = grace_left_s
         self.count_text = count_text
         self.refused: dict[str, Counter[str]] = {tier: Counter(dict.fromkeys(REASONS, 0)) for tier in TIERS}
         self._chance = chance
@@ -289,11 +308,13 @@ class Limiter:
         lease.begin(generates=generates)
         return lease
 
-    def resume(self, key: Key | None, n: int) -> Lease:
+    def resume(self, key: Key | None, request_id: str, n: int) -> Lease:
         """The lease of `n` choices that were let in before: they count, and nothing refuses them."""
         if key is None or not _limited(key.terms):
             return UNLIMITED
-        return KeyLease(self, key, self._usage_of(key), resumed=n)
+        lease = KeyLease(self, key, self._usage_of(key))
+        lease.take_places(request_id, n)
+        return lease
 
     def _usage_of(self, key: Key) -> _Usage:
         usage = self._keys.setdefault(key.id, _Usage())
@@ -345,12 +366,25 @@ class Limiter:
                 f"This key may have {limit} generations at once, and n asks for {wanted}: each choice is"
                 f" a generation. Send n of at most {limit}, or several requests one after the other."
             )
-        retry_s = self._retry_s(usage.duration_s / max(running, 1))
+        retry_s = self._retry_s(self._places_free_s(usage, running, running + wanted - limit))
         raise RateLimited(
-            f"This key may have {limit} generations at once and has {running};"
-            f" wait for one to end, or try again in {retry_s} s.",
+            f"This key may have {limit} generations at once and has {running}{_named(usage.running)}"
+            f" or try again in {retry_s} s.",
             retry_after_s=retry_s,
         )
+
+    def _places_free_s(self, usage: _Usage, running: int, wanted: int) -> float:
+        """Seconds until so many places are likely to be free: by then answers end, or are left for good."""
+        now_s, leases = self.clock_s(), usage.running
+        expected_s = [max(usage.duration_s, now_s - lease.began_s) for lease in leases.values()]
+        typical_s = sum(expected_s) / len(expected_s) if expected_s else usage.duration_s
+        wait_s = typical_s * wanted / max(running, 1)
+        lefts = ((self._grace_left_s(request_id), lease.num_places) for request_id, lease in leases.items())
+        for left_s, places in sorted((left_s, places) for left_s, places in lefts if left_s is not None):
+            wanted -= places
+            if wanted <= 0:
+                return min(wait_s, left_s + RELEASE_S)
+        return wait_s
 
     def refuse_request(self, key: Key, usage: _Usage) -> NoReturn:
         """Refuse for the requests of the last minute."""
@@ -391,6 +425,16 @@ class Limiter:
     def _retry_s(self, wait_s: float) -> int:
         """Whole seconds, up to 10% more at random so that not all come back together."""
         return max(1, min(math.ceil(wait_s * (1 + JITTER * self._chance())), MAX_RETRY_S))
+
+
+def _named(running: Mapping[str, KeyLease]) -> str:
+    """Which requests a key has running, and how to stop one, within a sentence."""
+    if not running:
+        return "; wait for one to end,"
+    ids = list(running)
+    more = ", …" if len(ids) > MAX_NAMED else ""
+    path = "/v1/completions" if ids[0].startswith("cmpl-") else "/v1/chat/completions"
+    return f": {', '.join(ids[:MAX_NAMED])}{more}. Stop one, as with POST {path}/{ids[0]}/cancel,"
 
 
 def _limited(terms: KeyTerms) -> bool:

@@ -383,6 +383,13 @@ def _m013_ledger_keys(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
+def _m014_resume(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "ALTER TABLE keys ADD COLUMN resume TEXT NOT NULL DEFAULT 'asked'"
+        " CHECK (resume IN ('asked', 'always'))"
+    )
+
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("001_first", _m001_first),
     Migration("002_keys", _m002_keys),
@@ -397,4 +404,5 @@ MIGRATIONS: Sequence[Migration] = (
     Migration("011_safety_records", schema_safety.m011_safety_records),
     Migration("012_suspended", _m012_suspended),
     Migration("013_ledger_keys", _m013_ledger_keys),
+    Migration("014_resume", _m014_resume),
 )

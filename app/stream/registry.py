@@ -19,7 +19,7 @@ from app.log import where
 from app.settings import Settings
 from app.stream.reader import Reader
 from app.stream.ring import Ring
-from app.stream.token_stream import DELETED, SHUTDOWN, TokenStream, Wire
+from app.stream.token_stream import ABANDONED, DELETED, SHUTDOWN, TokenStream, Wire
 
 AT_ONCE = 128
 """Streams that the ticker checks before it yields to the event loop."""
@@ -218,17 +218,34 @@ class StreamRegistry:
     # Readers that leave
 
     def leave(self, stream: TokenStream, reader: Reader, *, grace_s: float | None = None) -> None:
-        """Detach a stream's reader. When it was the last, the generation ends after the grace period."""
+        """Detach a stream's reader. When it was the last, the generation ends after the grace period.
+
+        That is short where nothing says that the client will return, so where somebody has pressed Stop.
+        """
         reader.close()
         if stream.done or stream.readers:
             return
-        grace_s = self._settings.resume_grace_s if grace_s is None else grace_s
-        self._await_readers(stream, grace_s)
+        self._await_readers(stream, self._grace_s(stream) if grace_s is None else grace_s)
+
+    def _grace_s(self, stream: TokenStream) -> float:
+        settings = self._settings
+        if stream.resumable:
+            return settings.resume_grace_s
+        return min(settings.abandon_grace_s, settings.resume_grace_s)
+
+    def grace_left_s(self, request_id: str) -> float | None:
+        """Seconds until an unread stream is stopped, 0 where it was; None where nothing stops it."""
+        stream, timer = self._streams.get(request_id), self._grace.get(request_id)
+        if stream is not None and stream.cancelled is not None:
+            return 0.0
+        if stream is None or stream.readers or timer is None:
+            return None
+        return max(0.0, timer.when() - asyncio.get_running_loop().time())
 
     def _await_readers(self, stream: TokenStream, grace_s: float) -> None:
         self._cancel_grace(stream)
         if grace_s <= 0:
-            stream.cancel("disconnect")
+            stream.cancel(ABANDONED)
             return
         loop = asyncio.get_running_loop()
         self._grace[stream.request_id] = loop.call_later(grace_s, self._grace_over, stream)
@@ -241,14 +258,14 @@ class StreamRegistry:
                 continue  # somebody has come back to it, or it has ended, or will
             if stream.request.model == model:
                 self._log.info("unread_aborted", request_id=request_id)
-                stream.cancel("disconnect")
+                stream.cancel(ABANDONED)
                 return request_id
         return None
 
     def _grace_over(self, stream: TokenStream) -> None:
         self._grace.pop(stream.request_id, None)
         if not stream.readers:
-            stream.cancel("disconnect")
+            stream.cancel(ABANDONED)
 
     def _cancel_grace(self, stream: TokenStream) -> None:
         timer = self._grace.pop(stream.request_id, None)

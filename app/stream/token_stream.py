@@ -40,6 +40,8 @@ from app.stream.ring import (
     ToolStarted,
 )
 
+ABANDONED = "disconnect"
+"""Reason to cancel: the client has left, and has not come back in time."""
 SHUTDOWN = "shutdown"
 """Reason to cancel: the server stops. The stream ends in an error event that says so."""
 SUSPENDED = "suspended"
@@ -71,6 +73,8 @@ class TokenStream:
 
     def __init__(self, request: ChatRequest, wire: Wire, ring: Ring) -> None:
         self.request = request
+        self.resumable = request.resumable
+        """Whether a client that leaves may come back: its request says so, or it has come back before."""
         self.readers: set[Reader] = set()
         self.cancelled: str | None = None
         self.error: ServingError | None = None
@@ -295,6 +299,10 @@ class TokenStream:
         self.cancelled = reason
         if self._abort is not None:
             self._abort()
+
+    def expect_return(self) -> None:
+        """Note that a client has come back to it, and so may do it again."""
+        self.resumable = True
 
     def attach(self, after: int = 0) -> Reader:
         """A reader of the events after id `after`.

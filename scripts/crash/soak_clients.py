@@ -172,8 +172,9 @@ class SoakClient:
                 await self._hear_whole(answer)
 
     def _keyed(self) -> dict[str, str]:
-        key = self.story.key
-        return self._headers | ({} if key is None else {"idempotency-key": key})
+        key, returns = self.story.key, self.story.manner.act != "leave"
+        signs = ({"x-resume": "1"} if returns else {}) | ({} if key is None else {"idempotency-key": key})
+        return self._headers | signs
 
     def _begun(self, answer: Answer) -> None:
         heard, story = self._heard, self.story

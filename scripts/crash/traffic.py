@@ -188,7 +188,7 @@ class Traffic:
 
     async def _ask(self, port: int, sent: SentRequest) -> None:
         """Send a request and hear its answer, as far as this client cares to. Raises Gone, Misheard."""
-        keyed = {} if sent.key is None else {"idempotency-key": sent.key}
+        keyed = {"x-resume": "1"} | ({} if sent.key is None else {"idempotency-key": sent.key})
         sent.sent_at_s = time.monotonic()
         async with await Connection.to(port) as connection:
             answer = await connection.ask("POST", sent.path + "/chat/completions", sent.body, keyed)

@@ -45,6 +45,7 @@ DEFAULTS = (
     ("limits", "{:,.0f} (`max_live_streams`)", "max_live_streams", 1),
     ("limits", "{:g} a second (`max_reads_per_s`)", "max_reads_per_s", 1),
     ("resume", "{:g} s | `resume_grace_s` |", "resume_grace_s", 1),
+    ("resume", "{:g} s | `abandon_grace_s` |", "abandon_grace_s", 1),
     ("resume", "{:g} minutes | `retention_s` |", "retention_s", 60),
     ("resume", "every {:g} s (`heartbeat_s`)", "heartbeat_s", 1),
     ("resume", "for {:g} s (`stall_timeout_s`)", "stall_timeout_s", 1),

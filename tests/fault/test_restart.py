@@ -138,6 +138,26 @@ async def test_all_of_an_answer_goes_on(spawn: Spawn, tmp_path: Path, variant: s
     assert resumed.usage["prompt_tokens"] == whole.usage["prompt_tokens"]
 
 
+async def test_what_a_client_has_left_goes_on_where_it_may_come_back(spawn: Spawn, tmp_path: Path):
+    """With the sign an unread stream is suspended and resumed; without it the answer has ended before."""
+    process = await spawn(SLOW, "--drain-timeout-s", "0.2", "--abandon-grace-s", "0.1")
+    port = await process.ready()
+    body = chat(store=False)
+    signed = await open_stream(port, body, headers={"x-resume": "1"})
+    unsigned = await open_stream(port, body)
+    for stream in (signed, unsigned):
+        await stream.read_events(4)
+        stream.connection.close()
+    await process.logged("request")
+    await stop(process, [])
+    port = await (await spawn(FAST)).ready()
+    assert (await returned(port, signed)).content() == "".join(scripted_text(0, 0, TOKENS))
+    await until(lambda: bills(tmp_path)[signed.id][0] == "settled")
+    ends = {request_id: bill[:2] for request_id, bill in bills(tmp_path).items()}
+    assert ends == {signed.id: ("settled", "stop"), unsigned.id: ("settled", "abort")}
+    assert bills(tmp_path)[unsigned.id][3] < TOKENS
+
+
 async def test_a_stored_conversation_goes_on_after_it(spawn: Spawn, tmp_path: Path):
     """While its answer is suspended, a new turn is told to wait; afterwards it continues the whole answer."""
     process = await spawn(SLOW, "--drain-timeout-s", "0.2")

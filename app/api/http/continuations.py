@@ -102,7 +102,7 @@ class Continuations:
         if chat.request_id not in parts.suspensions:
             return None  # it was settled meanwhile
         parts.streams.adopt(stream)
-        lease = ContinuedLease(parts.limiter.resume(key, chat.n), counts)
+        lease = ContinuedLease(parts.limiter.resume(key, chat.request_id, chat.n), counts)
         parts.streams.run(stream, self._serve(suspended, stream, key, lease, allowance))
         return stream
 

@@ -7,9 +7,12 @@ from typing import Any
 from starlette.requests import Request
 
 from app.api.http.json_body import fingerprint
-from app.core import IdempotencyKey
+from app.core import IdempotencyKey, Key
 from app.errors import BadRequest, ReplayPositionUnknown
 from app.stream.token_stream import TokenStream
+
+RESUME = "x-resume"
+_YES, _NO = ("1", "true"), ("0", "false")
 
 
 def stream_headers(stream: TokenStream) -> dict[str, str]:
@@ -28,6 +31,25 @@ async def idempotency_key(request: Request, raw: bytes) -> IdempotencyKey | None
     if not 0 < len(key) <= 255:
         raise BadRequest("Idempotency-Key must have 1 to 255 characters.", param="Idempotency-Key")
     return IdempotencyKey(key, await fingerprint(raw))
+
+
+def yes_or_no(request: Request, name: str) -> bool | None:
+    """What a header asks for; None where it is not there. Raises BadRequest."""
+    sent = request.headers.get(name)
+    if sent not in (None, *_YES, *_NO):
+        raise BadRequest(f"{name} must be 1 or 0, got {sent[:40]!r}.", param=name)
+    return None if sent is None else sent in _YES
+
+
+def may_resume(request: Request, key: Key | None) -> bool | None:
+    """Whether the client of a new answer may come back to it, as the head of its request or its key says.
+
+    None where neither says it. Raises BadRequest.
+    """
+    if (asked := yes_or_no(request, RESUME)) is not None:
+        return asked
+    signs = "idempotency-key" in request.headers or "last-event-id" in request.headers
+    return True if signs or (key is not None and key.terms.resume == "always") else None
 
 
 def check_fresh(after: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,13 @@ from app.api.http.errors import RESPONSE_HEADERS
 from app.api.http.plain_events import wants_plain
 from app.api.http.rate_limit_headers import STREAM_ID
 from app.api.http.sse import CONNECTION, EventStream
-from app.api.http.stream_headers import check_fresh, idempotency_key, last_event_id, stream_headers
+from app.api.http.stream_headers import (
+    check_fresh,
+    idempotency_key,
+    last_event_id,
+    may_resume,
+    stream_headers,
+)
 from app.api.routes.model_selection import ModelSelector, RoutingHeaders
 from app.api.routes.several_prompts import SeveralPrompts
 from app.api.schema.wire import parse_chat_request
@@ -41,7 +48,7 @@ from app.routing.backend import with_priority_and_salt
 from app.settings import Settings
 from app.stream.archive import Archive
 from app.stream.registry import StreamRegistry
-from app.stream.token_stream import TokenStream
+from app.stream.token_stream import ABANDONED, TokenStream
 
 
 class ChatRoutes:
@@ -96,9 +103,11 @@ class ChatRoutes:
         self._check_ready()
         lease = await self._charge(request, caller)
         client = Client(request.receive)
-        patient = "idempotency-key" in request.headers
         try:
-            stream, streaming, others = await self._stream_of(request, client, caller, lease)
+            resumable = may_resume(request, caller.key)
+            stream, streaming, others = await self._stream_of(
+                request, client, caller, lease, resumable=resumable
+            )
         except Unavailable:
             lease.withdraw()
             raise
@@ -109,6 +118,7 @@ class ChatRoutes:
             stream.request_id,
             stream.request.placement.response_headers,
         )
+        patient = bool(resumable)  # a conversation alone is none to who has not been told of the stream
         try:
             if streaming:
                 return await self._follow(request, client, stream, patient=patient)
@@ -145,10 +155,11 @@ class ChatRoutes:
             return await self._archive.has_key(caller.owner, key)
 
     async def _stream_of(
-        self, request: Request, client: Client, caller: Caller, lease: Lease
+        self, request: Request, client: Client, caller: Caller, lease: Lease, *, resumable: bool | None
     ) -> tuple[TokenStream, bool, Sequence[ChatRequest]]:
         """The stream that answers the request, whether it is to be sent as one, and its other prompts.
 
+        See `may_resume` for `resumable`; where it is None, a stored answer is resumable and no other is.
         The lease is withdrawn where the stream was there already, and is the generation's where it was not.
         """
         owner = caller.owner
@@ -163,7 +174,13 @@ class ChatRoutes:
         parsed, streaming = await self._parsed(request, raw, caller, key, placement)
         del raw
         isolated = self._settings.isolation == "owner"
-        chats = [with_priority_and_salt(chat, caller.key, isolated=isolated) for chat in parsed]
+        chats = [
+            dataclasses.replace(
+                with_priority_and_salt(chat, caller.key, isolated=isolated),
+                resumable=chat.conversation_id is not None if resumable is None else resumable,
+            )
+            for chat in parsed
+        ]
         self._check_grammars(caller, chats[0])  # the prompts of a request share it
         if made is not None:
             if lease is not UNLIMITED:  # else it was charged before its body was read
@@ -296,7 +313,7 @@ class ChatRoutes:
         """The event stream after the last event that the client has, once the request is admitted."""
         after, plain = last_event_id(request), wants_plain(request)
         if not patient:
-            client.on_gone(lambda: stream.cancel("disconnect"))
+            client.on_gone(lambda: stream.cancel(ABANDONED))
         try:
             await stream.opened()
             client.on_gone(lambda: None)  # from here on, to leave is not to stop
@@ -335,6 +352,7 @@ class ChatRoutes:
         stream = await self._find(request, after)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=stream_headers(stream))
+        stream.expect_return()
         return await self._follow(request, Client(request.receive), stream, patient=True)
 
     async def retrieve(self, request: Request) -> Response | EventStream:
@@ -346,6 +364,7 @@ class ChatRoutes:
         stream = await self._find(request)
         if request.method == "HEAD":
             return Response(media_type="application/json", headers=stream_headers(stream))
+        stream.expect_return()
         return await self._answer(Client(request.receive), stream, patient=True)
 
     async def cancel(self, request: Request) -> Response:

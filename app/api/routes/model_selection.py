@@ -13,6 +13,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 
 from app.api.http.auth import Caller
+from app.api.http.stream_headers import yes_or_no
 from app.core import ChatRequest, ModelCard
 from app.errors import BadRequest, NotFound
 from app.metering.estimate import CountText, prompt_estimate
@@ -24,7 +25,6 @@ from app.store.database import Database
 
 _UNNAMED = (None, "", "default")
 """The names in requests of clients that leave the choice of a model to the server."""
-_YES, _NO = ("1", "true"), ("0", "false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,10 @@ class RoutingHeaders:
     def of(cls, request: Request) -> RoutingHeaders:
         """Read `x-route` and `x-no-degrade`. Raises BadRequest."""
         named = request.headers.get("x-route")
-        insists = request.headers.get("x-no-degrade")
         if named not in (None, *get_args(Size)):
             raise BadRequest(f"x-route must be small or large, got {named!r}.", param="x-route")
-        if insists not in (None, *_YES, *_NO):
-            raise BadRequest(f"x-no-degrade must be 1 or 0, got {insists!r}.", param="x-no-degrade")
         route = next((size for size in get_args(Size) if size == named), None)
-        return cls(route, None if insists is None else insists in _YES)
+        return cls(route, yes_or_no(request, "x-no-degrade"))
 
     def insists(self, caller: Caller) -> bool:
         """Whether the request is to be served as it was asked for, or refused."""

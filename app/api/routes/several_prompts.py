@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from app.core import ChatRequest
 from app.errors import Overloaded, RateLimited, ServingError
-from app.stream.token_stream import TokenStream
+from app.stream.token_stream import ABANDONED, TokenStream
 
 CHOICES = 8
 """Choices of one request that are generated at once: admission shares the engine out among requests, and one
@@ -61,7 +61,7 @@ class SeveralPrompts:
 
     def leave(self) -> None:
         """Stop all: nobody is there to take the answer."""
-        self._stop("disconnect")
+        self._stop(ABANDONED)
 
     def _stop(self, reason: str) -> None:
         self._stopped = self._stopped or reason

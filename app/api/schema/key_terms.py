@@ -8,7 +8,18 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from app.api.schema.parameters import check_kind
-from app.core import DEGRADING, GRAMMARS, MAX_WEIGHT, MIN_WEIGHT, SAFETY_LEVELS, SCOPES, TIERS, Key, KeyTerms
+from app.core import (
+    DEGRADING,
+    GRAMMARS,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    RESUMING,
+    SAFETY_LEVELS,
+    SCOPES,
+    TIERS,
+    Key,
+    KeyTerms,
+)
 from app.errors import BadRequest
 from app.store.keys import Issued
 
@@ -88,6 +99,7 @@ def as_json(key: Key, at_us: int) -> dict[str, Any]:
         "safety": terms.safety,
         "degrade": terms.degrade,
         "grammars": terms.grammars,
+        "resume": terms.resume,
         "created_at": key.created_at_us // _MICRO,
         "expires_at": _unix_s(terms.expires_at_us),
         "revoked_at": _unix_s(key.revoked_at_us),
@@ -205,6 +217,7 @@ _READERS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "safety": ("safety", _choice(SAFETY_LEVELS)),
     "degrade": ("degrade", _choice(DEGRADING)),
     "grammars": ("grammars", _choice(GRAMMARS)),
+    "resume": ("resume", _choice(RESUMING)),
 }
 TERMS = tuple(_READERS)
 """The names of the terms in JSON."""

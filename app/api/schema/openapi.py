@@ -82,6 +82,7 @@ HEADERS: Mapping[str, Schema] = {
     "Last-Event-ID": _EVENT_ID,
     "x-route": {"enum": list(get_args(Size))},
     "x-no-degrade": {"enum": ["0", "1"]},
+    "x-resume": {"enum": ["0", "1"]},
     HEADER: {"enum": list(VALUES), "default": "0"},
 }
 BODIES: Mapping[str, Schema] = {
@@ -108,7 +109,7 @@ _READY = Operation("Whether requests can be served", "public", errors=(503,))
 _CREATE = Operation(
     "Start a generation; attach to it by its Idempotency-Key",
     body="ChatRequest",
-    headers=("Idempotency-Key", "Last-Event-ID", "x-route", "x-no-degrade", HEADER),
+    headers=("Idempotency-Key", "Last-Event-ID", "x-route", "x-no-degrade", "x-resume", HEADER),
     media=(JSON, EVENTS),
     errors=(404, 409, 410, 429, 503),
 )

@@ -21,7 +21,7 @@ from app.api.schema.parameters import (
 )
 from app.api.schema.template_switches import EFFORTS, SWITCHES, Switch
 from app.api.schema.tools import CHOICES
-from app.core import DEGRADING, GRAMMARS, MAX_WEIGHT, MIN_WEIGHT, SAFETY_LEVELS, SCOPES, TIERS
+from app.core import DEGRADING, GRAMMARS, MAX_WEIGHT, MIN_WEIGHT, RESUMING, SAFETY_LEVELS, SCOPES, TIERS
 from app.errors import CODES
 from app.messages import MAX_ID_CHARS, MAX_NAME_CHARS
 from app.safety.moderation import MODELS as MODERATION_MODELS
@@ -252,6 +252,7 @@ def _terms() -> Mapping[str, Schema]:
         "safety": {"enum": list(SAFETY_LEVELS)},
         "degrade": {"enum": list(DEGRADING)},
         "grammars": {"enum": list(GRAMMARS)},
+        "resume": {"enum": list(RESUMING)},
     }
 
 

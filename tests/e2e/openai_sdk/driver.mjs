@@ -116,6 +116,17 @@ const operations = {
     return { ...rest, ...first };
   },
 
+  // A stream that is aborted after 5 chunks, as by a Stop button; no route to cancel it is called.
+  async stop(client, params, headers) {
+    const chunks = await client.chat.completions.create({ ...params, stream: true }, { headers });
+    let left = 5;
+    for await (const { id } of chunks) {
+      if (--left > 0) continue;
+      chunks.controller.abort();
+      return { id };
+    }
+  },
+
   async objects(client, params, headers) {
     const made = await client.chat.completions.create(params, { headers });
     const again = await client.chat.completions.retrieve(made.id);

@@ -135,6 +135,14 @@ def resume(client: OpenAI, params: Any, headers: Any) -> dict[str, Any]:
     return {**rest, "ids": first["ids"], "pings": first["pings"]}
 
 
+def stop(client: OpenAI, params: Any, headers: Any) -> dict[str, Any]:
+    """A stream that is closed after 5 chunks, as by a Stop button: no route is called to cancel it."""
+    chunks = client.chat.completions.create(**params, stream=True, extra_headers=headers)
+    ids = [next(chunks).id for _ in range(5)]
+    chunks.close()
+    return {"id": ids[0]}
+
+
 def objects(client: OpenAI, params: Any, headers: Any) -> dict[str, Any]:
     """Models and a stored completion by the SDK's own methods."""
     made = client.chat.completions.create(**params, extra_headers=headers)
@@ -169,6 +177,7 @@ OPERATIONS: dict[str, Any] = {
     "parse": parse,
     "raw": raw,
     "resume": resume,
+    "stop": stop,
     "objects": objects,
 }
 

@@ -143,13 +143,10 @@ def test_an_expiry_can_be_put_off(run: Run):
 def test_a_key_is_changed(run: Run, tmp_path: Path):
     """What flags name is changed, `none` takes a limit away, and all else stays as it was."""
     key_id = made(run, "--name", "laptop", "--models", "a", "--safety", "strict", *LIMITS)["id"]
-    more = ("--degrade", "off", "--grammars", "schemas")
+    more = ("--degrade", "off", "--grammars", "schemas", "--resume", "always")
     status, out, _ = run("update", key_id, "--weight", "2.5", "--rpm", "none", "--models", "none", *more)
-    assert (status, "weight 2.5, strict safety, never degraded, schemas only" in out, "rpm" in out) == (
-        0,
-        True,
-        False,
-    )
+    limits = "weight 2.5, strict safety, never degraded, schemas only, always resumable"
+    assert (status, limits in out, "rpm" in out) == (0, True, False)
     [key] = stored(tmp_path)
     assert key.terms == KeyTerms(
         "laptop",
@@ -161,6 +158,7 @@ def test_a_key_is_changed(run: Run, tmp_path: Path):
         safety="strict",
         degrade="off",
         grammars="schemas",
+        resume="always",
     )
     flags = ("--name", "desk", "--tier", "interactive", "--weight", "1", "--budget-usd", "none")
     changed = json.loads(run("update", key_id, *flags, "--json")[1])

@@ -15,7 +15,7 @@ def key(**terms: int) -> Key:
 def test_only_new_tokens_are_charged():
     """Neither the prompt, which was charged, nor the tokens that the engine hands over again."""
     limiter, limited = Limiter(lambda: 1000.0), key(tpm=1000)
-    lease = ContinuedLease(limiter.resume(limited, 2), {0: Counts(500, 40), 1: Counts(500, 10)})
+    lease = ContinuedLease(limiter.resume(limited, "chatcmpl-1", 2), {0: Counts(500, 40), 1: Counts(500, 10)})
     assert lease.metered
     lease.correct(Prompt(range(900), 1000, None))
     for count in range(1, 101):
@@ -29,16 +29,16 @@ def test_a_full_key_goes_on_with_what_was_let_in():
     """Its generations count against those that are to come."""
     limiter, limited = Limiter(lambda: 1000.0), key(max_streams=2, rpm=1)
     limiter.begin(limited).settle({})
-    lease = ContinuedLease(limiter.resume(limited, 2), {})
+    lease = ContinuedLease(limiter.resume(limited, "chatcmpl-1", 2), {})
     assert not limiter.has_room(limited)
     lease.withdraw()
-    assert limiter.resume(None, 1) is UNLIMITED
-    assert limiter.resume(key(), 1) is UNLIMITED
+    assert limiter.resume(None, "chatcmpl-1", 1) is UNLIMITED
+    assert limiter.resume(key(), "chatcmpl-1", 1) is UNLIMITED
 
 
 def test_an_answer_ends_where_it_has_used_a_whole_window():
     """With the notice of any other one."""
-    lease = ContinuedLease(Limiter(lambda: 1000.0).resume(key(tpm=50), 1), {0: Counts(10, 100)})
+    lease = ContinuedLease(Limiter(lambda: 1000.0).resume(key(tpm=50), "chatcmpl-1", 1), {0: Counts(10, 100)})
     ends = [count for count in range(1, 200) if lease.on_delta(0, count)]
     assert ends[0] == 150
     assert lease.as_notice()["code"] == "rate_limit_exceeded"

@@ -319,6 +319,50 @@ def test_a_body_that_is_read_has_a_place_among_the_generations(limiter: Limiter)
     limiter.begin(limited)
 
 
+def test_a_refusal_names_the_keys_answers_and_the_route_that_stops_one(limiter: Limiter) -> None:
+    """Five of them, the oldest first; none of another key, and none that has ended."""
+    other, limited = Key("tr-b", "ann", KeyTerms("b", max_streams=9), 0), key(max_streams=6)
+    limiter.resume(other, "chatcmpl-b", 1)
+    leases = [limiter.resume(limited, f"cmpl-{number}", 1) for number in range(7)]
+    leases[0].settle({})
+    with pytest.raises(RateLimited) as refused:
+        limiter.begin(limited)
+    assert refused.value.message == (
+        "This key may have 6 generations at once and has 6: cmpl-1, cmpl-2, cmpl-3, cmpl-4, cmpl-5, …."
+        " Stop one, as with POST /v1/completions/cmpl-1/cancel, or try again in 1 s."
+    )
+
+
+@pytest.mark.parametrize(
+    ("lefts", "n", "retry_s"),
+    [
+        ({}, 1, 40),  # both have run for longer than any before: so long again, by two
+        ({"r1": 2.5}, 1, 3),
+        ({"r1": 2.5, "r2": 9.0}, 2, 10),
+        ({"r1": 2.5}, 2, 80),  # one place is not enough
+        ({"r1": 29.0, "r2": 3.0}, 1, 4),
+        ({"r1": 90.0}, 1, 40),  # it may end before it is stopped
+    ],
+)
+def test_a_place_is_free_when_answers_end_or_are_left_for_good(
+    clock: Clock, lefts: dict[str, float], n: int, retry_s: int
+) -> None:
+    """`Retry-After` knows when those that nobody reads are stopped."""
+    limiter, limited = Limiter(clock, lambda: 0.0, grace_left_s=lefts.get), key(max_streams=2)
+    for request_id in ("r1", "r2"):
+        limiter.resume(limited, request_id, 1)
+    clock.now_s += 80
+    assert refusal_of_places(limiter, limited, asked(n=n)).retry_after_s == retry_s
+
+
+def refusal_of_places(limiter: Limiter, limited: Key, request: ChatRequest) -> RateLimited:
+    """The refusal of a request whose body has been read meanwhile."""
+    lease = KeyLease(limiter, limited, limiter._usage_of(limited))
+    with pytest.raises(RateLimited) as refused:
+        lease.reserve(request)
+    return refused.value
+
+
 def test_an_attached_request_is_given_back(limiter: Limiter) -> None:
     """It counts neither as a request nor as a generation."""
     limited = key(rpm=1, max_streams=1)

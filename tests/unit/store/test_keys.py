@@ -32,6 +32,7 @@ ALL = KeyTerms(
     expires_at_us=NOW_US + HOUR_US,
     degrade="off",
     grammars="schemas",
+    resume="always",
 )
 
 

@@ -232,6 +232,26 @@ async def test_leaving_again_starts_the_grace_period_again():
     assert not registry.streams._grace
 
 
+@pytest.mark.parametrize(("abandon_s", "resume_s"), [(3, 30), (30, 5)])
+async def test_the_grace_is_short_without_a_sign_of_return(abandon_s: float, resume_s: float):
+    """And never longer than with one; who has come back once has the long one from then on."""
+    registry = Registry(abandon_grace_s=abandon_s, resume_grace_s=resume_s)
+    stream = registry.create()
+    await stream.opened()
+    assert registry.streams.grace_left_s(stream.request_id) is None
+    registry.streams.leave(stream, stream.attach())
+    short_s = min(abandon_s, resume_s)
+    assert registry.streams.grace_left_s(stream.request_id) == pytest.approx(short_s, abs=0.5)
+    again = stream.attach()
+    assert registry.streams.grace_left_s(stream.request_id) is None
+    stream.expect_return()
+    registry.streams.leave(stream, again)
+    assert registry.streams.grace_left_s(stream.request_id) == pytest.approx(resume_s, abs=0.5)
+    stream.cancel("cancelled")
+    assert registry.streams.grace_left_s(stream.request_id) == 0
+    await registry.end(stream)
+
+
 async def test_leaving_a_finished_stream_starts_nothing():
     """Nobody waits for the reader of a stream that is over."""
     registry = Registry()
