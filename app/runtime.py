@@ -46,7 +46,7 @@ from app.metering.traffic import Histogram, Traffic
 from app.pipeline import Pipeline
 from app.prefix_report.report import PrefixReport
 from app.routing.backend import Backend, Backends
-from app.routing.degraded_mode import degrade_of
+from app.routing.degraded_mode import Step, degrade_of
 from app.routing.pressure import pressure_of
 from app.routing.restart_log import RestartLog
 from app.routing.router import AUTO, Router
@@ -323,8 +323,9 @@ class Runtime:
         mode = self.degrade
         if mode is None:
             return
-        previous = mode.step
-        mode.observe(pressure_of(self.backends.large.admission, time.monotonic()))
+        previous, admission = mode.step, self.backends.large.admission
+        mode.observe(pressure_of(admission, time.monotonic()))
+        admission.load_shedder.refuses = mode.step is Step.REFUSE
         if mode.step is not previous:
             self.log.warning("degraded", step=mode.step.label, pressure=round(mode.pressure, 2))
 

@@ -392,3 +392,49 @@ def test_texts_are_those_of_sglang(tokenizer: Any, text: str):
     steps = [[bytes_of(tokenizer)[value]] for value in text.encode()]
     ours = texts_of(tokenizer, HandoverDetokenizer, steps)
     assert ours == texts_of(tokenizer, DetokenizerManager, steps)
+
+
+# --- turns of prefill
+
+
+@pytest.fixture
+def turn(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a scheduler does next, with so many running, where a pass of this size waits (0: none)."""
+    from sglang.srt.managers.schedule_batch import NextBatchPlan
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    from app.engine.sglang.patches import prefill_turns
+
+    def make(rows: Any, running_batch: Any) -> Any:
+        batch = SimpleNamespace(reqs=[None] * rows, extend_num_tokens=rows, forward_mode=ForwardMode.EXTEND)
+        return NextBatchPlan(batch_to_run=batch if rows else None, running_batch=running_batch)
+
+    monkeypatch.setattr(Scheduler, "get_new_batch_prefill", make)
+    prefill_turns.install()
+
+    def is_prefill(running: int, rows: int) -> bool:
+        batch = SimpleNamespace(is_empty=lambda: not running, is_prefill_only=False)
+        return Scheduler.get_new_batch_prefill(rows, batch).batch_to_run is not None
+
+    return is_prefill
+
+
+@pytest.mark.parametrize(("rows", "least", "most"), [(1, 0.35, 0.5), (16, 0.65, 0.75), (128, 0.93, 0.96)])
+def test_running_answers_step_between_passes_by_their_size(turn: Any, rows: int, least: float, most: float):
+    """Where passes wait without an end, the larger each is, the more steps there are for each."""
+    turns = [turn(1, rows) for _ in range(2000)]
+    assert least < turns.count(False) / len(turns) < most
+
+
+def test_passes_have_their_turn_at_once_where_nothing_decodes(turn: Any):
+    """However much was prefilled before."""
+    assert all(turn(0, 128) for _ in range(100))
+
+
+def test_a_burst_is_prefilled_at_once_after_steps_without_one(turn: Any):
+    """Sixteen prompts that come one by one wait for each other's passes, and for a few steps."""
+    assert not any(turn(1, 0) for _ in range(100))
+    turns = [turn(1, 1) for _ in range(16)]
+    assert all(turns[:6])
+    assert turns.count(False) < 6

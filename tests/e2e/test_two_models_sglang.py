@@ -104,7 +104,7 @@ async def test_auto_goes_to_either(node: Node) -> None:
         assert (await node.ask(content, model)).json()["choices"] == answer.json()["choices"]
 
 
-async def test_short_then_small_then_refusing_and_back(node: Node) -> None:
+async def test_short_then_small_then_refused_and_back(node: Node) -> None:
     """One long answer fills the large model, another waits: step by step less is done, and more again."""
     long = {**said("Count.", LARGE), "ignore_eos": True, "stream": True}
     full = await open_stream(node.port, {**long, "max_tokens": POOL - 200})
@@ -124,6 +124,11 @@ async def test_short_then_small_then_refusing_and_back(node: Node) -> None:
     assert small.json()["choices"][0]["message"] == short.json()["choices"][0]["message"]
 
     await node.step("refuse")
+    large = {**said(EASY, LARGE), "max_tokens": POOL - 200, "ignore_eos": True}
+    refused = await fetch(node.port, "POST", "/v1/chat/completions", large, {"x-no-degrade": "1"})
+    assert refused.refusal()[:2] == (503, "overloaded")
+    assert refused.headers["x-degraded"] == "refused"
+    assert int(refused.headers["retry-after"]) >= 1
 
     waiting.close()
     await fetch(node.port, "POST", f"/api/chat/completions/{full.id}/cancel", {})

@@ -102,6 +102,13 @@ def test_the_first_requests_are_not_refused_before_throughput_was_measured() -> 
     assert World(measured_s=TUNING.throughput_measured_s).come_twice("a", 20_000) > 0
 
 
+def test_where_degraded_mode_refuses_the_first_requests_are_refused_too() -> None:
+    """Its step rests on a pressure that was observed; a wait that nobody has measured is given up for it."""
+    world = World(measured_s=1.0)
+    world.load_shedder.refuses = True
+    assert world.come_twice("a", 20_000) > 0
+
+
 def test_what_cannot_fit_is_refused_before_throughput_was_measured_too() -> None:
     """The queue has an end, and one key alone has half of what is free of it."""
     world = World(measured_s=1.0, max_queued_tokens=100_000)
