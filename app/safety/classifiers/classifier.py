@@ -1,9 +1,9 @@
-"""The prompt classifier: n-grams for a first look, n-grams and encoder together for the verdict.
+"""The classifier: n-grams for a first look, n-grams and encoder together for the verdict.
 
-Every view of a text is scored, and the view with the highest score counts; text in another language has its
-gloss in English as one more view. The score of a category is the harm of the text, times the category's
-probability relative to the likeliest category. So the highest score of a text is its harm. `full` and `fast`
-have a scale of their own each.
+Every view of a text is scored, and the view with the highest score counts. In English the n-grams and the
+multilingual encoder decide together, in other languages the encoder alone. The score of a category is the
+harm of the text, times the category's probability relative to the likeliest category. So the highest score of
+a text is its harm. `full` and `fast` have a scale of their own each. Answers have an encoder of their own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.safety.categories import CATEGORIES
-from app.safety.classifiers.encoder import ANSWER, PROMPT, Encoder
+from app.safety.classifiers.encoder import ANSWER, Encoder
 from app.safety.classifiers.model_files import ModelDamaged, verify
+from app.safety.classifiers.multilingual import HARM, TOPICS, MultilingualReader
 from app.safety.classifiers.ngrams import Evidence, NGrams
 from app.safety.policies.thresholds import FILE_NAME as CALIBRATION
 from app.safety.text.gloss import Glosser
@@ -30,32 +31,36 @@ from app.safety.verdict import Quick, Scores
 
 SHORT_CHARS = 100
 """Characters of a short text."""
-LAST_LATIN = "\u024f"
-"""The end of the Latin letters in Unicode's order; of what is behind it, little is common in Latin texts."""
-OTHER_SCRIPT_SHARE = 0.3
 LEAST_CHARS, NOTHING_SAID = 3, -3.0
 """ASCII texts of so few characters say nothing either way: their logit of harm is at most this."""
-FILES = ("ngrams.npz", "encoder.onnx", "tokenizer.json", CALIBRATION)
+FILES = ("ngrams.npz", "multilingual.npz", "encoder.onnx", "tokenizer.json", CALIBRATION)
 
 
 class Blend(NamedTuple):
     """From logits to the harm of a prompt, and of the end of an answer.
 
-        prompt   sigmoid(encoder * e + ngrams * n + bias - length * doublings [+ other_script])
+        English  sigmoid(multilingual * m + ngrams * n + bias - length * doublings)
+        foreign  sigmoid(foreign * m + foreign_bias - foreign_length * doublings)
+        gloss    sigmoid(min(multilingual * m + gloss_bias - length * doublings, gloss_most))
         n-grams  sigmoid(fast_slope * n + fast_bias - fast_length * doublings)
         answer   sigmoid(answer * a + answer_heard * h + answer_prior * harm of its prompt + answer_bias
                          [- answer_refusal])
 
     The most harmful of many windows is harmful by chance: `doublings` is how often a text is twice as long as
-    SHORT_CHARS, and each takes something off. `other_script` is added where the letters are not Latin,
-    `answer_refusal` taken off where the answer opens with a refusal.
+    SHORT_CHARS, and each takes something off. A gloss by itself reaches `gloss_most` and no more, so that
+    nothing is refused for it. `answer_refusal` is taken off where the answer opens with a
+    refusal.
     """
 
-    encoder: float
+    multilingual: float
     ngrams: float
     bias: float
     length: float
-    other_script: float
+    foreign: float
+    foreign_bias: float
+    foreign_length: float
+    gloss_bias: float
+    gloss_most: float
     fast_slope: float
     fast_bias: float
     fast_length: float
@@ -80,18 +85,20 @@ class Classifier:
     def __init__(
         self,
         ngrams: NGrams,
+        multilingual: MultilingualReader,
         encoder: Encoder,
         blend: Blend,
         glosser: Glosser,
         *,
         sure_below: float = 0.0,
     ) -> None:
-        """`sure_below` is a harm by `fast` below which the encoder finds next to nothing more."""
+        """`sure_below` is a harm by `fast` below which `full` finds next to nothing more in ASCII."""
         self.sure_below = sure_below
-        self._glosser = glosser
         self._ngrams = ngrams
+        self._multilingual = multilingual
         self._encoder = encoder
         self._blend = blend
+        self._glosser = glosser
 
     @classmethod
     def load(cls, folder: Path) -> Classifier:
@@ -102,39 +109,34 @@ class Classifier:
             blend = Blend.parse(calibration["blend"])
             ngrams = NGrams.load(folder / "ngrams.npz")
             encoder = Encoder.load(folder / "encoder.onnx", folder / "tokenizer.json")
+            multilingual = MultilingualReader.load(folder / "multilingual.npz")
             glosser = Glosser.load()
+        except ModelDamaged:
+            raise
         except Exception as exc:  # each library has errors of its own
             raise ModelDamaged(f"{folder}: the safety classifier cannot be read: {exc!r}") from exc
         sure_below = float(calibration.get("sure_below", 0.0))
-        return cls(ngrams, encoder, blend, glosser, sure_below=sure_below)
+        return cls(ngrams, multilingual, encoder, blend, glosser, sure_below=sure_below)
 
     def fast(self, text: str) -> Quick:
         """The n-grams' scores of a text, in less than 1 ms for 2,000 characters."""
         ngrams, blend = self._ngrams, self._blend
-        logit, places = max(map(ngrams.look, self._views(text)), key=itemgetter(0))
+        logit, places = max(map(ngrams.look, views(text)), key=itemgetter(0))
         logit = logit * blend.fast_slope + blend.fast_bias - blend.fast_length * doublings(len(text))
         return Quick(_harm(logit), lambda: _scores(logit, ngrams.topics(places)))
 
     def evidence(self, text: str) -> list[Evidence]:
         """What each word of a text adds to the n-grams' logit of harm, the most first; of its worst view."""
-        worst = max(self._views(text), key=lambda view: self._ngrams.look(view)[0])
+        worst = max(views(text), key=lambda view: self._ngrams.look(view)[0])
         slope = self._blend.fast_slope
         return [Evidence(words, logit * slope) for words, logit in self._ngrams.evidence(worst)]
 
     def full(self, text: str) -> Scores:
         """The scores of n-grams and encoder together, in 2 to 20 ms for each 500 characters: for a thread."""
-        shown = self._views(text)
-        encoded = self._encoder.logits(shown)
-        counted = np.array([self._ngrams.look(view)[0] for view in shown])
-        blend = self._blend
-        logits = encoded[:, PROMPT] * blend.encoder + counted * blend.ngrams + blend.bias
-        worst = int(np.argmax(logits))
-        logit = float(logits[worst]) - blend.length * doublings(len(text))
-        if is_other_script(text):
-            logit += blend.other_script
-        elif len(text) <= LEAST_CHARS and text.isascii():
+        logit, topics = self._worst(text)
+        if len(text) <= LEAST_CHARS and text.isascii():
             logit = min(logit, NOTHING_SAID)
-        return _scores(logit, encoded[worst, 1:ANSWER])
+        return _scores(logit, topics)
 
     def answer(self, text: str, prior: float, heard: float, opening: str = "") -> Scores:
         """The scores of the end of an answer, in 2 to 20 ms: for a thread.
@@ -147,22 +149,43 @@ class Classifier:
         logit += prior * blend.answer_prior + blend.answer_bias - refuses(opening) * blend.answer_refusal
         return _scores(logit, encoded[1:ANSWER])
 
-    def _views(self, text: str) -> list[str]:
-        shown = views(text)
-        read = (self._glosser.gloss(view) for view in (text, *shown[1:]))
-        return [*shown, *(gloss for gloss in read if gloss is not None)]
+    def _worst(self, text: str) -> tuple[float, NDArray[np.float32]]:
+        """The highest logit of harm of what may be read in the text, and its topics.
+
+        The encoder reads the text itself, whose marks make words of other languages what they are; the plain
+        form only where that is ASCII and the text is not, since it may be written in look-alikes.
+        """
+        blend, length = self._blend, doublings(len(text))
+        plain, *others = views(text)
+        read = [(text, plain), *((other, other) for other in others)]
+        if plain.isascii() and not text.isascii():
+            read.append((plain, plain))
+        readings = [self._reading(shown, counted, length) for shown, counted in read]
+        gloss = self._glosser.gloss(text)
+        if gloss is not None:
+            logits = self._multilingual.logits(gloss)
+            logit = float(logits[HARM]) * blend.multilingual + blend.gloss_bias - blend.length * length
+            readings.append((min(logit, blend.gloss_most), logits[TOPICS:]))
+        return max(readings, key=itemgetter(0))
+
+    def _reading(self, shown: str, counted: str, length: float) -> tuple[float, NDArray[np.float32]]:
+        """The logit of harm of a text for the encoder, and for the n-grams; and its topics."""
+        blend = self._blend
+        logits = self._multilingual.logits(shown)
+        harm = float(logits[HARM])
+        from_ngrams, places = self._ngrams.look(counted)
+        if self._ngrams.is_english(places):
+            logit = (
+                harm * blend.multilingual + from_ngrams * blend.ngrams + blend.bias - blend.length * length
+            )
+        else:
+            logit = harm * blend.foreign + blend.foreign_bias - blend.foreign_length * length
+        return logit, logits[TOPICS:]
 
 
 def doublings(num_chars: int) -> float:
     """How often a text of this length is twice as long as a short one; 0 for a short one."""
     return math.log2(max(num_chars, SHORT_CHARS) / SHORT_CHARS)
-
-
-def is_other_script(text: str) -> bool:
-    """Whether a good part of a text is in letters that are not Latin, which the encoder reads badly."""
-    if text.isascii():
-        return False
-    return sum(char > LAST_LATIN for char in text) > OTHER_SCRIPT_SHARE * len(text)
 
 
 def _scores(logit: float, topics: NDArray[np.float32]) -> Scores:

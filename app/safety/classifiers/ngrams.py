@@ -28,7 +28,8 @@ class NGrams:
     """The weights: a logit for harm, and one for each category. Immutable; may be called from any thread.
 
     `harm` has a weight for each place of the table, `categories` a row for each category over the
-    upper bits of the same places; `bias` and `offsets` are added.
+    upper bits of the same places; `bias` and `offsets` are added. `english` says over these whether a text is
+    in English.
     """
 
     def __init__(
@@ -37,21 +38,34 @@ class NGrams:
         bias: float,
         categories: NDArray[np.float16],
         offsets: NDArray[np.float32],
+        english: NDArray[np.float16],
+        english_bias: float,
     ) -> None:
         self.harm = harm
         self.bias = bias
         self.categories = categories
         self.offsets = offsets
+        self.english = english
+        self.english_bias = english_bias
         # As they are read: half floats add up slowly, and one place's rows lie apart.
         self._harm = harm.astype(np.float32)
         self._topics = np.ascontiguousarray(categories.T, np.float32)
+        self._english = english.astype(np.float32)
 
     @classmethod
     def load(cls, path: Path) -> NGrams:
         """The model of a file. Raises OSError, KeyError or ValueError if it is none."""
         with np.load(path, allow_pickle=False) as arrays:
-            model = cls(arrays["harm"], float(arrays["bias"]), arrays["categories"], arrays["offsets"])
-        if model.harm.shape != (1 << BITS,) or model.categories.shape[1:] != (1 << CATEGORY_BITS,):
+            model = cls(
+                arrays["harm"],
+                float(arrays["bias"]),
+                arrays["categories"],
+                arrays["offsets"],
+                arrays["english"],
+                float(arrays["english_bias"]),
+            )
+        sizes = (model.harm.shape, model.categories.shape[1:], model.english.shape)
+        if sizes != ((1 << BITS,), (1 << CATEGORY_BITS,), (1 << CATEGORY_BITS,)):
             raise ValueError(f"{path.name} has tables of another size")
         return model
 
@@ -64,6 +78,11 @@ class NGrams:
         """The harm logit of a normalized text, and the places of the table that its n-grams have."""
         places = distinct(text, BITS)
         return float(np.add.reduce(self._harm.take(places))) * _scale(places) + self.bias, places
+
+    def is_english(self, places: NDArray[np.intp]) -> bool:
+        """Whether a text whose n-grams have these places is in English."""
+        weights = self._english.take(places >> (BITS - CATEGORY_BITS))
+        return float(np.add.reduce(weights)) * _scale(places) + self.english_bias >= 0.0
 
     def evidence(self, text: str) -> list[Evidence]:
         """What each word and pair of words of a normalized text adds to the harm logit, the most first.

@@ -143,7 +143,7 @@ class PromptScreen:
                 return clear
             scores, doubted = self._look(turns, looked)
             least_doubt = max(harm(scores), harm(doubted)) < self._sure_below
-            sure = not strikes and least_doubt and _is_read_whole(turns)
+            sure = not strikes and least_doubt and _is_read_whole(turns) and _is_ascii(turns)
             return judged(policy, [Reading("ngrams", scores)]), sure
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
             return self._failed("ngrams", "error", policy, exc), False
@@ -221,7 +221,7 @@ class PromptScreen:
         verdict = policy.clear_prompt(highest_harm, "ngrams")
         if verdict is None or policy.clear_prompt(highest_harm, "encoder") is None:
             return None  # whose scores say whether the model is to be strict
-        return verdict, highest_harm < self._sure_below
+        return verdict, highest_harm < self._sure_below and _is_ascii(turns)
 
     def _look(self, turns: Turns, looked: Mapping[str, Quick]) -> tuple[Scores, Scores]:
         """The scores by weight, and those of the texts that are to be watched, as they are."""
@@ -278,7 +278,7 @@ class PromptScreen:
             quick[number] = _TextScores(highest(*islice(scores, len(of_text))), {}, 0)
         worst = sorted(quick, key=lambda number: -harm(quick[number].ends))[:ENCODED_TEXTS]
         for number in worst:
-            if harm(quick[number].ends) >= skip_below:
+            if harm(quick[number].ends) >= skip_below or not earlier[number].text.isascii():
                 del quick[number]
         return quick
 
@@ -374,6 +374,11 @@ def _is_read_whole(turns: Turns) -> bool:
     if len(turns.earlier) > QUICK_EARLIER:
         return False
     return max((len(read.text) for read in (*turns.newest, *turns.earlier)), default=0) <= QUICK_CHARS
+
+
+def _is_ascii(turns: Turns) -> bool:
+    """Whether the n-grams know all letters: of other languages they are sure of nothing."""
+    return all(read.text.isascii() for read in (*turns.newest, *turns.earlier))
 
 
 def _faded(scores: Scores, weight: float) -> Scores:

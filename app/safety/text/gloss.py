@@ -1,14 +1,11 @@
-"""A rough gloss in English, word by word, of text in a language that the classifiers cannot read.
+"""A rough gloss in English, word by word, of the two languages that the multilingual encoder does not know.
 
-    text → NFKC, lower case, accents off → the language: by its script, or by the words of Latin letters
-         → words; in Chinese and Japanese the longest entries from the left
+    text → NFKC, lower case, accents off → Hindi by its script, Indonesian by its words
          → an idiom, a word, or the longest listed stem of it → its English; other words are left out
 
-No grammar and no order of words: enough for a classifier that reads what a request is about. English text
-has no gloss, nor has text of which too few words are listed. Linear in the text; keeps nothing between calls.
+No grammar and no order of words: enough to have a prompt watched. English text has no gloss, nor has text of
+which too few words are listed. Linear in the text; keeps nothing between calls.
 """
-
-# ruff: noqa: RUF001  (letters that look alike are made one here)
 
 from __future__ import annotations
 
@@ -20,54 +17,34 @@ from typing import NamedTuple
 
 LEXICONS = Path(__file__).parents[1] / "lexicons"
 """A file for each language, named by its code: lines of a form, a tab and its English."""
-LEAST_STEM = {"ar": 3, "hi": 3, "ko": 2}
+LEAST_STEM = {"hi": 3}
 """Letters of the shortest stem that stands for a longer word, by language; 4 in all others."""
 LONGEST_ENDING = 5
 """Letters that a word may have behind its stem."""
-MOST_PREFIXES = 4
-"""Times that an Arabic word is looked up with one less of "and", "with" or "the" written before it."""
 LONGEST_IDIOM = 4
 """Words of the longest entry of several words that is looked for."""
 LEAST_LISTED = 0.35
 """The share of a text's words that has to be listed for a gloss to say anything."""
 MOST_EXPANDED = 2
 """How many times longer NFKC may make a text, of which one character may become eighteen."""
-CHARS_A_WORD = 2
-"""Characters of a word in Chinese and Japanese, as a rule; each that is not listed counts by itself."""
 SAMPLED, SAMPLED_CHARS = 200, 400
 """Words that decide what language a text in Latin letters is in, and characters that decide its script."""
 SURELY_ENGLISH = 0.75
 """The share of English words that no other language's text has."""
 OTHER_SHARE = 0.3
 """The share of a text's letters that makes it one of another script than Latin."""
-_SCRIPTS = {
-    "ja": re.compile("[\u3040-\u30ff]"),
-    "zh": re.compile("[\u3400-\u9fff]"),
-    "ko": re.compile("[\uac00-\ud7a3]"),
-    "ru": re.compile("[\u0400-\u04ff]"),
-    "ar": re.compile("[\u0600-\u06ff]"),
-    "hi": re.compile("[\u0900-\u097f]"),
-}
-_UNSPACED = frozenset({"ja", "zh"})
-_KANA_SHARE = 0.1
-"""The share of kana among Chinese characters and kana that makes a text Japanese."""
+_SCRIPTS = {"hi": re.compile("[\u0900-\u097f]")}
 _BETWEEN = re.compile(r"[\s!-/:-@\[-`{-~\u00a0-\u00bf\u2000-\u206f\u3000-\u303f\u060c\u061b\u061f\u0964]+")
 _PIECE = re.compile(r"\S{1,48}|\s+")
 """What is brought into NFKC at a time: a long run of marks takes quadratic time."""
-_LATIN_WORD = re.compile(r"[a-z0-9]+")
-_ARABIC_PREFIX = re.compile("^(?:[وف]?[بكل]?ال|[وف]?لل|[وفبكل])(?=.{3})")
-_ALIKE = str.maketrans(
-    {"ß": "ss", "ı": "i", "ё": "е", "أ": "ا", "إ": "ا", "آ": "ا", "ى": "ي", "ة": "ه", "ـ": ""}
-)
 
 
 class Lexicon(NamedTuple):
-    """A language: English by form, the first words of idioms, and by first letter how long forms are."""
+    """A language: English by form, and the first words of idioms."""
 
     code: str
     english: Mapping[str, str]
     openers: frozenset[str]
-    lengths: Mapping[str, Sequence[int]]
     least_stem: int
 
     def gloss(self, words: Sequence[str], also: frozenset[str]) -> list[str | None]:
@@ -93,12 +70,6 @@ class Lexicon(NamedTuple):
     def word(self, word: str) -> str | None:
         """The English of a word, or of the longest stem of it."""
         english = self.english.get(word)
-        for _ in range(MOST_PREFIXES if self.code == "ar" and english is None else 0):
-            bare = _ARABIC_PREFIX.sub("", word)
-            english = self.english.get(bare)
-            if english is not None or bare == word:
-                break
-            word = bare
         if english is not None:
             return english
         for end in range(len(word) - 1, max(self.least_stem, len(word) - LONGEST_ENDING) - 1, -1):
@@ -106,25 +77,6 @@ class Lexicon(NamedTuple):
             if english is not None:
                 return english
         return None
-
-    def unspaced(self, text: str) -> list[str | None]:
-        """The English of the longest entries from the left; None for each other character."""
-        glosses: list[str | None] = []
-        listed, lengths, at = self.english.get, self.lengths.get, 0
-        while at < len(text):
-            taken, english = 1, None
-            for length in lengths(text[at], ()):
-                english = listed(text[at : at + length])
-                if english is not None:
-                    taken = length
-                    break
-            else:
-                latin = _LATIN_WORD.match(text, at) if text[at] <= "z" else None
-                if latin:
-                    taken, english = len(latin[0]), latin[0]
-            glosses.append(english)
-            at += taken
-        return glosses
 
 
 class Glosser:
@@ -152,9 +104,6 @@ class Glosser:
         """The text word by word in English; None if it is English, or too little of it is known."""
         plain = plain_form(text)
         code = _script(plain)
-        if code in _UNSPACED:
-            glosses = self._of[code].unspaced(_BETWEEN.sub("", plain)) if code in self._of else []
-            return _joined(glosses, LEAST_LISTED / CHARS_A_WORD)
         words = _BETWEEN.sub(" ", plain).split()
         lexicon = self._of.get(code) if code else self._language(words)
         return None if lexicon is None else _joined(lexicon.gloss(words, self._english), LEAST_LISTED)
@@ -186,7 +135,6 @@ def plain_form(text: str) -> str:
     lower = composed[: MOST_EXPANDED * len(text)].lower()
     if lower.isascii():
         return lower
-    lower = lower.translate(_ALIKE)
     table = {ord(char): _bare(char) for char in set(lower) if "\x7f" < char < "\u0370"}
     return lower.translate(table)
 
@@ -200,12 +148,11 @@ def _script(plain: str) -> str | None:
     if plain.isascii():
         return None
     some = plain[:SAMPLED_CHARS]
-    counts = {code: len(letters.findall(some)) for code, letters in _SCRIPTS.items()}
-    if counts["ja"] > _KANA_SHARE * (counts["ja"] + counts["zh"]):
-        counts["ja"] += counts["zh"]
-    code = max(counts, key=lambda code: counts[code])
     letters = sum(map(str.isalpha, some))
-    return code if counts[code] > OTHER_SHARE * max(letters, 1) else None
+    for code, own in _SCRIPTS.items():
+        if len(own.findall(some)) > OTHER_SHARE * max(letters, 1):
+            return code
+    return None
 
 
 def _parsed(code: str, table: str) -> Lexicon:
@@ -214,13 +161,6 @@ def _parsed(code: str, table: str) -> Lexicon:
         form, tab, meaning = line.partition("\t")
         if not (form and tab and meaning):
             raise ValueError(f"lexicon {code}: {line!r} is no form, tab and English")
-        plain = plain_form(form)
-        if code not in _UNSPACED:
-            plain = _BETWEEN.sub(" ", plain).strip()
-        english.setdefault(plain, meaning)
+        english.setdefault(_BETWEEN.sub(" ", plain_form(form)).strip(), meaning)
     openers = frozenset(form.split()[0] for form in english if " " in form)
-    lengths: dict[str, set[int]] = {}
-    for form in english:
-        lengths.setdefault(form[0], set()).add(len(form))
-    longest_first = {first: sorted(some, reverse=True) for first, some in lengths.items()}
-    return Lexicon(code, english, openers, longest_first, LEAST_STEM.get(code, 4))
+    return Lexicon(code, english, openers, LEAST_STEM.get(code, 4))

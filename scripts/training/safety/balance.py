@@ -116,7 +116,7 @@ def _weight(row: Row, sizes: Mapping[str, int]) -> float:
         return QUOTAS[row.source] / sizes[row.source]
     if row.kind == "output":
         return OUTPUT
-    times = WRITTEN if row.source.startswith("written") and not row.is_gloss else 1.0
+    times = WRITTEN if row.source.startswith("written") else 1.0
     return times * LOOK_ALIKE if row.near else times
 
 

@@ -16,16 +16,22 @@ from app.safety.policies.policy import NGRAMS_WATCH_SHARE
 from app.safety.policies.policy_file import Rule
 from scripts.training.safety.calibrate_answers import AnswerBlend
 from scripts.training.safety.loso import FAST_LENGTH, LENGTH, NGRAMS, Predictions
-from scripts.training.safety.rows import HALF
+from scripts.training.safety.rows import EVERYDAY, HALF, KEPT_APART, THIRD_TURNS
 
 RATES = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
 BLOCK, WATCH = Rule().block_fpr, Rule().watch_fpr
 """The rates of the built-in policy: of prompts that are refused, and that are at least watched."""
 GROUP_SLACK, WATCH_SLACK = 2.5, 2.0
-"""How far a group of ordinary prompts may be above a rate for all: one of up to FEW, and one beyond."""
-FEW = 0.01
+"""How far a group of ordinary prompts may be above a rate for all: one of up to LOW, and one beyond."""
+LOW = 0.01
+FEW, MANY = 0.002, 0.02
+"""Shares of ordinary prompts at which those in English and in other languages are made even."""
+GLOSSES = 0.03
+"""The share of ordinary prompts in Hindi and Indonesian that are watched for their gloss alone."""
 GROUP_ROWS = 300
-"""Fewer rows than this are no group: a rate of 0.4% is one row there."""
+"""Fewer rows than this are no group: a rate of 0.4% is one row there. A set kept apart always is one."""
+LANGUAGES = ("ar", "de", "en", "es", "fr", "hi", "id", "it", "ja", "ko", "pt", "ru", "tr", "zh")
+"""The languages of the everyday questions that are kept apart."""
 SHARE: Mapping[str, float] = {
     "asked": 2.0,
     "benign_agent_prompts": 0.7,
@@ -54,10 +60,14 @@ SHARE: Mapping[str, float] = {
     "turns of benign_arena_v01": 0.5,
     "turns of benign_flowgpt_chat": 1.0,
     "turns of benign_lobe_agents": 0.5,
+    THIRD_TURNS: 0.5,
+    **{f"{EVERYDAY} {language}": 0.15 for language in LANGUAGES},
 }
 """What of ordinary traffic is like a source: what people typed counts most, templates least."""
 LOOK_ALIKES = ("benign_coconot_pref", "benign_cyber_frr", "benign_cyber_frr_multilingual")
 """Public sources of benign prompts that sound harmful."""
+IN_LANGUAGES = "xsafety_multilingual"
+"""The public source of harmful prompts in several languages."""
 STATEMENTS = ("hate_davidson", "toxicity_surge", "toxigen_safenlp")
 """Public sources of statements, not requests, whose labels people disagree on."""
 LENGTHS = (200, 1_000, 4_000)
@@ -77,23 +87,35 @@ class Scored:
 
 
 def blended(predictions: Predictions) -> tuple[PromptBlend, Scored]:
-    """The blend that tells harmful from benign best among requests of sources left out."""
-    prompts = ~predictions.output & ~predictions.own & ~np.isin(predictions.source, STATEMENTS)
+    """The blend that tells harmful from benign best among English requests of sources left out.
+
+    In other languages the n-grams know too little: there the encoder decides alone, on a line that has as
+    many of the ordinary prompts at FEW and MANY as there are of English ones.
+    """
+    requests = ~predictions.own & ~np.isin(predictions.source, STATEMENTS)
     weights = _even(predictions.source, predictions.harmful)
-    shift = _other_script_shift(predictions)
-    both = (_both(predictions) + shift * predictions.other_script)[:, None]
-    alone = _alone(predictions)[:, None]
-    model = LogisticRegression(C=100.0).fit(both[prompts], predictions.harmful[prompts], weights[prompts])
-    fast = LogisticRegression(C=100.0).fit(alone[prompts], predictions.harmful[prompts], weights[prompts])
-    slope, fast_slope = float(model.coef_[0, 0]), float(fast.coef_[0, 0])
+    english = requests & predictions.is_english
+    both, alone = _both(predictions), _alone(predictions)
+    slope, bias = _line(both, predictions.harmful, weights, english)
+    fast_slope, fast_bias = _line(alone, predictions.harmful, weights, requests)
+    ordinary = np.isin(predictions.source, list(SHARE)) & ~predictions.harmful
+    wanted = np.quantile(both[ordinary & predictions.is_english], [1 - MANY, 1 - FEW])
+    wanted_of_gloss = float(np.quantile(both[ordinary & predictions.is_english], 1 - WATCH))
+    foreign = _foreign(predictions)
+    at = np.quantile(foreign[ordinary & ~predictions.is_english], [1 - MANY, 1 - FEW])
+    stretch = float((wanted[1] - wanted[0]) / (at[1] - at[0]))
     blend = PromptBlend(
-        encoder=slope,
+        multilingual=slope,
         ngrams=NGRAMS * slope,
-        bias=float(model.intercept_[0]),
+        bias=bias,
         length=LENGTH * slope,
-        other_script=shift * slope,
+        foreign=slope * stretch,
+        foreign_bias=float(slope * (wanted[0] - stretch * at[0])) + bias,
+        foreign_length=LENGTH * slope * stretch,
+        gloss_bias=_gloss_bias(predictions, ordinary, slope, bias + slope * wanted_of_gloss),
+        gloss_most=bias + slope * float(wanted[0]),
         fast_slope=fast_slope,
-        fast_bias=float(fast.intercept_[0]),
+        fast_bias=fast_bias,
         fast_length=FAST_LENGTH * fast_slope,
     )
     return blend, harms(predictions, blend)
@@ -102,32 +124,42 @@ def blended(predictions: Predictions) -> tuple[PromptBlend, Scored]:
 class PromptBlend(NamedTuple):
     """The part of Blend that is about prompts."""
 
-    encoder: float
+    multilingual: float
     ngrams: float
     bias: float
     length: float
-    other_script: float
+    foreign: float
+    foreign_bias: float
+    foreign_length: float
+    gloss_bias: float
+    gloss_most: float
     fast_slope: float
     fast_bias: float
     fast_length: float
 
 
-def _other_script_shift(predictions: Predictions) -> float:
-    """What is to be added to texts in other scripts for as many of the ordinary ones to be met as of others.
+def _gloss_bias(predictions: Predictions, ordinary: Hits, slope: float, watched: float) -> float:
+    """The intercept with which GLOSSES of the ordinary prompts that have a gloss are watched for it."""
+    glosses = (predictions.gloss - LENGTH * predictions.doublings)[ordinary & ~np.isnan(predictions.gloss)]
+    return watched - slope * float(np.quantile(glosses, 1 - GLOSSES))
 
-    Models that know harm in Latin letters best give all else low scores.
-    """
-    ordinary = np.isin(predictions.source, list(SHARE)) & ~predictions.harmful
-    both, other = _both(predictions), predictions.other_script
-    latin, others = (np.quantile(both[ordinary & is_it], 1 - EVEN_AT) for is_it in (~other, other))
-    return float(latin - others)
+
+def _line(
+    logits: Floats, harmful: NDArray[np.bool_], weights: NDArray[np.float64], chosen: Hits
+) -> tuple[float, float]:
+    """Slope and intercept from logits to those of the probability."""
+    model = LogisticRegression(C=100.0).fit(logits[chosen][:, None], harmful[chosen], weights[chosen])
+    return float(model.coef_[0, 0]), float(model.intercept_[0])
 
 
 def _both(predictions: Predictions) -> Floats:
-    both: Floats = (
-        predictions.encoder + NGRAMS * predictions.ngrams - LENGTH * predictions.doublings
-    ).astype(np.float64)
+    both: Floats = _foreign(predictions) + NGRAMS * predictions.ngrams
     return both
+
+
+def _foreign(predictions: Predictions) -> Floats:
+    alone: Floats = (predictions.multilingual - LENGTH * predictions.doublings).astype(np.float64)
+    return alone
 
 
 def _alone(predictions: Predictions) -> Floats:
@@ -137,7 +169,11 @@ def _alone(predictions: Predictions) -> Floats:
 
 def harms(predictions: Predictions, blend: PromptBlend) -> Scored:
     """The harm that both stages give to each row."""
-    full = blend.encoder * _both(predictions) + blend.other_script * predictions.other_script + blend.bias
+    english = blend.multilingual * _both(predictions) + blend.bias
+    foreign = blend.foreign * _foreign(predictions) + blend.foreign_bias
+    gloss = blend.multilingual * predictions.gloss + blend.gloss_bias - blend.length * predictions.doublings
+    full = np.where(predictions.is_english, english, foreign)
+    full = np.fmax(full, np.minimum(gloss, blend.gloss_most))
     fast = blend.fast_slope * _alone(predictions) + blend.fast_bias
     return Scored(predictions, sigmoid(full), sigmoid(fast))
 
@@ -167,7 +203,7 @@ def thresholds(scored: Scored, harm: Floats, rates: Sequence[float] = RATES) -> 
     chosen = np.isin(scored.of.source, list(SHARE)) & ~scored.of.harmful
     at = _reached(harm[chosen], _traffic(scored.of.source)[chosen], rates)
     for group in groups(scored.of).values():
-        slack = [rate * (GROUP_SLACK if rate <= FEW else WATCH_SLACK) for rate in rates]
+        slack = [rate * (GROUP_SLACK if rate <= LOW else WATCH_SLACK) for rate in rates]
         least = _reached(harm[group], np.ones(int(group.sum())), slack)
         at = np.maximum(at, least)
     falling = np.maximum.accumulate(at[::-1])[::-1]
@@ -188,19 +224,22 @@ def _reached(harm: Floats, weights: Floats, rates: Sequence[float]) -> Floats:
 
 
 def groups(predictions: Predictions) -> dict[str, Hits]:
-    """The groups of ordinary prompts that a rate holds for: by source, length and script."""
+    """The groups of ordinary prompts that a rate holds for: by source, length and language."""
     bucket = np.digitize(predictions.num_chars, LENGTHS)
     names = [f"under {chars:,} characters" for chars in LENGTHS] + ["longer"]
-    latin = ~predictions.other_script
     ordinary = np.isin(predictions.source, list(SHARE)) & ~predictions.harmful
     result: dict[str, Hits] = {}
     files = np.char.replace(predictions.source, HALF, "")
     for source in np.unique(files[ordinary]):
+        if source.startswith(KEPT_APART):
+            result[str(source)] = files == source
+            continue
         for number, length in enumerate(names):
-            for is_latin, script in ((True, ""), (False, ", other scripts")):
-                group = ordinary & (files == source) & (bucket == number) & (latin == is_latin)
+            for is_english, language in ((True, ""), (False, ", not English")):
+                group = ordinary & (files == source) & (bucket == number)
+                group &= predictions.is_english == is_english
                 if group.sum() >= GROUP_ROWS:
-                    result[f"{source}, {length}{script}"] = group
+                    result[f"{source}, {length}{language}"] = group
     return result
 
 
@@ -212,8 +251,6 @@ def _traffic(source: NDArray[np.str_]) -> Floats:
     return weights
 
 
-EVEN_AT = 0.02
-"""The share of ordinary prompts at which those in Latin letters and in others are made even."""
 NOT_SURE = 0.5
 """The share of ordinary prompts that the encoder reads; the others the n-grams let pass (PromptScreen)."""
 
@@ -240,7 +277,7 @@ def screened(scored: Scored) -> tuple[Hits, Hits]:
 
     The n-grams alone may have a prompt watched at a part of the rate, and let pass what they are sure of.
     """
-    sure = scored.fast < thresholds(scored, scored.fast, (NOT_SURE,))[0]
+    sure = scored.of.is_ascii & (scored.fast < thresholds(scored, scored.fast, (NOT_SURE,))[0])
     hits = []
     for rate, share in ((BLOCK, 0.0), (WATCH, NGRAMS_WATCH_SHARE)):
         late = scored.full >= thresholds(scored, scored.full, (rate,))[0]
@@ -253,18 +290,18 @@ def figures(scored: Scored, harm: Floats, hits: tuple[Hits, Hits] | None = None)
     """Recall or false positives of each source and group at the policy's two rates, or of `hits`."""
     predictions, (at_block, at_watch) = scored.of, thresholds(scored, harm, (BLOCK, WATCH))
     hits = hits or (harm >= at_block, harm >= at_watch)
-    public, prompts = ~predictions.own, ~predictions.output
+    public = ~predictions.own
     by_source: dict[str, Any] = {}
     for name in np.unique(predictions.source):
         for label in (True, False):
-            chosen = (predictions.source == name) & (predictions.harmful == label) & prompts
+            chosen = (predictions.source == name) & (predictions.harmful == label)
             if chosen.any():
                 shares = _shares(hits, chosen / chosen.sum())
                 by_source[f"{name} {'harmful' if label else 'benign'}"] = [
                     int(chosen.sum()),
                     *shares.values(),
                 ]
-    harmful = predictions.harmful & public & prompts
+    harmful = predictions.harmful & public
     looks = np.isin(predictions.source, LOOK_ALIKES)
     traffic = _traffic(predictions.source)
     return {
@@ -273,13 +310,25 @@ def figures(scored: Scored, harm: Floats, hits: tuple[Hits, Hits] | None = None)
         "mean_source_recall": _mean_recall(by_source),
         "look_alikes_flagged": _shares(hits, looks / looks.sum()) if looks.any() else {},
         "ordinary_flagged": _shares(hits, traffic / traffic.sum()),
-        "auc": round(float(roc_auc_score(predictions.harmful[public & prompts], harm[public & prompts])), 4),
+        "auc": round(float(roc_auc_score(predictions.harmful[public], harm[public])), 4),
         "by_source": by_source,
+        "by_language": _by_language(predictions, hits),
+        "kept_apart": {name: row for name, row in by_source.items() if name.startswith(KEPT_APART)},
         "by_group": {
             name: [int(group.sum()), *_shares(hits, group / group.sum()).values()]
             for name, group in groups(predictions).items()
         },
     }
+
+
+def _by_language(predictions: Predictions, hits: tuple[Hits, Hits]) -> dict[str, Any]:
+    """Recall in each language of the public source of harmful prompts in several."""
+    result: dict[str, Any] = {}
+    for language in np.unique(predictions.language[predictions.source == IN_LANGUAGES]):
+        chosen = (predictions.source == IN_LANGUAGES) & (predictions.language == language)
+        chosen &= predictions.harmful
+        result[str(language)] = [int(chosen.sum()), *_shares(hits, chosen / chosen.sum()).values()]
+    return result
 
 
 def _shares(hits: tuple[Hits, Hits], weights: Floats) -> dict[str, float]:

@@ -8,15 +8,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import numpy as np
-
 from app.safety.categories import CATEGORIES
 from app.safety.classifiers.classifier import Classifier
 from app.safety.policies.thresholds import FILE_NAME, Thresholds
 from app.safety.verdict import harm
 from scripts.training.safety import calibrate, rows
-from scripts.training.safety.calibrate import PromptBlend, Scored
-from scripts.training.safety.loso import ABLATED, Predictions
 from scripts.training.safety.rows import Row
 
 STAGES = ("n-grams", "encoder", "blend", "prompt screen")
@@ -24,22 +20,10 @@ STAGES = ("n-grams", "encoder", "blend", "prompt screen")
 SHOWN_GROUPS = 12
 """Groups of ordinary prompts on the card."""
 
+ANSWERS, FAILURES = "## Answers, sources left out", "## Known failures"
+"""Headings of the card, between which it tells of answers."""
+
 _TEMPLATE = Path(__file__).with_name("card.md")
-
-
-def ablation(work: Path, scored: Scored, blend: PromptBlend) -> dict[str, Any]:
-    """Figures with and without the project's rows: n-grams in all folds, both models in one or none."""
-    ngrams = calibrate.harms(Predictions.load(work / "ablation_ngrams.npz"), blend)
-    measured = {
-        "n-grams, with": calibrate.figures(scored, scored.fast),
-        "n-grams, without": calibrate.figures(ngrams, ngrams.fast),
-    }
-    if (work / "ablation.npz").exists():
-        without = calibrate.harms(Predictions.load(work / "ablation.npz"), blend)
-        same = calibrate.harms(scored.of.where(np.isin(scored.of.source, without.of.source)), blend)
-        measured[f"both, fold {ABLATED}, with"] = calibrate.figures(same, same.full)
-        measured[f"both, fold {ABLATED}, without"] = calibrate.figures(without, without.full)
-    return measured
 
 
 def asked(models: Path) -> dict[str, tuple[int, int]]:
@@ -53,11 +37,24 @@ def asked(models: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def text(
-    figures: Mapping[str, Any], own: Sequence[Row], sizes: Mapping[str, int], seen: Mapping[str, str]
-) -> str:
-    """The card: the template with the numbers put in; `seen` says how much the encoders saw."""
+def write(path: Path, figures: Mapping[str, Any], own: Sequence[Row], sizes: Mapping[str, int]) -> None:
+    """Write the card; where no replies were measured, what it has of answers stays."""
+    card = _text(figures, own, sizes)
+    if "replies" not in figures:
+        _, _, before = path.read_text().partition(ANSWERS)
+        kept, _, _ = before.partition(FAILURES)
+        head, _, rest = card.partition(ANSWERS)
+        card = f"{head}{ANSWERS}{kept}{FAILURES}{rest.partition(FAILURES)[2]}"
+    path.write_text(card)
+
+
+def _text(figures: Mapping[str, Any], own: Sequence[Row], sizes: Mapping[str, int]) -> str:
+    """The template with the numbers put in."""
     kinds = Counter((row.kind, bool(row.harmful)) for row in own)
+    replies = figures.get("replies", {"examined": 0.0, "answers": {}, "watched answers": {}})
+    stages = {name: figures[name] for name in STAGES}
+    if "ablation" in figures:
+        stages["blend, without the project's rows"] = figures["ablation"]
     return Template(_TEMPLATE.read_text()).substitute(
         own=len(own),
         written=sum(row.source.startswith("written") for row in own),
@@ -67,13 +64,12 @@ def text(
             for (kind, harmful), count in sorted(kinds.items())
         ),
         bytes=f"{sum(sizes.values()) / 1e6:.1f}",
-        stages=_stages({name: figures[name] for name in STAGES}),
-        ablation=f"\n\n{_stages(figures['ablation'])}"
-        if figures.get("ablation")
-        else "not measured this time.",
-        examined=_percent(figures["replies"]["examined"]),
-        answers=_answers(figures["replies"]["answers"]),
-        watched_answers=_answers(figures["replies"]["watched answers"]),
+        stages=_stages(stages),
+        languages=_table("language", figures["prompt screen"]["by_language"]),
+        everyday=_table("kept apart", figures["prompt screen"]["kept_apart"]),
+        examined=_percent(replies["examined"]),
+        answers=_answers(replies["answers"]),
+        watched_answers=_answers(replies["watched answers"]),
         other_languages=f"{sum(not row.text.isascii() for row in own if row.kind == 'prompt'):,}",
         sources=_sources(figures["prompt screen"]),
         block=f"{calibrate.BLOCK:.1%}",
@@ -81,7 +77,6 @@ def text(
         groups=_groups(figures["prompt screen"]),
         exam="{} of {}".format(*figures["asked"]["exam"]),
         asked="{} of {}".format(*figures["asked"]["held out"]),
-        **seen,
     )
 
 

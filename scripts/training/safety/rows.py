@@ -1,7 +1,8 @@
 """The rows that the classifiers learn from and are measured on: public files, and the project's own.
 
 A third source is what the built-in model is asked (`asked`): the project's too, but ordinary prompts, and
-left out of a fold like a public source.
+left out of a fold like a public source. What is kept apart (`kept_apart`) no training ever sees: everyday
+questions whose words sound dangerous, in fourteen languages, and chats whose turns do so together.
 
 Public files (`--data DIR`, scripts/training/safety_data/MANIFEST.json) are not in the project. Its own rows
 are, in scripts/training/safety_data/: written_*.jsonl row by row, frames_*.jsonl as a sentence frame with
@@ -18,7 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from app.safety.text.gloss import Glosser
 from app.safety.text.normalize import normalize
 from scripts.training.safety.labels import CODE_OF
 
@@ -30,6 +30,13 @@ BUILTIN = TRAINING / "builtin_model"
 ASKED = "asked"
 """The source of what it is trained with."""
 MANIFEST = OWN / "MANIFEST.json"
+EVERYDAY, THIRD_TURNS = "everyday", "third turns"
+KEPT_APART = (EVERYDAY, THIRD_TURNS)
+"""How the names of the sources begin that no training sees."""
+LAST_LATIN = "\u024f"
+"""The end of the Latin letters in Unicode's order; of what is behind it, little is common in Latin texts."""
+OTHER_LETTERS = 0.3
+"""The share of others at which a text is not taken for English."""
 PER_FRAME = 20
 """More rows than this of one frame are refused: they would teach the frame."""
 
@@ -45,9 +52,9 @@ class BadRows(ValueError):
 class Row:
     """One text. `harmful` is None where nobody has judged it.
 
-    `category` is a code of app.safety.categories for harmful rows, `near` what a benign one sounds like;
-    `is_gloss` says that it is the English gloss of another row.
+    `category` is a code of app.safety.categories for harmful rows, `near` what a benign one sounds like.
     `group` tells rows of one frame, or written side by side, from others; of a public row it is the origin.
+    `language` is its code, of the project's rows that say it.
     """
 
     text: str
@@ -57,7 +64,7 @@ class Row:
     category: str | None = None
     near: str | None = None
     group: str = ""
-    is_gloss: bool = False
+    language: str | None = None
 
     @property
     def own(self) -> bool:
@@ -65,11 +72,24 @@ class Row:
         return self.source.startswith(("written", "frames"))
 
     @property
+    def is_english(self) -> bool | None:
+        """Whether the row is in English, where that is sure."""
+        if self.language is not None:
+            return self.language == "en"
+        if self.source in FOREIGN:
+            return False
+        if sum(char > LAST_LATIN for char in self.text) > OTHER_LETTERS * len(self.text):
+            return False
+        return None if self.source in MIXED or not self.text.isascii() else True
+
+    @property
     def held_out(self) -> bool:
         """Whether the row is kept for the gates: its group is never trained on.
 
         Frames never are: most have a twin of the other label, which alone would teach the frame.
         """
+        if self.source.startswith(KEPT_APART):
+            return True
         digest = hashlib.sha256(self.group.encode()).digest()
         return self.source.startswith(("written", ASKED)) and digest[0] % _HELD_OUT == 0
 
@@ -106,12 +126,24 @@ def as_answers(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def glosses(rows: Sequence[Row], glosser: Glosser) -> list[Row]:
-    """The prompts that are not English once more, as the classifier reads them word by word in English."""
-    read = ((row, glosser.gloss(row.text)) for row in rows if row.kind == "prompt")
-    return [replace(row, text=gloss, is_gloss=True) for row, gloss in read if gloss]
+def kept_apart(folder: Path = OWN) -> list[Row]:
+    """Ordinary prompts that no training sees: `everyday <language>`, and `third turns` as they are joined."""
+    everyday = [
+        replace(_labelled(Row(_text(raw), None, f"{EVERYDAY} {raw['lang']}"), raw), group=raw["lang"])
+        for _, raw in _lines(folder / "everyday.jsonl")
+    ]
+    turns = [
+        _labelled(Row(_text(raw), None, THIRD_TURNS), raw) for _, raw in _lines(folder / "third_turns.jsonl")
+    ]
+    return everyday + turns
 
 
+FOREIGN = frozenset(
+    {"written_15", "benign_multilingual", "benign_cyber_frr_multilingual", "xsafety_multilingual"}
+)
+"""Public sources without English."""
+MIXED = frozenset({"benign_lobe_agents", "benign_templates", "benign_creative_roleplay"})
+"""Public sources in many languages, English among them."""
 LIKE_ANSWERS = frozenset({
     "benign_arena_v01",
     "benign_fiction_long",
@@ -194,7 +226,18 @@ def _public_row(source: str, raw: dict[str, Any]) -> Row:
     author = raw["source"].rpartition("/")[2].partition("_")[0]
     if author in HALVED.get(source, ()):
         source += HALF
-    return Row(raw["text"], harmful, source, raw["kind"], category, group=raw["source"])
+    _, _, language = (
+        (raw["category"] or "").partition("/") if source == "xsafety_multilingual" else ("", "", "")
+    )
+    return Row(
+        raw["text"],
+        harmful,
+        source,
+        raw["kind"],
+        category,
+        group=raw["source"],
+        language=language or None,
+    )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -214,13 +257,19 @@ def _labelled(row: Row, raw: dict[str, Any]) -> Row:
         kind=raw["kind"],
         category=None if benign else raw["category"],
         near=raw.get("near") if benign else None,
+        language=raw.get("lang"),
     )
 
 
 def _written(path: Path) -> Iterator[Row]:
     for number, raw in _lines(path):
         group = f"{path.stem}:{number // _BLOCK}"
-        yield _labelled(Row(raw["text"], None, path.stem, group=group), raw)
+        yield _labelled(Row(_text(raw), None, path.stem, group=group), raw)
+
+
+def _text(raw: dict[str, Any]) -> str:
+    """The text of a row; the turns of a chat as the prompt screen joins them."""
+    return str(raw["text"]) if "text" in raw else "\n".join(raw["turns"])
 
 
 def _framed(path: Path) -> Iterator[Row]:

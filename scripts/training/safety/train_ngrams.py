@@ -70,6 +70,7 @@ def _fit(rows: Sequence[Row], features: csr_matrix) -> NGrams:
         float(model.intercept_[0]),
         categories.astype(np.float16),
         bias.astype(np.float32),
+        *_english(rows, features),
     )
 
 
@@ -85,18 +86,28 @@ def _ratios(
     return result
 
 
+def _english(rows: Sequence[Row], features: csr_matrix) -> tuple[NDArray[np.float16], float]:
+    """Weights and bias of whether a text is English, over the places of the categories."""
+    chosen = np.array([i for i, row in enumerate(rows) if row.is_english is not None])
+    model = LogisticRegression(C=8.0, solver="liblinear", max_iter=30, class_weight="balanced")
+    model.fit(_folded(features[chosen]), [rows[i].is_english for i in chosen])
+    return model.coef_[0].astype(np.float16), float(model.intercept_[0])
+
+
+def _folded(features: csr_matrix) -> csr_matrix:
+    """Features over the places of the categories."""
+    cells = features.tocoo()
+    places = cells.col >> (BITS - CATEGORY_BITS)
+    return csr_matrix((cells.data, (cells.row, places)), (features.shape[0], 1 << CATEGORY_BITS))
+
+
 def _categories(rows: Sequence[Row], features: csr_matrix) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     chosen = np.array([i for i, row in enumerate(rows) if row.category])
     labels = np.array([CATEGORIES.index(str(rows[i].category)) for i in chosen])
-    chosen_features = features[chosen].tocoo()
-    folded = csr_matrix(
-        (chosen_features.data, (chosen_features.row, chosen_features.col >> (BITS - CATEGORY_BITS))),
-        (len(chosen), 1 << CATEGORY_BITS),
-    )
     model = SGDClassifier(
         loss="log_loss", alpha=1e-5, max_iter=12, tol=None, random_state=0, class_weight="balanced"
     )
-    model.fit(folded, labels)
+    model.fit(_folded(features[chosen]), labels)
     weights = np.zeros((len(CATEGORIES), 1 << CATEGORY_BITS))
     bias = np.full(len(CATEGORIES), -8.0)
     weights[model.classes_] = model.coef_
@@ -107,5 +118,11 @@ def _categories(rows: Sequence[Row], features: csr_matrix) -> tuple[NDArray[np.f
 def save(model: NGrams, path: Path) -> None:
     """Write the file that NGrams.load reads."""
     np.savez_compressed(
-        path, harm=model.harm, bias=np.float32(model.bias), categories=model.categories, offsets=model.offsets
+        path,
+        harm=model.harm,
+        bias=np.float32(model.bias),
+        categories=model.categories,
+        offsets=model.offsets,
+        english=model.english,
+        english_bias=np.float32(model.english_bias),
     )

@@ -50,7 +50,7 @@ _SEED = 4
 
 def heard(every: Sequence[Row]) -> list[Reply]:
     """The rows that the model of answers learns from, read: answers, own prompts, and some public ones."""
-    chosen = (row for row in every if row.harmful is not None and not row.is_gloss and _is_heard(row))
+    chosen = (row for row in every if row.harmful is not None and _is_heard(row))
     return [text for text in map(replies.read, chosen) if len(text) > 2]
 
 

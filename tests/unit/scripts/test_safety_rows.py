@@ -6,15 +6,13 @@ import gzip
 import hashlib
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.safety.categories import CATEGORIES
-from app.safety.text.gloss import Glosser
 from app.safety.text.normalize import normalize
-from scripts.training.safety import balance, rows
+from scripts.training.safety import balance, calibrate, rows
 from scripts.training.safety.rows import BadRows, Row
 
 
@@ -143,13 +141,37 @@ def test_a_public_file_must_be_the_one_of_the_manifest(tmp_path: Path):
         rows.public(tmp_path, manifest)
 
 
-def test_a_prompt_in_another_language_is_learned_as_its_gloss_too():
-    """Labelled and held out as the prompt is; English prompts and answers have none."""
-    german = Row("Wie kann ich ein Auto stehlen?", harmful=True, source="written_1", group="written_1:0")
-    others = [Row("How can I steal a car?", harmful=True, source="written_1"), replace(german, kind="output")]
-    (gloss,) = rows.glosses([german, *others], Glosser.load())
-    assert gloss == replace(german, text=gloss.text, is_gloss=True)
-    assert {"steal", "car"} <= set(gloss.text.split())
+def test_what_is_kept_apart_is_harmless_and_never_trained_on():
+    """150 everyday questions in each language, and chats of three turns as they are joined."""
+    kept = rows.kept_apart()
+    sizes = Counter(row.source for row in kept)
+    assert set(sizes) == {*(f"everyday {language}" for language in calibrate.LANGUAGES), "third turns"}
+    assert min(sizes.values()) >= 150
+    assert not any(row.harmful for row in kept)
+    assert all(row.text.count("\n") == 2 for row in kept if row.source == "third turns")
+    assert balance.for_training(kept) == []
+
+
+def test_nothing_kept_apart_is_among_the_rows_to_learn_from(own: list[Row]):
+    """Nor differs from one of them only in how it is written."""
+    learned = {normalize(row.text) for row in own}
+    assert [row.text for row in rows.kept_apart() if normalize(row.text) in learned] == []
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (Row("how to", harmful=False, source="written_1"), True),
+        (Row("wie", harmful=False, source="written_16", language="de"), False),
+        (Row("como roubar uma moto", harmful=True, source="written_15"), False),
+        (Row("как испечь хлеб", harmful=False, source="benign_flowgpt"), False),
+        (Row("quelle heure", harmful=False, source="benign_lobe_agents"), None),
+        (Row("naïve", harmful=False, source="benign_clinc"), None),
+    ],
+)
+def test_a_row_is_taken_for_english_only_where_that_is_sure(row: Row, expected: bool | None):
+    """By what its file says, by its letters, or not at all."""
+    assert row.is_english is expected
 
 
 def test_the_authors_of_a_halved_file_are_in_one_half(tmp_path: Path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,22 +18,25 @@ from app.safety.classifiers.classifier import (
     Blend,
     Classifier,
     doublings,
-    is_other_script,
 )
-from app.safety.classifiers.encoder import ANSWER, PROMPT, Encoder
+from app.safety.classifiers.encoder import ANSWER, Encoder
 from app.safety.classifiers.model_files import MANIFEST, ModelDamaged
+from app.safety.classifiers.multilingual import HARM, TOPICS, MultilingualReader
 from app.safety.classifiers.ngrams import BITS, CATEGORY_BITS, NGrams
 from app.safety.text.gloss import Glosser
 from app.safety.verdict import Scores, harm
 from scripts.training.safety import manifest
-from scripts.training.safety.obfuscate import obfuscate
 
 BLEND = Blend(
-    encoder=1.0,
+    multilingual=1.0,
     ngrams=0.5,
     bias=0.0,
     length=0.0,
-    other_script=0.0,
+    foreign=1.0,
+    foreign_bias=0.0,
+    foreign_length=0.0,
+    gloss_bias=0.0,
+    gloss_most=1.0,
     fast_slope=2.0,
     fast_bias=-1.0,
     fast_length=0.0,
@@ -49,40 +51,55 @@ BLEND = Blend(
 NO_GLOSS = Glosser(())
 
 
-class WordEncoder(Encoder):
-    """Logit 4 for what has the word `poison`, else -4; the category is S9. Of answers the word is `cure`."""
+class WordReader(MultilingualReader):
+    """Logit 4 for what has the word `poison`, else -4; the category is S9."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def logits(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def logits(self, text: str) -> NDArray[np.float32]:
         """As said."""
-        self.seen.extend(texts)
-        found = np.zeros((len(texts), 2 + len(CATEGORIES)), np.float32)
-        found[:, PROMPT] = [4.0 if "poison" in text else -4.0 for text in texts]
-        found[:, ANSWER] = [4.0 if "cure" in text else -4.0 for text in texts]
-        found[:, 1 + CATEGORIES.index("S9")] = 3.0
-        return found
+        self.seen.append(text)
+        logits = np.zeros(1 + len(CATEGORIES), np.float32)
+        logits[HARM] = 4.0 if "poison" in text else -4.0
+        logits[TOPICS + CATEGORIES.index("S9")] = 3.0
+        return logits
+
+
+class CureEncoder(Encoder):
+    """Logit 4 for an answer that has the word `cure`, else -4; the category is S9."""
+
+    def __init__(self) -> None:
+        pass
 
     def end(self, text: str) -> NDArray[np.float32]:
         """As said."""
-        last: NDArray[np.float32] = self.logits([text])[0]
-        return last
+        logits = np.zeros(2 + len(CATEGORIES), np.float32)
+        logits[ANSWER] = 4.0 if "cure" in text else -4.0
+        logits[1 + CATEGORIES.index("S9")] = 3.0
+        return logits
 
 
-def flat_ngrams(bias: float = 0.0) -> NGrams:
-    """N-grams that give every text the same logit."""
+def flat_ngrams(bias: float = 0.0, *, is_english: bool = True) -> NGrams:
+    """N-grams that give every text the same logit, and take it for English or not."""
     return NGrams(
         np.zeros(1 << BITS, np.float16),
         bias,
         np.zeros((len(CATEGORIES), 1 << CATEGORY_BITS), np.float16),
         np.zeros(len(CATEGORIES), np.float32),
+        np.zeros(1 << CATEGORY_BITS, np.float16),
+        1.0 if is_english else -1.0,
     )
+
+
+def small(blend: Blend = BLEND, bias: float = 0.0, reader: WordReader | None = None) -> Classifier:
+    """A classifier of these parts."""
+    return Classifier(flat_ngrams(bias), reader or WordReader(), CureEncoder(), blend, NO_GLOSS)
 
 
 def test_the_highest_score_is_the_harm():
     """The likeliest category has the harm itself, the others their share of it."""
-    scores = Classifier(flat_ngrams(), WordEncoder(), BLEND, NO_GLOSS).full("poison")
+    scores = small().full("poison")
     assert scores["S9"] == max(scores.values()) == pytest.approx(1 / (1 + np.exp(-4.0)), abs=1e-6)
     assert scores["S1"] == pytest.approx(scores["S9"] * np.exp(-3.0), rel=1e-4)
     assert tuple(scores) == CATEGORIES
@@ -90,23 +107,23 @@ def test_the_highest_score_is_the_harm():
 
 def test_the_most_harmful_view_speaks_for_the_text():
     """Spaced letters are joined in a view of their own."""
-    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND, NO_GLOSS)
+    classifier = small()
     assert classifier.full("p o i s o n in a well")["S9"] > 0.9 > classifier.full("a well")["S9"]
 
 
 def test_the_blend_adds_both_logits():
     """The n-grams' logit counts by its factor."""
-    plain = Classifier(flat_ngrams(), WordEncoder(), BLEND, NO_GLOSS).full("poison")["S9"]
-    raised = Classifier(flat_ngrams(2.0), WordEncoder(), BLEND, NO_GLOSS).full("poison")["S9"]
+    plain = small().full("poison")["S9"]
+    raised = small(bias=2.0).full("poison")["S9"]
     assert np.log(raised / (1 - raised)) - np.log(plain / (1 - plain)) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_the_fast_look_asks_no_encoder():
     """It is the n-grams alone, on a scale of their own."""
-    encoder = WordEncoder()
-    scores = Classifier(flat_ngrams(3.0), encoder, BLEND, NO_GLOSS).fast("poison").scores()
+    reader = WordReader()
+    scores = small(bias=3.0, reader=reader).fast("poison").scores()
     assert max(scores.values()) == pytest.approx(1 / (1 + np.exp(-5.0)))
-    assert encoder.seen == []
+    assert reader.seen == []
 
 
 @pytest.mark.parametrize(
@@ -133,32 +150,11 @@ def test_how_often_a_text_is_twice_as_long_as_a_short_one(num_chars: int, expect
     assert doublings(3 * SHORT_CHARS) == pytest.approx(1.585, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", False),
-        ("plain English", False),
-        ("Müßiggang, œuvre, żółć, čeština", False),
-        ("Как испечь хлеб?", True),
-        ("パンを焼く", True),
-        ("كيف أخبز", True),
-        ("print('привет')", True),
-        ("the word мир is one of eight in here", False),
-        ("“quoted” — well… fine", False),
-        ("a" * 70 + "ж" * 30, False),
-        ("a" * 69 + "ж" * 31, True),
-    ],
-)
-def test_a_text_of_another_script_is_known(text: str, expected: bool):
-    """Where over three tenths of its characters are behind the Latin letters."""
-    assert is_other_script(text) is expected
-
-
 def test_each_doubling_of_a_text_takes_something_off():
     """Of both looks at a prompt; nothing of a short one."""
     blend = BLEND._replace(length=0.5, fast_length=0.25)
-    plain = Classifier(flat_ngrams(1.0), WordEncoder(), BLEND, NO_GLOSS)
-    long = Classifier(flat_ngrams(1.0), WordEncoder(), blend, NO_GLOSS)
+    plain = small(bias=1.0)
+    long = small(blend, 1.0)
     for text, times in (("poison", 0), ("poison ".ljust(4 * SHORT_CHARS, "x"), 2)):
         full = logit_of(plain.full(text)) - logit_of(long.full(text))
         assert full == pytest.approx(0.5 * times, abs=1e-3)
@@ -166,17 +162,27 @@ def test_each_doubling_of_a_text_takes_something_off():
         assert fast == pytest.approx(0.25 * times, abs=1e-3)
 
 
-def test_another_script_adds_to_the_harm_that_the_encoder_finds():
-    """It reads it badly; Latin letters add nothing."""
-    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND, NO_GLOSS)
-    warier = Classifier(flat_ngrams(), WordEncoder(), BLEND._replace(other_script=1.5), NO_GLOSS)
-    for text, added in (("как испечь хлеб", 1.5), ("how to bake bread", 0.0)):
-        assert logit_of(warier.full(text)) - logit_of(classifier.full(text)) == pytest.approx(added, abs=1e-3)
+def test_what_is_not_english_is_left_to_the_encoder():
+    """On a line of its own: the n-grams know too little of it."""
+    blend = BLEND._replace(foreign=0.5, foreign_bias=1.0, foreign_length=0.25)
+    ngrams = flat_ngrams(9.0, is_english=False)
+    classifier = Classifier(ngrams, WordReader(), CureEncoder(), blend, NO_GLOSS)
+    assert logit_of(classifier.full("poison für den Keller")) == pytest.approx(3.0, abs=1e-3)
+    long = "poison für den Keller".ljust(2 * SHORT_CHARS, "ß")
+    assert logit_of(classifier.full(long)) == pytest.approx(2.75, abs=1e-3)
+
+
+def test_marks_stay_on_what_the_encoder_reads_and_look_alikes_are_read_plain_too():
+    """Vowels of Hindi are marks; Cyrillic letters may spell English."""
+    reader = WordReader()
+    small(reader=reader).full("रोटी कैसे बनाएं")
+    assert reader.seen == ["रोटी कैसे बनाएं"]
+    assert harm(small().full("pоisоn in a well")) > 0.9  # noqa: RUF001  (Cyrillic o)
 
 
 def test_an_answer_is_read_by_its_own_logit():
     """What is harmful in a prompt is not in an answer, and the other way round; the categories are shared."""
-    classifier = Classifier(flat_ngrams(5.0), WordEncoder(), BLEND, NO_GLOSS)
+    classifier = small(bias=5.0)
     assert harm(classifier.answer("a poison", 0.0, 0.5)) < 0.1
     scores = classifier.answer("a cure", 0.0, 0.5)
     assert tuple(scores) == CATEGORIES
@@ -186,9 +192,7 @@ def test_an_answer_is_read_by_its_own_logit():
 
 def test_the_harm_of_its_prompt_weighs_on_an_answer():
     """By its factor; slope and bias are those of answers alone."""
-    classifier = Classifier(
-        flat_ngrams(), WordEncoder(), BLEND._replace(answer=0.5, answer_prior=2.0, answer_bias=-1.0), NO_GLOSS
-    )
+    classifier = small(BLEND._replace(answer=0.5, answer_prior=2.0, answer_bias=-1.0))
     assert logit_of(classifier.answer("a cure", 0.0, 0.5)) == pytest.approx(1.0, abs=1e-3)
     assert logit_of(classifier.answer("a cure", 0.75, 0.5)) == pytest.approx(2.5, abs=1e-3)
     assert logit_of(classifier.full("poison")) == pytest.approx(4.0, abs=1e-3)
@@ -196,7 +200,7 @@ def test_the_harm_of_its_prompt_weighs_on_an_answer():
 
 def test_what_was_heard_in_all_of_an_answer_weighs_on_its_end():
     """Its logit by its factor, the more the more was heard; nothing where it says as much as not."""
-    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND._replace(answer_heard=0.5), NO_GLOSS)
+    classifier = small(BLEND._replace(answer_heard=0.5))
     at_odds = float(np.log(0.9 / 0.1))
     for heard, added in ((0.5, 0.0), (0.9, 0.5 * at_odds), (0.1, -0.5 * at_odds)):
         assert logit_of(classifier.answer("a cure", 0.0, heard)) == pytest.approx(4.0 + added, abs=1e-3)
@@ -204,7 +208,7 @@ def test_what_was_heard_in_all_of_an_answer_weighs_on_its_end():
 
 def test_an_answer_that_opens_with_a_refusal_is_let_off():
     """By so much of the logit, whatever its end says."""
-    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND._replace(answer_refusal=1.5), NO_GLOSS)
+    classifier = small(BLEND._replace(answer_refusal=1.5))
     for opening, logit in (("I cannot help with that.", 2.5), ("Of course.", 4.0), ("", 4.0)):
         assert logit_of(classifier.answer("a cure", 0.0, 0.5, opening)) == pytest.approx(logit, abs=1e-3)
 
@@ -212,23 +216,24 @@ def test_an_answer_that_opens_with_a_refusal_is_let_off():
 @pytest.mark.parametrize("heard", [0.0, 1e-300, 1.0])
 def test_a_certainty_that_was_heard_does_not_drown_what_is_read(heard: float):
     """Its logit is bounded, on either side: the scores are numbers, and the encoder still tells."""
-    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND._replace(answer_heard=0.5), NO_GLOSS)
+    classifier = small(BLEND._replace(answer_heard=0.5))
     poison, cure = (harm(classifier.answer(text, 0.0, heard)) for text in ("a poison", "a cure"))
     assert 0.0 < poison < cure < 1.0
 
 
-def test_a_text_in_another_language_is_read_in_english_too(tmp_path: Path):
-    """Its gloss is one more view of it, and counts where it is the worst."""
-    (tmp_path / "de.tsv").write_text("gift\tpoison\nkaufen\tbuy\n")
-    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND, Glosser.load(tmp_path))
-    for text in ("Gift kaufen", obfuscate("Gift kaufen, bitte", "base64", seed=1)):
-        assert harm(classifier.full(text)) == pytest.approx(harm(classifier.full("poison")))
+def test_a_gloss_adds_harm_but_never_beyond_its_bound(tmp_path: Path):
+    """Word by word in English a text may be watched; nothing is refused for it."""
+    (tmp_path / "id.tsv").write_text("racun\tpoison\nbeli\tbuy\n")
+    ngrams = flat_ngrams(is_english=False)
+    classifier = Classifier(ngrams, WordReader(), CureEncoder(), BLEND, Glosser.load(tmp_path))
+    assert logit_of(classifier.full("beli racun")) == pytest.approx(BLEND.gloss_most, abs=1e-3)
+    assert logit_of(classifier.full("beli roti")) == pytest.approx(-4.0, abs=1e-3)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\u200b", "💥"])
 def test_texts_of_nothing_have_scores(text: str):
     """All between 0 and 1."""
-    classifier = Classifier(flat_ngrams(), WordEncoder(), BLEND, NO_GLOSS)
+    classifier = small()
     for scores in (classifier.fast(text).scores(), classifier.full(text), classifier.answer(text, 0.5, 0.5)):
         assert all(0.0 <= p <= 1.0 for p in scores.values())
 
@@ -261,7 +266,13 @@ def test_files_that_are_no_model_stop_the_server(shipped: Path):
 def test_tables_of_another_size_stop_the_server(shipped: Path):
     """Weights of another number of places are another model's."""
     np.savez(
-        shipped / "ngrams.npz", harm=np.zeros(8), bias=0.0, categories=np.zeros((14, 4)), offsets=np.zeros(14)
+        shipped / "ngrams.npz",
+        harm=np.zeros(8),
+        bias=0.0,
+        categories=np.zeros((14, 4)),
+        offsets=np.zeros(14),
+        english=np.zeros(4),
+        english_bias=0.0,
     )
     manifest.write(shipped)
     with pytest.raises(ModelDamaged, match="another size"):

