@@ -325,7 +325,7 @@ class Runtime:
             return
         previous, admission = mode.step, self.backends.large.admission
         mode.observe(pressure_of(admission, time.monotonic()))
-        admission.load_shedder.refuses = mode.step is Step.REFUSE
+        admission.load_shedder.degraded(refuses=mode.step is Step.REFUSE)
         if mode.step is not previous:
             self.log.warning("degraded", step=mode.step.label, pressure=round(mode.pressure, 2))
 

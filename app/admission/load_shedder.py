@@ -133,12 +133,15 @@ class LoadShedder:
         """Requests refused for want of room since the process began, by tier and code."""
         self.retry_slots = Counter({"kept": 0, "missed": 0})
         """What became of the slots whose time is over."""
-        self.refuses = False
-        """Whether degraded mode refuses: it rests on a pressure that was observed, and wins over a guess."""
+        self._degraded_refuses = False
         self.bounds, self._queue, self._scheduler, self._throughput = bounds, queue, scheduler, throughput
         self._chance, self._tuning = chance, tuning
         self._deadline_s = tuple(bounds.deadline_s[tier] for tier in TIERS)
         self._slots: dict[str, RetrySlots] = {}
+
+    def degraded(self, *, refuses: bool) -> None:
+        """Note whether degraded mode refuses: that rests on an observed pressure, and wins over a guess."""
+        self._degraded_refuses = refuses
 
     def restart(self, throughput: Throughput) -> None:
         """Go by this throughput from now on; what was promised stays promised."""
@@ -218,7 +221,7 @@ class LoadShedder:
         rate, line = self._rate(tenant), tenant.waiting_tokens + queued.tokens
         # Before throughput was measured the first requests are not refused: they wait up to their deadline.
         few = len(queue) < self._tuning.unmeasured_waiting
-        unmeasured = few and not self.refuses and not self._throughput.is_measured
+        unmeasured = few and not self._degraded_refuses and not self._throughput.is_measured
         if returns and not unmeasured:
             return line + self._ahead(tenant, line) <= self._tuning.late * self.max_wait_s(tenant) * rate
         if tenant.waiting and len(tenant.waiting) + 1 > free_requests:

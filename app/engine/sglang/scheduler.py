@@ -12,7 +12,7 @@ from sglang.srt.managers.scheduler import run_scheduler_process
 
 from app.engine.sglang import continuation
 from app.engine.sglang.grammar_guard import GrammarGuard
-from app.engine.sglang.patches import dead_ends, logit_bias, penalties, prefill_turns, stop_strings
+from app.engine.sglang.patches import dead_ends, logit_bias, penalties, stop_strings
 from app.engine.sglang.stall_limit import StallLimit, TorchRankStore
 
 
@@ -28,5 +28,4 @@ def run(server_args: Any, *args: Any, grammar_mask_ms: float, **kwargs: Any) -> 
     stop_strings.install()
     logit_bias.install()
     penalties.install()
-    prefill_turns.install()
     return run_scheduler_process(server_args, *args, **kwargs)

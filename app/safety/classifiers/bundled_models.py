@@ -44,4 +44,4 @@ def load(directory: Path = MODELS) -> Models:
     except Exception as exc:  # NumPy has errors of its own
         raise ModelDamaged(f"{directory / OUTPUT}: cannot be read: {exc!r}") from exc
     prompts = Classifier.load(directory)
-    return Models(prompts, answers, directory, prompts.sure_below, prompts.evidence, prompts)
+    return Models(prompts, answers, directory, prompts.sure_below, prompts.evidence, prompts, prompts.parts)

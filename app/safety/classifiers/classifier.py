@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
@@ -33,6 +34,9 @@ SHORT_CHARS = 100
 """Characters of a short text."""
 LEAST_CHARS, NOTHING_SAID = 3, -3.0
 """ASCII texts of so few characters say nothing either way: their logit of harm is at most this."""
+_INNER_CAPITALS = re.compile(r"[^\W\d_A-Z][A-Z]")
+MOST_INNER_CAPITALS = 2
+"""Capitals within words that an ordinary text may have."""
 FILES = ("ngrams.npz", "multilingual.npz", "encoder.onnx", "tokenizer.json", CALIBRATION)
 
 
@@ -131,6 +135,20 @@ class Classifier:
         slope = self._blend.fast_slope
         return [Evidence(words, logit * slope) for words, logit in self._ngrams.evidence(worst)]
 
+    def parts(self, text: str) -> dict[str, float]:
+        """What each model alone makes of a text as it stands, by its name: logits of harm."""
+        counted, blend = self._ngrams.look(normalize(text))[0], self._blend
+        parts = {
+            "n-grams": counted * blend.fast_slope + blend.fast_bias,
+            "multilingual encoder": float(self._multilingual.logits(text)[HARM]),
+        }
+        gloss = self._glosser.gloss(text)
+        if gloss is not None:
+            parts["multilingual encoder, word by word in English"] = float(
+                self._multilingual.logits(gloss)[HARM]
+            )
+        return parts
+
     def full(self, text: str) -> Scores:
         """The scores of n-grams and encoder together, in 2 to 20 ms for each 500 characters: for a thread."""
         logit, topics = self._worst(text)
@@ -152,13 +170,14 @@ class Classifier:
     def _worst(self, text: str) -> tuple[float, NDArray[np.float32]]:
         """The highest logit of harm of what may be read in the text, and its topics.
 
-        The encoder reads the text itself, whose marks make words of other languages what they are; the plain
-        form only where that is ASCII and the text is not, since it may be written in look-alikes.
+        The encoder reads the text itself, whose marks make words of other languages what they are. It reads
+        the plain form too where letters may be look-alikes, or capitals are where nobody writes them.
         """
         blend, length = self._blend, doublings(len(text))
         plain, *others = views(text)
         read = [(text, plain), *((other, other) for other in others)]
-        if plain.isascii() and not text.isascii():
+        is_odd = text.isupper() or len(_INNER_CAPITALS.findall(text)) > MOST_INNER_CAPITALS
+        if is_odd or (plain.isascii() and not text.isascii()):
             read.append((plain, plain))
         readings = [self._reading(shown, counted, length) for shown, counted in read]
         gloss = self._glosser.gloss(text)

@@ -21,9 +21,11 @@ from scripts.training.safety.rows import EVERYDAY, HALF, KEPT_APART, THIRD_TURNS
 RATES = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
 BLOCK, WATCH = Rule().block_fpr, Rule().watch_fpr
 """The rates of the built-in policy: of prompts that are refused, and that are at least watched."""
-GROUP_SLACK, WATCH_SLACK = 2.5, 2.0
+GROUP_SLACK, WATCH_SLACK = 3.0, 2.0
 """How far a group of ordinary prompts may be above a rate for all: one of up to LOW, and one beyond."""
 LOW = 0.01
+MOST_EVERYDAY = 0.005
+"""The share of a set kept apart that may be refused, at whatever rate up to LOW: none of 150."""
 FEW, MANY = 0.002, 0.02
 """Shares of ordinary prompts at which those in English and in other languages are made even."""
 GLOSSES = 0.03
@@ -202,12 +204,19 @@ def thresholds(scored: Scored, harm: Floats, rates: Sequence[float] = RATES) -> 
     """
     chosen = np.isin(scored.of.source, list(SHARE)) & ~scored.of.harmful
     at = _reached(harm[chosen], _traffic(scored.of.source)[chosen], rates)
-    for group in groups(scored.of).values():
-        slack = [rate * (GROUP_SLACK if rate <= LOW else WATCH_SLACK) for rate in rates]
+    for name, group in groups(scored.of).items():
+        slack = [_slack(rate, name) for rate in rates]
         least = _reached(harm[group], np.ones(int(group.sum())), slack)
         at = np.maximum(at, least)
     falling = np.maximum.accumulate(at[::-1])[::-1]
     return [float(value) for value in np.round(sigmoid(falling), 5)]
+
+
+def _slack(rate: float, group: str) -> float:
+    """The share of a group that may reach what `rate` of all reach."""
+    if rate > LOW:
+        return rate * WATCH_SLACK
+    return min(rate * GROUP_SLACK, MOST_EVERYDAY) if group.startswith(KEPT_APART) else rate * GROUP_SLACK
 
 
 def _reached(harm: Floats, weights: Floats, rates: Sequence[float]) -> Floats:

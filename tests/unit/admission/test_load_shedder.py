@@ -105,7 +105,7 @@ def test_the_first_requests_are_not_refused_before_throughput_was_measured() -> 
 def test_where_degraded_mode_refuses_the_first_requests_are_refused_too() -> None:
     """Its step rests on a pressure that was observed; a wait that nobody has measured is given up for it."""
     world = World(measured_s=1.0)
-    world.load_shedder.refuses = True
+    world.load_shedder.degraded(refuses=True)
     assert world.come_twice("a", 20_000) > 0
 
 

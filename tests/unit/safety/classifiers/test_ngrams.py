@@ -9,6 +9,7 @@ import pytest
 
 from app.safety.classifiers.features import distinct
 from app.safety.classifiers.ngrams import BITS, CATEGORY_BITS, NGrams
+from scripts.training.safety import train_ngrams
 
 NUM_CATEGORIES = 3
 
@@ -17,7 +18,8 @@ def model(*, harm: float = 0.0, bias: float = 0.0) -> NGrams:
     """A model in which every n-gram weighs the same, and the categories differ by their number."""
     rows = np.arange(NUM_CATEGORIES, dtype=np.float16)[:, None] * np.ones(1 << CATEGORY_BITS, np.float16)
     offsets = np.array([5.0, 0.0, 0.0], np.float32)
-    return NGrams(np.full(1 << BITS, harm, np.float16), bias, rows, offsets)
+    english = np.full(1 << CATEGORY_BITS, 1.0, np.float16)
+    return NGrams(np.full(1 << BITS, harm, np.float16), bias, rows, offsets, english, -1.5)
 
 
 def test_text_without_weight_has_the_bias():
@@ -45,7 +47,7 @@ def test_single_weight_is_found_in_the_texts_that_have_its_ngram():
     (place, *_) = distinct("forbidden", BITS)
     harm = made.harm.copy()
     harm[place] = 8.0
-    single = NGrams(harm, 0.0, made.categories, made.offsets)
+    single = NGrams(harm, 0.0, made.categories, made.offsets, made.english, 0.0)
     assert single.look("a forbidden thing")[0] > 0
     assert single.look("xyzzy")[0] == 0
 
@@ -54,15 +56,17 @@ def test_model_is_what_its_file_says(tmp_path: Path):
     """Loaded, it says the same."""
     made = model(harm=0.5, bias=1.0)
     path = tmp_path / "ngrams.npz"
-    np.savez(path, harm=made.harm, bias=made.bias, categories=made.categories, offsets=made.offsets)
+    train_ngrams.save(made, path)
     loaded = NGrams.load(path)
     assert loaded.logits("some words")[0] == made.logits("some words")[0]
+    for text in ("", "some words"):
+        assert loaded.is_english(loaded.look(text)[1]) == made.is_english(made.look(text)[1]) == bool(text)
 
 
 def test_file_of_another_size_is_no_model(tmp_path: Path):
     """Its places would be others."""
     made = model()
     path = tmp_path / "ngrams.npz"
-    np.savez(path, harm=made.harm[:8], bias=0.0, categories=made.categories, offsets=made.offsets)
+    train_ngrams.save(NGrams(made.harm[:8], 0.0, made.categories, made.offsets, made.english, 0.0), path)
     with pytest.raises(ValueError, match="tables of another size"):
         NGrams.load(path)

@@ -18,7 +18,8 @@ def model(*harmful: str) -> NGrams:
     for word in harmful:
         harm[distinct(word, BITS)] = 1.0
     topics = np.zeros((len(CATEGORIES), 1 << CATEGORY_BITS), np.float16)
-    return NGrams(harm, 0.0, topics, np.zeros(len(CATEGORIES), np.float32))
+    english = np.zeros(1 << CATEGORY_BITS, np.float16)
+    return NGrams(harm, 0.0, topics, np.zeros(len(CATEGORIES), np.float32), english, 0.0)
 
 
 def test_a_word_is_named_by_what_it_adds():
