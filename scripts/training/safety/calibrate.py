@@ -21,7 +21,7 @@ from scripts.training.safety.rows import EVERYDAY, HALF, KEPT_APART, THIRD_TURNS
 RATES = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
 BLOCK, WATCH = Rule().block_fpr, Rule().watch_fpr
 """The rates of the built-in policy: of prompts that are refused, and that are at least watched."""
-GROUP_SLACK, WATCH_SLACK = 3.0, 2.0
+GROUP_SLACK, WATCH_SLACK = 2.5, 2.0
 """How far a group of ordinary prompts may be above a rate for all: one of up to LOW, and one beyond."""
 LOW = 0.01
 MOST_EVERYDAY = 0.005

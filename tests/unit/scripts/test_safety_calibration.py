@@ -100,16 +100,17 @@ def test_ordinary_prompts_in_other_languages_are_met_as_often_as_english_ones(sc
         assert (both.full[ordinary & ~is_english] >= at).mean() == pytest.approx(share, abs=0.001)
 
 
-def test_a_gloss_has_a_prompt_watched_and_never_refused(scored: Scored):
+def test_a_gloss_reaches_its_bound_and_no_refusal(scored: Scored):
     """However harmful it reads: word by word, nobody can tell a heat pump from a bomb."""
     harmful = np.arange(len(scored.full)) % 50 < 2
     gloss = np.where(harmful & ~np.isnan(scored.of.gloss), 20.0, scored.of.gloss).astype(np.float32)
     multilingual = (scored.of.multilingual + 5.0 * harmful * np.isnan(gloss)).astype(np.float32)
-    rows = replace(scored.of, harmful=harmful, gloss=gloss, multilingual=multilingual)
-    _, both = calibrate.blended(rows)
-    block, watch = calibrate.thresholds(both, both.full, (calibrate.BLOCK, calibrate.WATCH))
+    is_english = np.arange(len(scored.full)) % 3 > 0
+    rows = replace(scored.of, harmful=harmful, gloss=gloss, multilingual=multilingual, is_english=is_english)
+    blend, both = calibrate.blended(rows)
+    (block,) = calibrate.thresholds(both, both.full, (calibrate.BLOCK,))
     glossed = both.full[harmful & (gloss > 10.0)]
-    assert (glossed >= watch).all()
+    assert glossed == pytest.approx(calibrate.sigmoid(np.full(len(glossed), blend.gloss_most)))
     assert (glossed < block).all()
 
 
