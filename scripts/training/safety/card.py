@@ -41,10 +41,9 @@ def write(path: Path, figures: Mapping[str, Any], own: Sequence[Row], sizes: Map
     """Write the card; where no replies were measured, what it has of answers stays."""
     card = _text(figures, own, sizes)
     if "replies" not in figures:
-        _, _, before = path.read_text().partition(ANSWERS)
-        kept, _, _ = before.partition(FAILURES)
-        head, _, rest = card.partition(ANSWERS)
-        card = f"{head}{ANSWERS}{kept}{FAILURES}{rest.partition(FAILURES)[2]}"
+        of_answers = path.read_text().partition(ANSWERS)[2].partition(FAILURES)[0]
+        prompts, _, rest = card.partition(ANSWERS)
+        card = f"{prompts}{ANSWERS}{of_answers}{FAILURES}{rest.partition(FAILURES)[2]}"
     path.write_text(card)
 
 

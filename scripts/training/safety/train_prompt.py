@@ -144,9 +144,9 @@ def _calibrate(args: argparse.Namespace) -> None:
         rule = Rule()
         measured["replies"] = calibrate_answers.figures(folds, rule.answer_fpr, rule.watched_answer_fpr)
     else:
-        before = json.loads(path.read_text())
-        answers = AnswerBlend(**{name: before["blend"][name] for name in AnswerBlend._fields})
-        output = before["output"]
+        calibrated = json.loads(path.read_text())
+        answers = AnswerBlend(**{name: calibrated["blend"][name] for name in AnswerBlend._fields})
+        output = calibrated["output"]
     path.write_text(json.dumps(calibrate.document(blend, scored, answers, output), indent=1) + "\n")
     manifest.write(args.models)
     if (args.work / "ablation.npz").exists():
