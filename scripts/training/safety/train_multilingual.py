@@ -184,5 +184,5 @@ def _buried(piece: list[int], benign: Sequence[list[int]], rng: random.Random) -
     if rng.random() >= _BURIED:
         return piece
     room = WINDOW - 2 - len(piece)
-    other = [piece_id for part in rng.choices(benign, k=3) for piece_id in part][: rng.randrange(room + 1)]
+    other = [piece_id for benign_piece in rng.choices(benign, k=3) for piece_id in benign_piece][: rng.randrange(room + 1)]
     return other + piece if rng.random() < _BEHIND else piece + other
