@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -184,5 +185,5 @@ def _buried(piece: list[int], benign: Sequence[list[int]], rng: random.Random) -
     if rng.random() >= _BURIED:
         return piece
     room = WINDOW - 2 - len(piece)
-    other = [piece_id for benign_piece in rng.choices(benign, k=3) for piece_id in benign_piece][: rng.randrange(room + 1)]
+    other = list(chain.from_iterable(rng.choices(benign, k=3)))[: rng.randrange(room + 1)]
     return other + piece if rng.random() < _BEHIND else piece + other
