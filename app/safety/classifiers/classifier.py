@@ -37,7 +37,7 @@ LEAST_CHARS, NOTHING_SAID = 3, -3.0
 _INNER_CAPITALS = re.compile(r"[^\W\d_A-Z][A-Z]")
 MOST_INNER_CAPITALS = 2
 """Capitals within words that an ordinary text may have."""
-FILES = ("ngrams.npz", "multilingual.npz", "encoder.onnx", "tokenizer.json", CALIBRATION)
+FILES = ("ngrams.npz", "multilingual.onnx", "multilingual.npz", "encoder.onnx", "tokenizer.json", CALIBRATION)
 
 
 class Blend(NamedTuple):
@@ -113,7 +113,7 @@ class Classifier:
             blend = Blend.parse(calibration["blend"])
             ngrams = NGrams.load(folder / "ngrams.npz")
             encoder = Encoder.load(folder / "encoder.onnx", folder / "tokenizer.json")
-            multilingual = MultilingualReader.load(folder / "multilingual.npz")
+            multilingual = MultilingualReader.load(folder / "multilingual.onnx", folder / "multilingual.npz")
             glosser = Glosser.load()
         except ModelDamaged:
             raise

