@@ -63,7 +63,7 @@ class MultilingualEncoder:
 
     @classmethod
     def load(cls, convolutions: Path) -> MultilingualEncoder:
-        """The encoder of the installed package and an ONNX file. Raises ModelDamaged, or what reading does."""
+        """The encoder of the installed package and an ONNX file. Raises ModelDamaged and others."""
         from sentencepiece import SentencePieceProcessor
 
         resources = package_files()

@@ -46,7 +46,7 @@ class _Graph:
 
 
 def write(weights: Mapping[str, NDArray[Any]], path: Path) -> None:
-    """Write the file: (pieces, WIDTH) vectors, (pieces, 5) places, (windows, pieces) sums → (windows, 1280)."""
+    """Write the file: (pieces, WIDTH) vectors, (pieces, 5) places, (windows, pieces) sums to the pooled."""
     graph, epsilon = _Graph(), float(weights["eps"])
     project = np.concatenate([weights[f"proj{n}"] for n, _ in ORDERS], axis=1)
     project_bias, gain, shift = (

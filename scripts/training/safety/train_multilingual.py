@@ -31,8 +31,8 @@ DRAWN = 50_000
 """Texts that are drawn of all prompts."""
 EVERYDAY_TIMES = 2
 """How often each question comes that only sounds harmful and is not in English: there are few others."""
-PERSONAS, PERSONAS_TIMES = "written_23", 4
-"""Harmless personas, rules and the like, and how often each comes besides: they bind the thresholds."""
+ORDINARY, ORDINARY_TIMES = frozenset({"written_23", "written_25"}), 4
+"""Harmless personas, rules, tests of software and the like, and how often each comes besides."""
 SEEDS = (0, 1, 2)
 """Heads that are trained apart and added up."""
 HIDDEN, DROPOUT = 384, 0.3
@@ -68,7 +68,7 @@ def drawn(rows: Sequence[Row], encoder: MultilingualEncoder, count: int = DRAWN,
     seen = [row for row in balance.for_training(rows) if row.kind == "prompt"]
     chosen = [seen[i] for i in balance.drawn(seen, count, seed=1)]
     chosen += EVERYDAY_TIMES * [row for row in seen if row.near and row.language not in (None, "en")]
-    chosen += PERSONAS_TIMES * [row for row in seen if row.source == PERSONAS]
+    chosen += ORDINARY_TIMES * [row for row in seen if row.source in ORDINARY]
     pieces = [_part(encoder.ids(_disguised(row.text[:6000], rng)), row, rng) for row in chosen]
     benign = [piece for piece, row in zip(pieces, chosen, strict=True) if not row.harmful]
     pieces = [_buried(piece, benign, rng) for piece in pieces]
