@@ -27,7 +27,7 @@ _EXPECTED = {
     "model_type": "expected a table",
 }
 _WHOLE = ("dict_type", "list_type", "model_type")
-_KINDS = {dict: "a table", list: "a list", str: "a text"}
+_KINDS: Mapping[type, str] = {dict: "a table", list: "a list", str: "a text"}
 
 
 def problems(
