@@ -231,7 +231,7 @@ class PromptScreen:
         return verdict, highest_harm < self._sure_below and self._knows(turns, looked)
 
     def _knows(self, turns: Turns, looked: dict[str, Quick]) -> bool:
-        """Whether the n-grams know what they read: of other languages, and of noise, they are sure of nothing."""
+        """Whether the n-grams know the language: of others, and of noise, they are sure of nothing."""
         texts = [read.text for read in (*turns.newest, *turns.earlier)]
         return all(text.isascii() and self._glance(text, looked).is_language for text in texts)
 

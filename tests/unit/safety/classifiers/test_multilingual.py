@@ -64,7 +64,7 @@ def test_a_long_text_is_read_in_windows(encoder: MultilingualEncoder):
 
 
 def test_half_an_emoji_is_read(encoder: MultilingualEncoder):
-    """JSON can spell lone surrogates, which a client that cuts a text leaves, and sentencepiece takes none."""
+    """JSON can spell lone surrogates, as a client that cuts a text does; sentencepiece takes none."""
     assert encoder.ids("How do I bake bread? \ud83d") == encoder.ids("How do I bake bread? ?")
 
 
