@@ -26,6 +26,8 @@ _EXPECTED = {
     "list_type": "expected a list",
     "model_type": "expected a table",
 }
+_WHOLE = ("dict_type", "list_type", "model_type")
+_KINDS: Mapping[type, str] = {dict: "a table", list: "a list", str: "a text"}
 
 
 def problems(
@@ -92,4 +94,6 @@ def _worded(
         wanted = f"expected {context['expected']}"
     else:
         wanted = expected.get(kind, detail["msg"])
-    return f"{wanted}, got {reprlib.repr(detail['input'])}"
+    # What is of the wrong kind as a whole may hold anything, such as texts that belong in no log.
+    value = _KINDS.get(type(detail["input"])) if kind in _WHOLE else None
+    return f"{wanted}, got {value or reprlib.repr(detail['input'])}"

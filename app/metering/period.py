@@ -16,6 +16,9 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _METADATA = re.compile(re.escape(METADATA) + r"[^\x00-\x1f\x7f\"\\]{1,64}")
 """The names that SQLite's JSON paths can have in quotes."""
 
+MAX_NAMES = 8
+"""Names that usage is grouped by at once; each of the metadata is looked up in every row."""
+
 
 class Period(NamedTuple):
     """Two days and those between; the name of the month or day that they are, if it was asked for."""
@@ -45,12 +48,14 @@ def period_of(name: str | None, first: str | None, last: str | None, today: date
 
 def groups_of(names: str) -> Sequence[str]:
     """The names of a comma list, as `day,metadata.project`. Raises BadRequest."""
-    chosen = [name.strip() for name in names.split(",")] if names.strip() else []
+    chosen = tuple(dict.fromkeys(name.strip() for name in names.split(","))) if names.strip() else ()
+    if len(chosen) > MAX_NAMES:
+        raise BadRequest(f"Usage is grouped by at most {MAX_NAMES} names at once.", param="group_by")
     for name in chosen:
         if name not in GROUPS and not _METADATA.fullmatch(name):
             groups = ", ".join([*GROUPS, f"{METADATA}NAME"])
             raise BadRequest(f"Usage is grouped by {groups}, not by {name!r}.", param="group_by")
-    return tuple(dict.fromkeys(chosen))
+    return chosen
 
 
 def number_of(day: date) -> int:

@@ -17,10 +17,14 @@ Scores = Mapping[str, float]
 
 
 class Quick(NamedTuple):
-    """What is made of a text at a glance: its harm, and what tells the scores, of which it is the maximum."""
+    """What is made of a text at a glance: its harm, and what tells the scores, of which it is the maximum.
+
+    Where the n-grams do not know its language (`is_language`), as of digits, a low harm says nothing.
+    """
 
     harm: float
     scores: Callable[[], Scores]
+    is_language: bool = True
 
 
 Action = Literal["block", "watch", "flag", "off"]

@@ -41,6 +41,9 @@ def said(document: dict[str, object], **words: str) -> list[str]:
     [
         ({}, "name: is missing; what it is called"),
         ({"name": "x", "inner": 1}, "inner: expected a table, got 1"),
+        ({"name": "x", "inner": ["a secret"]}, "inner: expected a table, got a list"),
+        ({"name": "x", "listed": {"a": "secret"}}, "listed: expected a list, got a table"),
+        ({"name": "x", "listed": "a secret"}, "listed: expected a list, got a text"),
         ({"name": "x", "inner": {"rate": "1"}}, "inner.rate: expected a number, got '1'"),
         ({"name": "x", "inner": {"rate": 2}}, "inner.rate: Input should be less than or equal to 1, got 2"),
         ({"name": "x", "listed": [1, None]}, "listed.entry 2: expected a number, got None"),

@@ -127,7 +127,7 @@ class Classifier:
         ngrams, blend = self._ngrams, self._blend
         logit, places = max(map(ngrams.look, views(text)), key=itemgetter(0))
         logit = logit * blend.fast_slope + blend.fast_bias - blend.fast_length * doublings(len(text))
-        return Quick(_harm(logit), lambda: _scores(logit, ngrams.topics(places)))
+        return Quick(_harm(logit), lambda: _scores(logit, ngrams.topics(places)), ngrams.is_english(places))
 
     def evidence(self, text: str) -> list[Evidence]:
         """What each word of a text adds to the n-grams' logit of harm, the most first; of its worst view."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from app.messages import without_surrogates
 from app.safety.categories import CATEGORIES
 from app.safety.classifiers.encoder import session_of, windows
 from app.safety.classifiers.model_files import ModelDamaged
@@ -72,8 +73,8 @@ class MultilingualEncoder:
             return cls(weights, pieces, session_of(convolutions))
 
     def ids(self, text: str) -> list[int]:
-        """The word pieces of a text."""
-        ids: list[int] = self._pieces.encode(" ".join(text.split()))
+        """The word pieces of a text, whose lone surrogates are read as question marks."""
+        ids: list[int] = self._pieces.encode(without_surrogates(" ".join(text.split())))
         return ids
 
     def windows(self, text: str) -> list[list[int]]:

@@ -89,6 +89,13 @@ class _TextScores(NamedTuple):
     num_between: int
 
 
+class _Glance(NamedTuple):
+    """What is remembered of a `Quick`."""
+
+    harm: float
+    is_language: bool
+
+
 class PromptScreen:
     """Judges conversations. Construct once; `close()` ends its thread.
 
@@ -115,7 +122,7 @@ class PromptScreen:
         self._wait_s = wait_s
         self._fail_open = fail_open
         self._thread = OwnerThreads("prompt-screen", hangs_after_s=timeout_s)
-        self._harms = Remembered[float](REMEMBERED)
+        self._glances = Remembered[_Glance](REMEMBERED)
         self._quick = Remembered[Scores](REMEMBERED)
         self._thorough = Remembered[Scores](REMEMBERED)
 
@@ -143,7 +150,7 @@ class PromptScreen:
                 return clear
             scores, doubted = self._look(turns, looked)
             least_doubt = max(harm(scores), harm(doubted)) < self._sure_below
-            sure = not strikes and least_doubt and _is_read_whole(turns) and _is_ascii(turns)
+            sure = not strikes and least_doubt and _is_read_whole(turns) and self._knows(turns, looked)
             return judged(policy, [Reading("ngrams", scores)]), sure
         except Exception as exc:  # noqa: BLE001  # whatever it is, nothing goes on unscreened
             return self._failed("ngrams", "error", policy, exc), False
@@ -217,11 +224,16 @@ class PromptScreen:
             return None
         highest_harm = 0.0
         for text, weight, watch in (*turns.newest, *turns.earlier):
-            highest_harm = max(highest_harm, self._harm(text, looked) * (1.0 if watch else weight))
+            highest_harm = max(highest_harm, self._glance(text, looked).harm * (1.0 if watch else weight))
         verdict = policy.clear_prompt(highest_harm, "ngrams")
         if verdict is None or policy.clear_prompt(highest_harm, "encoder") is None:
             return None  # whose scores say whether the model is to be strict
-        return verdict, highest_harm < self._sure_below and _is_ascii(turns)
+        return verdict, highest_harm < self._sure_below and self._knows(turns, looked)
+
+    def _knows(self, turns: Turns, looked: dict[str, Quick]) -> bool:
+        """Whether the n-grams know the language: of others, and of noise, they are sure of nothing."""
+        texts = [read.text for read in (*turns.newest, *turns.earlier)]
+        return all(text.isascii() and self._glance(text, looked).is_language for text in texts)
 
     def _look(self, turns: Turns, looked: Mapping[str, Quick]) -> tuple[Scores, Scores]:
         """The scores by weight, and those of the texts that are to be watched, as they are."""
@@ -278,7 +290,8 @@ class PromptScreen:
             quick[number] = _TextScores(highest(*islice(scores, len(of_text))), {}, 0)
         worst = sorted(quick, key=lambda number: -harm(quick[number].ends))[:ENCODED_TEXTS]
         for number in worst:
-            if harm(quick[number].ends) >= skip_below or not earlier[number].text.isascii():
+            sure = harm(quick[number].ends) < skip_below and earlier[number].text.isascii()
+            if not (sure and await self._thread.run(work, self._all_known, pieces[number])):
                 del quick[number]
         return quick
 
@@ -309,15 +322,15 @@ class PromptScreen:
     def _quick_scores(self, text: str) -> Scores:
         return self._classifier.fast(text).scores()
 
-    def _harm(self, text: str, looked: dict[str, Quick]) -> float:
-        key = self._harms.key(text)
-        remembered = self._harms.get(key)
+    def _glance(self, text: str, looked: dict[str, Quick]) -> _Glance:
+        key = self._glances.key(text)
+        remembered = self._glances.get(key)
         if remembered is not None:
             return remembered
         quick = looked[text] = self._classifier.fast(text)
         if not 0.0 <= quick.harm <= 1.0:
             raise ValueError("harm out of range")
-        return self._harms.put(key, quick.harm)
+        return self._glances.put(key, _Glance(quick.harm, quick.is_language))
 
     async def _thoroughly(self, work: Work, text: str) -> Scores:
         """The encoder's scores, in the thread: a slice at a time, so that others have their turns."""
@@ -347,6 +360,9 @@ class PromptScreen:
     def _quick_scores_of(self, texts: Sequence[str]) -> list[Scores]:
         return [self._quick_scores(text) for text in texts]
 
+    def _all_known(self, texts: Sequence[str]) -> bool:
+        return all(self._glance(text, {}).is_language for text in texts)
+
     def _failed(self, stage: Stage, why: Failure, policy: Policed, exc: Exception) -> Verdict:
         busy = isinstance(exc, WaitedTooLong)  # no failure: a flood must not be a way past the screen
         passed = self._fail_open and not busy
@@ -374,11 +390,6 @@ def _is_read_whole(turns: Turns) -> bool:
     if len(turns.earlier) > QUICK_EARLIER:
         return False
     return max((len(read.text) for read in (*turns.newest, *turns.earlier)), default=0) <= QUICK_CHARS
-
-
-def _is_ascii(turns: Turns) -> bool:
-    """Whether the n-grams know all letters: of other languages they are sure of nothing."""
-    return all(read.text.isascii() for read in (*turns.newest, *turns.earlier))
 
 
 def _faded(scores: Scores, weight: float) -> Scores:

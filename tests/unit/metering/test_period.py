@@ -7,7 +7,7 @@ from datetime import date
 import pytest
 
 from app.errors import BadRequest
-from app.metering.period import Period, groups_of, number_of, period_of, text_of
+from app.metering.period import MAX_NAMES, Period, groups_of, number_of, period_of, text_of
 
 TODAY = date(2026, 11, 20)
 
@@ -82,6 +82,15 @@ def test_an_unknown_group_is_refused(names: str):
     """The error says which groups there are."""
     with pytest.raises(BadRequest, match=r"day, model, owner, key, metadata\.NAME, not by") as error:
         groups_of(names)
+    assert error.value.param == "group_by"
+
+
+def test_more_names_than_a_report_may_have_are_refused():
+    """Each is looked up in every row of the period, and SQLite has no more than 2,000 columns."""
+    names = [f"metadata.n{number}" for number in range(MAX_NAMES + 1)]
+    assert len(groups_of(",".join(names[:MAX_NAMES]))) == MAX_NAMES
+    with pytest.raises(BadRequest, match="at most 8 names") as error:
+        groups_of(",".join(names))
     assert error.value.param == "group_by"
 
 

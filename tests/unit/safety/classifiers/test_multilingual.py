@@ -65,6 +65,11 @@ def test_a_long_text_is_read_in_windows(encoder: MultilingualEncoder):
     assert MultilingualReader(encoder, head(2.0)).logits("bread " * 500)[HARM] == pytest.approx(2.0)
 
 
+def test_half_an_emoji_is_read(encoder: MultilingualEncoder):
+    """JSON can spell lone surrogates, as a client that cuts a text does; sentencepiece takes none."""
+    assert encoder.ids("How do I bake bread? \ud83d") == encoder.ids("How do I bake bread? ?")
+
+
 def test_a_window_is_read_alike_alone_and_among_others(encoder: MultilingualEncoder):
     """No piece of one text is seen beside another's; eight bits are shared out over a batch."""
     pieces = [encoder.windows(text)[0] for text in TEXTS]

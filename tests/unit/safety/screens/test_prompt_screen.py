@@ -443,7 +443,7 @@ async def test_what_is_remembered_is_bounded_and_holds_no_text(screen, monkeypat
     for i in range(9):
         prompts.ngram_verdict(say(f"secret {i}"), POLICY)
         prompts.prescreen(say(f"secret {i}"), POLICY, scored=False)
-    for memory in (prompts._quick, prompts._harms):
+    for memory in (prompts._quick, prompts._glances):
         assert len(memory._found) == 4
         assert all(len(key) == 16 for key in memory._found)
 
