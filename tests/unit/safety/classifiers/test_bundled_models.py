@@ -70,7 +70,7 @@ def harms(classifier: Classifier) -> list[float]:
     return [harm(classifier.full(row.text)) for row in held_out(harmful=True)]
 
 
-@pytest.mark.parametrize(("fpr", "least"), [(BLOCK_FPR, 0.16), (WATCH_FPR, 0.68)])
+@pytest.mark.parametrize(("fpr", "least"), [(BLOCK_FPR, 0.15), (WATCH_FPR, 0.68)])
 def test_held_out_requests_for_harm_are_found(
     harms: list[float], thresholds: Thresholds, fpr: float, least: float
 ):
