@@ -30,7 +30,7 @@ def test_bench_store_asks_a_store_and_settles_in_it(tmp_path):
     size = ["--rows", "2000", "--conversations", "300", "--long", "40", "--repeat", "2"]
     rounds = ["--pairs", "2", "--settlements", "640", "--in-flight", "64"]
     table = bench("store", *size, *rounds, "--folder", str(tmp_path), "--json", str(result))
-    assert "| usage by day and model, of all keys | 124 |" in table
+    assert "| usage by day and model, of all owners | 124 |" in table
     assert table.count("| < 50 |") == 2 + 9
     assert "settlements/s" in table
     written = json.loads(result.read_text())

@@ -34,6 +34,8 @@ DECAY = 0.8
 """By how much an earlier turn's score fades with each turn since."""
 MAX_AGE = 10
 """Turns back that are read: the score of an older turn has faded to a tenth and reaches no threshold."""
+MOST_BEHIND = 8
+"""Newest messages without which those before are read as one text, where nobody has judged them."""
 SHORT_CHARS = 300
 """Characters of a short text. A longer text that no user wrote needs stronger evidence to be refused."""
 BESIDE_CHARS = 64
@@ -280,9 +282,21 @@ def _newest(turns: Sequence[_Turn], users: Sequence[_Said]) -> list[Read]:
     if len(turns) > 1:
         recent = [message for turn in turns[-JOINED_TURNS:] for message in turn.messages]
         texts.append(_joined(recent))
+        unknown = [message for message in users if not message.is_judged]
         if not all(message.is_judged for message in users[: -len(recent)]):
-            texts.append(_joined([message for message in users if not message.is_judged]))
+            texts.append(_joined(unknown))
+        texts += _joined_before(unknown)
     return [Read(text) for text in dict.fromkeys(texts)]
+
+
+def _joined_before(unknown: Sequence[_Said]) -> Iterator[str]:
+    """Messages that nobody has judged as they were joined before each of the last came.
+
+    A few harmless ones behind a request in pieces would drown it, and none was read when it was the newest.
+    """
+    if sum(len(message.content) for message in unknown) <= SLICE_CHARS:
+        for number in range(len(unknown) - 1, max(1, len(unknown) - 1 - MOST_BEHIND), -1):
+            yield _joined(unknown[:number])
 
 
 def _before(turns: Sequence[_Turn]) -> list[Read]:

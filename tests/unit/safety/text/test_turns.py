@@ -13,6 +13,7 @@ from app.safety.text.turns import (
     DECAY,
     EDITED_CHARS,
     MAX_AGE,
+    MOST_BEHIND,
     OVERLAP_CHARS,
     SHORT_CHARS,
     SLICE_CHARS,
@@ -105,13 +106,24 @@ def test_all_that_users_said_and_nobody_has_judged_is_one_text_too(known):
     """However many answers stand between; not what was judged, nor twice what the last turns have."""
     said = [user("ok"), answer("x"), *(m for text in "pqrs" for m in (user(text), answer("x")))]
     known.add_passed(["ok"])
-    assert read_request({"messages": [*said, user("t")]}, known).newest == [
+    assert read_request({"messages": [*said, user("t")]}, known).newest[:3] == [
         Read("t"),
         Read("r\ns\nt"),
         Read("p\nq\nr\ns\nt"),
     ]
-    known.add_passed("pq")
+    known.add_passed("pqrs")
     assert read_request({"messages": [*said, user("t")]}, known).newest == [Read("t"), Read("r\ns\nt")]
+
+
+def test_what_nobody_has_judged_is_read_as_it_was_before_each_of_the_last_came(known):
+    """So that harmless messages behind a request in pieces do not drown it; what was judged is not read again."""
+    said = [m for text in "pqrs" for m in (user(text), answer("x"))]
+    newest = read_request({"messages": said}, known).newest
+    assert newest[2:] == [Read("p\nq\nr\ns"), Read("p\nq\nr"), Read("p\nq")]
+    many = [m for number in range(40) for m in (user(f"w{number}"), answer("x"))]
+    assert len(read_request({"messages": many}, known).newest) == 3 + MOST_BEHIND
+    long = [m for _ in range(4) for m in (user("w" * SLICE_CHARS), answer("x"))]
+    assert len(read_request({"messages": long}, known).newest) == 3
 
 
 def test_turns_that_passed_apart_have_not_passed_as_one(known):
