@@ -116,7 +116,7 @@ def test_all_that_users_said_and_nobody_has_judged_is_one_text_too(known):
 
 
 def test_what_nobody_has_judged_is_read_as_it_was_before_each_of_the_last_came(known):
-    """So that harmless messages behind a request in pieces do not drown it; what was judged is not read again."""
+    """So that harmless messages behind a request in pieces do not drown it; at most so many times."""
     said = [m for text in "pqrs" for m in (user(text), answer("x"))]
     newest = read_request({"messages": said}, known).newest
     assert newest[2:] == [Read("p\nq\nr\ns"), Read("p\nq\nr"), Read("p\nq")]
