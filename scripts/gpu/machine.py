@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tomllib
-from importlib import metadata, util
+from importlib import metadata
 from typing import Any
 
 from scripts.benchmarks.findings import unjudged
@@ -37,7 +37,7 @@ def run(check: Checkup) -> None:
             check.find(unjudged(name, version))
     for tool in COMPILERS:
         check.find(unjudged(tool, shutil.which(tool) or "not on PATH"))
-    missing = [name for name in _dependencies() if util.find_spec(name) is None]
+    missing = [name for name in _dependencies() if _version(name) is None]
     check.holds("packages of the product that are missing", ", ".join(missing) or "none", "none", not missing)
     if not check.options.dry_run:
         _gpu(check, machine)
@@ -56,9 +56,9 @@ def _gpu(check: Checkup, machine: dict[str, Any]) -> None:
 
 
 def _dependencies() -> list[str]:
-    """The modules of pyproject.toml's dependencies."""
+    """The packages that pyproject.toml depends on."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [requirement.partition("=")[0].replace("-", "_") for requirement in project["dependencies"]]
+    return [requirement.partition("=")[0] for requirement in project["dependencies"]]
 
 
 def _version(name: str) -> str | None:
