@@ -47,7 +47,8 @@ def _unbounded(models: Collection[str], settings: Settings) -> Iterator[str]:
     free = [name for name in models if prices.price_of(name, time.time_ns() // 1000) == Price()]
     if free:
         yield (
-            f"The budget does not bound {_listed(free)}: without a price in the settings it costs nothing."
+            f"The budget does not bound {_listed(free)}, unless the server has other settings:"
+            " those read here have no price for it."
         )
 
 
