@@ -23,7 +23,7 @@ from app.api.routes.admin import AdminKeyRoutes
 from app.api.routes.chat import ChatRoutes
 from app.api.routes.completions import CompletionRoutes
 from app.api.routes.conversations import ConversationRoutes
-from app.api.routes.info import InfoRoutes
+from app.api.routes.info import InfoRoutes, openapi
 from app.api.routes.metrics import MetricsRoutes
 from app.api.routes.model_selection import ModelSelector
 from app.api.routes.moderations import ModerationRoutes
@@ -32,8 +32,12 @@ from app.api.routes.safety import SafetyRoutes
 from app.api.routes.service import ServiceRoutes
 from app.api.routes.tokens import TokenRoutes
 from app.api.routes.usage import UsageRoutes
-from app.api.schema.openapi import HEALTH_PATHS, MODEL_INFO_PATHS, SERVER_INFO_PATHS, openapi
 from app.runtime import ONE_PIECE, Runtime
+
+HEALTH_PATHS = ("/readyz", "/health", "/health_generate", "/ping")
+"""Paths of one route: the names that clients of Kubernetes, vLLM, SGLang and SageMaker know it by."""
+MODEL_INFO_PATHS = ("/model_info", "/get_model_info")
+SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
 
 
 def build_app(runtime: Runtime) -> ASGIApp:
