@@ -27,12 +27,10 @@ from app.engine_factory import (
     check_names,
 )
 from app.errors import Draining, EngineNotReady, UnknownModel
-from app.generation.history import History
-from app.generation.journal import Journal
-from app.generation.request_safety import SafetyOf, Unscreened
-from app.generation.safety_check import SafetyService
-from app.generation.safety_factory import safety_service
-from app.generation.suspensions import Suspensions
+from app.journal.history import History
+from app.journal.journal import Journal
+from app.journal.reconcile import reconcile
+from app.journal.retention import Retention
 from app.log import where
 from app.metering.abuse import AbuseWatch
 from app.metering.balance import LedgerAudit
@@ -43,8 +41,9 @@ from app.metering.pricing import PriceTable
 from app.metering.reads import Reads
 from app.metering.responses import ResponseCounts
 from app.metering.traffic import Histogram, Traffic
-from app.pipeline import Pipeline
+from app.pipeline.serve import Pipeline
 from app.prefix_report.report import PrefixReport
+from app.resume.pending import Suspensions
 from app.routing.backend import Backend, Backends
 from app.routing.degraded_mode import Step, degrade_of
 from app.routing.pressure import pressure_of
@@ -55,6 +54,9 @@ from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policy
 from app.safety.screens.moderator import Moderator
+from app.safety.session.screened import session_of
+from app.safety.session.service import SafetyService, safety_service
+from app.safety.session.session import SessionOf
 from app.settings import Settings
 from app.store.database import Database
 from app.store.key_table import KeyTable
@@ -119,7 +121,7 @@ class Runtime:
         self.restarts.listen(RestartLog(log, lambda: self.prefixes.restarted(self.engine.model.id)))
         self.num_reconciled = 0
         """Requests that a dead process had left open and this one's start has settled."""
-        self.suspensions, self.journal = self._build_journal()
+        self.journal, self.suspensions = self._build_journal()
         self.purge = Purge(self.database, log, settings.purge_after_days)
         self._timekeepers: list[asyncio.Task[None]] = []
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
@@ -130,35 +132,35 @@ class Runtime:
         self.guard_engine = build_guard_engine(settings, self._guard_died)
         self.guard: GuardTier | None = None
         """None without `safety_guard_model`, and until its engine has started."""
-        self.pipeline = self.build_pipeline(Unscreened if self.safety is None else self.safety.of)
+        self.pipeline = self.build_pipeline(session_of(self.safety))
 
-    def _build_journal(self) -> tuple[Suspensions, Journal]:
-        """What the process before has suspended, and what outlives this one."""
-        timeout_s, settled = self.settings.suspend_timeout_s, self.budgets.settled
-        suspensions = Suspensions(
-            self.database, self.log, timeout_s, is_live=self.streams.is_live, on_settled=settled
-        )
+    def _build_journal(self) -> tuple[Journal, Suspensions]:
+        """What outlives this process, and what an earlier one has suspended."""
+        settings, log, settled = self.settings, self.log, self.budgets.settled
+        retention = Retention(self.database, settings.retention_s, lambda: self.ready)
         journal = Journal(
             self.database,
             self.prices,
             self.balance,
             self.traffic,
-            log=self.log,
-            retention_s=self.settings.retention_s,
+            log=log,
+            retention=retention,
             on_settled=settled,
-            on_suspended=suspensions.suspended,
-            is_serving=lambda: self.ready,
         )
-        return suspensions, journal
+        timeout_s, is_live = settings.suspend_timeout_s, self.streams.is_live
+        return journal, Suspensions(
+            self.database, journal, log, timeout_s, is_live=is_live, on_settled=settled
+        )
 
-    def build_pipeline(self, safety_of: SafetyOf) -> Pipeline:
+    def build_pipeline(self, session_of: SessionOf) -> Pipeline:
         """The way of a request through these parts, with this safety along it."""
         return Pipeline(
             backends=self.backends,
             history=self.history,
             journal=self.journal,
+            suspensions=self.suspensions,
             traffic=self.traffic,
-            safety_of=safety_of,
+            session_of=session_of,
             prefixes=self.prefixes,
             log=self.log,
         )
@@ -217,7 +219,7 @@ class Runtime:
         if self.safety is not None:
             await self.safety.start()
             self._warn_of_policy(self.safety.policies.current)
-        self.num_reconciled = await self.journal.reconcile()
+        self.num_reconciled = await reconcile(self.database)
         if self.num_reconciled:
             hint = "a process ended without settling them"
             self.log.warning("reconciled", requests=self.num_reconciled, hint=hint)
@@ -386,7 +388,7 @@ class Runtime:
             )
         reason = SUSPENDED if self.settings.suspend_timeout_s else SHUTDOWN
         await self.streams.drain(self.settings.drain_timeout_s, reason)
-        await self.journal.suspended()
+        await self.suspensions.drained()
 
     async def _keep_time(self, admission: Admission) -> None:
         """Have what is due in admission done, whatever breaks: without it nobody's wait would end."""

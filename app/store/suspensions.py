@@ -23,7 +23,7 @@ class Suspension(NamedTuple):
     key_id: str | None
     """The API key that it was made with."""
     request: bytes
-    """JSON: the request with its turn, and how far it was answered (app.generation.suspended)."""
+    """JSON: the request with its turn, and how far it was answered (app.resume.snapshot)."""
     token_ids: bytes
     """Little-endian uint32: runs of token ids, of which the JSON has the lengths."""
 

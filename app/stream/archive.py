@@ -9,7 +9,7 @@ from app.core import ChatRequest, IdempotencyKey
 from app.store import events
 from app.store.database import Database
 from app.stream.registry import check_same_body
-from app.stream.replay import revive
+from app.stream.replay import replayed
 from app.stream.token_stream import TokenStream, Wire
 
 MakeWire = Callable[[ChatRequest], Wire]
@@ -30,7 +30,7 @@ class Archive:
         stored = await self._database.read(lambda c: events.load(c, request_id, owner))
         if stored is None:
             return None
-        return revive(stored, make_wire, self._limit_bytes, after)
+        return replayed(stored, make_wire, self._limit_bytes, after)
 
     async def erase(self, owner: str, request_id: str) -> None:
         """Delete the text of the owner's stream; its counts stay. Raises StorageUnavailable.

@@ -23,7 +23,7 @@ from app.stream.token_stream import ABANDONED, DELETED, SHUTDOWN, TokenStream, W
 
 AT_ONCE = 128
 """Streams that the ticker checks before it yields to the event loop."""
-ADOPTED_S = 5.0
+CONTINUED_S = 5.0
 """Seconds that an adopted stream waits for its reader at least; that one is about to attach."""
 
 
@@ -120,7 +120,7 @@ class StreamRegistry:
         self._add(stream)
         return stream
 
-    def adopt(self, stream: TokenStream) -> None:
+    def add_continued(self, stream: TokenStream) -> None:
         """Take in a stream that another process has begun; it ends if no reader comes in the grace period.
 
         Raises Draining.
@@ -130,7 +130,7 @@ class StreamRegistry:
         if (earlier := self._streams.get(stream.request_id)) is not None:
             self._forget(earlier)  # suspended again, after it had begun to go on here
         self._add(stream)
-        self._await_readers(stream, max(self._settings.resume_grace_s, ADOPTED_S))
+        self._await_readers(stream, max(self._settings.resume_grace_s, CONTINUED_S))
 
     def is_live(self, request_id: str) -> bool:
         """Whether a stream's generation goes on."""

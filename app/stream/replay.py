@@ -1,4 +1,4 @@
-"""Replay: a stored stream as a `TokenStream`, to which readers attach as to a live stream.
+"""A stored stream as a `TokenStream`, to which readers attach as to a live stream.
 
 A stream that had ended is replayed as it was. If its process died, the replay has the checkpointed events,
 then an error event with the counts and the id of the last stored event, then [DONE].
@@ -26,10 +26,10 @@ END_ID = 900_000_000_000_000
 """Id of the error event of an interrupted stream; its [DONE] has the next id. No live stream gets so far."""
 
 
-def revive(
+def replayed(
     stored: StoredStream, wire_factory: Callable[[ChatRequest], Wire], limit_bytes: int, after: int
 ) -> TokenStream:
-    """The finished stream, for a reader that has received event `after`.
+    """The finished stream of a stored one, for a reader that has received event `after`.
 
     Raises NotFound if the request was refused, StorageUnavailable if it is not settled yet, and
     InternalError if its events are damaged.
@@ -81,26 +81,31 @@ def _ring(stored: StoredStream, limit_bytes: int) -> Ring:
         raise InternalError("The stored events of this answer are damaged.") from exc
 
 
+_FACTS = (
+    "n",
+    "include_usage",
+    "continuous_usage",
+    "logprobs",
+    "created_at_unix_s",
+    "conversation_id",
+    "message_id",
+)
+
+
+def stream_facts(request: ChatRequest) -> bytes:
+    """The JSON object from which a replay writes the stream's frames again."""
+    return orjson.dumps({name: getattr(request, name) for name in _FACTS})
+
+
 def _request(stored: StoredStream) -> ChatRequest:
     facts = orjson.loads(stored.stream)
-    return ChatRequest(
-        request_id=stored.request_id,
-        owner=stored.owner,
-        model=stored.model,
-        body={},
-        created_at_unix_s=facts["created_at_unix_s"],
-        n=facts["n"],
-        include_usage=facts["include_usage"],
-        continuous_usage=facts["continuous_usage"],
-        logprobs=facts["logprobs"],
-        conversation_id=facts["conversation_id"],
-        message_id=facts["message_id"],
-    )
+    fields = {name: facts[name] for name in _FACTS}
+    return ChatRequest(stored.request_id, stored.owner, stored.model, {}, **fields)
 
 
 def _interrupted(last_event_id: int, usage: Mapping[str, Any]) -> Interrupted:
     return Interrupted(
-        "The server died while it answered; what is known of the answer has been sent."
+        "The server died while it answered; the stored part of the answer has been sent."
         " Send the request again for another.",
         {"last_event_id": last_event_id, "usage": usage},
     )
@@ -115,16 +120,13 @@ def _error(ring: Ring) -> ServingError | None:
         return None
     error = event.body["error"]
     code: str = error["code"]
-    return _kind(code)(error["message"], code=code, param=error["param"])
+    return _class_of(code)(error["message"], code=code, param=error["param"])
 
 
-def _kind(code: str) -> type[ServingError]:
+def _class_of(code: str) -> type[ServingError]:
     """The error class with this default code, else a class with the status of the code."""
-    kinds = list(_tree(ServingError))
-    status = CODES[code].status
-    return next((k for k in kinds if k.default_code == code), None) or next(
-        k for k in kinds if k.status == status
-    )
+    kinds = [kind for kind in _tree(ServingError) if kind.status == CODES[code].status]
+    return next((kind for kind in kinds if kind.default_code == code), kinds[0])
 
 
 def _tree(kind: type[ServingError]) -> Iterator[type[ServingError]]:

@@ -26,6 +26,7 @@ import orjson
 from app.core import Channel, Counts, Delta, FinishReason, ToolCall, total_counts
 from app.messages import json_escaped
 from app.stream import segment
+from app.stream.segment import Segment
 
 _SPECIAL = 0
 _RANK: Mapping[Channel, int] = {"reasoning": 0, "text": 1, "tool": 2}
@@ -174,8 +175,8 @@ class Ring:
         """Whether events have text only, without log probabilities and counts."""
         return self._logprobs is None and self._counts is None
 
-    def resume(self, counts: Mapping[int, Counts]) -> None:
-        """Go on with these counts of each choice."""
+    def continue_from(self, counts: Mapping[int, Counts]) -> None:
+        """Set the counts of each choice at the last event."""
         self._counts_of.update(counts)
 
     def append(self, delta: Delta) -> tuple[int, TextTrack, bytes]:
@@ -306,24 +307,32 @@ class Ring:
     def dump(self, after: int, *, done: bool = False) -> tuple[int, bytes] | None:
         """The events after event `after` as one segment, and the first one's id; None without events.
 
-        With `done`, the segment ends in the `Done` that is still to come.
+        With `done`, the segment ends in the `Done` that is still to be appended.
         """
         start = max(0, after + 1 - self.first_id)
         if start >= len(self._tracks) and not done:
             return None
         first_id = self.first_id + start
+        tracks = self._tracks[start:]
         lengths, text = _cut(self._ends, self._text, start)
-        logprob_lengths: Sequence[int] | None = None
-        logprobs: bytes | None = None
+        logprobs = logprob_lengths = counts = None
         if self._logprobs is not None:
             logprob_lengths, logprobs = _cut(self._logprob_ends, self._logprobs, start)
+        if self._counts is not None:
+            counts = list(chain.from_iterable(self._counts[start:]))
         specials = [(i - first_id, _KIND_OF[type(e)], e) for i, e in self._specials.items() if i >= first_id]
-        tracks = self._tracks[start:]
-        counts = None if self._counts is None else list(chain.from_iterable(self._counts[start:]))
-        piece = segment.Segment(
-            first_id, self._names, specials, tracks, lengths, text, logprobs, logprob_lengths, counts
+        if done:
+            specials.append((len(tracks), _KIND_OF[Done], Done()))
+            tracks.append(_SPECIAL)
+            lengths.append(0)
+            if logprob_lengths is not None:
+                logprob_lengths.append(0)
+            if counts is not None:
+                counts += Counts()
+        packed = segment.pack(
+            Segment(first_id, self._names, specials, tracks, lengths, text, logprobs, logprob_lengths, counts)
         )
-        return first_id, segment.pack(piece.with_last(_KIND_OF[Done], Done()) if done else piece)
+        return first_id, packed
 
     @classmethod
     def restore(cls, dumped: Iterable[bytes], limit_bytes: int, *, only_prefix: bool = False) -> Ring:
@@ -348,36 +357,37 @@ class Ring:
             ring._extend(piece)
         return ring or cls(limit_bytes)
 
-    def _extend(self, piece: segment.Segment) -> None:
-        if piece.first_id <= self.last_id:
-            piece = piece.without_first(self.last_id + 1 - piece.first_id)
+    def _extend(self, piece: Segment) -> None:
+        """Append a segment without the events that are here already. Raises ValueError."""
         if (self._logprobs is None, self._counts is None) != (piece.logprobs is None, piece.counts is None):
             raise ValueError("segments of different streams")
+        skip = self.last_id + 1 - piece.first_id
         track_of = [_SPECIAL, *(self._track_of.get(key) or self._new_track(key) for key in piece.names)]
         for index, kind, fields in piece.specials:
-            self._specials[piece.first_id + index] = _special(kind, fields)
-        self._tracks.extend(track_of[track] for track in piece.tracks)
-        self._ends.extend(_ends(piece.lengths, len(self._text)))
-        self._text += piece.text
+            if index >= skip:
+                self._specials[piece.first_id + index] = _special(kind, fields)
+        self._tracks.extend(track_of[track] for track in piece.tracks[skip:])
+        _append(self._ends, self._text, piece.lengths, piece.text, skip)
         if self._logprobs is not None and piece.logprobs is not None:
-            self._logprob_ends.extend(_ends(piece.logprob_lengths or (), len(self._logprobs)))
-            self._logprobs += piece.logprobs
+            _append(self._logprob_ends, self._logprobs, piece.logprob_lengths or (), piece.logprobs, skip)
         if self._counts is not None:
-            numbers = iter(piece.counts or ())
+            numbers = iter((piece.counts or ())[4 * skip :])
             self._counts.extend(map(Counts, numbers, numbers, numbers, numbers))
         while self.nbytes > self._limit_bytes and len(self._tracks) > 1:
             self._trim()
 
 
-def _cut(ends: array[int], data: bytearray, start: int) -> tuple[Sequence[int], bytes]:
-    """The bytes of each event from `start` on, as end offsets and data."""
+def _cut(ends: array[int], data: bytearray, start: int) -> tuple[list[int], bytes]:
+    """The lengths and the bytes of the events from index `start` on."""
     base = ends[start - 1] if start else 0
     mine = ends[start:]
     return list(map(sub, mine, chain((base,), mine))), bytes(data[base:])
 
 
-def _ends(lengths: Sequence[int], base: int) -> Iterator[int]:
-    return islice(accumulate(lengths, initial=base), 1, None)
+def _append(ends: array[int], data: bytearray, lengths: Sequence[int], more: bytes, skip: int) -> None:
+    """Append events of these lengths, without the first `skip`, to a column's end offsets and data."""
+    ends.extend(islice(accumulate(lengths[skip:], initial=len(data)), 1, None))
+    data += more[sum(lengths[:skip]) :]
 
 
 def _special(kind: str, fields: Mapping[str, Any]) -> ControlEvent:

@@ -25,6 +25,7 @@ from app.core import Channel
 
 _VERSION = b"\x01"
 _HEAD_BYTES = 5
+_TRACKS = "lanes"  # their name in version 1
 _WIDTHS = (("B", 1 << 8), ("H", 1 << 16), ("I", 1 << 32))
 
 
@@ -44,38 +45,6 @@ class Segment:
     logprob_lengths: Sequence[int] | None = None
     counts: Sequence[int] | None = None
     """Four numbers an event, in the order of app.core.Counts."""
-
-    def with_last(self, kind: str, event: Any) -> Segment:
-        """The segment with a control event added at its end."""
-        return Segment(
-            self.first_id,
-            self.names,
-            [*self.specials, (len(self.tracks), kind, event)],
-            [*self.tracks, 0],
-            [*self.lengths, 0],
-            self.text,
-            self.logprobs,
-            None if self.logprob_lengths is None else [*self.logprob_lengths, 0],
-            None if self.counts is None else [*self.counts, 0, 0, 0, 0],
-        )
-
-    def without_first(self, num_events: int) -> Segment:
-        """The segment without its first `num_events` events."""
-        logprobs, logprob_lengths = self.logprobs, self.logprob_lengths
-        if logprobs is not None and logprob_lengths is not None:
-            logprobs = logprobs[sum(logprob_lengths[:num_events]) :]
-            logprob_lengths = logprob_lengths[num_events:]
-        return Segment(
-            self.first_id + num_events,
-            self.names,
-            [(i - num_events, kind, fields) for i, kind, fields in self.specials if i >= num_events],
-            self.tracks[num_events:],
-            self.lengths[num_events:],
-            self.text[sum(self.lengths[:num_events]) :],
-            logprobs,
-            logprob_lengths,
-            None if self.counts is None else self.counts[4 * num_events :],
-        )
 
 
 def pack(piece: Segment) -> bytes:
@@ -107,13 +76,13 @@ def unpack(raw: bytes) -> Segment:
     for name, kind, size in header.pop("columns"):
         columns[name] = _numbers(kind, content[start : start + size])
         start += size
-    columns["tracks"] = columns.pop("lanes")
+    columns["tracks"] = columns.pop(_TRACKS)
     header["names"] = [tuple(name) for name in header["names"]]
     return Segment(**header, **columns)
 
 
 def _columns(piece: Segment) -> Iterator[tuple[str, str, bytes]]:
-    yield "lanes", *_narrow(piece.tracks)
+    yield _TRACKS, *_narrow(piece.tracks)
     yield "lengths", *_narrow(piece.lengths)
     yield "text", "", piece.text
     if piece.logprobs is not None and piece.logprob_lengths is not None:

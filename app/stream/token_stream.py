@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from app.core import ChatRequest, Counts, Delta, Usage, total_counts
+from app.core import ChatRequest, Counts, Delta, FinishReason, Usage, total_counts
 from app.errors import (
     Cancelled,
     Draining,
@@ -123,7 +123,7 @@ class TokenStream:
         `counts` are those of each choice at the last of them.
         """
         stream = cls(request, wire, ring)
-        ring.resume(counts)
+        ring.continue_from(counts)
         stream._opened.set_result(None)
         return stream
 
@@ -269,6 +269,10 @@ class TokenStream:
     def dump(self, after: int, *, done: bool = False) -> tuple[int, bytes] | None:
         """The events after id `after` as the store keeps them, and the first one's id; see Ring.dump."""
         return self._ring.dump(after, done=done)
+
+    def finish_reasons(self) -> dict[int, FinishReason]:
+        """The finish reasons of the choices that have ended, as far as they are still in the ring."""
+        return {event.choice: event.finish_reason for event in self.held()[1] if isinstance(event, Finished)}
 
     def held(self) -> tuple[Mapping[TextTrack, TextRun], Sequence[ControlEvent]]:
         """Text by track and control events, as far as they are still in the ring."""

@@ -14,11 +14,12 @@ from typing import Any
 from app.api import server
 from app.cli.main import main
 from app.core import Counts, Key, Prompt
-from app.generation.history import LoadedTurn
-from app.generation.journal import Journal
-from app.generation.journal_entry import JournalEntry
-from app.generation.request_safety import Unscreened
+from app.journal.entry import JournalEntry
+from app.journal.history import LoadedTurn
+from app.journal.journal import Journal
+from app.journal.retention import Retention
 from app.runtime import Runtime
+from app.safety.session.screened import session_of
 from app.stream.token_stream import TokenStream
 
 
@@ -58,9 +59,9 @@ class RuntimeWithoutLedger(Runtime):
             self.balance,
             self.traffic,
             log=self.log,
-            retention_s=self.settings.retention_s,
+            retention=Retention(self.database, self.settings.retention_s),
         )
-        self.pipeline = self.build_pipeline(Unscreened if self.safety is None else self.safety.of)
+        self.pipeline = self.build_pipeline(session_of(self.safety))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from typing import Any
 from app.api import server
 from app.cli.main import main
 from app.core import ChatRequest, Key
-from app.generation.request_safety import RequestSafety, SafetyOf, Unscreened
 from app.runtime import Runtime
+from app.safety.session.screened import session_of
+from app.safety.session.session import SafetySession
 from scripts.benchmarks.encoder_set import load_models
 
 SEEDS = {"on": 1, "off": 2}
@@ -27,14 +28,13 @@ def switched_runtime(what: str, *args: Any, **options: Any) -> Runtime:
     """The server's parts, with both ways to screen."""
     runtime = Runtime(*args, **options)
     assert runtime.safety is not None
-    on: SafetyOf = runtime.safety.of
-    off: SafetyOf = Unscreened
+    on, off = session_of(runtime.safety), session_of(None)
     if what != "screens":
         never = runtime.build_safety(partial(load_models, "never"))
         assert never is not None
-        off = never.of
+        off = session_of(never)
 
-    def switched(request: ChatRequest, key: Key | None) -> RequestSafety:
+    def switched(request: ChatRequest, key: Key | None) -> SafetySession:
         return (off if request.body.get("seed") == SEEDS["off"] else on)(request, key)
 
     runtime.pipeline = runtime.build_pipeline(switched)

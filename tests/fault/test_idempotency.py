@@ -8,7 +8,7 @@ import pytest
 
 from app.core import ChatRequest, Health
 from app.engine.scripted.engine import Script, scripted_text
-from app.generation.retention import MAX_OUTAGE_S
+from app.journal.retention import MAX_OUTAGE_S
 from tests.support.servers import Serve, chat
 from tests.support.sse_client import until
 
@@ -126,7 +126,7 @@ async def test_a_server_that_takes_no_requests_forgets_answers_all_the_same(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     """By the clock: an hour after their retention, and not before."""
-    monkeypatch.setattr("app.generation.journal.SWEEP_S", 0.0)
+    monkeypatch.setattr("app.journal.retention.SWEEP_S", 0.0)
     served = await serve(Script(tokens=5))
     for key in ("old", "young"):
         assert (await served.post(chat(key, stream=False, store=False), idempotency_key=key)).status == 200

@@ -213,7 +213,7 @@ async def test_a_screen_that_breaks_in_an_unknown_way_lets_nothing_out(serve: Se
     """Not even where its own failure cannot be written down."""
     served = await served_by(serve, tmp_path, answers=NeverListens(), safety_fail_open=True)
     assert served.runtime.safety is not None
-    served.runtime.safety.broke = broken  # type: ignore[method-assign]
+    served.runtime.safety.screen_broke = broken  # type: ignore[method-assign]
     async with await served.open(chat()) as stream:
         transcript = await stream.to_end()
     assert [error["code"] for error in transcript.errors] == ["safety_unavailable"]
@@ -321,7 +321,7 @@ async def test_what_cannot_be_remembered_of_an_answer_leaves_nothing_open(serve:
         raise RuntimeError(SECRET)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.generation.safety_check.answers", broken)
+        patch.setattr("app.pipeline.finalize.answers", broken)
         assert (await served.post(chat("hello", stream=False), **key)).status == 200
         await until(lambda: served.logged("generation_broke"))
     assert (await served.post(chat("hello", stream=False), **key)).status == 200

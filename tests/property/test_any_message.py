@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.api.schema.messages import SERVERS_OWN
 from app.api.schema.wire import parse_chat_request
 from app.errors import BadRequest
-from app.generation.history import _message
+from app.journal.history import _message
 from app.store.conversations import NewMessage
 from tests.support.conversing import Chats
 

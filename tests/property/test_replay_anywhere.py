@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.api.http.sse import ChunkWire
 from app.core import Counts, Delta, ToolCall
-from app.stream.replay import END_ID, revive
+from app.stream.replay import END_ID, replayed
 from app.stream.token_stream import TokenStream
 from tests.support.replays import BIG, OPENAI_USAGE, asked, frames, opened, stored, understood
 
@@ -103,7 +103,7 @@ async def test_ended_stream_is_the_same_from_every_cursor(request, said, data):
     checkpoints.take()
     row = stored(request, checkpoints.segments)
     for after in range(live.last_id + 1):
-        assert frames(revive(row, ChunkWire, BIG, after), after) == frames(live, after)
+        assert frames(replayed(row, ChunkWire, BIG, after), after) == frames(live, after)
 
 
 @in_a_loop
@@ -118,11 +118,11 @@ async def test_any_client_of_a_dead_process_reads_a_consistent_end(request, said
     row = stored(request, checkpoints.segments, outcome="interrupted", reconciled=True)
     after = client.last_id
     known = understood(frames(live)[:at]).text if after > checkpoints.last_id else None
-    understood(frames(revive(row, ChunkWire, BIG, after), after), client)
+    understood(frames(replayed(row, ChunkWire, BIG, after), after), client)
     assert client.done
     assert [error["code"] for error in client.errors] == ["interrupted"]
     assert client.errors[0]["last_event_id"] == checkpoints.last_id
     if known is None:
-        known = understood(frames(revive(row, ChunkWire, BIG, 0))).text
+        known = understood(frames(replayed(row, ChunkWire, BIG, 0))).text
     assert client.text == known
     assert client.ids[-2:] == [END_ID, END_ID + 1]

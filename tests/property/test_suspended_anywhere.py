@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from app.core import ChatRequest, Delta, Prompt
 from app.engine.scripted.engine import Script, ScriptedEngine
-from app.generation.request_safety import AnswerScreen
+from app.safety.session.session import AnswerScreen
 from app.safety.verdict import Verdict
 from app.store.suspensions import ids
 from app.stream.token_stream import SUSPENDED, TokenStream
-from tests.support.generations import MODEL, Generations, HandCheck, asked, conversing, generations
+from tests.support.generations import MODEL, Generations, HandSession, asked, conversing, generations
 from tests.support.replays import frames, understood
 from tests.support.sse_client import Transcript
 
@@ -99,7 +99,7 @@ class LaggingScreen:
         return ()
 
 
-class LaggingCheck(HandCheck):
+class LaggingCheck(HandSession):
     """Safety whose screen lags behind."""
 
     def __init__(self, request_id: str, lag: int) -> None:
@@ -107,7 +107,7 @@ class LaggingCheck(HandCheck):
         self._lag = lag
 
     def open_screen(self) -> AnswerScreen:
-        """See RequestSafety."""
+        """See SafetySession."""
         return LaggingScreen(self._lag)
 
 
@@ -164,10 +164,10 @@ async def answered(world: Generations, case: Case, engine: CutEngine, cuts: Sequ
         if serving is None:
             serving = world.begin(stream)
         else:
-            stream, serving = await world.go_on()
+            stream, serving = await world.continue_()
         engine.cut_after(cut, lambda stream=stream: stream.cancel(SUSPENDED))  # type: ignore[misc]
         await serving
-        await world.journal.suspended()
+        await world.suspensions.drained()
         understood(sent_until(stream, last_id), transcript)
         last_id = stream.last_id
         if not stream.suspended:
@@ -194,7 +194,7 @@ async def outcome(case: Case, cuts: Sequence[int]) -> tuple[Transcript, Mapping[
     with tempfile.TemporaryDirectory() as directory:
         async with generations(
             Path(directory),
-            safety_of=lambda request, _key: LaggingCheck(request.request_id, case.lag),
+            session_of=lambda request, _key: LaggingCheck(request.request_id, case.lag),
             engine=engine,
         ) as world:
             transcript = await answered(world, case, engine, cuts)

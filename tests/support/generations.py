@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -17,21 +17,24 @@ from app.admission.controller import Admission
 from app.api.http.sse import ChunkWire
 from app.core import ChatRequest, Counts, Delta, Engine, FinishReason, Health, Key, ModelCard, Prompt
 from app.errors import Cancelled, ServingError
-from app.generation.answer_start import ContinuedAnswer
-from app.generation.history import History, LoadedTurn
-from app.generation.journal import Journal
-from app.generation.request_safety import AnswerScreen, PassThrough, SafetyOf
-from app.generation.safety_check import SafetyService
-from app.generation.suspensions import Suspensions
+from app.journal.history import History
+from app.journal.journal import Journal
+from app.journal.retention import Retention
 from app.metering.balance import LedgerAudit
 from app.metering.budget import Allowance
 from app.metering.limiter import UNLIMITED, Lease
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
-from app.pipeline import Pipeline
+from app.pipeline.serve import Pipeline
 from app.prefix_report.report import PrefixReport
+from app.resume.continue_answer import ContinuedAnswer
+from app.resume.pending import Suspensions
 from app.routing.backend import Backend, Backends
+from app.safety.session.screened import session_of as of_service
+from app.safety.session.service import SafetyService
+from app.safety.session.session import AnswerScreen, PassThrough, PastTurns, SafetySession, SessionOf
 from app.safety.verdict import Verdict
+from app.store.conversations import NewTurn
 from app.store.database import Database
 from app.store.ledger import Terms
 from app.stream.ring import Ring
@@ -216,69 +219,62 @@ class HandAdmission:
             self.waits.set_exception(Cancelled("withdrawn"))
 
 
-class HandCheck:
-    """Safety along one request's way, as a test sets it; without settings, nothing is held back."""
+class HandSession(SafetySession):
+    """Safety along one request, as a test sets it; without settings, nothing is held back."""
 
     undecided_until: asyncio.Future[None] | None = None
     """The verdict on the prompt, where it comes later."""
 
     def __init__(self, request_id: str = "chatcmpl-1") -> None:
-        self.rid = request_id
+        super().__init__(ChatRequest(request_id, "local", MODEL, {}, 0))
         self.refusal: ServingError | None = None
         """Raised by the first look at the prompt."""
         self.screen: AnswerScreen = PassThrough()
         self.moderation: Mapping[str, Any] | None = None
         self.withheld_tokens: int | None = None
-        """What `ended` was told."""
+        """What `conclude` was given."""
         self.closed = False
 
     @property
     def undecided(self) -> bool:
-        """See RequestSafety."""
+        """See SafetySession."""
         return self.undecided_until is not None and not self.undecided_until.done()
 
-    async def prescreen(self, turn: LoadedTurn) -> None:
-        """See RequestSafety."""
-        del turn
+    async def prescreen(self, request: ChatRequest, past: PastTurns, turn: NewTurn | None) -> None:
+        """See SafetySession."""
+        del request, past, turn
         if self.refusal is not None:
             raise self.refusal
 
-    async def render(self, engine: Engine, request: ChatRequest) -> Prompt:
-        """See RequestSafety."""
-        return await engine.render(request)
-
     def state(self) -> Mapping[str, Any]:
-        """See RequestSafety."""
+        """See SafetySession."""
         return {"seen": True}
 
-    async def resume(self, turn: LoadedTurn, state: Mapping[str, Any]) -> None:
-        """See RequestSafety. What refuses a new prompt does not refuse this one."""
-        del turn
+    async def restore(self, request: ChatRequest, past: PastTurns, state: Mapping[str, Any]) -> None:
+        """See SafetySession. A new prompt's refusal does not refuse this one."""
+        del request, past
         assert state == {"seen": True}
 
-    def start_full_screen(self) -> None:
-        """See RequestSafety."""
-
     async def await_verdict(self) -> None:
-        """See RequestSafety."""
+        """See SafetySession."""
         if self.undecided_until is not None:
             await asyncio.shield(self.undecided_until)
 
     def open_screen(self) -> AnswerScreen:
-        """See RequestSafety."""
+        """See SafetySession."""
         return self.screen
 
-    def ended(
+    def conclude(
         self, screen: AnswerScreen | None, counts: Mapping[int, Counts], withheld_tokens: int
     ) -> Mapping[str, Any] | None:
-        """See RequestSafety."""
+        """See SafetySession."""
         del screen, counts
         self.withheld_tokens = withheld_tokens
         return self.moderation
 
-    def close(self, stream: TokenStream) -> None:
-        """See RequestSafety."""
-        del stream
+    def close(self, released: Iterable[Mapping[str, Any]]) -> None:
+        """See SafetySession."""
+        del released
         self.closed = True
 
 
@@ -319,7 +315,7 @@ class Generations:
     database: Database
     engine: HandEngine
     admission: HandAdmission
-    check: HandCheck
+    check: HandSession
     journal: Journal
     history: History
     traffic: Traffic
@@ -327,6 +323,7 @@ class Generations:
     pipeline: Pipeline
     log: list[dict[str, Any]]
     suspensions: Suspensions
+    retention: Retention
 
     def stream(self, request: ChatRequest) -> TokenStream:
         """The pending stream of a request."""
@@ -345,11 +342,11 @@ class Generations:
         serving = self.pipeline.serve(stream.request, stream, key=key, lease=lease, allowance=allowance)
         return asyncio.create_task(serving)
 
-    async def go_on(
+    async def continue_(
         self, request_id: str = "chatcmpl-1", *, check_model: Callable[[str], None] = lambda _model: None
     ) -> tuple[TokenStream, asyncio.Task[None]]:
         """A suspended stream as the next process has it, and its generation."""
-        await self.journal.suspended()
+        await self.suspensions.drained()
         loaded = await self.suspensions.load("local", request_id)
         assert loaded is not None
         stored, suspended = loaded
@@ -380,7 +377,7 @@ class Generations:
 
     async def committed(self) -> None:
         """Wait until reservations that were queued, and the settlements that follow them, are committed."""
-        for _ in range(2):
+        for _ in range(3):  # a settlement is queued by a task that its reservation wakes
             await self.database.write(lambda _c: None)
 
     async def count(self, table: str) -> int:
@@ -396,7 +393,7 @@ class Generations:
 async def generations(
     data_dir: Path,
     *,
-    safety_of: SafetyOf | None = None,
+    session_of: SessionOf | None = None,
     service: Callable[[Database, Any], SafetyService] | None = None,
     engine: Any = None,
     suspend_timeout_s: float = LONG_S,
@@ -405,27 +402,30 @@ async def generations(
 ) -> AsyncIterator[Generations]:
     """A pipeline over a new store; its journal keeps no time unless it is started.
 
-    Requests are screened by `service`, or as `safety_of` says, or by the one check that a test moves.
+    Requests are screened by `service`, or as `session_of` says, or by the one check that a test moves.
     """
     capture = structlog.testing.LogCapture()
     log = structlog.wrap_logger(None, processors=[capture])
     database = Database(data_dir)
     await database.open()
-    engine, admission, made = engine or HandEngine(), HandAdmission(), HandCheck()
+    engine, admission, made = engine or HandEngine(), HandAdmission(), HandSession()
     traffic, balance, history = Traffic(), LedgerAudit(log), History(database)
     screens = None if service is None else service(database, log)
     if screens is not None:
         await screens.start()
-        safety_of = screens.of
-    suspensions = Suspensions(database, log, suspend_timeout_s, is_live=lambda _id: False, clock_s=clock_s)
-    journal = {"retention_s": LONG_S, "on_suspended": suspensions.suspended, **journal}
-    kept = Journal(database, PRICES, balance, traffic, log=log, **journal)
+        session_of = of_service(screens)
+    retention = Retention(database, LONG_S)
+    kept = Journal(database, PRICES, balance, traffic, log=log, retention=retention, **journal)
+    suspensions = Suspensions(
+        database, kept, log, suspend_timeout_s, is_live=lambda _id: False, clock_s=clock_s
+    )
     pipeline = Pipeline(
         backends=Backends(Backend(cast("Engine", engine), cast("Admission", admission), MODEL)),
         history=history,
         journal=kept,
+        suspensions=suspensions,
         traffic=traffic,
-        safety_of=safety_of or (lambda _request, _key: made),
+        session_of=session_of or (lambda _request, _key: made),
         prefixes=PrefixReport(log),
         log=log,
     )
@@ -442,6 +442,7 @@ async def generations(
             pipeline,
             capture.entries,
             suspensions,
+            retention,
         )
         await kept.aclose()
     finally:  # the threads of a test that failed would keep the run from its end

@@ -7,8 +7,8 @@ from typing import Any
 
 from app.api.http.sse import ChunkWire
 from app.core import ChatRequest, Usage
-from app.generation.journal_entry import stream_facts
 from app.store.events import StoredStream
+from app.stream.replay import stream_facts
 from app.stream.ring import Ring
 from app.stream.token_stream import TokenStream
 from tests.support.sse_client import SSEParser, Transcript

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from app.core import Key
 from app.errors import EngineNotReady
-from app.generation.answer_start import ContinuedAnswer
-from app.generation.journal import Journal
-from app.generation.suspended import SuspendedRequest
-from app.generation.suspensions import Suspensions
+from app.journal.journal import Journal
 from app.metering.budget import Allowance, Budgets
 from app.metering.continued_lease import ContinuedLease
 from app.metering.limiter import Limiter
-from app.pipeline import Pipeline
+from app.pipeline.serve import Pipeline
+from app.resume.continue_answer import ContinuedAnswer
+from app.resume.pending import Suspensions
+from app.resume.snapshot import SuspendedRequest
 from app.store.events import StoredStream
 from app.store.key_table import KeyTable, now_us
 from app.stream.archive import Archive, MakeWire
@@ -84,7 +84,7 @@ class Continuations:
                 stream.check_sent(after)  # a reader that is refused must not have the answer go on unread
                 if not begin:
                     return stream
-                parts.suspensions.asked_for(request_id)
+                parts.suspensions.touch(request_id)
                 if (stream := await self._go_on(suspended, stream)) is not None:
                     return stream
         return await parts.archive.find(owner, request_id, make_wire, after)
@@ -101,7 +101,7 @@ class Continuations:
             return other  # another client was faster
         if chat.request_id not in parts.suspensions:
             return None  # it was settled meanwhile
-        parts.streams.adopt(stream)
+        parts.streams.add_continued(stream)
         lease = ContinuedLease(parts.limiter.resume(key, chat.request_id, chat.n), counts)
         parts.streams.run(stream, self._serve(suspended, stream, key, lease, allowance))
         return stream

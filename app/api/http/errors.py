@@ -1,7 +1,7 @@
 """Errors before the first byte of a response: OpenAI's body, the headers, one log line.
 
 Every such answer has an `x-request-id`, the one in the log. A request that got as far as a
-generation has that generation's id and log line (app.generation.trace); the others get theirs here.
+generation has that generation's id and log line (app.pipeline.trace); the others get theirs here.
 """
 
 from __future__ import annotations

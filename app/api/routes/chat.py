@@ -43,7 +43,7 @@ from app.metering.addresses import Addresses
 from app.metering.budget import Allowance, Budgets
 from app.metering.limiter import UNLIMITED, Lease, Limiter
 from app.metering.reads import Reads
-from app.pipeline import Pipeline
+from app.pipeline.serve import Pipeline
 from app.routing.backend import with_priority_and_salt
 from app.settings import Settings
 from app.stream.archive import Archive

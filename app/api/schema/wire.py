@@ -15,7 +15,7 @@ from app.api.schema.tools import chosen, is_forced, normalized_tools
 from app.api.schema.values import check_moderation, check_values
 from app.core import UNPLACED, ChatRequest, IdempotencyKey, Placement
 from app.errors import BadRequest
-from app.generation.history import new_conversation_id, new_message_id
+from app.journal.history import new_conversation_id, new_message_id
 
 MAX_EFFORT = 0.99
 """The largest effort that SGLang takes as a number."""

@@ -231,8 +231,8 @@ async def test_large_bodies_are_parsed_one_at_a_time(serve: Serve, monkeypatch: 
     ("path", "function"),
     [
         (CHAT, "app.api.routes.chat.parse_chat_request"),
-        (CHAT, "app.generation.safety_check.read_request"),
-        (CHAT, "app.generation.safety_check.conversation_of"),
+        (CHAT, "app.safety.session.screened.read_request"),
+        (CHAT, "app.safety.session.screened.conversation_of"),
         ("/tokenize", "app.api.routes.tokens.parse_chat_request"),
         ("/v1/completions", "app.api.routes.completions.parse_completion"),
         ("/v1/moderations", "app.api.routes.moderations.parse_moderation"),

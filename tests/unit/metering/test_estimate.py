@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 BUILTIN = (ROOT / "app/engine/builtin/tokenizer.json").read_text("utf-8")
 TEXTS = [
     (ROOT / "README.md").read_text("utf-8"),
-    (ROOT / "app/pipeline.py").read_text("utf-8"),
+    (ROOT / "app/pipeline/serve.py").read_text("utf-8"),
     "你好世界今天天气怎么样。" * 9,
     "😀🎉 naïve e\u0301 \u05e9\u05dc\u05d5\u05dd\n\n\t\t x" * 7,
     "a" * 500,

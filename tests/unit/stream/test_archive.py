@@ -7,19 +7,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from app.core import Counts, Delta
 from app.engine.scripted.engine import Script
-from app.generation.journal import Journal
-from app.generation.journal_entry import stream_facts
-from app.metering.balance import LedgerAudit
-from app.metering.pricing import PriceTable
-from app.metering.traffic import Traffic
+from app.journal.reconcile import reconcile
 from app.store import events
 from app.store.conversations import NewMessage, NewTurn, add_turn, ensure
 from app.store.database import Database
 from app.stream.archive import Archive
+from app.stream.replay import stream_facts
 from app.stream.token_stream import DELETED, TokenStream
 from tests.support.ledgers import reserved
 from tests.support.replays import BIG, asked, opened
@@ -80,10 +76,7 @@ async def answer(database: Database) -> tuple[str, str]:
 
 async def reconciled(database: Database) -> int:
     """What the next start does."""
-    log = structlog.wrap_logger(None, processors=[structlog.testing.LogCapture()])
-    return await Journal(
-        database, PriceTable({}), LedgerAudit(log), Traffic(), log=log, retention_s=300
-    ).reconcile()
+    return await reconcile(database)
 
 
 async def test_deleted_before_it_is_settled_stays_deleted_after_a_crash(database: Database):

@@ -409,7 +409,7 @@ async def test_an_adopted_stream_is_found_and_waits_for_its_reader():
     """By its id and its key; nobody who comes for it in time means that nobody wants it."""
     registry = Registry(resume_grace_s=0)
     stream = continued(idempotency=key("k"))
-    registry.streams.adopt(stream)
+    registry.streams.add_continued(stream)
     assert registry.streams.find("chatcmpl-1", "local") is stream
     assert registry.streams.find_by_key("local", key("k")) is stream
     assert registry.streams.is_live("chatcmpl-1")
@@ -423,7 +423,7 @@ async def test_a_suspended_stream_is_forgotten():
     """The next who asks for it has it go on; one that was suspended here gives way to the new one."""
     registry = Registry()
     stream = continued(idempotency=key("k"))
-    registry.streams.adopt(stream)
+    registry.streams.add_continued(stream)
 
     async def generation() -> None:
         stream.suspend(Draining("stopping"))
@@ -434,12 +434,12 @@ async def test_a_suspended_stream_is_forgotten():
     assert registry.streams.find_by_key("local", key("k")) is None
     assert not registry.streams.is_live("chatcmpl-1")
     again = continued(idempotency=key("k"))
-    registry.streams.adopt(again)
+    registry.streams.add_continued(again)
     later = continued(idempotency=key("k"))
     again.suspend(Draining("stopping"))
     assert registry.streams.find("chatcmpl-1", "local") is None
     assert registry.streams.find_by_key("local", key("k")) is None
-    registry.streams.adopt(later)
+    registry.streams.add_continued(later)
     assert registry.streams.find_by_key("local", key("k")) is later
 
 
@@ -448,7 +448,7 @@ async def test_a_server_that_stops_adopts_nothing():
     registry = Registry()
     await registry.streams.drain(0)
     with pytest.raises(Draining):
-        registry.streams.adopt(continued())
+        registry.streams.add_continued(continued())
 
 
 async def test_what_is_left_of_a_drain_has_its_reason():

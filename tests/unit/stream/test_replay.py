@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import orjson
 import pytest
 
 from app.api.http.completion import completion
@@ -21,7 +22,7 @@ from app.errors import (
     StorageUnavailable,
 )
 from app.store.events import StoredStream
-from app.stream.replay import END_ID, revive
+from app.stream.replay import END_ID, replayed, stream_facts
 from app.stream.token_stream import TokenStream
 from tests.support.replays import BIG, OPENAI_USAGE, asked, frames, opened, stored, understood
 
@@ -49,7 +50,7 @@ def kept(stream: TokenStream, **fields) -> StoredStream:
 
 def revived(row: StoredStream, after: int = 0, limit_bytes: int = BIG) -> TokenStream:
     """The stream as a route attaches to it."""
-    return revive(row, ChunkWire, limit_bytes, after)
+    return replayed(row, ChunkWire, limit_bytes, after)
 
 
 async def answered(**fields) -> TokenStream:
@@ -232,3 +233,17 @@ async def test_cancelling_a_replay_does_nothing():
     stream = revived(kept(await answered()))
     stream.cancel("cancelled")
     assert stream.cancelled is None
+
+
+def test_facts_of_a_stream_have_what_writes_its_frames_again_and_no_word_of_it():
+    """Nothing but numbers, switches and ids."""
+    request = asked(n=2, include_usage=True, logprobs=True)
+    body = {"messages": [{"role": "user", "content": "secret words"}]}
+    facts = orjson.loads(stream_facts(dataclasses.replace(request, body=body)))
+    assert (facts["n"], facts["include_usage"], facts["continuous_usage"], facts["logprobs"]) == (
+        2,
+        True,
+        False,
+        True,
+    )
+    assert "secret" not in repr(facts)

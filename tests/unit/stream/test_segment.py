@@ -1,4 +1,4 @@
-"""Segments of stored events: bytes and back, cut at either end."""
+"""Segments of stored events: bytes and back."""
 
 import pytest
 
@@ -47,21 +47,3 @@ def test_a_cut_segment_is_found() -> None:
     """A row that was written in part."""
     with pytest.raises(ValueError, match="damaged segment"):
         unpack(pack(FULL)[:-1])
-
-
-def test_the_first_events_can_be_left_out() -> None:
-    """The others keep their ids, texts and fields."""
-    rest = FULL.without_first(1)
-    assert (rest.first_id, list(rest.tracks), rest.text, rest.logprobs) == (8, [2, 0], b"x", b"")
-    assert rest.specials == [(1, "finished", {"choice": 0, "reason": "stop"})]
-    assert list(rest.counts or ()) == [1, 2, 3, 70_000] * 2
-    assert PLAIN.without_first(1).specials == []
-
-
-def test_a_last_event_can_be_added() -> None:
-    """It has the next id, no text, no logprobs and no counts of its own."""
-    longer = FULL.with_last("done", {})
-    assert columns(unpack(pack(longer))) == columns(longer)
-    assert longer.specials[-1] == (3, "done", {})
-    assert (longer.tracks[-1], longer.lengths[-1]) == (0, 0)
-    assert PLAIN.with_last("done", {}).counts is None

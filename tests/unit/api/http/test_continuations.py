@@ -42,7 +42,7 @@ async def world(tmp_path: Path, clock: Clock) -> AsyncIterator[Generations]:
         stream, serving = await running(made)
         stream.cancel(SUSPENDED)
         await serving
-        await made.journal.suspended()
+        await made.suspensions.drained()
         clock.now_s += TIMEOUT_S - 1
         yield made
 

@@ -1,1 +1,0 @@
-"""What a generation goes through: history, safety check, release, journal, trace."""

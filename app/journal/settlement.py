@@ -1,0 +1,51 @@
+"""The unit that writes an entry's settlement. What it writes is read when it is made, on the loop."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Mapping
+
+from app.errors import InternalError, Unavailable
+from app.journal.entry import JournalEntry
+from app.journal.reconcile import stored_answers
+from app.store import conversations, events
+from app.store.batch import Unit
+from app.store.ledger import Settlement, Settling
+from app.stream.token_stream import DELETED
+from app.stream.transcript import ChoiceMessage, answers
+
+
+def settlement_of(entry: JournalEntry) -> Unit[int]:
+    """The unit that settles an entry. It returns the completion tokens that the row has then."""
+    stream, request_seq = entry.stream, entry.request_seq
+    assert request_seq is not None
+    at_us = time.time_ns() // 1000
+    settlement = Settlement(request_seq, entry.usage(), entry.finish, at_us, terms=entry.terms)
+    status = entry.status()
+    # [DONE] is stored now and sent once this is committed.
+    segment, is_whole = entry.unsaved(done=not stream.done)
+    held_answers = answers(*stream.held()) if is_whole else None
+    send_again = stream.refused or isinstance(stream.error, Unavailable | InternalError)
+
+    def end(connection: sqlite3.Connection) -> None:
+        deleted = stream.cancelled == DELETED
+        if segment is not None and not deleted:
+            if entry.checkpointed:  # a segment of everything replaces the checkpoints
+                events.compact(connection, request_seq, *segment)
+            else:
+                events.append(connection, request_seq, *segment)
+        if send_again:
+            events.free_key(connection, request_seq)
+        if entry.stored_turn is not None:
+            # Where the ring has lost its beginning, the checkpoints have it.
+            texts: Mapping[int, ChoiceMessage] | None = {} if deleted else held_answers
+            if texts is None:
+                texts = stored_answers(connection, request_seq)
+            finished = entry.finished(texts, status)
+            tokens = settlement.usage.reported_tokens
+            conversations.finish_answers(connection, finished, settlement.settled_at_us, tokens)
+        if deleted:
+            events.erase(connection, request_seq)
+
+    return Settling(settlement, end)

@@ -1,0 +1,124 @@
+"""The end of a request, the same for success, refusal and failure: its stream ends, and all is settled.
+
+refused or failed ──▶ the error ends the stream: a status before it was opened, an event after
+cancelled task ──▶ the same, and the cancellation is raised again
+suspended ──▶ another process continues the stream, and its row stays open
+in every case ──▶ the lease, the ledger, the metrics, one log line
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from app.core import Engine
+from app.errors import Draining, InternalError, ReplayExpired, ServingError, Unavailable
+from app.journal.entry import JournalEntry
+from app.journal.journal import Journal
+from app.log import where
+from app.metering.limiter import Lease
+from app.metering.traffic import Traffic
+from app.pipeline.engine_run import Suspended
+from app.pipeline.trace import Trace
+from app.resume.continue_answer import NewAnswer
+from app.resume.pending import Suspensions
+from app.safety.session.session import SafetySession
+from app.stream.token_stream import TokenStream
+from app.stream.transcript import answers
+
+_STOPPING = (
+    "The server is stopping, and continues this answer when it is back; send the request again with its"
+    " Idempotency-Key, or ask for the stream by its id."
+)
+
+
+class Finalizer:
+    """Ends one request, whatever happens to it."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        suspensions: Suspensions,
+        traffic: Traffic,
+        log: FilteringBoundLogger,
+        trace: Trace,
+        lease: Lease,
+        start: NewAnswer,
+    ) -> None:
+        self._journal = journal
+        self._suspensions = suspensions
+        self._traffic = traffic
+        self._log = log
+        self._trace = trace
+        self._lease = lease
+        self._start = start
+        self._entry: JournalEntry | None = None
+
+    def attach_reservation(self, entry: JournalEntry) -> None:
+        """Settle or suspend a reservation at the end."""
+        self._entry = entry
+
+    @contextlib.contextmanager
+    def guard(self, stream: TokenStream, session: SafetySession, engine: Engine) -> Iterator[None]:
+        """Run a request. No error leaves but the cancellation of its task."""
+        trace = self._trace
+        try:
+            yield
+        except Suspended:
+            self._suspend(stream, session, Draining(_STOPPING, retry_after_s=5))
+        except ServingError as error:
+            if self._entry is None and isinstance(error, Unavailable):
+                self._lease.withdraw()  # refused for lack of room: not a request of its key's limit
+            trace.failed(error.code)
+            self._fail(stream, session, error)
+        except asyncio.CancelledError:
+            trace.failed("cancelled")
+            engine.abort(session.rid)
+            stopped = Draining("The server stopped before the answer was complete; ask again.")
+            if stream.suspending and self._entry is not None and not stream.pending:
+                self._suspend(stream, session, stopped)  # with the tokens generated so far
+            else:
+                self._fail(stream, session, stopped)
+            raise
+        except Exception as exc:  # noqa: BLE001  # whatever it is, the client gets a truthful end
+            trace.failed("internal_error")
+            self._log.error("pipeline_broke", request_id=stream.request_id, error=where(exc))
+            engine.abort(session.rid)
+            broken = InternalError("The server failed to answer this request; it may be sent again.")
+            self._fail(stream, session, broken)
+        finally:
+            self._lease.settle(trace.counts)
+            if self._entry is not None:
+                self._journal.settle_later(self._entry, trace.finish)
+            self._traffic.ended(stream.request.model, trace.finish, trace.timings())
+            self._log.info("request", cancelled=stream.cancelled, **trace.fields())
+            session.close(_released(stream))  # last: nothing above may depend on it
+
+    def _fail(self, stream: TokenStream, session: SafetySession, error: ServingError) -> None:
+        """End the stream in an error, or suspend it."""
+        if self._start.should_suspend(stream, error):
+            self._suspend(stream, session, error)
+        elif self._entry is None:
+            self._entry = self._start.fail(stream, error, self._trace.counts)
+        else:
+            stream.fail(error)
+
+    def _suspend(self, stream: TokenStream, session: SafetySession, error: ServingError) -> None:
+        """Leave the stream to another process."""
+        self._trace.failed("suspended")
+        entry, self._entry = self._entry, None
+        if entry is None:
+            stream.suspend(error)  # it still is in the store
+        else:
+            self._suspensions.suspend_later(entry, session.state(), error)
+
+
+def _released(stream: TokenStream) -> Iterator[Mapping[str, Any]]:
+    """The messages of the answer so far. A generator: the stream is read where they are asked for."""
+    with contextlib.suppress(ReplayExpired):  # the beginning of a very long one is not held any more
+        for answer in answers(*stream.whole()).values():
+            yield answer.message

@@ -1,0 +1,140 @@
+"""One request's whole way, top to bottom, in `Pipeline.serve`.
+
+The generation runs in a task of its own and writes into its `TokenStream`; HTTP handlers
+only attach readers. Whatever can refuse a request precedes `stream.open()`, which lets
+the status line out; after it there are only events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from structlog.typing import FilteringBoundLogger
+
+from app.admission.ticket import Ticket
+from app.core import ChatRequest, Key, Prompt
+from app.errors import Cancelled, ContextOverflow
+from app.journal.entry import Outcome
+from app.journal.history import History
+from app.journal.journal import Journal
+from app.metering.budget import Allowance
+from app.metering.limiter import UNLIMITED, Lease
+from app.metering.traffic import Traffic
+from app.pipeline.engine_run import EngineRun, GenerationContext, SpendingLimits
+from app.pipeline.finalize import Finalizer
+from app.pipeline.trace import Trace
+from app.prefix_report.report import PrefixReport
+from app.resume.continue_answer import NewAnswer
+from app.resume.pending import Suspensions
+from app.routing.backend import Backend, Backends
+from app.safety.session.session import AnswerScreen, SafetySession, SessionOf
+from app.stream.token_stream import TokenStream
+
+
+class Pipeline:
+    """The stages of a request, each one object with one verb."""
+
+    def __init__(
+        self,
+        *,
+        backends: Backends,
+        history: History,
+        journal: Journal,
+        suspensions: Suspensions,
+        traffic: Traffic,
+        session_of: SessionOf,
+        prefixes: PrefixReport,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._backends = backends
+        self._history = history
+        self._journal = journal
+        self._suspensions = suspensions
+        self._new_answer = NewAnswer(history, journal)
+        self._traffic = traffic
+        self._session_of = session_of
+        self._prefixes = prefixes
+        self._log = log
+
+    async def serve(
+        self,
+        request: ChatRequest,
+        stream: TokenStream,
+        *,
+        key: Key | None = None,
+        lease: Lease = UNLIMITED,
+        allowance: Allowance | None = None,
+        start: NewAnswer | None = None,
+    ) -> None:
+        """Take a checked request to its answer. However it ends, `stream` is ended and `lease` settled."""
+        start = start or self._new_answer
+        backend, key_id = self._backends.of(request.model), None if key is None else key.id
+        trace = Trace(request, start.progress.counts, stream.finish_reasons(), key_id=key_id)
+        session = self._session_of(request, key)
+        finalizer = Finalizer(self._journal, self._suspensions, self._traffic, self._log, trace, lease, start)
+        with finalizer.guard(stream, session, backend.engine), self._history.claim(request):
+            backend.precheck(request, key)
+            turn = await start.load(request, session)
+            prompt = start.engine_prompt(await _render(session, backend, turn.request))
+            trace.rendered(prompt)
+            lease.correct(prompt)
+            with await _admit(backend, turn.request, prompt, stream, key, trace) as ticket:
+                stream.check_wanted()
+                prompt = ticket.placed(prompt)
+                entry = await start.reserve(turn, prompt, stream, trace.counts, key)
+                finalizer.attach_reservation(entry)
+                context = GenerationContext(turn.request, key, stream, trace, ticket, entry, session)
+                limits = SpendingLimits(lease, allowance)
+                screen: AnswerScreen | None = None
+                async with EngineRun(backend.engine, prompt, context, limits, prefixes=self._prefixes) as run:
+                    async for generated in run.deltas:
+                        if (delta := run.counted(generated)) is None:
+                            continue
+                        if screen is None:  # nothing goes out before the verdict and the reservation
+                            screen = await run.cleared(delta)
+                        ready = screen.feed(delta)
+                        for released in await screen.examined() if screen.suspects else ready:
+                            if released.finish_reason is not None:
+                                trace.finished(released)
+                            entry.released(released)
+                            stream.append(released)  # into the ring and the sockets of its readers
+                            if limits.budgeted and limits.on_released(entry):
+                                break
+                        if screen.halted is not None or limits.reached is not None:
+                            break
+                    outcome = await run.end(screen)
+                usage = entry.usage()
+                stream.conclude(usage, session.conclude(screen, trace.counts, usage.withheld_tokens))
+                if outcome is Outcome.CANCELLED:
+                    stream.check_not_cut()
+                await self._journal.settle(entry, trace.finish)
+                stream.close()
+
+
+async def _render(session: SafetySession, backend: Backend, request: ChatRequest) -> Prompt:
+    """The prompt as the model is to read it. Raises what `SafetySession.render` does."""
+    try:
+        return await session.render(backend.engine, request)
+    except ContextOverflow:
+        if not request.placement.length_capped:
+            raise
+        # The room that is left is less than a shortened answer may take.
+        return await session.render(backend.engine, replace(request, max_tokens=None))
+
+
+async def _admit(
+    backend: Backend, request: ChatRequest, prompt: Prompt, stream: TokenStream, key: Key | None, trace: Trace
+) -> Ticket:
+    """Wait until the request is admitted to the engine, as long as it is wanted."""
+    admission = backend.admission
+    stream.on_cancel(partial(admission.withdraw, request.request_id))
+    stream.check_wanted()
+    try:
+        ticket = await admission.admit(request, prompt, key)
+    except Cancelled:
+        stream.check_not_cut()
+        raise
+    stream.on_cancel(lambda: None)
+    trace.admitted()
+    return ticket

@@ -1,0 +1,120 @@
+"""The counts and timings of one request, for its one log line and the metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from app.core import ChatRequest, Counts, Delta, FinishReason, Prompt
+from app.metering.traffic import Timings
+
+
+class Trace:
+    """The counts, times and end of one request; never its text."""
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        counts: Mapping[int, Counts] | None = None,
+        finish_reasons: Mapping[int, FinishReason] | None = None,
+        *,
+        key_id: str | None = None,
+    ) -> None:
+        """`counts` and `finish_reasons` are those of a continued answer; `key_id` is that of a stored key."""
+        self._request = request
+        self._key_id = key_id
+        self._received_s = time.monotonic() - request.placement.socket_wait_s
+        self._admitted_s: float | None = None
+        self._first_token_s: float | None = None
+        self._last_token_s: float | None = None
+        self._finish_reasons: dict[int, FinishReason] = dict(finish_reasons or {})
+        self._error: str | None = None
+        self._prompt_tokens = 0
+        self.counts: dict[int, Counts] = dict(counts or {})
+
+    def rendered(self, prompt: Prompt) -> None:
+        """The prompt is known."""
+        self._prompt_tokens = prompt.billed_tokens
+
+    def admitted(self) -> None:
+        """The request was admitted to the engine."""
+        self._admitted_s = time.monotonic()
+
+    def saw(self, delta: Delta) -> None:
+        """The engine has generated a delta."""
+        self.counts[delta.choice] = delta.counts
+        if self._first_token_s is None and delta.token_ids:
+            self._first_token_s = time.monotonic()
+
+    def finished(self, delta: Delta) -> None:
+        """A choice's last delta is released."""
+        assert delta.finish_reason is not None
+        self._finish_reasons[delta.choice] = delta.finish_reason
+        self._last_token_s = time.monotonic()
+
+    def failed(self, code: str) -> None:
+        """The request ended in an error."""
+        self._error = code
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a choice was stopped before it had ended by itself."""
+        return "abort" in self._finish_reasons.values()
+
+    @property
+    def finish(self) -> str:
+        """How the request ended: an error's code, or the choices' finish reasons."""
+        return self._error or self._reasons or "abort"
+
+    @property
+    def _reasons(self) -> str:
+        return ",".join(sorted(set(self._finish_reasons.values())))
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The choices that have no finish reason yet."""
+        return [choice for choice in range(self._request.n) if choice not in self._finish_reasons]
+
+    def timings(self) -> Timings:
+        """The times until now, in seconds."""
+        return Timings(
+            queue_s=self._since_received(self._admitted_s),
+            ttft_s=self._since_received(self._first_token_s),
+            tpot_s=self._tpot_s(),
+            total_s=time.monotonic() - self._received_s,
+        )
+
+    def fields(self) -> dict[str, object]:
+        """The canonical log line: ids, counts, timings in milliseconds."""
+        completion_tokens = sum(c.completion_tokens for c in self.counts.values())
+        first = self.counts.get(0, Counts())
+        timings = self.timings()
+        return {
+            "request_id": self._request.request_id,
+            "key": self._key_id,
+            "model": self._request.model,
+            "n": self._request.n,
+            "prompt_tokens": first.prompt_tokens or self._prompt_tokens,
+            "cached_tokens": first.cached_tokens,
+            "completion_tokens": completion_tokens,
+            "finish_reason": self._reasons or None,
+            "error": self._error,
+            "queue_ms": _ms(timings.queue_s),
+            "ttft_ms": _ms(timings.ttft_s),
+            "tpot_ms": _ms(timings.tpot_s),
+            "total_ms": _ms(timings.total_s),
+        }
+
+    def _since_received(self, at_s: float | None) -> float | None:
+        return None if at_s is None else at_s - self._received_s
+
+    def _tpot_s(self) -> float | None:
+        """(last token - first token) / (tokens - 1), of the longest choice."""
+        steps = max((c.completion_tokens for c in self.counts.values()), default=0) - 1
+        if steps < 1 or self._first_token_s is None or self._last_token_s is None:
+            return None
+        return (self._last_token_s - self._first_token_s) / steps
+
+
+def _ms(duration_s: float | None) -> float | None:
+    return None if duration_s is None else round(duration_s * 1000, 3)

@@ -1,0 +1,1 @@
+"""Answers that the previous process suspended, and how this one continues them."""

@@ -1,0 +1,1 @@
+"""Safety along one request: a session that is handed values."""

@@ -1,0 +1,149 @@
+"""Whatever the way out of a request: its stream ends truthfully, and lease and ledger are settled."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import structlog
+
+from app.core import ChatRequest
+from app.errors import BadRequest, Draining, InternalError, Overloaded, ServingError
+from app.pipeline.engine_run import Suspended
+from app.pipeline.finalize import Finalizer
+from app.pipeline.trace import Trace
+from app.resume.continue_answer import ByChoice, NewAnswer
+from app.stream.token_stream import TokenStream
+
+SECRET = "a secret in an exception"
+
+
+class World:
+    """What a request's end acts on, and what became of it, in order."""
+
+    def __init__(self, start: Any = None) -> None:
+        self.done: list[Any] = []
+        self.request = ChatRequest("chatcmpl-1", "local", "llama", {}, 0)
+        self.trace = Trace(self.request)
+        self.stream: Any = SimpleNamespace(
+            request=self.request,
+            request_id="chatcmpl-1",
+            cancelled=None,
+            suspending=False,
+            pending=False,
+            fail=lambda error: self.done.append(type(error)),
+            suspend=lambda error: self.done.append(f"suspended: {error.code}"),
+        )
+        lease: Any = SimpleNamespace(
+            settle=lambda _counts: self.done.append("lease"), withdraw=lambda: self.done.append("withdrawn")
+        )
+        journal: Any = SimpleNamespace(settle_later=lambda _entry, finish: self.done.append(finish))
+        suspensions: Any = SimpleNamespace(
+            suspend_later=lambda entry, state, error: self.done.append((entry, state, error.code)),
+        )
+        self.start: Any = start or NewAnswer(cast("Any", None), journal)
+        traffic: Any = SimpleNamespace(ended=lambda _model, finish, _timings: self.done.append(finish))
+        self.engine: Any = SimpleNamespace(abort=lambda rid: self.done.append(f"abort {rid}"))
+        self.check: Any = SimpleNamespace(
+            rid="rid", state=lambda: {"strict": False}, close=lambda _stream: self.done.append("closed")
+        )
+        log = structlog.get_logger()
+        self.end = Finalizer(journal, suspensions, traffic, log, self.trace, lease, self.start)
+
+    def run(self, error: BaseException | None = None, *, reserved: bool = False) -> list[Any]:
+        """A request that ends so; what was done about it."""
+        with self.end.guard(self.stream, self.check, self.engine):
+            if reserved:
+                self.end.attach_reservation(cast("Any", "entry"))
+            if error is not None:
+                raise error
+        return self.done
+
+
+def test_an_answered_request_is_settled():
+    """The journal's call does nothing where it is settled already."""
+    assert World().run(reserved=True) == ["lease", "abort", "abort", "closed"]
+
+
+def test_a_refusal_ends_the_stream_with_its_code():
+    """There is no reservation to settle."""
+    assert World().run(BadRequest("no")) == [BadRequest, "lease", "invalid_value", "closed"]
+
+
+@pytest.mark.parametrize("reserved", [False, True])
+def test_lack_of_room_costs_the_key_no_request_unless_it_began(reserved: bool):
+    """A refused one may be sent again at once."""
+    done = World().run(Overloaded("full", retry_after_s=1), reserved=reserved)
+    assert ("withdrawn" in done) is not reserved
+    assert done[-1] == "closed"
+
+
+def test_a_defect_is_an_internal_error_that_quotes_nothing():
+    """The engine is stopped."""
+    with structlog.testing.capture_logs() as log:
+        done = World().run(ValueError(SECRET), reserved=True)
+    assert done == ["abort rid", InternalError, "lease", "internal_error", "internal_error", "closed"]
+    assert SECRET not in repr(log)
+
+
+def test_a_cancelled_task_stays_cancelled():
+    """Its stream says that the server stopped."""
+    world = World()
+    with pytest.raises(asyncio.CancelledError):
+        world.run(asyncio.CancelledError())
+    assert world.done == ["abort rid", Draining, "lease", "cancelled", "closed"]
+
+
+SUSPENSION = ("entry", {"strict": False}, "draining")
+
+
+def test_a_suspended_answer_is_not_settled():
+    """Its row stays open, with what safety knows of the prompt; the log has how it ended."""
+    assert World().run(Suspended(), reserved=True) == [SUSPENSION, "lease", "suspended", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("suspending", "pending", "end"),
+    [(True, False, SUSPENSION), (True, True, Draining), (False, False, Draining)],
+)
+def test_a_cut_off_task_is_suspended_where_its_status_line_is_out(suspending: bool, pending: bool, end: Any):
+    """An engine that does not let go of a request in time loses nothing of it."""
+    world = World()
+    world.stream.suspending, world.stream.pending = suspending, pending
+    with pytest.raises(asyncio.CancelledError):
+        world.run(asyncio.CancelledError(), reserved=True)
+    assert world.done[1] == end
+
+
+class Continued(NewAnswer):
+    """An answer that goes on, and stays suspended as long as there is no room."""
+
+    def __init__(self) -> None:
+        self.failed_with: list[ServingError] = []
+
+    def should_suspend(self, stream: TokenStream, error: ServingError) -> bool:
+        del stream
+        return isinstance(error, Overloaded)
+
+    def fail(self, stream: TokenStream, error: ServingError, counts: ByChoice) -> Any:
+        del stream, counts
+        self.failed_with.append(error)
+        return "continued"
+
+
+def test_an_answer_that_finds_no_room_stays_suspended():
+    """Where it was taken up already, it is suspended once more."""
+    full = Overloaded("full", retry_after_s=1)
+    done = World(Continued()).run(full)
+    assert done == ["withdrawn", "suspended: overloaded", "lease", "suspended", "closed"]
+    done = World(Continued()).run(full, reserved=True)
+    assert done == [("entry", {"strict": False}, "overloaded"), "lease", "suspended", "closed"]
+
+
+def test_an_answer_that_cannot_go_on_is_settled():
+    """Its row is taken up for that."""
+    start = Continued()
+    assert World(start).run(BadRequest("no")) == ["lease", "invalid_value", "invalid_value", "closed"]
+    assert [type(error) for error in start.failed_with] == [BadRequest]
