@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.http.auth import Gatekeeper
-from app.api.http.listing import check_names
+from app.api.openai.listing import check_names, json_response
 from app.metering.abuse import AbuseWatch, Flag
 
-_NOT_KEPT = {"cache-control": "no-store"}
 _MICRO = 1_000_000
 
 
@@ -30,8 +28,7 @@ class AbuseRoutes:
         flags = await self._abuse.read()
         only = request.query_params.get("owner")
         data = [_as_json(flag) for flag in flags if only in (None, flag.owner)]
-        body = orjson.dumps({"object": "list", "data": data})
-        return Response(body, headers=_NOT_KEPT, media_type="application/json")
+        return json_response({"object": "list", "data": data}, confidential=True)
 
 
 def _as_json(flag: Flag) -> dict[str, Any]:

@@ -7,21 +7,20 @@ from collections.abc import Callable
 from sqlite3 import Connection
 from typing import Any, TypeVar
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.http.auth import Gatekeeper
-from app.api.http.bodies import BodyReader
-from app.api.http.client import Client
+from app.api.openai.listing import json_response
 from app.api.schema.key_terms import as_json, issued_as_json, read_new, read_overlap_us, read_terms
 from app.errors import StorageUnavailable
+from app.intake.bodies import BodyReader
+from app.intake.client import Client
 from app.store import keys
 from app.store.database import Database
 from app.store.key_table import KeyTable, now_us
 
 T = TypeVar("T")
-_NOT_KEPT = {"cache-control": "no-store"}
 
 
 class AdminKeyRoutes:
@@ -80,9 +79,9 @@ class AdminKeyRoutes:
         return outcome
 
     async def _body(self, request: Request, owner: str, *, may_be_empty: bool = False) -> dict[str, Any]:
-        raw = await self._bodies.read(request, Client(request.receive), owner)
-        return {} if may_be_empty and not raw else await self._bodies.parse(request, raw)
+        body = await self._bodies.read(request, Client(request.receive), owner)
+        return {} if may_be_empty and not body.raw else await body.parse()
 
 
 def _answer(body: dict[str, Any], status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status, headers=_NOT_KEPT, media_type="application/json")
+    return json_response(body, status, confidential=True)

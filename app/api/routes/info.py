@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -12,26 +11,19 @@ from starlette.responses import JSONResponse, Response
 from app.api.http.auth import Gatekeeper
 from app.engine_factory import model_path
 from app.errors import UnknownModel
-from app.routing.backend import Backend, Backends
-from app.settings import Settings, table
+from app.routing.backend import Backend
+from app.runtime import Runtime
+from app.settings import table
 
 
 class InfoRoutes:
     """Handlers of both routes and of their older names."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        backends: Backends,
-        gatekeeper: Gatekeeper,
-        *,
-        check_ready: Callable[[], None],
-    ) -> None:
-        """`check_ready` raises EngineNotReady while nothing is served."""
-        self._settings = settings
-        self._backends = backends
+    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
+        self._settings = runtime.settings
+        self._backends = runtime.backends
+        self._check_ready = runtime.check_ready
         self._gatekeeper = gatekeeper
-        self._check_ready = check_ready
 
     async def model_info(self, request: Request) -> Response:
         """The first model that the caller may use. Where its files are is told to admins."""

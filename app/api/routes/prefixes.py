@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.http.auth import Gatekeeper
-from app.api.http.listing import check_names, limit_of
+from app.api.openai.listing import check_names, json_response, limit_of
 from app.errors import BadRequest
 from app.prefix_report.family import Break, PromptSeries
 from app.prefix_report.report import PrefixReport
 
-_NOT_KEPT = {"cache-control": "no-store"}
 _MICRO = 1_000_000
 
 
@@ -48,7 +46,7 @@ class PrefixRoutes:
             "data": [_as_json(f, text=f.series_key.owner == shown_to) for f in entries[:limit]],
             "has_more": len(entries) > limit,
         }
-        return Response(orjson.dumps(body), headers=_NOT_KEPT, media_type="application/json")
+        return json_response(body, confidential=True)
 
 
 def _wants_text(request: Request) -> bool:

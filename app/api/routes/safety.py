@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.http.auth import Gatekeeper
-from app.api.http.listing import check_names, limit_of
+from app.api.openai.listing import check_names, json_response, limit_of, page_of
 from app.api.schema.key_terms import time_us
 from app.errors import BadRequest, Conflict
 from app.safety.categories import CODE_OF, code_of, name_of
@@ -21,7 +20,6 @@ from app.store import safety_events
 from app.store.database import Database
 from app.store.safety_events import SafetyEvent
 
-_NOT_KEPT = {"cache-control": "no-store"}
 _MICRO = 1_000_000
 
 
@@ -52,15 +50,8 @@ class SafetyRoutes:
         page = await self._database.read(
             lambda c: safety_events.page(c, limit, cursor, only, from_us=from_us, until_us=until_us)
         )
-        return _answer(
-            {
-                "object": "list",
-                "data": [_as_json(place, event) for place, event in page.events],
-                "has_more": page.next_cursor is not None,
-                "next_cursor": page.next_cursor,
-                "policy": self._policy(),
-            }
-        )
+        listed = page_of([_as_json(place, event) for place, event in page.events], page.next_cursor)
+        return json_response(listed | {"policy": self._policy()}, confidential=True)
 
     async def reload(self, request: Request) -> Response:
         """POST reload: take the policy file as it is now; one that is wrong changes nothing."""
@@ -71,7 +62,7 @@ class SafetyRoutes:
             self._reload_policy()
         except PolicyError as exc:
             raise BadRequest(f"The policy stays as it is: {exc}", param="safety_policy") from exc
-        return _answer({"object": "safety.policy", **(self._policy() or {})})
+        return json_response({"object": "safety.policy", **(self._policy() or {})}, confidential=True)
 
     def _policy(self) -> dict[str, Any] | None:
         policies = self._policies
@@ -145,7 +136,3 @@ _FILTERS: Mapping[str, tuple[str, Callable[[str, str], str]]] = {
     "model": ("model", _any),
     "policy_hash": ("policy_hash", _any),
 }
-
-
-def _answer(body: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(body), headers=_NOT_KEPT, media_type="application/json")

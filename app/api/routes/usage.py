@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from app.api.http.auth import Caller, Gatekeeper
+from app.api.http.auth import Gatekeeper
+from app.api.openai.listing import check_names
 from app.api.schema.key_terms import as_usd
 from app.core import Key
-from app.errors import BadRequest, Forbidden
+from app.errors import Forbidden
+from app.intake.caller import Caller
 from app.metering.period import groups_of, period_of
 from app.metering.report import usage_report
 from app.store.database import Database
@@ -31,13 +33,7 @@ class UsageRoutes:
         """The usage of the caller's owner, or all to an admin; this UTC month when no period is asked for."""
         caller = self._gatekeeper.caller(request)
         query = request.query_params
-        for name in query:
-            if name not in _PARAMETERS:
-                raise BadRequest(
-                    f"Unknown parameter {name!r}; usage takes {', '.join(_PARAMETERS)}.",
-                    code="unknown_parameter",
-                    param=name,
-                )
+        check_names(request, _PARAMETERS)
         today = datetime.now(UTC).date()
         period = period_of(query.get("period"), query.get("from"), query.get("to"), today)
         group_by = groups_of(query.get("group_by", ""))

@@ -11,9 +11,10 @@ import pytest
 import structlog
 from starlette.requests import Request
 
-from app.api.http.auth import LOCAL, Gatekeeper, is_loopback
+from app.api.http.auth import Gatekeeper, is_loopback
 from app.core import Key, KeyTerms, Secret
 from app.errors import EngineNotReady, Forbidden, Unauthorized
+from app.intake.caller import LOCAL
 from app.store.key_table import KeyTable
 from app.store.keys import digest_of
 
