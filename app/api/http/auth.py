@@ -57,12 +57,8 @@ class Gatekeeper:
         """Whether requests of this machine need no key."""
         return self._may_be_open and self._keys.loaded and self._keys.empty
 
-    def owner(self, request: Request) -> str:
-        """The caller's owner: whose objects they may see. Raises Unauthorized, Forbidden, EngineNotReady."""
-        return self.caller(request).owner
-
     def admin(self, request: Request) -> Caller:
-        """The caller, who has an admin key. Raises Forbidden for the others, and as `owner` does."""
+        """The caller, who has an admin key. Raises Forbidden for the others, and as `caller` does."""
         caller = self.caller(request)
         if not caller.is_admin:
             raise Forbidden("This needs an admin key.")

@@ -11,11 +11,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from app.api.http.auth import Gatekeeper
 from app.api.openai.listing import check_names, json_response, limit_of, page_of
 from app.api.schema.conversations import new_title, search_words
 from app.errors import BadRequest, StorageUnavailable
 from app.intake.bodies import BodyReader
+from app.intake.caller import Caller
 from app.intake.client import Client
 from app.runtime import Runtime
 from app.store import conversation_list, indexing
@@ -27,17 +27,15 @@ from app.stream.transcript import answers
 class ConversationRoutes:
     """Handlers of `/api/conversations`. Another owner's conversation is not found."""
 
-    def __init__(self, runtime: Runtime, bodies: BodyReader, gatekeeper: Gatekeeper) -> None:
+    def __init__(self, runtime: Runtime, bodies: BodyReader) -> None:
         self._database = runtime.database
         self._streams = runtime.streams
         self._reads = runtime.reads
         self._settle_suspended = runtime.suspensions.settle_conversation
         self._bodies = bodies
-        self._gatekeeper = gatekeeper
 
-    async def list(self, request: Request) -> Response:
+    async def list(self, request: Request, caller: Caller) -> Response:
         """GET: newest first, a page at a time, those that match `q` if it says something."""
-        owner = self._gatekeeper.owner(request)
         check_names(request, ("limit", "cursor", "q"))
         query = request.query_params
         limit, cursor, words = limit_of(request), query.get("cursor"), search_words(query.get("q", ""))
@@ -45,18 +43,18 @@ class ConversationRoutes:
             with contextlib.suppress(StorageUnavailable):  # then what is in the index is found
                 await indexing.index_all(self._database)
         listed = await self._database.read(
-            lambda c: conversation_list.page(c, owner, limit, cursor, words=words)
+            lambda c: conversation_list.page(c, caller.owner, limit, cursor, words=words)
         )
         return json_response(page_of(listed.conversations, listed.next_cursor))
 
-    async def view(self, request: Request) -> Response:
+    async def view(self, request: Request, caller: Caller) -> Response:
         """GET {id}: all messages of all branches, with what a live answer has said so far."""
-        outline = await self._outline(request, VIEW)
-        return await self._written(request, outline, VIEW)
+        outline = await self._outline(request, caller, VIEW)
+        return await self._written(caller.owner, outline, VIEW)
 
-    async def rename(self, request: Request) -> Response:
+    async def rename(self, request: Request, caller: Caller) -> Response:
         """PATCH {id}: another title."""
-        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
+        owner, conversation_id = caller.owner, request.path_params["id"]
         body = await self._bodies.read(request, Client(request.receive), owner)
         title = new_title(await body.parse())
         at_us = time.time_ns() // 1000
@@ -66,45 +64,44 @@ class ConversationRoutes:
             )
         )
 
-    async def delete(self, request: Request) -> Response:
+    async def delete(self, request: Request, caller: Caller) -> Response:
         """DELETE {id}: hide it at once, and stop what is being answered in it."""
-        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
+        owner, conversation_id = caller.owner, request.path_params["id"]
         at_us = time.time_ns() // 1000
         await self._database.write(lambda c: conversation_list.delete(c, owner, conversation_id, at_us))
         self._streams.delete_conversation(conversation_id)
         await self._settle_suspended(owner, conversation_id)
         return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
-    async def restore(self, request: Request) -> Response:
+    async def restore(self, request: Request, caller: Caller) -> Response:
         """POST {id}/restore: undo the deletion."""
-        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
+        owner, conversation_id = caller.owner, request.path_params["id"]
         return json_response(
             await self._database.write(lambda c: conversation_list.restore(c, owner, conversation_id))
         )
 
-    async def export(self, request: Request) -> Response:
+    async def export(self, request: Request, caller: Caller) -> Response:
         """GET {id}/export: a file, JSON with all branches or Markdown of the newest."""
         check_names(request, ("format",))
         form = request.query_params.get("format", "json")
         if form not in FORMATS:
             raise BadRequest(f"format must be one of {', '.join(FORMATS)}, got {form!r}.", param="format")
-        outline = await self._outline(request, FORMATS[form])
+        outline = await self._outline(request, caller, FORMATS[form])
         name = file_name(outline.conversation, form)
         headers = {"content-disposition": f'attachment; filename="{name}"'}
-        return await self._written(request, outline, FORMATS[form], headers)
+        return await self._written(caller.owner, outline, FORMATS[form], headers)
 
-    async def _outline(self, request: Request, layout: Format) -> Outline:
-        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
+    async def _outline(self, request: Request, caller: Caller, layout: Format) -> Outline:
+        owner, conversation_id = caller.owner, request.path_params["id"]
         return await self._database.read(lambda c: layout.outline(c, owner, conversation_id))
 
     async def _written(
-        self, request: Request, outline: Outline, layout: Format, headers: Mapping[str, str] | None = None
+        self, owner: str, outline: Outline, layout: Format, headers: Mapping[str, str] | None = None
     ) -> Response:
         """A response in one piece where a page holds all; else a page is read once the last was taken.
 
         Each of these pages waits for its own turn at the store: the handler's ends with the first.
         """
-        owner = self._gatekeeper.owner(request)
         first = await self._page(owner, outline, 0)
         pieces = self._pieces(owner, outline, layout, first)
         if first.next_start is not None:

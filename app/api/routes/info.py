@@ -8,9 +8,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from app.api.http.auth import Gatekeeper
 from app.engine_factory import model_path
 from app.errors import UnknownModel
+from app.intake.caller import Caller
 from app.routing.backend import Backend
 from app.runtime import Runtime
 from app.settings import table
@@ -19,15 +19,13 @@ from app.settings import table
 class InfoRoutes:
     """Handlers of both routes and of their older names."""
 
-    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._settings = runtime.settings
         self._backends = runtime.backends
         self._check_ready = runtime.check_ready
-        self._gatekeeper = gatekeeper
 
-    async def model_info(self, request: Request) -> Response:
+    async def model_info(self, _request: Request, caller: Caller) -> Response:
         """The first model that the caller may use. Where its files are is told to admins."""
-        caller = self._gatekeeper.caller(request)
         backend = self._backend(caller.models)
         card = backend.engine.model
         path = model_path(self._settings) if caller.is_admin and backend is self._backends.large else None
@@ -43,9 +41,8 @@ class InfoRoutes:
             }
         )
 
-    async def server_info(self, request: Request) -> Response:
+    async def server_info(self, _request: Request, caller: Caller) -> Response:
         """The same model's sizes; to admins also the settings in force, without secrets, and the load."""
-        caller = self._gatekeeper.caller(request)
         backend = self._backend(caller.models)
         card = backend.engine.model
         body: dict[str, Any] = {

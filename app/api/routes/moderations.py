@@ -10,7 +10,6 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from app.api.http.auth import Gatekeeper
 from app.api.schema.moderations import MAX_CHARS, parse_moderation
 from app.errors import SafetyUnavailable, Unavailable
 from app.intake.bodies import ROOM_BYTES, BodyReader
@@ -37,23 +36,19 @@ MAX_WAITING_TOTAL = 1_024
 class ModerationRoutes:
     """The handler of both routes."""
 
-    def __init__(
-        self, moderator: Moderator | None, limiter: Limiter, bodies: BodyReader, gatekeeper: Gatekeeper
-    ) -> None:
+    def __init__(self, moderator: Moderator | None, limiter: Limiter, bodies: BodyReader) -> None:
         """`moderator` is None with `safety` off."""
         self._moderator = moderator
         self._limiter = limiter
         self._bodies = bodies
-        self._gatekeeper = gatekeeper
         self._lines = Lines("moderations", MAX_WAITING, MAX_WAITING_TOTAL)
         self._long, self._short = asyncio.Semaphore(LONG_AT_ONCE), asyncio.Semaphore(SHORT_AT_ONCE)
 
-    async def create(self, request: Request) -> Response:
+    async def create(self, request: Request, caller: Caller) -> Response:
         """Classify each input as the prompt that it would be.
 
         Raises RateLimited, SafetyUnavailable where nothing can be classified.
         """
-        caller = self._gatekeeper.caller(request)
         lease = self._limiter.begin(caller.key, generates=False)
         try:
             results = await self._read_and_classify(request, caller, lease)

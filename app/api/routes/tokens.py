@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.http.auth import Gatekeeper
 from app.api.openai.listing import json_response
 from app.api.schema.tokens import DetokenizeRequest, TokenizeRequest, parse_detokenize, parse_tokenize
 from app.api.schema.wire import parse_chat_request
@@ -30,17 +29,15 @@ T = TypeVar("T")
 class TokenRoutes:
     """The handlers of both routes. A request counts as one in its key's limits, and no token of it does."""
 
-    def __init__(self, runtime: Runtime, bodies: BodyReader, gatekeeper: Gatekeeper) -> None:
+    def __init__(self, runtime: Runtime, bodies: BodyReader) -> None:
         self._backends = runtime.backends
         self._limiter = runtime.limiter
         self._check_ready = runtime.check_ready
         self._check_model = runtime.check_model
         self._bodies = bodies
-        self._gatekeeper = gatekeeper
 
-    async def tokenize(self, request: Request) -> Response:
+    async def tokenize(self, request: Request, caller: Caller) -> Response:
         """The ids of texts, or of a rendered conversation. Raises BadRequest, ContextOverflow."""
-        caller = self._gatekeeper.caller(request)
         client = Client(request.receive)
         sent, chat = await self._read(request, client, caller, partial(_tokenize_request, owner=caller.owner))
         engine = self._engine(sent.model, caller)
@@ -55,9 +52,8 @@ class TokenRoutes:
             }
         )
 
-    async def detokenize(self, request: Request) -> Response:
+    async def detokenize(self, request: Request, caller: Caller) -> Response:
         """The text of ids, or of several lists of them. Raises BadRequest."""
-        caller = self._gatekeeper.caller(request)
         client = Client(request.receive)
         sent = await self._read(request, client, caller, parse_detokenize)
         texts = await client.while_here(

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from app.api.http.auth import Gatekeeper
 from app.api.openai.listing import check_names
 from app.api.schema.key_terms import as_usd
 from app.core import Key
@@ -24,14 +23,12 @@ _PARAMETERS = ("period", "from", "to", "group_by", "owner", "key")
 class UsageRoutes:
     """The handler of `/api/usage`."""
 
-    def __init__(self, database: Database, keys: KeyTable, gatekeeper: Gatekeeper) -> None:
+    def __init__(self, database: Database, keys: KeyTable) -> None:
         self._database = database
         self._keys = keys
-        self._gatekeeper = gatekeeper
 
-    async def usage(self, request: Request) -> Response:
+    async def usage(self, request: Request, caller: Caller) -> Response:
         """The usage of the caller's owner, or all to an admin; this UTC month when no period is asked for."""
-        caller = self._gatekeeper.caller(request)
         query = request.query_params
         check_names(request, _PARAMETERS)
         today = datetime.now(UTC).date()

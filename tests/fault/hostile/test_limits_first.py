@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from app.api.http.auth import Gatekeeper
 from app.api.http.layers import HELD_S
 from app.api.routes.conversations import ConversationRoutes
 from app.core import KeyTerms
@@ -315,8 +314,7 @@ async def test_every_page_of_an_export_waits_for_its_turn(serve: Serve):
     outline = await database.read(lambda c: VIEW.outline(c, owner, conversation_id))
     runtime = served.runtime
     bodies = BodyReader(runtime.backends, max_bytes=0, timeout_s=1)
-    gatekeeper = Gatekeeper(runtime.keys, "", "127.0.0.1")
-    routes = ConversationRoutes(runtime, bodies, gatekeeper)
+    routes = ConversationRoutes(runtime, bodies)
     pieces = routes._pieces(owner, outline, VIEW, await routes._page(owner, outline, 0))
     written = [await anext(pieces), await anext(pieces)]
     async with served.runtime.reads.turn(owner):
