@@ -17,7 +17,7 @@ from app.api.routes.chat import chat_door
 from app.api.routes.completions import text_door
 from app.api.routes.conversations import ConversationRoutes
 from app.api.routes.generations import GenerationRoutes
-from app.api.routes.info import InfoRoutes
+from app.api.routes.info import InfoRoutes, openapi
 from app.api.routes.metrics import MetricsRoutes
 from app.api.routes.moderations import ModerationRoutes
 from app.api.routes.prefixes import PrefixRoutes
@@ -25,11 +25,15 @@ from app.api.routes.safety import SafetyRoutes
 from app.api.routes.service import ServiceRoutes
 from app.api.routes.tokens import TokenRoutes
 from app.api.routes.usage import UsageRoutes
-from app.api.schema.openapi import HEALTH_PATHS, MODEL_INFO_PATHS, SERVER_INFO_PATHS, openapi
 from app.intake.bodies import BodyMemory, BodyReader
 from app.intake.body_budget import BodyBudget
 from app.intake.open_stream import Intake
 from app.runtime import Runtime
+
+HEALTH_PATHS = ("/readyz", "/health", "/health_generate", "/ping")
+"""Paths of one route: the names that clients of Kubernetes, vLLM, SGLang and SageMaker know it by."""
+MODEL_INFO_PATHS = ("/model_info", "/get_model_info")
+SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
 
 
 def build_app(runtime: Runtime) -> ASGIApp:

@@ -1,4 +1,4 @@
-"""The tables in docs/ that come from the code: in each file, everything after a marker line."""
+"""What the code generates: the tables in docs/, each after a marker line, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from app import errors
 from app.api.metrics import tables as metric_tables
-from app.api.schema import parameter_docs
 from app.cli import settings_table
 from app.settings import table
+from scripts.api_document import document, parameter_tables
 
 ROOT = Path(__file__).parents[2]
 BEGIN = "<!-- from here to the end: scripts/docs -->\n"
@@ -57,14 +57,19 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "docs/admission.md": lambda: settings_of(OF_ADMISSION),
     "docs/errors.md": error_codes,
     "docs/metrics.md": metric_tables.markdown,
-    "docs/parameters.md": parameter_docs.markdown,
+    "docs/parameters.md": parameter_tables.markdown,
     "docs/routing.md": lambda: settings_of(OF_TWO_MODELS),
     "docs/settings.md": settings_table.markdown,
 }
 
 
+OPENAPI = "app/api/openapi.json"
+
+
 def generated(path: str, text: str) -> str:
-    """`text` of the file at `path` with everything after the marker made anew."""
+    """`text` of the file at `path` with everything after the marker made anew; OPENAPI as a whole."""
+    if path == OPENAPI:
+        return document.as_json()
     head, marker, _ = text.partition(BEGIN)
     if not marker:
         raise ValueError(f"{path} has no line {BEGIN!r}")
@@ -81,7 +86,7 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parse_args(argv)
     stale = []
-    for path in TABLES:
+    for path in (*TABLES, OPENAPI):
         text = (ROOT / path).read_text("utf-8")
         if generated(path, text) != text:
             stale.append(path)

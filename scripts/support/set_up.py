@@ -32,7 +32,7 @@ OLDEST_PYTHON = (3, 11)
 TOO_NEW_PYTHON = (3, 13)
 LOCKS = {"cpu": "cpu.txt", "gpu": "gpu-lock.txt"}
 # What a set-up from nothing writes: into .venv, and as wheels, which pip keeps in its temporary folder until
-# a step ends, and in its cache. Measured: docs/log.md, 2026-11-27.
+# a step ends, and in its cache. Measured: docs/log/2026-11.md, 2026-11-27.
 VENV_GB = {"cpu": 2.7, "cpu, torch with CUDA": 6.0, "gpu": 10.0, "image": 1.0}
 WHEELS_GB = {"cpu": 0.7, "cpu, torch with CUDA": 3.0, "gpu": 4.1, "image": 0.5}
 HEARTBEAT_S = 5.0

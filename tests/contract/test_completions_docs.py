@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from app.api.schema.completions import CHAT_ONLY, OWN, SHARED, parse_completion
-from app.api.schema.openapi import BODIES
 from app.api.schema.parameters import PARAMETERS
 from app.errors import UnsupportedParameter
+from scripts.api_document.document import BODIES
 
 PAGE = (Path(__file__).parents[2] / "docs/completions.md").read_text("utf-8")
 

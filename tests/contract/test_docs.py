@@ -14,7 +14,11 @@ from app.settings import Settings
 from app.store.conversations import Status
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = sorted({path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")} - {"log"})
+PAGES = sorted(
+    path.relative_to(DOCS).with_suffix("").as_posix()
+    for path in DOCS.rglob("*.md")
+    if path.parent.name != "log"
+)
 """All but the log, which is a record."""
 FRONT = ("../README", "../CONTRIBUTING", "../SECURITY")
 """Pages beside docs/."""

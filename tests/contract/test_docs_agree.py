@@ -12,7 +12,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
-    if path.name != "log.md"
+    if path.parent.name != "log"
 )
 NUMBERS = {"two": 2, "three": 3, "four": 4}
 """Words for numbers of conditions."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # stubs only for this
 
 from app.api.schema.key_terms import NULLABLE, TERMS
-from app.api.schema.openapi import BODIES, HEADERS, OPERATIONS, QUERY, document
 from app.api.schema.parameters import PARAMETERS, treatment
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest
 from app.errors import CODES, BadRequest, ServingError, UnsupportedParameter
+from scripts.api_document.document import BODIES, HEADERS, OPERATIONS, QUERY, document
 from tests.support.servers import Serve, chat
 
 DOCUMENT = document()
@@ -85,7 +86,9 @@ async def test_the_application_has_these_routes(serve: Serve):
     }
     assert routes == set(OPERATIONS)
     answer = await served.call("GET", "/openapi.json")
-    assert (answer.status, answer.json()) == (200, json.loads(json.dumps(DOCUMENT)))
+    described = json.loads(json.dumps(DOCUMENT))
+    described["info"]["version"] = metadata.version("tokenring")
+    assert (answer.status, answer.json()) == (200, described)
     assert "max-age" in answer.headers["cache-control"]
     assert (await served.call("HEAD", "/openapi.json")).status == 200
 

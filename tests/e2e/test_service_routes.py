@@ -7,8 +7,9 @@ from importlib import metadata
 import openai
 import pytest
 
-from app.api.schema.openapi import HEALTH_PATHS, OPERATIONS
+from app.api.app import HEALTH_PATHS
 from app.engine.scripted.engine import Script
+from scripts.api_document.document import OPERATIONS
 from tests.support.servers import Serve, Spawn, chat
 from tests.support.sse_client import fetch
 

@@ -1,10 +1,12 @@
-"""`/model_info` and `/server_info`, as SGLang's clients read them; paths and settings are for admins."""
+"""`/openapi.json`, and `/model_info` and `/server_info` as SGLang's clients read them."""
 
 from __future__ import annotations
 
-from importlib import metadata
+import functools
+from importlib import metadata, resources
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -14,6 +16,22 @@ from app.intake.caller import Caller
 from app.routing.backend import Backend
 from app.runtime import Runtime
 from app.settings import table
+
+_DOCUMENT_CACHED_S = 3600
+
+
+@functools.cache
+def _openapi_document() -> bytes:
+    """app/api/openapi.json, which scripts/docs makes, with this program's version."""
+    document = orjson.loads(resources.files("app.api").joinpath("openapi.json").read_bytes())
+    document["info"]["version"] = metadata.version("tokenring")
+    return orjson.dumps(document)
+
+
+async def openapi(request: Request) -> Response:
+    """GET: the document. It needs no key and says nothing of this server but its version."""
+    headers = {"cache-control": f"public, max-age={_DOCUMENT_CACHED_S}"}
+    return Response(_openapi_document(), media_type="application/json", headers=headers)
 
 
 class InfoRoutes:

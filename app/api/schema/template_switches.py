@@ -81,13 +81,3 @@ def check_template_switches(body: Mapping[str, Any]) -> None:
 def _check(where: str, switch: Switch, value: Any) -> None:
     if not switch.takes(value):
         raise BadRequest(f"{where} must be {str(switch).replace('`', '')}.", param=where)
-
-
-def markdown() -> str:
-    """The section of docs/parameters.md."""
-    rows = [
-        "| name | value |",
-        "|---|---|",
-        *(f"| `{name}` | {switch} |" for name, switch in SWITCHES.items()),
-    ]
-    return "\n".join(["## `chat_template_kwargs`", "", *rows, ""])

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.api.schema.openapi import OPERATIONS
 from app.cli.main import parser
 from app.settings import table
+from scripts.api_document.document import OPERATIONS
 from scripts.training.builtin_model.corpus.intents import load_wordings
 
 ROOT = Path(__file__).parents[3]

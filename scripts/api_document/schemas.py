@@ -102,7 +102,7 @@ CONTENT_PART: Schema = {
     },
     "required": ["type"],
 }
-_TAKEN_MEMBERS = {name: {"description": "Taken and dropped."} for name in TAKEN | TAKEN_OF_ASSISTANT}
+_TAKEN_MEMBERS = {name: {"description": "Taken and dropped."} for name in sorted(TAKEN | TAKEN_OF_ASSISTANT)}
 TOOL: Schema = {
     "type": "object",
     "properties": {

@@ -1,22 +1,19 @@
-"""GET /openapi.json: the API as an OpenAPI 3.1 document, made of the tables that requests are checked by.
+"""The OpenAPI 3.1 document that `/openapi.json` serves, made of the tables that requests are checked by.
 
-A contract test holds it against the routes of the application and against those tables.
+`scripts/docs` writes it to app/api/openapi.json. A contract test holds it against the routes of the
+application and against those tables.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any, Literal, NamedTuple, get_args
 
 import orjson
-from starlette.requests import Request
-from starlette.responses import Response
 
+from app.api.app import HEALTH_PATHS, MODEL_INFO_PATHS, SERVER_INFO_PATHS
 from app.api.openai.listing import DEFAULT_LIMIT, MAX_LIMIT
-from app.api.schema import openapi_schemas as schemas
 from app.api.schema.conversations import MAX_QUERY
 from app.errors import CODES
 from app.intake.head import PLAIN_EVENTS, PLAIN_VALUES
@@ -24,12 +21,14 @@ from app.routing.router import Size
 from app.safety.categories import CODE_OF
 from app.safety.verdict import ACTIONS, STAGES
 from app.store.export import FORMATS
+from scripts.api_document import schemas
 
 Schema = dict[str, Any]
 Access = Literal["public", "chat", "admin"]
 JSON = "application/json"
 EVENTS = "text/event-stream"
-_CACHED_S = 3600
+VERSION = "0"
+"""The version in the file; the server writes its own in this place."""
 
 
 class Operation(NamedTuple):
@@ -97,10 +96,6 @@ BODIES: Mapping[str, Schema] = {
     "Rotation": schemas.rotation(),
 }
 
-HEALTH_PATHS = ("/readyz", "/health", "/health_generate", "/ping")
-"""Paths of one route: the names that clients of Kubernetes, vLLM, SGLang and SageMaker know it by."""
-MODEL_INFO_PATHS = ("/model_info", "/get_model_info")
-SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
 _MODEL_INFO = Operation("The model, as SGLang's clients read it", errors=(404,))
 _SERVER_INFO = Operation("Sizes of the server; to admins also its settings and load", errors=(404,))
 _TOKENIZE = Operation("The token ids of texts or of a conversation", body="TokenizeRequest", errors=(404,))
@@ -214,7 +209,7 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Tokenring",
-            "version": metadata.version("tokenring"),
+            "version": VERSION,
             "description": "OpenAI's chat API, with streams that can be picked up again.",
         },
         "security": [{"key": []}],
@@ -294,11 +289,7 @@ def _error_response(status: int) -> Schema:
     return response
 
 
-@functools.cache
-def _encoded() -> bytes:
-    return orjson.dumps(document(), option=orjson.OPT_NON_STR_KEYS)
-
-
-async def openapi(request: Request) -> Response:
-    """GET: the document. It needs no key and says nothing of this server but its version."""
-    return Response(_encoded(), media_type=JSON, headers={"cache-control": f"public, max-age={_CACHED_S}"})
+def as_json() -> str:
+    """The text of app/api/openapi.json, indented so that a change of the API can be read in a diff."""
+    options = orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    return orjson.dumps(document(), option=options).decode()

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 
 import orjson
 
-from app.api.schema import template_switches
 from app.api.schema.parameters import (
     MAX_ALL_BIASES,
     MAX_ALL_STOP_CHARS,
@@ -23,6 +22,7 @@ from app.api.schema.parameters import (
     plain,
     treatment,
 )
+from app.api.schema.template_switches import SWITCHES
 
 
 def markdown() -> str:
@@ -35,7 +35,12 @@ def markdown() -> str:
         ("Refused", ["| parameter | why | values that pass |", "|---|---|---|", *_refused()]),
     ]
     tables = ["\n".join([f"## {title}", "", *table, ""]) for title, table in sections]
-    return "\n".join([*tables, template_switches.markdown()])
+    switches = [
+        "| name | value |",
+        "|---|---|",
+        *(f"| `{name}` | {switch} |" for name, switch in SWITCHES.items()),
+    ]
+    return "\n".join([*tables, "## `chat_template_kwargs`", "", *switches, ""])
 
 
 def _rows(treated: str) -> Iterator[str]:
