@@ -91,6 +91,10 @@ class Delta(NamedTuple):
     matched_stop: str | int | None = None
 
 
+ANY_BODY = b""
+"""In the place of a fingerprint: the body is not known yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class IdempotencyKey:
     """A caller's key and the fingerprint of the body it was first used with."""

@@ -128,7 +128,7 @@ class ServingError(Exception):
         self.param = param and _elided(param, 100)
         self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
 
-    def respell(self, spelled: Mapping[str, str]) -> None:
+    def with_caller_param(self, spelled: Mapping[str, str]) -> None:
         """Name the caller's own parameter: `spelled` has its name for each that was translated."""
         name = re.split(r"[.\[]", self.param or "", maxsplit=1)[0]
         if self.param is not None and name in spelled:

@@ -65,7 +65,7 @@ from app.stream.archive import Archive
 from app.stream.registry import StreamRegistry
 from app.stream.token_stream import SHUTDOWN, SUSPENDED
 
-ONE_PIECE = 8
+NONSTREAM_RING_FACTOR = 8
 """How many times `stream_bytes` an answer in one piece may take."""
 _START_RETRY_S = 5
 STRAIN_S = 1.0
@@ -108,7 +108,7 @@ class Runtime:
         self.keys = KeyTable(self.database, log)
         self._watching: asyncio.Task[None] | None = None
         self.prices = PriceTable.parse(settings.prices)
-        self.archive = Archive(self.database, ONE_PIECE * settings.stream_bytes)
+        self.archive = Archive(self.database, NONSTREAM_RING_FACTOR * settings.stream_bytes)
         self.history = History(self.database)
         self.traffic = Traffic()
         self.responses = ResponseCounts()

@@ -121,6 +121,8 @@ class KeyLease(Lease):
         self._prompt_tokens = 0
         self._made: dict[int, int] = {}
         """Tokens of each choice."""
+        self._charged_before: Mapping[int, Counts] | None = None
+        """Of a continued answer: the counts up to which the process before has charged it, by choice."""
         self._made_tokens = 0
         """Tokens of all choices."""
         self._owed_tokens = 0
@@ -151,6 +153,16 @@ class KeyLease(Lease):
         if self._limit is not None:
             self._charge_prompt(prompt_estimate(request, self._limiter.count_text), "tokens")
         self.take_places(request.request_id, request.n)
+
+    def resume(self, request_id: str, n: int, counts: Mapping[int, Counts]) -> None:
+        """Take the places of a continued answer; its prompt and `counts` were charged before."""
+        self._charged_before = counts
+        self.take_places(request_id, n)
+
+    def _new_tokens(self, choice: int, completion_tokens: int) -> int:
+        """Tokens of a choice that were not charged before."""
+        charged = (self._charged_before or {}).get(choice, Counts())
+        return max(completion_tokens - charged.completion_tokens, 0)
 
     def take_places(self, request_id: str, n: int) -> None:
         """Have a place for each of `n` choices of a request, whatever the limit is."""
@@ -210,7 +222,7 @@ class KeyLease(Lease):
 
     def correct(self, prompt: Prompt) -> None:
         """See Lease."""
-        if self._limit is None:
+        if self._limit is None or self._charged_before is not None:
             return
         self._limiter.advance(self._key.terms, self._usage)
         least, expected = self._answer
@@ -222,6 +234,8 @@ class KeyLease(Lease):
         """See Lease."""
         if self._limit is None:
             return False
+        if self._charged_before is not None:
+            completion_tokens = self._new_tokens(choice, completion_tokens)
         self._made_tokens += completion_tokens - self._made.get(choice, 0)
         self._made[choice] = completion_tokens
         used = self._prompt_tokens + self._made_tokens
@@ -258,14 +272,14 @@ class KeyLease(Lease):
         usage = self._usage
         self._take_streams(0)
         usage.running.pop(self._request_id, None)
-        completion_tokens = sum(choice.completion_tokens for choice in counts.values())
+        completion_tokens = sum(self._new_tokens(i, made.completion_tokens) for i, made in counts.items())
         if self._n:
             usage.learn(self._limiter.clock_s() - self.began_s, completion_tokens / self._n)
         if self._limit is None:
             return
-        used = max(completion_tokens, self._made_tokens) + max(
-            (choice.prompt_tokens for choice in counts.values()), default=0
-        )
+        prompt_tokens = max((made.prompt_tokens for made in counts.values()), default=0)
+        used = max(completion_tokens, self._made_tokens)
+        used += prompt_tokens if self._charged_before is None else 0
         beyond = used - self.tokens - self._owed_tokens
         if beyond > 0:
             usage.tokens.owe(beyond)
@@ -308,12 +322,15 @@ class Limiter:
         lease.begin(generates=generates)
         return lease
 
-    def resume(self, key: Key | None, request_id: str, n: int) -> Lease:
-        """The lease of `n` choices that were let in before: they count, and nothing refuses them."""
+    def resume(self, key: Key | None, request_id: str, n: int, counts: Mapping[int, Counts]) -> Lease:
+        """The lease of `n` choices that were admitted before and continue behind their `counts`, by choice.
+
+        They have their places, and nothing refuses them.
+        """
         if key is None or not _limited(key.terms):
             return UNLIMITED
         lease = KeyLease(self, key, self._usage_of(key))
-        lease.take_places(request_id, n)
+        lease.resume(request_id, n, counts)
         return lease
 
     def _usage_of(self, key: Key) -> _Usage:

@@ -13,7 +13,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from app.core import ChatRequest, IdempotencyKey
+from app.core import ANY_BODY, ChatRequest, IdempotencyKey
 from app.errors import Conflict, Draining, InternalError, Unavailable
 from app.log import where
 from app.settings import Settings
@@ -29,7 +29,7 @@ CONTINUED_S = 5.0
 
 def check_same_body(key: IdempotencyKey, fingerprint: bytes) -> None:
     """Raise Conflict when a key's first request had another body."""
-    if fingerprint != key.fingerprint:
+    if key.fingerprint not in (fingerprint, ANY_BODY):
         raise Conflict(
             "This Idempotency-Key was used with another request body; use a new key.",
             code="idempotency_key_reused",
@@ -210,10 +210,6 @@ class StreamRegistry:
         fingerprint, stream = entry
         check_same_body(key, fingerprint)
         return None if stream.suspended else stream
-
-    def has_key(self, owner: str, key: str) -> bool:
-        """Whether a stream in memory was made with this Idempotency-Key, whatever its body was."""
-        return (owner, key) in self._keys
 
     # Readers that leave
 

@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple, get_args
 import orjson
 
 from app.api.app import HEALTH_PATHS, MODEL_INFO_PATHS, SERVER_INFO_PATHS
-from app.api.http.listing import DEFAULT_LIMIT, MAX_LIMIT
-from app.api.http.plain_events import HEADER, VALUES
-from app.api.routes.conversations import MAX_QUERY
+from app.api.openai.listing import DEFAULT_LIMIT, MAX_LIMIT
+from app.api.schema.conversations import MAX_QUERY
 from app.errors import CODES
+from app.intake.head import PLAIN_EVENTS, PLAIN_VALUES
 from app.routing.router import Size
 from app.safety.categories import CODE_OF
 from app.safety.verdict import ACTIONS, STAGES
@@ -82,7 +82,7 @@ HEADERS: Mapping[str, Schema] = {
     "x-route": {"enum": list(get_args(Size))},
     "x-no-degrade": {"enum": ["0", "1"]},
     "x-resume": {"enum": ["0", "1"]},
-    HEADER: {"enum": list(VALUES), "default": "0"},
+    PLAIN_EVENTS: {"enum": list(PLAIN_VALUES), "default": "0"},
 }
 BODIES: Mapping[str, Schema] = {
     "ChatRequest": schemas.chat_request(),
@@ -104,14 +104,14 @@ _READY = Operation("Whether requests can be served", "public", errors=(503,))
 _CREATE = Operation(
     "Start a generation; attach to it by its Idempotency-Key",
     body="ChatRequest",
-    headers=("Idempotency-Key", "Last-Event-ID", "x-route", "x-no-degrade", "x-resume", HEADER),
+    headers=("Idempotency-Key", "Last-Event-ID", "x-route", "x-no-degrade", "x-resume", PLAIN_EVENTS),
     media=(JSON, EVENTS),
     errors=(404, 409, 410, 429, 503),
 )
 _ATTACH = Operation(
     "Attach to a stream after an event",
     query=("last_event_id",),
-    headers=("Last-Event-ID", HEADER),
+    headers=("Last-Event-ID", PLAIN_EVENTS),
     media=(EVENTS,),
     errors=(410,),
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from app.api.routes import moderations
-from app.api.routes.conversations import MAX_TITLE
-from app.api.schema import completions, key_terms, tokens
+from app.api.schema import completions, key_terms, moderations, tokens
 from app.api.schema.aliases import FORMS
+from app.api.schema.conversations import MAX_TITLE
 from app.api.schema.formats import KINDS
 from app.api.schema.messages import ROLES, TAKEN, TAKEN_OF_ASSISTANT
 from app.api.schema.parameters import (

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from app.api.routes.moderations import MAX_CHARS, MAX_INPUTS
+from app.api.schema.moderations import MAX_CHARS, MAX_INPUTS
 from app.safety.categories import OPENAI_KEYS
 from app.safety.classifiers.bundled_models import Models
 from tests.support.policies import WordClassifier, write_models

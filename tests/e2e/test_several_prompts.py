@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.api.routes.several_prompts import CHOICES
 from app.engine.scripted.engine import Script, scripted_text
+from app.intake.several_prompts import CHOICES
 from tests.support.servers import Serve
 from tests.support.sse_client import until
 

@@ -164,6 +164,37 @@ async def test_leaving_while_pending_with_a_key_goes_on(serve: Serve, stream: bo
     assert served.logged("request")[0]["cancelled"] is None
 
 
+@pytest.mark.parametrize("other", [{}, {"x-resume": "0"}, {"stream": False}], ids=["stays", "0", "whole"])
+async def test_leaving_while_others_wait_for_the_same_key_stops_nobody(
+    serve: Serve, other: dict[str, object]
+):
+    """A client that leaves for good stops the request only where it was the only one; the last one does."""
+    served = await serve(Script(tokens=20), engine_type=SlowToRender)
+    engine = served.engine
+    assert isinstance(engine, SlowToRender)
+    body, key = chat(stream=other.get("stream", True)), {"idempotency-key": "k"}
+    first, second = await Connection.to(served.port), await Connection.to(served.port)
+    await first.request("POST", PATH, body, {**key, "x-resume": "0"})
+    await until(lambda: engine.num_rendering)
+    (pending,) = served.live()
+    resume = other.get("x-resume")
+    await second.request("POST", PATH, body, key | ({"x-resume": str(resume)} if resume else {}))
+    await until(lambda: len(pending.readers) == 2)
+    first.close()
+    await until(lambda: len(pending.readers) == 1)
+    assert pending.cancelled is None
+    if resume:
+        second.close()
+        await until(lambda: pending.cancelled == "disconnect")
+        engine.may_render.set()
+    else:
+        engine.may_render.set()
+        assert (await second.response()).status == 200
+        second.close()
+    await until(lambda: not served.live())
+    assert len(served.logged("request")) == 1
+
+
 @LEAVE
 async def test_leaving_before_the_first_token(serve: Serve, leave: Leave):
     """A client that leaves during prefill frees the engine after the grace period."""

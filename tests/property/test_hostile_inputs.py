@@ -16,13 +16,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.http.json_body import parse_body
-from app.api.routes.moderations import parse_moderation
 from app.api.schema.key_terms import TERMS, read_new, read_overlap_us, read_terms
+from app.api.schema.moderations import parse_moderation
 from app.api.schema.parameters import PARAMETERS
 from app.api.schema.wire import parse_chat_request
 from app.engine.sglang.splice import splice
 from app.errors import ServingError
+from app.intake.json_body import parse_body
 from app.metering.pricing import PriceTable
 from app.safety.policies import policy_file
 from app.safety.text.escapes import undone

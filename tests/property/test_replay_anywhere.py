@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.http.sse import ChunkWire
+from app.api.openai.chat_completion import ChunkWire
 from app.core import Counts, Delta, ToolCall
 from app.stream.replay import END_ID, replayed
 from app.stream.token_stream import TokenStream

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from app.api.http.sse import ChunkWire
+from app.api.openai.chat_completion import ChunkWire
 from app.core import ChatRequest, Usage
 from app.store.events import StoredStream
 from app.stream.replay import stream_facts

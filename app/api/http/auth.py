@@ -6,50 +6,17 @@ import fnmatch
 import hmac
 import ipaddress
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from app.api.http.cors import ANY, parse_origins
-from app.api.http.rate_limit_headers import KEY_ID, LIMITED_KEY, NAMED
-from app.core import LOCAL_OWNER, Key
 from app.errors import EngineNotReady, Forbidden, ServingError, Unauthorized
+from app.intake.caller import LOCAL, Caller
+from app.intake.scope import KEY_ID, LIMITED_KEY, OWNER
 from app.store.key_table import KeyTable
 from app.store.keys import ID_CHARS, digest_of
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The sender of a request and its rights. `key` is None in open mode and for the setting `api_key`."""
-
-    owner: str
-    is_admin: bool
-    key: Key | None = None
-
-    @property
-    def models(self) -> tuple[str, ...] | None:
-        """The only models they may use; None for all."""
-        return None if self.key is None else self.key.terms.models
-
-    def check_grammars(self, body: Mapping[str, Any]) -> None:
-        """Raise Forbidden, naming the parameter, for a grammar that the key may not send."""
-        if self.key is None or self.key.terms.grammars == "all":
-            return
-        response_format = body.get("response_format")
-        tagged = isinstance(response_format, Mapping) and response_format.get("type") == "structural_tag"
-        sent = [name for name in ("regex", "ebnf") if body.get(name) is not None]
-        for param in [*sent, *(["response_format"] if tagged else [])]:
-            raise Forbidden(
-                f"{param}: this key may constrain answers by JSON schemas and tools only.",
-                code="grammar_forbidden",
-                param=param,
-            )
-
-
-LOCAL = Caller(LOCAL_OWNER, is_admin=True)
 
 PROXY_HEADERS = """
     via forwarded forwarded-for x-forwarded x-forwarded-* x-original-forwarded-for x-original-host
@@ -90,12 +57,8 @@ class Gatekeeper:
         """Whether requests of this machine need no key."""
         return self._may_be_open and self._keys.loaded and self._keys.empty
 
-    def owner(self, request: Request) -> str:
-        """The caller's owner: whose objects they may see. Raises Unauthorized, Forbidden, EngineNotReady."""
-        return self.caller(request).owner
-
     def admin(self, request: Request) -> Caller:
-        """The caller, who has an admin key. Raises Forbidden for the others, and as `owner` does."""
+        """The caller, who has an admin key. Raises Forbidden for the others, and as `caller` does."""
         caller = self.caller(request)
         if not caller.is_admin:
             raise Forbidden("This needs an admin key.")
@@ -111,7 +74,7 @@ class Gatekeeper:
     def caller(self, request: Request) -> Caller:
         """The caller, by one lookup and one SHA-256. Raises Unauthorized, Forbidden, EngineNotReady."""
         caller = self._caller(request)
-        request.scope[NAMED] = caller.owner
+        request.scope[OWNER] = caller.owner
         request.scope[KEY_ID] = None if caller.key is None else caller.key.id
         return caller
 

@@ -6,7 +6,9 @@ generation has that generation's id and log line (app.pipeline.trace); the other
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -16,15 +18,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
-from app.api.http.rate_limit_headers import KEY_ID, NAMED, STREAM_ID
-from app.api.http.refusal_log import ThrottledLog
-from app.api.http.sse import CONNECTION
 from app.errors import InternalError, MethodNotAllowed, NotFound, RateLimited, ServingError
+from app.intake.scope import CONNECTION, KEY_ID, OWNER, RESPONSE_HEADERS, STREAM_ID
 from app.log import where
 
-RESPONSE_HEADERS = "tokenring.response_headers"
-"""Key of the scope under which a handler leaves headers that say how the request would have been served."""
-
+LOG_LINES = 10
+"""Lines that are written of each `LOG_WINDOW_S`; enough to see what a client does wrong."""
+LOG_WINDOW_S = 1.0
 _ANSWERED = "tokenring.answered"
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
@@ -78,7 +78,7 @@ class ErrorResponses:
             request_id = f"req_{secrets.token_hex(14)}"
             route = getattr(request.scope.get("route"), "path", None)
             # Whoever has no key could else write the log full.
-            log = self._log if request.scope.get(NAMED) else self._unnamed
+            log = self._log if request.scope.get(OWNER) else self._unnamed
             log.info(
                 "refused",
                 request_id=request_id,
@@ -129,3 +129,28 @@ class ErrorMiddleware:
                 raise
             if _ANSWERED not in scope:  # the response had begun: cut it, so that the client sees it broke
                 scope["extensions"][CONNECTION].abort()
+
+
+class ThrottledLog:
+    """Log lines about requests without a valid key: the first of each window, the others as a number."""
+
+    def __init__(self, log: FilteringBoundLogger) -> None:
+        self._log = log
+        self._written = 0
+        self._left_out: Counter[str] = Counter()
+
+    def info(self, event: str, *, error: str, **fields: Any) -> None:
+        """Write a line, or count it by its error."""
+        if self._written == 0:
+            asyncio.get_running_loop().call_later(LOG_WINDOW_S, self._end_window, event)
+        self._written += 1
+        if self._written <= LOG_LINES:
+            self._log.info(event, error=error, **fields)
+        else:
+            self._left_out[error] += 1
+
+    def _end_window(self, event: str) -> None:
+        if self._left_out:
+            self._log.warning(f"{event}_more", requests=self._left_out.total(), errors=dict(self._left_out))
+        self._written = 0
+        self._left_out.clear()

@@ -7,7 +7,7 @@ a body that nobody reads. Here a connection either answers a request, or is clos
     its first head       | HEAD_TIMEOUT_S     | when it is open
     another request      | uvicorn's 5 s      | when it has answered
     the rest of a head   | HEAD_TIMEOUT_S     | with any byte after an answer
-    the rest of a body   | body_timeout_s     | when a handler reads it (app.api.http.client)
+    the rest of a body   | body_timeout_s     | when a handler reads it (app.intake.client)
     the rest of a body   | DRAIN_S            | when it was answered unread
     its answer to be read | twice stall_timeout_s | when the client takes no more of it
 """
@@ -29,8 +29,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.api.http.connections import Connections
-from app.api.http.sse import CONNECTION
 from app.errors import HeadersTooLarge, InvalidHTTP, ServingError, Unavailable
+from app.intake.scope import CONNECTION
 
 MAX_HEAD_BYTES = 64 * 1024
 """Bytes of request line and headers together; nginx and Node allow less by default."""

@@ -7,65 +7,56 @@ from collections.abc import Callable
 from sqlite3 import Connection
 from typing import Any, TypeVar
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.http.auth import Gatekeeper
-from app.api.http.bodies import BodyReader
-from app.api.http.client import Client
+from app.api.openai.listing import json_response
 from app.api.schema.key_terms import as_json, issued_as_json, read_new, read_overlap_us, read_terms
 from app.errors import StorageUnavailable
+from app.intake.bodies import BodyReader
+from app.intake.caller import Caller
+from app.intake.client import Client
 from app.store import keys
 from app.store.database import Database
 from app.store.key_table import KeyTable, now_us
 
 T = TypeVar("T")
-_NOT_KEPT = {"cache-control": "no-store"}
 
 
 class AdminKeyRoutes:
     """Handlers of `/api/admin/keys`. What they change is in force when they answer."""
 
-    def __init__(
-        self, database: Database, table: KeyTable, bodies: BodyReader, gatekeeper: Gatekeeper
-    ) -> None:
+    def __init__(self, database: Database, table: KeyTable, bodies: BodyReader) -> None:
         self._database = database
         self._table = table
         self._bodies = bodies
-        self._gatekeeper = gatekeeper
 
-    async def list(self, request: Request) -> Response:
+    async def list(self, _request: Request, _caller: Caller) -> Response:
         """GET: every key, revoked ones too, oldest first."""
-        self._gatekeeper.admin(request)
         at_us = now_us()
         stored = await self._database.read(keys.all_keys)
         return _answer({"object": "list", "data": [as_json(key, at_us) for key in stored]})
 
-    async def create(self, request: Request) -> Response:
+    async def create(self, request: Request, caller: Caller) -> Response:
         """POST: a new key; its text is in this answer and in no other."""
-        caller = self._gatekeeper.admin(request)
         at_us = now_us()
         terms, owner = read_new(await self._body(request, caller.owner), at_us)
         issued = await self._write(lambda c: keys.create(c, terms, at_us, owner))
         return _answer(issued_as_json(issued, at_us), status=201)
 
-    async def change(self, request: Request) -> Response:
+    async def change(self, request: Request, caller: Caller) -> Response:
         """PATCH {id}: other terms; null takes a limit away."""
-        caller = self._gatekeeper.admin(request)
         at_us, key_id = now_us(), request.path_params["id"]
         terms = read_terms(await self._body(request, caller.owner), at_us)
         return _answer(as_json(await self._write(lambda c: keys.change(c, key_id, terms)), at_us))
 
-    async def revoke(self, request: Request) -> Response:
+    async def revoke(self, request: Request, _caller: Caller) -> Response:
         """DELETE {id}: end it for good."""
-        self._gatekeeper.admin(request)
         at_us, key_id = now_us(), request.path_params["id"]
         return _answer(as_json(await self._write(lambda c: keys.revoke(c, key_id, at_us)), at_us))
 
-    async def rotate(self, request: Request) -> Response:
+    async def rotate(self, request: Request, caller: Caller) -> Response:
         """POST {id}/rotate: a new secret; the old ones stay valid for `overlap_s`."""
-        caller = self._gatekeeper.admin(request)
         at_us, key_id = now_us(), request.path_params["id"]
         overlap_us = read_overlap_us(await self._body(request, caller.owner, may_be_empty=True))
         issued = await self._write(lambda c: keys.rotate(c, key_id, at_us, overlap_us))
@@ -80,9 +71,9 @@ class AdminKeyRoutes:
         return outcome
 
     async def _body(self, request: Request, owner: str, *, may_be_empty: bool = False) -> dict[str, Any]:
-        raw = await self._bodies.read(request, Client(request.receive), owner)
-        return {} if may_be_empty and not raw else await self._bodies.parse(request, raw)
+        body = await self._bodies.read(request, Client(request.receive), owner)
+        return {} if may_be_empty and not body.raw else await body.parse()
 
 
 def _answer(body: dict[str, Any], status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status, headers=_NOT_KEPT, media_type="application/json")
+    return json_response(body, status, confidential=True)

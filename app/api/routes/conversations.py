@@ -5,129 +5,103 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from app.api.http.auth import Gatekeeper
-from app.api.http.bodies import BodyReader
-from app.api.http.client import Client
-from app.api.http.listing import check_names, limit_of
-from app.api.schema.parameters import check_kind
+from app.api.openai.listing import check_names, json_response, limit_of, page_of
+from app.api.schema.conversations import new_title, search_words
 from app.errors import BadRequest, StorageUnavailable
-from app.metering.reads import Reads
+from app.intake.bodies import BodyReader
+from app.intake.caller import Caller
+from app.intake.client import Client
+from app.runtime import Runtime
 from app.store import conversation_list, indexing
 from app.store.conversation_view import MessagePage, Outline, page
-from app.store.database import Database
 from app.store.export import FORMATS, VIEW, Format, file_name
-from app.stream.registry import StreamRegistry
 from app.stream.transcript import answers
-
-MAX_TITLE = 200
-MAX_QUERY = 1000
 
 
 class ConversationRoutes:
     """Handlers of `/api/conversations`. Another owner's conversation is not found."""
 
-    def __init__(
-        self,
-        database: Database,
-        streams: StreamRegistry,
-        reads: Reads,
-        bodies: BodyReader,
-        *,
-        gatekeeper: Gatekeeper,
-        settle_suspended: Callable[[str, str], Awaitable[None]],
-    ) -> None:
-        """`settle_suspended` ends what a stop has suspended in an owner's conversation."""
-        self._settle_suspended = settle_suspended
-        self._database = database
-        self._streams = streams
-        self._reads = reads
+    def __init__(self, runtime: Runtime, bodies: BodyReader) -> None:
+        self._database = runtime.database
+        self._streams = runtime.streams
+        self._reads = runtime.reads
+        self._settle_suspended = runtime.suspensions.settle_conversation
         self._bodies = bodies
-        self._gatekeeper = gatekeeper
 
-    async def list(self, request: Request) -> Response:
+    async def list(self, request: Request, caller: Caller) -> Response:
         """GET: newest first, a page at a time, those that match `q` if it says something."""
-        owner = self._gatekeeper.owner(request)
         check_names(request, ("limit", "cursor", "q"))
         query = request.query_params
-        limit, cursor, words = limit_of(request), query.get("cursor"), _words(query.get("q", ""))
+        limit, cursor, words = limit_of(request), query.get("cursor"), search_words(query.get("q", ""))
         if words:
             with contextlib.suppress(StorageUnavailable):  # then what is in the index is found
                 await indexing.index_all(self._database)
         listed = await self._database.read(
-            lambda c: conversation_list.page(c, owner, limit, cursor, words=words)
+            lambda c: conversation_list.page(c, caller.owner, limit, cursor, words=words)
         )
-        return _answer(
-            {
-                "object": "list",
-                "data": listed.conversations,
-                "has_more": listed.next_cursor is not None,
-                "next_cursor": listed.next_cursor,
-            }
-        )
+        return json_response(page_of(listed.conversations, listed.next_cursor))
 
-    async def view(self, request: Request) -> Response:
+    async def view(self, request: Request, caller: Caller) -> Response:
         """GET {id}: all messages of all branches, with what a live answer has said so far."""
-        outline = await self._outline(request, VIEW)
-        return await self._written(request, outline, VIEW)
+        outline = await self._outline(request, caller, VIEW)
+        return await self._written(caller.owner, outline, VIEW)
 
-    async def rename(self, request: Request) -> Response:
+    async def rename(self, request: Request, caller: Caller) -> Response:
         """PATCH {id}: another title."""
-        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
-        raw = await self._bodies.read(request, Client(request.receive), owner)
-        title = _title(await self._bodies.parse(request, raw))
+        owner, conversation_id = caller.owner, request.path_params["id"]
+        body = await self._bodies.read(request, Client(request.receive), owner)
+        title = new_title(await body.parse())
         at_us = time.time_ns() // 1000
-        return _answer(
+        return json_response(
             await self._database.write(
                 lambda c: conversation_list.rename(c, owner, conversation_id, title, at_us=at_us)
             )
         )
 
-    async def delete(self, request: Request) -> Response:
+    async def delete(self, request: Request, caller: Caller) -> Response:
         """DELETE {id}: hide it at once, and stop what is being answered in it."""
-        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
+        owner, conversation_id = caller.owner, request.path_params["id"]
         at_us = time.time_ns() // 1000
         await self._database.write(lambda c: conversation_list.delete(c, owner, conversation_id, at_us))
         self._streams.delete_conversation(conversation_id)
         await self._settle_suspended(owner, conversation_id)
-        return _answer({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+        return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
-    async def restore(self, request: Request) -> Response:
+    async def restore(self, request: Request, caller: Caller) -> Response:
         """POST {id}/restore: undo the deletion."""
-        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
-        return _answer(
+        owner, conversation_id = caller.owner, request.path_params["id"]
+        return json_response(
             await self._database.write(lambda c: conversation_list.restore(c, owner, conversation_id))
         )
 
-    async def export(self, request: Request) -> Response:
+    async def export(self, request: Request, caller: Caller) -> Response:
         """GET {id}/export: a file, JSON with all branches or Markdown of the newest."""
         check_names(request, ("format",))
         form = request.query_params.get("format", "json")
         if form not in FORMATS:
             raise BadRequest(f"format must be one of {', '.join(FORMATS)}, got {form!r}.", param="format")
-        outline = await self._outline(request, FORMATS[form])
+        outline = await self._outline(request, caller, FORMATS[form])
         name = file_name(outline.conversation, form)
         headers = {"content-disposition": f'attachment; filename="{name}"'}
-        return await self._written(request, outline, FORMATS[form], headers)
+        return await self._written(caller.owner, outline, FORMATS[form], headers)
 
-    async def _outline(self, request: Request, layout: Format) -> Outline:
-        owner, conversation_id = self._gatekeeper.owner(request), request.path_params["id"]
+    async def _outline(self, request: Request, caller: Caller, layout: Format) -> Outline:
+        owner, conversation_id = caller.owner, request.path_params["id"]
         return await self._database.read(lambda c: layout.outline(c, owner, conversation_id))
 
     async def _written(
-        self, request: Request, outline: Outline, layout: Format, headers: Mapping[str, str] | None = None
+        self, owner: str, outline: Outline, layout: Format, headers: Mapping[str, str] | None = None
     ) -> Response:
         """A response in one piece where a page holds all; else a page is read once the last was taken.
 
         Each of these pages waits for its own turn at the store: the handler's ends with the first.
         """
-        owner = self._gatekeeper.owner(request)
         first = await self._page(owner, outline, 0)
         pieces = self._pieces(owner, outline, layout, first)
         if first.next_start is not None:
@@ -163,33 +137,3 @@ class ConversationRoutes:
         if stream is not None:
             live = answers(*stream.held()).get(message["choice"])
             message |= live.message if live is not None else {}
-
-
-def _answer(body: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")
-
-
-def _words(raw: str) -> str:
-    if len(raw) > MAX_QUERY:
-        raise BadRequest(f"q must have at most {MAX_QUERY} characters, got {len(raw)}.", param="q")
-    return raw.strip()
-
-
-def _title(body: dict[str, Any]) -> str:
-    for name in body:
-        if name != "title":
-            raise BadRequest(
-                f"Unknown parameter {name!r}; only title can be changed.",
-                code="unknown_parameter",
-                param=name,
-            )
-    if "title" not in body:
-        raise BadRequest("title is required.", code="missing_parameter", param="title")
-    title = body["title"]
-    check_kind("title", title, str)
-    if not title.strip():
-        raise BadRequest("title must not be empty.", param="title")
-    if len(title) > MAX_TITLE:
-        raise BadRequest(f"title must have at most {MAX_TITLE} characters, got {len(title)}.", param="title")
-    assert isinstance(title, str)
-    return title

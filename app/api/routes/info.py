@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from importlib import metadata, resources
 from typing import Any
 
@@ -11,11 +10,12 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from app.api.http.auth import Gatekeeper
 from app.engine_factory import model_path
 from app.errors import UnknownModel
-from app.routing.backend import Backend, Backends
-from app.settings import Settings, table
+from app.intake.caller import Caller
+from app.routing.backend import Backend
+from app.runtime import Runtime
+from app.settings import table
 
 _DOCUMENT_CACHED_S = 3600
 
@@ -37,23 +37,13 @@ async def openapi(request: Request) -> Response:
 class InfoRoutes:
     """Handlers of both routes and of their older names."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        backends: Backends,
-        gatekeeper: Gatekeeper,
-        *,
-        check_ready: Callable[[], None],
-    ) -> None:
-        """`check_ready` raises EngineNotReady while nothing is served."""
-        self._settings = settings
-        self._backends = backends
-        self._gatekeeper = gatekeeper
-        self._check_ready = check_ready
+    def __init__(self, runtime: Runtime) -> None:
+        self._settings = runtime.settings
+        self._backends = runtime.backends
+        self._check_ready = runtime.check_ready
 
-    async def model_info(self, request: Request) -> Response:
+    async def model_info(self, _request: Request, caller: Caller) -> Response:
         """The first model that the caller may use. Where its files are is told to admins."""
-        caller = self._gatekeeper.caller(request)
         backend = self._backend(caller.models)
         card = backend.engine.model
         path = model_path(self._settings) if caller.is_admin and backend is self._backends.large else None
@@ -69,9 +59,8 @@ class InfoRoutes:
             }
         )
 
-    async def server_info(self, request: Request) -> Response:
+    async def server_info(self, _request: Request, caller: Caller) -> Response:
         """The same model's sizes; to admins also the settings in force, without secrets, and the load."""
-        caller = self._gatekeeper.caller(request)
         backend = self._backend(caller.models)
         card = backend.engine.model
         body: dict[str, Any] = {

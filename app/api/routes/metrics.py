@@ -18,7 +18,6 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.http.auth import Gatekeeper
 from app.api.metrics.admission import OF_ADMISSION
 from app.api.metrics.kinds import Described
 from app.api.metrics.models import OF_BACKENDS, OF_DEGRADED, OF_MODE, OF_ROUTES
@@ -35,6 +34,7 @@ from app.api.metrics.tables import (
     OF_TRAFFIC,
 )
 from app.errors import EngineNotReady
+from app.intake.caller import Caller
 from app.metering.traffic import Histogram
 from app.routing.backend import Backend
 from app.runtime import Runtime
@@ -46,15 +46,13 @@ Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 class MetricsRoutes:
     """The handler of `/metrics`."""
 
-    def __init__(self, runtime: Runtime, gatekeeper: Gatekeeper) -> None:
-        self._gatekeeper = gatekeeper
+    def __init__(self, runtime: Runtime) -> None:
         self._abuse = runtime.abuse
         self._registry = CollectorRegistry()
         self._registry.register(RuntimeCollector(runtime))
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, request: Request, _caller: Caller) -> Response:
         """Every metric, before the engine is ready too; they are of all owners: an admin key sees them."""
-        self._gatekeeper.admin(request)
         await self._abuse.refresh()
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self._registry), headers={"content-type": content_type})

@@ -5,38 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.http.auth import Gatekeeper
-from app.api.http.listing import check_names, limit_of
+from app.api.openai.listing import check_names, json_response, limit_of
 from app.errors import BadRequest
+from app.intake.caller import Caller
 from app.prefix_report.family import Break, PromptSeries
 from app.prefix_report.report import PrefixReport
 
-_NOT_KEPT = {"cache-control": "no-store"}
 _MICRO = 1_000_000
 
 
 class PrefixRoutes:
     """Handlers of `/api/admin/prefixes` and `/api/prefixes`. Text is for its owner, who asks for it."""
 
-    def __init__(self, report: PrefixReport, gatekeeper: Gatekeeper) -> None:
+    def __init__(self, report: PrefixReport) -> None:
         self._report = report
-        self._gatekeeper = gatekeeper
 
-    async def list(self, request: Request) -> Response:
+    async def list(self, request: Request, caller: Caller) -> Response:
         """GET: the system prompts of all owners, those that lost most tokens first."""
-        caller = self._gatekeeper.admin(request)
         check_names(request, ("limit", "owner", "key", "text"))
         return self._answer(request, request.query_params.get("owner"), caller.owner)
 
-    async def own(self, request: Request) -> Response:
+    async def own(self, request: Request, caller: Caller) -> Response:
         """GET: those of the caller's owner."""
-        owner = self._gatekeeper.owner(request)
         check_names(request, ("limit", "key", "text"))
-        return self._answer(request, owner, owner)
+        return self._answer(request, caller.owner, caller.owner)
 
     def _answer(self, request: Request, owner: str | None, reader: str) -> Response:
         report, limit, key = self._report, limit_of(request), request.query_params.get("key")
@@ -48,7 +43,7 @@ class PrefixRoutes:
             "data": [_as_json(f, text=f.series_key.owner == shown_to) for f in entries[:limit]],
             "has_more": len(entries) > limit,
         }
-        return Response(orjson.dumps(body), headers=_NOT_KEPT, media_type="application/json")
+        return json_response(body, confidential=True)
 
 
 def _wants_text(request: Request) -> bool:

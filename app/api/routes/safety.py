@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.http.auth import Gatekeeper
-from app.api.http.listing import check_names, limit_of
+from app.api.openai.listing import check_names, json_response, limit_of, page_of
 from app.api.schema.key_terms import time_us
 from app.errors import BadRequest, Conflict
+from app.intake.caller import Caller
 from app.safety.categories import CODE_OF, code_of, name_of
 from app.safety.policies.policy import Policies
 from app.safety.policies.policy_file import PolicyError
@@ -21,7 +20,6 @@ from app.store import safety_events
 from app.store.database import Database
 from app.store.safety_events import SafetyEvent
 
-_NOT_KEPT = {"cache-control": "no-store"}
 _MICRO = 1_000_000
 
 
@@ -29,21 +27,15 @@ class SafetyRoutes:
     """Handlers of `/api/admin/safety`. No answer of theirs has text of a prompt or an answer in it."""
 
     def __init__(
-        self,
-        database: Database,
-        policies: Policies | None,
-        reload_policy: Callable[[], object],
-        gatekeeper: Gatekeeper,
+        self, database: Database, policies: Policies | None, reload_policy: Callable[[], object]
     ) -> None:
         """`policies` is None with `safety` off. `reload_policy` raises PolicyError."""
         self._database = database
         self._policies = policies
         self._reload_policy = reload_policy
-        self._gatekeeper = gatekeeper
 
-    async def list(self, request: Request) -> Response:
+    async def list(self, request: Request, _caller: Caller) -> Response:
         """GET: events of all owners, newest first, a page at a time, and the policy in force."""
-        self._gatekeeper.admin(request)
         check_names(request, ("limit", "cursor", "from", "to", *_FILTERS))
         query = request.query_params
         limit, cursor = limit_of(request), query.get("cursor")
@@ -52,26 +44,18 @@ class SafetyRoutes:
         page = await self._database.read(
             lambda c: safety_events.page(c, limit, cursor, only, from_us=from_us, until_us=until_us)
         )
-        return _answer(
-            {
-                "object": "list",
-                "data": [_as_json(place, event) for place, event in page.events],
-                "has_more": page.next_cursor is not None,
-                "next_cursor": page.next_cursor,
-                "policy": self._policy(),
-            }
-        )
+        listed = page_of([_as_json(place, event) for place, event in page.events], page.next_cursor)
+        return json_response(listed | {"policy": self._policy()}, confidential=True)
 
-    async def reload(self, request: Request) -> Response:
+    async def reload(self, _request: Request, _caller: Caller) -> Response:
         """POST reload: take the policy file as it is now; one that is wrong changes nothing."""
-        self._gatekeeper.admin(request)
         if self._policies is None:
             raise Conflict("This server runs with safety off: there is no policy to reload.")
         try:
             self._reload_policy()
         except PolicyError as exc:
             raise BadRequest(f"The policy stays as it is: {exc}", param="safety_policy") from exc
-        return _answer({"object": "safety.policy", **(self._policy() or {})})
+        return json_response({"object": "safety.policy", **(self._policy() or {})}, confidential=True)
 
     def _policy(self) -> dict[str, Any] | None:
         policies = self._policies
@@ -145,7 +129,3 @@ _FILTERS: Mapping[str, tuple[str, Callable[[str, str], str]]] = {
     "model": ("model", _any),
     "policy_hash": ("policy_hash", _any),
 }
-
-
-def _answer(body: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(body), headers=_NOT_KEPT, media_type="application/json")

@@ -13,6 +13,7 @@ from app.admission.controller import Admission
 from app.api.http.auth import Gatekeeper
 from app.core import TIERS, ModelCard
 from app.errors import EngineNotReady
+from app.intake.caller import Caller
 from app.metering.pricing import as_usd_per_1k
 from app.routing.backend import Backend
 from app.routing.degraded_mode import Step
@@ -87,15 +88,14 @@ class ServiceRoutes:
             }
         return detail
 
-    async def models(self, request: Request) -> Response:
+    async def models(self, _request: Request, caller: Caller) -> Response:
         """GET /api/models: what is served to the caller, its limits and capabilities."""
-        return JSONResponse({"object": "list", "data": [self._detailed(p) for p in self._visible(request)]})
+        return JSONResponse({"object": "list", "data": [self._detailed(p) for p in self._visible(caller)]})
 
-    def _visible(self, request: Request) -> list[Backend]:
+    def _visible(self, caller: Caller) -> list[Backend]:
         """The backends of the models that the caller may use."""
-        allowed = self._gatekeeper.caller(request).models
         self._runtime.check_ready()
-        return self._runtime.backends.allowed(allowed)
+        return self._runtime.backends.allowed(caller.models)
 
     def _detailed(self, backend: Backend) -> dict[str, Any]:
         """A model's entry; what is not known before it has been loaded is null."""
@@ -124,13 +124,12 @@ class ServiceRoutes:
         mode = self._runtime.degrade
         return mode is not None and backend is self._runtime.backends.large and mode.step is not Step.NORMAL
 
-    async def models_openai(self, request: Request) -> Response:
+    async def models_openai(self, _request: Request, caller: Caller) -> Response:
         """GET /v1/models, in OpenAI's exact shape."""
-        return JSONResponse({"object": "list", "data": [self._openai(p) for p in self._visible(request)]})
+        return JSONResponse({"object": "list", "data": [self._openai(p) for p in self._visible(caller)]})
 
-    async def model_openai(self, request: Request) -> Response:
+    async def model_openai(self, request: Request, caller: Caller) -> Response:
         """GET /v1/models/{id}."""
-        caller = self._gatekeeper.caller(request)
         self._runtime.check_ready()
         model_id = request.path_params["id"]
         self._runtime.check_model(model_id, caller.models)

@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from app.api.http.auth import Caller, Gatekeeper
+from app.api.openai.listing import check_names
 from app.api.schema.key_terms import as_usd
 from app.core import Key
-from app.errors import BadRequest, Forbidden
+from app.errors import Forbidden
+from app.intake.caller import Caller
 from app.metering.period import groups_of, period_of
 from app.metering.report import usage_report
 from app.store.database import Database
@@ -22,22 +23,14 @@ _PARAMETERS = ("period", "from", "to", "group_by", "owner", "key")
 class UsageRoutes:
     """The handler of `/api/usage`."""
 
-    def __init__(self, database: Database, keys: KeyTable, gatekeeper: Gatekeeper) -> None:
+    def __init__(self, database: Database, keys: KeyTable) -> None:
         self._database = database
         self._keys = keys
-        self._gatekeeper = gatekeeper
 
-    async def usage(self, request: Request) -> Response:
+    async def usage(self, request: Request, caller: Caller) -> Response:
         """The usage of the caller's owner, or all to an admin; this UTC month when no period is asked for."""
-        caller = self._gatekeeper.caller(request)
         query = request.query_params
-        for name in query:
-            if name not in _PARAMETERS:
-                raise BadRequest(
-                    f"Unknown parameter {name!r}; usage takes {', '.join(_PARAMETERS)}.",
-                    code="unknown_parameter",
-                    param=name,
-                )
+        check_names(request, _PARAMETERS)
         today = datetime.now(UTC).date()
         period = period_of(query.get("period"), query.get("from"), query.get("to"), today)
         group_by = groups_of(query.get("group_by", ""))

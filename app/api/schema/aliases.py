@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.api.http.json_body import parse_body
 from app.api.schema.fields import fields_of
 from app.api.schema.formats import schema_format
 from app.api.schema.parameters import MAX_CHOICES, check_kind
 from app.errors import BadRequest
+from app.intake.json_body import parse_body
 
 Parameters = dict[str, Any]
 MAX_TEXT_BYTES = 256 * 1024

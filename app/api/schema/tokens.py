@@ -64,7 +64,7 @@ def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
     try:
         return _tokenize_request(values)
     except BadRequest as error:
-        error.respell(spelled)
+        error.with_caller_param(spelled)
         raise
 
 

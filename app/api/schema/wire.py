@@ -53,7 +53,7 @@ def parse_chat_request(
             **_conversation(values, store=store),
         )
     except BadRequest as error:
-        error.respell(spelled)
+        error.with_caller_param(spelled)
         raise
 
 

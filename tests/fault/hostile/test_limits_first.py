@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from app.api.http.auth import Gatekeeper
-from app.api.http.bodies import BodyReader
-from app.api.http.rate_limit_headers import HELD_S
+from app.api.http.layers import HELD_S
 from app.api.routes.conversations import ConversationRoutes
 from app.core import KeyTerms
 from app.engine.scripted.engine import Script
+from app.intake.bodies import BodyReader
 from app.store import key_table, keys
 from app.store.conversation_view import PAGE_MESSAGES, page
 from app.store.export import VIEW
@@ -253,6 +252,7 @@ READS = (
     "/api/conversations/conv-1",
     "/api/conversations/conv-1/export",
     "/api/usage",
+    "/api/usage?group_by=metadata.project",
     "/v1/chat/completions/chatcmpl-1",
     "/api/chat/completions/chatcmpl-1",
 )
@@ -314,15 +314,7 @@ async def test_every_page_of_an_export_waits_for_its_turn(serve: Serve):
     outline = await database.read(lambda c: VIEW.outline(c, owner, conversation_id))
     runtime = served.runtime
     bodies = BodyReader(runtime.backends, max_bytes=0, timeout_s=1)
-    gatekeeper = Gatekeeper(runtime.keys, "", "127.0.0.1")
-    routes = ConversationRoutes(
-        database,
-        runtime.streams,
-        runtime.reads,
-        bodies,
-        gatekeeper=gatekeeper,
-        settle_suspended=runtime.suspensions.settle_conversation,
-    )
+    routes = ConversationRoutes(runtime, bodies)
     pieces = routes._pieces(owner, outline, VIEW, await routes._page(owner, outline, 0))
     written = [await anext(pieces), await anext(pieces)]
     async with served.runtime.reads.turn(owner):

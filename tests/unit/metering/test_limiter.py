@@ -322,8 +322,8 @@ def test_a_body_that_is_read_has_a_place_among_the_generations(limiter: Limiter)
 def test_a_refusal_names_the_keys_answers_and_the_route_that_stops_one(limiter: Limiter) -> None:
     """Five of them, the oldest first; none of another key, and none that has ended."""
     other, limited = Key("tr-b", "ann", KeyTerms("b", max_streams=9), 0), key(max_streams=6)
-    limiter.resume(other, "chatcmpl-b", 1)
-    leases = [limiter.resume(limited, f"cmpl-{number}", 1) for number in range(7)]
+    limiter.resume(other, "chatcmpl-b", 1, {})
+    leases = [limiter.resume(limited, f"cmpl-{number}", 1, {}) for number in range(7)]
     leases[0].settle({})
     with pytest.raises(RateLimited) as refused:
         limiter.begin(limited)
@@ -350,7 +350,7 @@ def test_a_place_is_free_when_answers_end_or_are_left_for_good(
     """`Retry-After` knows when those that nobody reads are stopped."""
     limiter, limited = Limiter(clock, lambda: 0.0, grace_left_s=lefts.get), key(max_streams=2)
     for request_id in ("r1", "r2"):
-        limiter.resume(limited, request_id, 1)
+        limiter.resume(limited, request_id, 1, {})
     clock.now_s += 80
     assert refusal_of_places(limiter, limited, asked(n=n)).retry_after_s == retry_s
 
@@ -484,3 +484,35 @@ def test_request_of_a_key_without_limits_is_never_ended():
     UNLIMITED.withdraw()
     with pytest.raises(NotImplementedError):
         UNLIMITED.as_notice()
+
+
+def test_only_new_tokens_of_a_continued_answer_are_charged():
+    """Neither the prompt, which was charged, nor the tokens that the engine hands over again."""
+    limiter, limited = Limiter(lambda: 1000.0), key(tpm=1000)
+    lease = limiter.resume(limited, "chatcmpl-1", 2, {0: Counts(500, 40), 1: Counts(500, 10)})
+    assert lease.metered
+    lease.correct(Prompt(range(900), 1000, None))
+    for count in range(1, 101):
+        assert not lease.on_delta(0, count)
+    assert not lease.on_delta(1, 10)
+    lease.settle({0: Counts(500, 100), 1: Counts(500, 10)})
+    assert limiter.headers(limited)["x-ratelimit-remaining-tokens"] == "940"
+
+
+def test_a_full_key_continues_what_was_admitted():
+    """Its generations count against those that are to come."""
+    limiter, limited = Limiter(lambda: 1000.0), key(max_streams=2, rpm=1)
+    limiter.begin(limited).settle({})
+    lease = limiter.resume(limited, "chatcmpl-1", 2, {})
+    assert not limiter.has_room(limited)
+    lease.withdraw()
+    assert limiter.resume(None, "chatcmpl-1", 1, {}) is UNLIMITED
+    assert limiter.resume(key(), "chatcmpl-1", 1, {}) is UNLIMITED
+
+
+def test_a_continued_answer_ends_where_it_has_used_a_whole_window():
+    """With the notice of any other one."""
+    lease = Limiter(lambda: 1000.0).resume(key(tpm=50), "chatcmpl-1", 1, {0: Counts(10, 100)})
+    ends = [count for count in range(1, 200) if lease.on_delta(0, count)]
+    assert ends[0] == 150
+    assert lease.as_notice()["code"] == "rate_limit_exceeded"

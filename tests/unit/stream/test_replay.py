@@ -7,8 +7,7 @@ import dataclasses
 import orjson
 import pytest
 
-from app.api.http.completion import completion
-from app.api.http.sse import ChunkWire
+from app.api.openai.chat_completion import ChunkWire, completion
 from app.core import Counts, Delta, ToolCall
 from app.errors import (
     CODES,

@@ -11,9 +11,10 @@ import pytest
 import structlog
 from starlette.requests import Request
 
-from app.api.http.auth import LOCAL, Gatekeeper, is_loopback
+from app.api.http.auth import Gatekeeper, is_loopback
 from app.core import Key, KeyTerms, Secret
 from app.errors import EngineNotReady, Forbidden, Unauthorized
+from app.intake.caller import LOCAL
 from app.store.key_table import KeyTable
 from app.store.keys import digest_of
 
@@ -58,7 +59,7 @@ def test_a_stored_key_is_let_in_as_its_owner():
     for scope in ("chat", "admin"):
         caller = gate(a_key(scope=scope, models=("m",))).caller(request(authorization=f"Bearer {TEXT}"))
         assert (caller.owner, caller.is_admin, caller.models) == ("ann", scope == "admin", ("m",))
-    assert gate(a_key(), api_key="other").owner(request(authorization=f"Bearer {TEXT}")) == "ann"
+    assert gate(a_key(), api_key="other").caller(request(authorization=f"Bearer {TEXT}")).owner == "ann"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_a_stored_key_is_let_in_as_its_owner():
 def test_wrong_keys_are_not(header: str, code: str):
     """No key and a wrong key are told apart, and neither is repeated."""
     with pytest.raises(Unauthorized) as error:
-        gate(a_key(), api_key="key").owner(request(authorization=header))
+        gate(a_key(), api_key="key").caller(request(authorization=header))
     assert error.value.code == code
     assert "wrong" not in error.value.message
     assert ID not in error.value.message
@@ -112,21 +113,24 @@ def test_refused_keys_cannot_be_told_apart(why: str, monkeypatch: pytest.MonkeyP
     keeper = gate(*([] if key is None else [key]), host="0.0.0.0")
     monkeypatch.setattr(hmac, "compare_digest", compare)
     with pytest.raises(Unauthorized) as error:
-        keeper.owner(request(authorization=f"Bearer {TEXT}"))
+        keeper.caller(request(authorization=f"Bearer {TEXT}"))
     assert error.value.message == "The API key is not valid: unknown, expired, or revoked."
     assert compared == [32]
 
 
 def test_a_key_is_valid_until_it_expires():
     """The microsecond before it expires it is let in."""
-    assert gate(a_key(expires_at_us=NOW_US + 1)).owner(request(authorization=f"Bearer {TEXT}")) == "ann"
+    assert (
+        gate(a_key(expires_at_us=NOW_US + 1)).caller(request(authorization=f"Bearer {TEXT}")).owner == "ann"
+    )
 
 
 def test_both_secrets_are_valid_in_the_overlap():
     """After a rotation the old and the new secret name the same owner."""
     secrets = (Secret(digest_of(OLD.encode()), NOW_US + 1), Secret(digest_of(TEXT.encode()), None))
     for text in (OLD, TEXT):
-        assert gate(replace(a_key(), secrets=secrets)).owner(request(authorization=f"Bearer {text}")) == "ann"
+        caller = gate(replace(a_key(), secrets=secrets)).caller(request(authorization=f"Bearer {text}"))
+        assert caller.owner == "ann"
 
 
 def test_admin_routes_are_for_admin_keys():
@@ -153,7 +157,7 @@ def test_open_mode_ends(keeper: Gatekeeper):
     """With the first key, revoked or not, a key of the settings, or another address, a key is needed."""
     assert not keeper.open
     with pytest.raises(Unauthorized) as error:
-        keeper.owner(request(host="localhost"))
+        keeper.caller(request(host="localhost"))
     assert error.value.code == "missing_api_key"
 
 
@@ -161,7 +165,7 @@ def test_nobody_is_let_in_before_the_store_is_read():
     """What is not known yet is a 503; only the key of the settings needs no store."""
     for keeper in (gate(loaded=False), gate(loaded=False, api_key="key")):
         with pytest.raises(EngineNotReady):
-            keeper.owner(request(authorization=f"Bearer {TEXT}"))
+            keeper.caller(request(authorization=f"Bearer {TEXT}"))
     assert gate(loaded=False, api_key="key").caller(request(authorization="Bearer key")) is LOCAL
 
 
@@ -224,7 +228,7 @@ def test_local_requests_need_no_key(headers: dict[str, str]):
 def test_web_pages_of_others_are_refused(headers: dict[str, str]):
     """In open mode, what a foreign page makes the browser send is refused, malformed names too."""
     with pytest.raises(Forbidden):
-        gate().owner(request(**headers))
+        gate().caller(request(**headers))
 
 
 def test_a_page_of_this_machine_needs_no_key_if_its_origin_is_listed():
@@ -238,9 +242,9 @@ def test_a_page_of_this_machine_needs_no_key_if_its_origin_is_listed():
             {"host": "a.localhost", "sec-fetch-site": "x"},
         ):
             with pytest.raises(Forbidden):
-                keeper.owner(request(**other))
+                keeper.caller(request(**other))
     with pytest.raises(Forbidden, match="cors_origins"):
-        gate(cors_origins="http://localhost:4000").owner(request(**page))
+        gate(cors_origins="http://localhost:4000").caller(request(**page))
 
 
 @pytest.mark.parametrize(
@@ -270,10 +274,10 @@ def test_loopback_names(host: str, local: bool):
 def test_what_a_proxy_passes_on_is_not_local(name: str):
     """In open mode a request with a proxy's header is refused, whatever it says and whoever it names."""
     with pytest.raises(Forbidden) as error:
-        gate().owner(request(host="127.0.0.1:8000", **{name: "127.0.0.1"}))
+        gate().caller(request(host="127.0.0.1:8000", **{name: "127.0.0.1"}))
     assert name in error.value.message
     assert "tokenring keys create" in error.value.message
-    assert gate(api_key="key").owner(request(authorization="Bearer key", **{name: "1.2.3.4"}))
+    assert gate(api_key="key").caller(request(authorization="Bearer key", **{name: "1.2.3.4"})).owner
 
 
 @pytest.mark.parametrize(
@@ -286,7 +290,7 @@ def test_what_cannot_be_from_here_is_not_local(scope: dict[str, Any]):
     asked = request(host="localhost")
     asked.scope.update(scope)
     with pytest.raises(Forbidden):
-        gate().owner(asked)
+        gate().caller(asked)
 
 
 def test_a_key_that_ends_in_a_letter_of_two_bytes_is_let_in():

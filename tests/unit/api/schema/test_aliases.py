@@ -143,17 +143,17 @@ def test_two_forms_of_an_answer_are_named_as_they_were_sent() -> None:
 def test_an_error_of_the_engine_is_respelled() -> None:
     """What the engine says of the equivalent is said of the caller's parameter, once."""
     error = BadRequest("regex: no text matches this grammar.", param="regex")
-    error.respell({"regex": "structured_outputs"})
-    error.respell({"regex": "structured_outputs"})
+    error.with_caller_param({"regex": "structured_outputs"})
+    error.with_caller_param({"regex": "structured_outputs"})
     assert (error.message, error.param) == (
         "structured_outputs: no text matches this grammar.",
         "structured_outputs",
     )
     other = BadRequest("temperature: too hot.", param="temperature")
-    other.respell({"regex": "guided_regex"})
+    other.with_caller_param({"regex": "guided_regex"})
     assert other.param == "temperature"
     unnamed = BadRequest("Something is wrong.")
-    unnamed.respell({"regex": "guided_regex"})
+    unnamed.with_caller_param({"regex": "guided_regex"})
     assert unnamed.param is None
 
 

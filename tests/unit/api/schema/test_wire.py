@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.http.json_body import MAX_DEPTH, MAX_VALUES, count_values, parse_body
 from app.api.schema.messages import ROLES
 from app.api.schema.parameters import PARAMETERS, treatment
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest
 from app.errors import BadRequest, UnknownModel, UnsupportedParameter
+from app.intake.json_body import MAX_DEPTH, MAX_VALUES, count_values, parse_body
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]

@@ -1,0 +1,63 @@
+"""Who may call a handler, and how often: the caller is named once, in front of it.
+
+The bounds are for requests that no limit of a key counts: their rate, and how many read the store at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from app.api.http.auth import Gatekeeper
+from app.intake.caller import Caller
+from app.metering.reads import Reads
+
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+Handler = Callable[[Request, Caller], Awaitable[ASGIApp]]
+
+
+class Access:
+    """Puts handlers behind the gatekeeper."""
+
+    def __init__(self, gatekeeper: Gatekeeper, reads: Reads) -> None:
+        self._gatekeeper = gatekeeper
+        self._reads = reads
+
+    def known(self, handler: Handler) -> Endpoint:
+        """The handler for every caller that has a key, or needs none."""
+
+        async def handle(request: Request) -> ASGIApp:
+            return await handler(request, self._gatekeeper.caller(request))
+
+        return handle
+
+    def admin(self, handler: Handler) -> Endpoint:
+        """The handler for admin keys."""
+
+        async def handle(request: Request) -> ASGIApp:
+            return await handler(request, self._gatekeeper.admin(request))
+
+        return handle
+
+    def paced(self, handler: Handler) -> Endpoint:
+        """The handler for every caller, bounded to `max_reads_per_s`."""
+
+        async def handle(request: Request) -> ASGIApp:
+            caller = self._gatekeeper.caller(request)
+            self._reads.charge(caller.owner, caller.key)
+            return await handler(request, caller)
+
+        return handle
+
+    def in_turn(self, handler: Handler, *, admin: bool = False) -> Endpoint:
+        """The same, and one request of an owner at a time: for routes that read the store and no body."""
+
+        async def handle(request: Request) -> ASGIApp:
+            caller = self._gatekeeper.admin(request) if admin else self._gatekeeper.caller(request)
+            self._reads.charge(caller.owner, caller.key)
+            async with self._reads.turn(caller.owner):
+                return await handler(request, caller)
+
+        return handle

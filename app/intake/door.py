@@ -1,0 +1,44 @@
+"""A door: one kind of requests for answers, as a parser of their bodies and a renderer of their answers."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from app.core import ChatRequest, IdempotencyKey, Placement
+from app.stream.token_stream import TokenStream, Wire
+
+
+class Sender(NamedTuple):
+    """The facts about a request that are not in its body."""
+
+    owner: str
+    idempotency: IdempotencyKey | None
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A kind of requests for answers."""
+
+    id_prefix: str
+    """The beginning of its answers' ids; no door's begins with another's."""
+    object: str
+    """OpenAI's name for the kind of its answers."""
+    parse: Callable[[Mapping[str, Any], Sender], Sequence[ChatRequest]]
+    """The checked requests of a body, one for each prompt. Raises BadRequest. A thread may call it."""
+    make_wire: Callable[[ChatRequest], Wire]
+    """The writer of a stream's frames."""
+    render: Callable[[Sequence[TokenStream]], dict[str, Any]]
+    """The answer in one piece, from the ended streams of all prompts. Raises ServingError."""
+
+    def new_id(self) -> str:
+        """A fresh id."""
+        return new_id(self.id_prefix)
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id: of fixed length for its prefix, and not to be guessed."""
+    return prefix + secrets.token_hex(14)

@@ -1,0 +1,104 @@
+"""The head of a request for an answer: what its headers ask for. Read before its body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from starlette.requests import Request
+
+from app.core import Key
+from app.errors import BadRequest, ReplayPositionUnknown
+from app.routing.router import Size
+
+PLAIN_EVENTS = "x-plain-events"
+PLAIN_VALUES = ("0", "1")
+_YES, _NO = ("1", "true"), ("0", "false")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The wishes of a request, by its headers and its key's terms."""
+
+    idempotency_key: str | None
+    last_event_id: int
+    """The last event that the client has received; 0 without any."""
+    resumable: bool | None
+    """See `may_resume`."""
+    plain: bool
+    """Whether events are to go out as `data:` lines only."""
+    route: Size | None
+    """Which of the two models, if the caller says so."""
+    in_full: bool
+    """Whether the request is to be served as it was asked for, or refused: never in degraded mode."""
+
+    @classmethod
+    def of(cls, request: Request, key: Key | None) -> Head:
+        """Raises BadRequest and ReplayPositionUnknown, naming the header."""
+        idempotency_key = request.headers.get("idempotency-key")
+        if idempotency_key is not None and not 0 < len(idempotency_key) <= 255:
+            raise BadRequest("Idempotency-Key must have 1 to 255 characters.", param="Idempotency-Key")
+        named = request.headers.get("x-route")
+        if named not in (None, *get_args(Size)):
+            raise BadRequest(f"x-route must be small or large, got {named!r}.", param="x-route")
+        in_full = _yes_or_no(request, "x-no-degrade")
+        return cls(
+            idempotency_key,
+            last_event_id(request),
+            may_resume(request, key),
+            wants_plain(request),
+            next((size for size in get_args(Size) if size == named), None),
+            (key is not None and key.terms.degrade == "off") if in_full is None else in_full,
+        )
+
+    def check_nothing_received(self) -> None:
+        """Refuse to start a generation for a client that believes it has received a part of it.
+
+        Raises ReplayPositionUnknown.
+        """
+        if self.last_event_id:
+            raise ReplayPositionUnknown(
+                f"Last-Event-ID {self.last_event_id} was never sent: there is no generation under this"
+                " request's Idempotency-Key. Attach with GET and the id of the answer, or send no"
+                " Last-Event-ID.",
+                param="Last-Event-ID",
+            )
+
+
+def may_resume(request: Request, key: Key | None) -> bool | None:
+    """Whether the client of a new answer may return to it, as the head of its request or its key says.
+
+    None where neither says it: then a stored answer is resumable, and no other. Raises BadRequest.
+    """
+    if (asked := _yes_or_no(request, "x-resume")) is not None:
+        return asked
+    signs = "idempotency-key" in request.headers or "last-event-id" in request.headers
+    return True if signs or (key is not None and key.terms.resume == "always") else None
+
+
+def last_event_id(request: Request) -> int:
+    """The last event that the client has received; 0 without any. Raises ReplayPositionUnknown."""
+    raw: Any = request.headers.get("last-event-id", request.query_params.get("last_event_id"))
+    if raw is None or raw == "":
+        return 0
+    if not (raw.isascii() and raw.isdigit() and len(raw) < 16):
+        raise ReplayPositionUnknown(
+            f"Last-Event-ID must be the id of an event, got {raw[:40]!r}.", param="Last-Event-ID"
+        )
+    return int(raw)
+
+
+def wants_plain(request: Request) -> bool:
+    """Whether the request asks for `data:` lines only. Raises BadRequest."""
+    sent = request.headers.get(PLAIN_EVENTS, "0")
+    if sent not in PLAIN_VALUES:
+        raise BadRequest(f"{PLAIN_EVENTS} must be 1 or 0, got {sent[:40]!r}.", param=PLAIN_EVENTS)
+    return sent == "1"
+
+
+def _yes_or_no(request: Request, name: str) -> bool | None:
+    """The value of a header; None where it is not there. Raises BadRequest."""
+    sent = request.headers.get(name)
+    if sent not in (None, *_YES, *_NO):
+        raise BadRequest(f"{name} must be 1 or 0, got {sent[:40]!r}.", param=name)
+    return None if sent is None else sent in _YES

@@ -1,0 +1,264 @@
+"""The way of a request from its head to the stream that answers it, top to bottom in `Intake.open_stream`.
+
+A door (app.intake.door) parses the body and renders the answer; all else is the same for every door. The
+generation itself runs in a task of its own (app.pipeline). `Intake.find` is for clients that return.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from app.core import ChatRequest, Key
+from app.errors import NotFound, Overloaded, ServingError, StorageUnavailable, Unavailable
+from app.intake.bodies import BodyReader
+from app.intake.caller import Caller
+from app.intake.client import Client
+from app.intake.continued_streams import ContinuedStreams
+from app.intake.door import Door, Sender
+from app.intake.head import Head
+from app.intake.idempotency import IdempotencyKeys
+from app.intake.scope import RESPONSE_HEADERS, STREAM_ID
+from app.intake.select import ModelSelector
+from app.intake.several_prompts import SeveralPrompts
+from app.metering.limiter import UNLIMITED, Lease
+from app.routing.backend import with_priority_and_salt
+from app.runtime import NONSTREAM_RING_FACTOR, Runtime
+from app.stream.reader import Reader
+from app.stream.token_stream import TokenStream
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A stream that was admitted: with a `reader` of its events, or with the `answer` in one piece."""
+
+    stream: TokenStream
+    client: Client
+    reader: Reader | None = None
+    answer: Mapping[str, Any] | None = None
+
+
+class Intake:
+    """The one way in."""
+
+    def __init__(self, runtime: Runtime, bodies: BodyReader) -> None:
+        self._runtime = runtime
+        self._bodies = bodies
+        self._nonstream_bytes = NONSTREAM_RING_FACTOR * runtime.settings.stream_bytes
+        self._selector = ModelSelector(runtime)
+        self._continued = ContinuedStreams(runtime, self._nonstream_bytes)
+        self._keys = IdempotencyKeys(runtime.streams, runtime.archive, self._continued, runtime.reads)
+
+    async def open_stream(self, request: Request, caller: Caller, door: Door) -> Opened:
+        """The stream of a request, once it is admitted, or its answer, once it has ended.
+
+        A request whose Idempotency-Key has made a stream before gets that one, and is not charged.
+        Raises ServingError.
+        """
+        if caller.key is not None and request.client is not None:
+            self._runtime.abuse.addresses.saw(caller.key, request.client.host)
+        self._runtime.check_ready()
+        lease = await self._charge(caller, request.headers.get("idempotency-key"))
+        with _returned_on_error(lease):
+            client, head = Client(request.receive), Head.of(request, caller.key)
+            body = await self._bodies.read(request, client, caller.owner, self._bodies.limit_bytes)
+            key = await body.idempotency(head.idempotency_key)
+            async with self._keys.alone(caller.owner, key):
+                # Before the body is parsed: who was admitted uncharged for a known key may send no other one.
+                stream = await self._keys.made(caller.owner, key, door.make_wire, head.last_event_id)
+                sender = Sender(caller.owner, key, body.placement())
+                chats, streaming = await body.parse_as(lambda sent: self._parse(door, sender, sent))
+                del body
+                chats = await self._selector.checked(chats, caller)
+                if stream is not None:
+                    self._withdraw(lease, caller)
+                    extra_prompts: Sequence[ChatRequest] = ()
+                else:
+                    head.check_nothing_received()
+                    chats = [self._placed(chat, caller, head) for chat in chats]
+                    chat, *extra_prompts = [await self._selector.select(c, caller, head) for c in chats]
+                    request.scope[RESPONSE_HEADERS] = chat.placement.response_headers
+                    stream = await self._begin(chat, caller.key, lease, door, streaming=streaming)
+        with self._named(request, stream, several=bool(extra_prompts)):
+            if streaming:
+                return await self.events(stream, client, head.last_event_id, resumable=bool(head.resumable))
+            if extra_prompts:
+                return await self._answer_all(stream, extra_prompts, client, caller, door)
+            return await self.answer(stream, client, door, resumable=bool(head.resumable))
+
+    async def _charge(self, caller: Caller, key: str | None) -> Lease:
+        """The lease of a request of which only the head was read. Raises RateLimited.
+
+        Where the limit is reached, one with a known Idempotency-Key is admitted uncharged: it attaches.
+        """
+        limiter = self._runtime.limiter
+        if key is not None and not limiter.has_room(caller.key):
+            self.charge_read(caller)
+            if await self._keys.is_known(caller.owner, key):
+                return UNLIMITED
+        return limiter.begin(caller.key)
+
+    def _parse(
+        self, door: Door, sender: Sender, sent: Mapping[str, Any]
+    ) -> tuple[Sequence[ChatRequest], bool]:
+        return door.parse(self._selector.with_model(sent), sender), bool(sent.get("stream"))
+
+    def _withdraw(self, lease: Lease, caller: Caller) -> None:
+        """Give back the charge of a request that attaches: it counts as a read. Raises RateLimited."""
+        if lease is not UNLIMITED:  # else its read was charged by its head, or it has no limits
+            self.charge_read(caller)
+        lease.withdraw()
+
+    def _placed(self, chat: ChatRequest, caller: Caller, head: Head) -> ChatRequest:
+        isolated = self._runtime.settings.isolation == "owner"
+        placed = with_priority_and_salt(chat, caller.key, isolated=isolated)
+        stored = chat.conversation_id is not None
+        return dataclasses.replace(placed, resumable=stored if head.resumable is None else head.resumable)
+
+    async def _begin(
+        self, chat: ChatRequest, key: Key | None, lease: Lease, door: Door, *, streaming: bool
+    ) -> TokenStream:
+        """The stream of a new generation within the limits of its key. Raises RateLimited, Unavailable."""
+        runtime = self._runtime
+        allowance = await runtime.budgets.check(key, chat.request_id)
+        if lease is UNLIMITED:  # admitted to attach to what has been forgotten since, or it has no limits
+            lease = runtime.limiter.begin(key)
+        with _returned_on_error(lease):
+            lease.reserve(chat)
+            # An answer in one piece needs its beginning too, and has nobody who reads along.
+            limit_bytes = None if streaming else self._nonstream_bytes
+            stream = runtime.streams.create(chat, door.make_wire(chat), limit_bytes=limit_bytes)
+        serving = runtime.pipeline.serve(chat, stream, key=key, lease=lease, allowance=allowance)
+        runtime.streams.run(stream, serving)
+        return stream
+
+    @contextlib.contextmanager
+    def _named(self, request: Request, stream: TokenStream, *, several: bool) -> Iterator[None]:
+        """Errors of a stream say whose they are: its id, how it was served, the caller's own parameter."""
+        scope, sent = request.scope, stream.request
+        scope[STREAM_ID], scope[RESPONSE_HEADERS] = sent.request_id, sent.placement.response_headers
+        try:
+            yield
+        except Overloaded:
+            scope[RESPONSE_HEADERS] = {**scope[RESPONSE_HEADERS], **self._selector.refused(sent.model)}
+            raise
+        except ServingError as error:
+            if not several:  # else it is that of a prompt, which names itself
+                error.with_caller_param(sent.spelled)
+            raise
+
+    async def _answer_all(
+        self,
+        first: TokenStream,
+        extra_prompts: Sequence[ChatRequest],
+        client: Client,
+        caller: Caller,
+        door: Door,
+    ) -> Opened:
+        """The whole answer to several prompts. Raises what one of them was refused with.
+
+        Each is a request of its own in the key's limits and in the ledger. At the end their streams are
+        forgotten, because their caller knows the id of the first alone.
+        """
+
+        async def begin(chat: ChatRequest) -> TokenStream:
+            return await self._begin(chat, caller.key, UNLIMITED, door, streaming=False)
+
+        prompts = SeveralPrompts(first, extra_prompts, begin, door.new_id)
+        client.on_gone(prompts.leave)
+        try:
+            return Opened(first, client, answer=door.render(await prompts.answered()))
+        finally:
+            client.stop()
+            for stream in prompts.begun:
+                with contextlib.suppress(StorageUnavailable):  # the retention's end erases them too
+                    await self.forget(stream)
+
+    # Clients that return
+
+    async def turn(self, caller: Caller) -> None:
+        """Wait as a request does whose body has arrived."""
+        await self._bodies.turn(caller.owner)
+
+    def charge_read(self, caller: Caller) -> None:
+        """Charge a read of the store. Raises RateLimited."""
+        self._runtime.reads.charge(caller.owner, caller.key)
+
+    async def find(
+        self, caller: Caller, request_id: str, door: Door, after: int = 0, *, continues: bool = True
+    ) -> TokenStream:
+        """The caller's stream, in memory or as stored. Raises NotFound, and as `ContinuedStreams.find`."""
+        owner = caller.owner
+        if request_id.startswith(door.id_prefix):
+            if (stream := self._runtime.streams.find(request_id, owner)) is not None:
+                return stream
+            self.charge_read(caller)
+            async with self._runtime.reads.turn(owner):
+                stream = await self._continued.find(
+                    owner, request_id, door.make_wire, after, continues=continues
+                )
+            if stream is not None:
+                return stream
+        raise NotFound(
+            f"No stream {request_id!r}: it does not exist, is not yours, or was not stored and ended"
+            f" more than {self._runtime.settings.retention_s:g} s ago.",
+            code="stream_not_found",
+        )
+
+    async def events(self, stream: TokenStream, client: Client, after: int = 0, *, resumable: bool) -> Opened:
+        """A reader of the events after `after`, once the request is admitted.
+
+        Until then a client that leaves, and cannot return, stops the request, unless others wait for it too.
+        """
+        reader = stream.attach(after)
+        if not resumable:
+            client.on_gone(lambda: self._runtime.streams.leave(stream, reader, grace_s=0.0))
+        try:
+            await stream.opened()
+        except BaseException:
+            reader.close()
+            client.stop()
+            raise
+        client.on_gone(lambda: None)  # from here on, to leave is not to stop
+        return Opened(stream, client, reader)
+
+    async def answer(self, stream: TokenStream, client: Client, door: Door, *, resumable: bool) -> Opened:
+        """The whole answer, once it has ended; a client that leaves stops it, unless it can return."""
+        reader, streams = stream.attach(), self._runtime.streams
+        grace_s = None if resumable else 0.0
+        client.on_gone(lambda: streams.leave(stream, reader, grace_s=grace_s))
+        try:
+            await stream.opened()
+            await stream.ended()
+        finally:
+            client.stop()
+            streams.leave(stream, reader, grace_s=grace_s)
+        return Opened(stream, client, answer=door.render([stream]))
+
+    def leave(self, opened: Opened) -> None:
+        """Note that the client of an event stream has left it, or has received all of it."""
+        if opened.reader is not None:
+            self._runtime.streams.leave(opened.stream, opened.reader)
+
+    async def forget(self, stream: TokenStream) -> None:
+        """Stop a stream and delete its text. Raises StorageUnavailable."""
+        self._runtime.streams.delete(stream)
+        await self._runtime.archive.erase(stream.request.owner, stream.request_id)
+
+
+@contextlib.contextmanager
+def _returned_on_error(lease: Lease) -> Iterator[None]:
+    """A request that fails has used nothing; one that the server cannot take counts as none."""
+    try:
+        yield
+    except Unavailable:
+        lease.withdraw()
+        raise
+    except BaseException:
+        lease.settle({})
+        raise

@@ -1,0 +1,154 @@
+"""Model selection: `model: "auto"`, and degraded mode. See docs/routing.md.
+
+Decided once, before anything is reserved; told in headers, of refusals too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+from app.core import ChatRequest, ModelCard, RawPrompt
+from app.errors import BadRequest, ContextOverflow, NotFound, UnsupportedParameter
+from app.intake.caller import Caller
+from app.intake.head import Head
+from app.metering.estimate import prompt_estimate
+from app.routing.degraded_mode import DegradedMode, Step
+from app.routing.router import AUTO, NOTHING_BEFORE, Router
+from app.runtime import Runtime
+from app.store.conversations import SoFar, so_far
+
+_UNNAMED = (None, "", "default")
+"""The names in requests of clients that leave the choice of a model to the server."""
+
+
+class ModelSelector:
+    """Chooses the model of a request, and what of it is served in degraded mode."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._backends = runtime.backends
+        self._router = runtime.router
+        self._degrade = runtime.degrade
+        self._database = runtime.database
+        self._count_text = runtime.limiter.count_text
+        self._check_model = runtime.check_model
+
+    def with_model(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The body with the model's name, where the caller leaves it out and only one model is served."""
+        if body.get("model") in _UNNAMED and self._backends.small is None:
+            return {**body, "model": self._backends.large.id}
+        return body
+
+    async def checked(self, chats: Sequence[ChatRequest], caller: Caller) -> Sequence[ChatRequest]:
+        """The prompts of a request, of which the caller may use the model; token ids with their text.
+
+        Raises UnknownModel, Forbidden, BadRequest, ContextOverflow.
+        """
+        self._check_model(chats[0].model, caller.models)
+        chats = [await self._with_text(chat) for chat in chats]
+        caller.check_grammars(chats[0])  # the prompts share it
+        return chats
+
+    async def _with_text(self, chat: ChatRequest) -> ChatRequest:
+        """A prompt of token ids with its text, which the screens read."""
+        if chat.raw is None or chat.raw.token_ids is None:
+            return chat
+        token_ids, place = chat.raw.token_ids, chat.spelled["prompt"]
+        if chat.model == AUTO:
+            raise UnsupportedParameter(
+                f"{place}: token ids belong to one model's vocabulary; name the model, or send text.",
+                param=place,
+            )
+        engine = self._backends.of(chat.model).engine
+        limit = engine.model.max_prompt_tokens
+        if len(token_ids) > limit:
+            raise ContextOverflow(
+                f"A prompt of this model has at most {limit:,} tokens, got {len(token_ids):,}.", param=place
+            )
+        try:
+            text = await engine.detokenize(chat.owner, token_ids)
+        except BadRequest as error:
+            raise BadRequest(f"{place}: {error.message}", param=place) from None
+        body = {**chat.body, "messages": [{"role": "user", "content": text}]}
+        return replace(chat, raw=RawPrompt(text, token_ids), body=body)
+
+    async def select(self, chat: ChatRequest, caller: Caller, head: Head) -> ChatRequest:
+        """The request as it is to be served, and what is told of that. Raises StorageUnavailable."""
+        router = self._router if chat.model == AUTO else None
+        degrade = self._degrade
+        if degrade is not None and degrade.step is Step.NORMAL:
+            degrade = None
+        if router is None and degrade is None:
+            return chat
+        so_far, tokens = NOTHING_BEFORE, 0
+        if self._backends.small is not None:  # else there is nothing to choose
+            so_far = await self._load_so_far(chat)
+            tokens = prompt_estimate(chat, self._count_text)
+        if router is not None:
+            chat = _routed(router, chat, tokens, caller, head=head, so_far=so_far)
+        if degrade is not None and chat.model == self._backends.large.id:
+            chat = self._degraded(degrade, chat, tokens, caller, head=head, so_far=so_far)
+        return chat
+
+    def refused(self, model: str) -> Mapping[str, str]:
+        """The headers of a refusal by a model's full queue; the small model's is not degraded mode."""
+        degrade = self._degrade
+        return {} if degrade is None or model != self._backends.large.id else degrade.refused()
+
+    def _degraded(
+        self,
+        degrade: DegradedMode,
+        chat: ChatRequest,
+        tokens: int,
+        caller: Caller,
+        *,
+        head: Head,
+        so_far: SoFar,
+    ) -> ChatRequest:
+        small = self._small_with_room(caller)
+        if chat.raw is not None and chat.raw.token_ids is not None:
+            small = None  # its vocabulary may be another
+        done = degrade.apply(chat, tokens + so_far.tokens, small=small, so_far=so_far, insists=head.in_full)
+        capped = done.max_tokens != chat.max_tokens
+        served = _served_by(chat, done.model)
+        headers = {**chat.placement.response_headers, **_as_headers(done.headers)}
+        served = served.placed(length_capped=capped, response_headers=headers)
+        return replace(served, max_tokens=done.max_tokens)
+
+    def _small_with_room(self, caller: Caller) -> ModelCard | None:
+        """The small model, where it is there, has room, and the caller may use it."""
+        small = self._backends.small
+        if small is None or small not in self._backends.allowed(caller.models):
+            return None
+        return small.engine.model if small.ready and not small.admission.busy else None
+
+    async def _load_so_far(self, chat: ChatRequest) -> SoFar:
+        """A summary of the conversation that the request continues."""
+        conversation_id = chat.conversation_id
+        if conversation_id is None or chat.new_conversation:
+            return NOTHING_BEFORE
+        try:
+            return await self._database.read(lambda c: so_far(c, chat.owner, conversation_id, chat.parent_id))
+        except NotFound:  # said by the pipeline, after all else that can be said
+            return NOTHING_BEFORE
+
+
+def _routed(
+    router: Router, chat: ChatRequest, tokens: int, caller: Caller, *, head: Head, so_far: SoFar
+) -> ChatRequest:
+    route = router.route(chat, tokens, requested=head.route, allowed=caller.models, so_far=so_far)
+    headers = _as_headers({"x-route-reason": route.header, "x-served-model": route.model})
+    return _served_by(chat, route.model).placed(response_headers=headers)
+
+
+def _as_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """The same in ASCII: a model's name may be in any language, and is percent-encoded then."""
+    return {name: text if text.isascii() else quote(text, safe=" /:;,=+") for name, text in headers.items()}
+
+
+def _served_by(chat: ChatRequest, model: str) -> ChatRequest:
+    if model == chat.model:
+        return chat
+    return replace(chat, model=model, body={**chat.body, "model": model})
