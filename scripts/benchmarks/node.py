@@ -28,7 +28,7 @@ SCRIPT = (
     "tokens=30,seed=1,pool={pool},prefill_s=0.004,prefill_rate=14000,step_s=0.0063,step_per_request_s=0.00036"
     ",step_per_held_token_s=0.000000965,wake_s=0.0036,spread=0.17"
 )
-"""Real SGLang with the built-in model on two cores, fitted (docs/log/2026-11.md): passes and the way there."""
+"""Real SGLang with the built-in model on two cores, fitted (docs/log/2026-11.md): passes and way there."""
 
 
 def add_node_arguments(parser: argparse.ArgumentParser, *, pool: int = POOL_TOKENS) -> None:
