@@ -35,23 +35,9 @@ class FrameSink(Protocol):
 class Reader:
     """One client's position in a stream.
 
-    A reader that has sent everything waits in `_wait`. The generation's own task then writes the next event
+    A reader that has sent everything waits. The generation's own task then writes the next event
     into the sink, without a task switch. A lagging client, a heartbeat and the end wake the reader's task.
     """
-
-    __slots__ = (
-        "_ended",
-        "_frame_after",
-        "_moved",
-        "_moved_at_s",
-        "_on_close",
-        "_ring",
-        "_waiter",
-        "closed",
-        "cursor",
-        "sink",
-        "stalling",
-    )
 
     def __init__(
         self,
@@ -91,7 +77,8 @@ class Reader:
                 await self.caught_up(sink)
                 continue  # the client may have left meanwhile
             if self.cursor == self._ring.last_id:
-                await self._wait()
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
             if not self.closed:
                 self._send(heartbeat)
 
@@ -126,10 +113,6 @@ class Reader:
             frames.append(frame)
             size += len(frame)
         self.sink.write(*frames)
-
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
 
     def silent_s(self, now_s: float) -> float:
         """Seconds since the last frame was sent, exact to the time since the last call."""

@@ -118,21 +118,6 @@ _KIND_OF = {event: kind for kind, event in _KINDS.items()}
 class Ring:
     """Events of one stream: appended at the end, read from any id. Used by one event loop only."""
 
-    __slots__ = (
-        "_counts",
-        "_counts_of",
-        "_ends",
-        "_limit_bytes",
-        "_logprob_ends",
-        "_logprobs",
-        "_names",
-        "_specials",
-        "_text",
-        "_track_of",
-        "_tracks",
-        "first_id",
-    )
-
     def __init__(
         self, limit_bytes: int, *, logprobs: bool = False, counts: bool = False, first_id: int = 1
     ) -> None:
