@@ -48,7 +48,6 @@ class EngineRun:
         engine: Engine,
         prompt: Prompt,
         entry: JournalEntry,
-        *,
         session: SafetySession,
         ticket: Ticket,
         trace: Trace,

@@ -86,15 +86,7 @@ class Pipeline:
                 finalizer.attach_reservation(entry)
                 screen: AnswerScreen | None = None
                 engine_run = EngineRun(
-                    backend.engine,
-                    prompt,
-                    entry,
-                    session=session,
-                    ticket=ticket,
-                    trace=trace,
-                    lease=lease,
-                    allowance=allowance,
-                    prefixes=self._prefixes,
+                    backend.engine, prompt, entry, session, ticket, trace, lease, allowance, self._prefixes
                 )
                 async with engine_run as run:
                     async for generated in run.deltas:
