@@ -109,7 +109,7 @@ class EngineRun:
         finally:
             if self._opening is not None:
                 self._opening.cancel()  # what has ended by now must not be opened
-            self._entry.add_emitted(self._engine.emitted_tokens(self._rid))
+            self._entry.add_emitted(self._engine.pop_emitted_tokens(self._rid))
 
     def counted(self, delta: Delta) -> Delta | None:
         """Note a delta in ticket, trace and limits. Returns it as billed.
