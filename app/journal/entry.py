@@ -22,7 +22,7 @@ from app.stream.transcript import ChoiceMessage
 Ids = tuple[bytes, bytes, int | None]
 """An answer's token ids as they are stored: the last three fields of `FinishedAnswer`."""
 NO_IDS: Ids = (b"", b"", None)
-"""Those of an answer that the next turn renders."""
+"""No ids: the next turn renders the answer."""
 
 
 class Outcome(enum.Enum):
@@ -62,7 +62,7 @@ class Progress:
         return delta._replace(counts=counts)
 
     def is_reached(self, delta: Delta) -> bool:
-        """Whether a delta's counts are at least those that its choice had."""
+        """True if a delta's counts are at least those that its choice had."""
         earlier = self.counts.get(delta.choice)
         return earlier is None or delta.counts.completion_tokens >= earlier.completion_tokens
 
@@ -99,10 +99,10 @@ class JournalEntry:
         """Token ids that engines handed over, each once; see Engine.pop_emitted_tokens."""
         self._earlier_tokens = self.emitted_tokens
         self.read_whole = False
-        """Whether the generation was read to its end."""
+        """True if the generation was read to its end."""
         self.saved_id = 0
         self.checkpointed = False
-        """Whether the store may have events of it already."""
+        """True if the store may have events of it already."""
         self.settled = False
         self.request_seq: int | None = None
         """The reservation's row, once it is committed."""

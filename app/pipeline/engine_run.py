@@ -71,7 +71,7 @@ class EngineRun:
         self.limit: Lease | Allowance | None = None
         """The limit that ended the answer: its key's tokens a minute, or its month's money."""
         self.budgeted = allowance is not None
-        """Whether `charge` has to be called."""
+        """True if `charge` has to be called."""
         # Looked up once: `counted` is called for every token.
         self._on_ticket, self._on_trace, self._on_entry = ticket.on_delta, trace.saw, entry.generated
         self._metered = lease.metered

@@ -47,7 +47,7 @@ class Archive:
         self._database.text_deleted.set()
 
     async def has_key(self, owner: str, key: str) -> bool:
-        """Whether a stored stream was made with this Idempotency-Key, with any body."""
+        """True if a stored stream was made with this Idempotency-Key, with any body."""
         return await self._database.read(lambda c: events.find_by_key(c, owner, key)) is not None
 
     async def made_with(self, owner: str, key: IdempotencyKey) -> str | None:

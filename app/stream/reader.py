@@ -16,7 +16,7 @@ class FrameSink(Protocol):
     """The connection to which a reader sends its frames."""
 
     def ready(self) -> bool:
-        """Whether the client keeps up."""
+        """True if the client keeps up."""
         ...
 
     def write(self, *frames: bytes) -> None:
@@ -92,7 +92,7 @@ class Reader:
             self.stalling = False
 
     def _send(self, idle: bytes = b"") -> None:
-        """Send the events after the cursor. If there are none and the stream goes on, send `idle`."""
+        """Send the events after the cursor. If there are none and the stream has not ended, send `idle`."""
         assert self.sink is not None
         last_id = self._ring.last_id
         if self.cursor != last_id:
@@ -122,7 +122,7 @@ class Reader:
         return now_s - self._moved_at_s
 
     def at_end(self) -> bool:
-        """Whether the stream is over and read, or the reader closed."""
+        """True if the stream is over and read, or the reader closed."""
         return self.closed or (self._ended() and self.cursor == self._ring.last_id)
 
     def on_event(self) -> None:

@@ -119,7 +119,7 @@ class StreamRegistry:
         self._await_readers(stream, max(self._settings.resume_grace_s, CONTINUED_S))
 
     def is_live(self, request_id: str) -> bool:
-        """Whether a stream's generation runs."""
+        """True if a stream's generation runs."""
         return request_id in self._live
 
     def _add(self, stream: TokenStream) -> None:
@@ -136,11 +136,13 @@ class StreamRegistry:
 
     def _ended(self, stream: TokenStream, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        if self._draining and not self._tasks:
+            self.stop_waiting()
         del self._live[stream.request_id]
         if not task.cancelled() and (exc := task.exception()) is not None:
             self._log.error("generation_broke", request_id=stream.request_id, error=where(exc))
         if isinstance(stream.error, Unavailable | InternalError):
-            self._free_key(stream)  # the caller was told to send it again
+            self._free_key(stream)  # its error asks the caller to send the request again
         if stream.refused or stream.suspended:
             self._forget(stream)
         elif stream.request_id in self._streams:  # not deleted meanwhile
@@ -187,7 +189,7 @@ class StreamRegistry:
     def find_by_key(self, owner: str, key: IdempotencyKey) -> TokenStream | None:
         """The stream in memory that was made with this key; None if there is none.
 
-        Raises Conflict when the key came with another body.
+        Raises Conflict where the key was used with another body.
         """
         stream = self._keys.get((owner, key.key))
         if stream is None or stream.request.idempotency is None:
@@ -196,7 +198,7 @@ class StreamRegistry:
         return None if stream.suspended else stream
 
     def has_key(self, owner: str, key: str) -> bool:
-        """Whether a stream in memory was made with this Idempotency-Key, whatever its body was."""
+        """True if a stream in memory was made with this Idempotency-Key, whatever its body was."""
         return (owner, key) in self._keys
 
     # Readers that leave
@@ -204,7 +206,7 @@ class StreamRegistry:
     def leave(self, stream: TokenStream, reader: Reader, *, grace_s: float | None = None) -> None:
         """Detach a stream's reader. When it was the last, the generation ends after the grace period.
 
-        That is short where nothing says that the client will return, as where somebody has pressed Stop.
+        That is short where nothing says that the client will return, as after somebody pressed Stop.
         """
         reader.close()
         if stream.done or stream.readers:
@@ -267,7 +269,7 @@ class StreamRegistry:
             try:
                 await self._look_after_readers(loop.time())
                 self._forget_old(loop.time())
-            except Exception as exc:  # noqa: BLE001  # heartbeats and retention must go on
+            except Exception as exc:  # noqa: BLE001  # heartbeats and retention must continue
                 self._log.error("ticker_broke", error=where(exc))
 
     async def _look_after_readers(self, now_s: float) -> None:
@@ -276,20 +278,18 @@ class StreamRegistry:
         Finished streams, of which there may be very many, are checked once a second.
         """
         streams = list(self._live.values())
-        live_bytes = 0
-        for number, stream in enumerate(streams, start=1):
-            if number % AT_ONCE == 0:
-                await asyncio.sleep(0)
-            live_bytes += stream.nbytes
-            self._look_after(stream, now_s)
-        self._live_bytes = live_bytes
+        num_live, live_bytes = len(streams), 0
         if now_s - self._looked_at_all_s >= 1.0:
             self._looked_at_all_s = now_s
             self._forgotten = {stream for stream in self._forgotten if stream.readers}
-            for number, stream in enumerate([*self._finished.values(), *self._forgotten], start=1):
-                if number % AT_ONCE == 0:
-                    await asyncio.sleep(0)
-                self._look_after(stream, now_s)
+            streams += [*self._finished.values(), *self._forgotten]
+        for number, stream in enumerate(streams, start=1):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if number <= num_live:
+                live_bytes += stream.nbytes
+            self._look_after(stream, now_s)
+        self._live_bytes = live_bytes
 
     def _look_after(self, stream: TokenStream, now_s: float) -> None:
         for reader in list(stream.readers):
@@ -316,24 +316,15 @@ class StreamRegistry:
     async def drain(self, timeout_s: float, reason: str = SHUTDOWN) -> None:
         """Refuse new streams, let live streams finish within `timeout_s`, then cancel the others."""
         self._draining = True
-        await self._tasks_done(timeout_s)
+        if self._tasks:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._waiting_ended.wait(), timeout_s)
         for stream in list(self._live.values()):
             stream.cancel(reason)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
         for task in self._tasks:
             task.cancel()
-
-    async def _tasks_done(self, timeout_s: float) -> None:
-        if not self._tasks:
-            return
-        waits: set[asyncio.Task[Any]] = {
-            asyncio.create_task(self._waiting_ended.wait()),
-            asyncio.create_task(asyncio.wait(self._tasks)),
-        }
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
 
     def stop_waiting(self) -> None:
         """Make `drain` end the live streams at once."""

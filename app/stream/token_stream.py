@@ -41,7 +41,7 @@ from app.stream.ring import (
 )
 
 ABANDONED = "disconnect"
-"""Reason to cancel: the client has left, and has not come back in time."""
+"""Reason to cancel: the client has left, and has not returned in time."""
 SHUTDOWN = "shutdown"
 """Reason to cancel: the server stops. The stream ends in an error event that says so."""
 SUSPENDED = "suspended"
@@ -74,12 +74,12 @@ class TokenStream:
     def __init__(self, request: ChatRequest, wire: Wire, ring: Ring) -> None:
         self.request = request
         self.resumable = request.resumable
-        """Whether a client that leaves may come back: its request says so, or it has come back before."""
+        """True if a client that leaves may return: its request says so, or it has returned before."""
         self.readers: set[Reader] = set()
         self.cancelled: str | None = None
         self.error: ServingError | None = None
         self.suspended = False
-        """Whether it has ended in this process only, and another one is to continue it."""
+        """True if it has ended in this process only, and another one is to continue it."""
         self.finished_at_s: float | None = None
         self.usage: Mapping[str, Any] | None = None
         self._wire = wire
@@ -240,17 +240,17 @@ class TokenStream:
 
     @property
     def refused(self) -> bool:
-        """Whether the stream ended before it was opened."""
+        """True if the stream ended before it was opened."""
         return self._opened.done() and self._opened.exception() is not None
 
     @property
     def suspending(self) -> bool:
-        """Whether it is to be suspended."""
+        """True if it is to be suspended."""
         return self.cancelled == SUSPENDED
 
     @property
     def pending(self) -> bool:
-        """Whether the request still waits for admission."""
+        """True if the request still waits for admission."""
         return not self._opened.done()
 
     @property
@@ -289,7 +289,7 @@ class TokenStream:
     def cancel(self, reason: str) -> None:
         """Stop the generation; its text so far is kept. A later call does nothing, except with `DELETED`.
 
-        DELETED also counts after the end, because the settlement may still be to come.
+        DELETED also counts after the end, because the settlement may not be written yet.
         """
         if self.done or self.cancelled is not None:
             if reason == DELETED:
@@ -300,7 +300,7 @@ class TokenStream:
             self._abort()
 
     def expect_return(self) -> None:
-        """Note that a client has come back to it, and so may do it again."""
+        """Note that a client has returned to it, and so may do it again."""
         self.resumable = True
 
     def attach(self, after: int = 0) -> Reader:
