@@ -244,7 +244,8 @@ async def test_a_stored_answer_is_that_of_its_turn(world: Generations):
     with pytest.raises(ServingError) as busy:
         await history.load(turn)
     assert busy.value.code == "conversation_busy"
-    assert "chatcmpl-1" in busy.value.message
+    message = "Conversation conv_1 has a suspended response chatcmpl-1; resume or cancel it."
+    assert busy.value.message == message
     _, serving = await world.continue_()
     as_new(world)
     world.engine.say("word")
