@@ -106,6 +106,8 @@ class EngineRun:
                 await self._drain_engine()
             elif isinstance(exc, ServingError):
                 self._release_harmless()
+            elif exc is not None and not isinstance(exc, Suspended):  # a defect, or the task is cancelled
+                self._engine.abort(self._rid)
         finally:
             if self._opening is not None:
                 self._opening.cancel()  # what has ended by now must not be opened

@@ -73,7 +73,7 @@ class Pipeline:
         trace = Trace(request, start.progress.counts, stream.finish_reasons(), key_id=key_id)
         session = self._session_of(request, key)
         finalizer = Finalizer(self._journal, self._suspensions, self._traffic, self._log, trace, lease, start)
-        with finalizer.guard(stream, session, backend.engine), self._history.claim(request):
+        with finalizer.guard(stream, session), self._history.claim(request):
             backend.precheck(request, key)
             turn = await start.load(request, session)
             prompt = start.engine_prompt(await _render(session, backend, turn.request))
