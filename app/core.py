@@ -398,7 +398,7 @@ class Engine(Protocol):
         """Stop all choices of `rid` at once; unknown and finished ids are ignored."""
         ...
 
-    def emitted_tokens(self, rid: str) -> int:
+    def pop_emitted_tokens(self, rid: str) -> int:
         """How many token ids were handed over for `rid` so far, all choices together.
 
         Counted where ids arrive, apart from `Delta.counts`. The call forgets a finished `rid`.

@@ -55,7 +55,7 @@ from app.safety.guard.tier import GuardTier
 from app.safety.policies.policy import Policy
 from app.safety.screens.moderator import Moderator
 from app.safety.session.screened import session_of
-from app.safety.session.service import SafetyService, safety_service
+from app.safety.session.service import SafetyService
 from app.safety.session.session import SessionOf
 from app.settings import Settings
 from app.store.database import Database
@@ -194,7 +194,7 @@ class Runtime:
         """The screens and their policy; None with `safety` off. Raises SettingsError."""
         if self.settings.safety == "off":
             return None
-        return safety_service(
+        return SafetyService(
             self.settings,
             load_models(),
             self.safety_counters,

@@ -90,9 +90,9 @@ class SupervisedEngine:
         if self._engine is not None:
             self._engine.abort(rid)
 
-    def emitted_tokens(self, rid: str) -> int:
-        """See Engine.emitted_tokens."""
-        return 0 if self._engine is None else self._engine.emitted_tokens(rid)
+    def pop_emitted_tokens(self, rid: str) -> int:
+        """See Engine.pop_emitted_tokens."""
+        return 0 if self._engine is None else self._engine.pop_emitted_tokens(rid)
 
     def load(self) -> EngineLoad:
         """See Engine.load. Raises EngineNotReady before its model has been there."""

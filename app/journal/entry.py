@@ -7,7 +7,6 @@ import enum
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import orjson
 
@@ -20,13 +19,10 @@ from app.store.ledger import Terms
 from app.stream.token_stream import SHUTDOWN, STORAGE, SUSPENDED, TokenStream, first_of
 from app.stream.transcript import ChoiceMessage
 
-
-class Ids(NamedTuple):
-    """An answer's token ids as they are stored; see `FinishedAnswer`. Empty: the next turn renders it."""
-
-    answer_ids: bytes = b""
-    prompt_ids: bytes = b""
-    base_seq: int | None = None
+Ids = tuple[bytes, bytes, int | None]
+"""An answer's token ids as they are stored: the last three fields of `FinishedAnswer`."""
+NO_IDS: Ids = (b"", b"", None)
+"""No ids: the next turn renders the answer."""
 
 
 class Outcome(enum.Enum):
@@ -66,7 +62,7 @@ class Progress:
         return delta._replace(counts=counts)
 
     def is_reached(self, delta: Delta) -> bool:
-        """Whether a delta's counts are at least those that its choice had."""
+        """True if a delta's counts are at least those that its choice had."""
         earlier = self.counts.get(delta.choice)
         return earlier is None or delta.counts.completion_tokens >= earlier.completion_tokens
 
@@ -93,7 +89,6 @@ class JournalEntry:
         """
         self.stream = stream
         self.turn = turn
-        self.stored_turn = turn.stored_turn
         self.earlier = progress
         self.key_id = key_id
         self.terms = terms
@@ -101,13 +96,13 @@ class JournalEntry:
         """The ledger's word for the end: finish reasons, or an error's code."""
         self.outcome = Outcome.FAILED
         self.emitted_tokens = sum(map(len, progress.token_ids))
-        """Token ids that engines handed over, each once; see Engine.emitted_tokens."""
+        """Token ids that engines handed over, each once; see Engine.pop_emitted_tokens."""
         self._earlier_tokens = self.emitted_tokens
         self.read_whole = False
-        """Whether the generation was read to its end."""
+        """True if the generation was read to its end."""
         self.saved_id = 0
         self.checkpointed = False
-        """Whether the store may have events of it already."""
+        """True if the store may have events of it already."""
         self.settled = False
         self.request_seq: int | None = None
         """The reservation's row, once it is committed."""
@@ -121,7 +116,7 @@ class JournalEntry:
         """Ids of each choice that the engine has yet to hand over once more."""
         self._prompt_ids: bytes | None = None
         self._base_seq: int | None = None
-        if turn.stored_turn is not None:
+        if turn.answer_ids:
             num_taken = prompt.past_runs
             shared = sum(len(run) for run in turn.request.past[:num_taken])
             self._prompt_ids = _packed(prompt.token_ids[shared:])
@@ -236,36 +231,27 @@ class JournalEntry:
 
     def finished(self, answers: Mapping[int, ChoiceMessage], status: Status) -> list[FinishedAnswer]:
         """The turn's answers as they are stored."""
-        if self.stored_turn is None:
-            return []
         return [
             finished_answer(answer_id, answers.get(choice, ChoiceMessage()), status, self._ids(choice))
-            for choice, answer_id in enumerate(self.stored_turn.answer_ids)
+            for choice, answer_id in enumerate(self.turn.answer_ids)
         ]
 
     def _ids(self, choice: int) -> Ids:
         if self._prompt_ids is None or self.outcome is Outcome.HALTED:  # no later turn begins with these
-            return Ids()
+            return NO_IDS
         num_released = self.released_counts(choice).completion_tokens
-        return Ids(self._generated[choice][:num_released].tobytes(), self._prompt_ids, self._base_seq)
+        return self._generated[choice][:num_released].tobytes(), self._prompt_ids, self._base_seq
 
 
 def finished_answer(
-    answer_id: str,
-    answer: ChoiceMessage,
-    status: Status,
-    ids: Ids = Ids(),  # noqa: B008  # frozen
+    answer_id: str, answer: ChoiceMessage, status: Status, ids: Ids = NO_IDS
 ) -> FinishedAnswer:
     """An answer as it is stored: its text, and its whole message where it is more than text."""
     message = answer.message
-    return FinishedAnswer(
-        id=answer_id,
-        text=message.get("content") or "",
-        body=orjson.dumps(message) if message.keys() - {"role", "content"} else None,
-        status=status,
-        finish_reason=answer.finish_reason,
-        **ids._asdict(),
-    )
+    text, body = message.get("content") or "", None
+    if message.keys() - {"role", "content"}:
+        body = orjson.dumps(message)
+    return FinishedAnswer(answer_id, text, body, status, answer.finish_reason, *ids)
 
 
 def _packed(token_ids: Sequence[int]) -> bytes | None:

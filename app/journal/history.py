@@ -34,7 +34,9 @@ class LoadedTurn:
 
     request: ChatRequest
     stored_turn: NewTurn | None = None
-    """The part that is to be stored; None where nothing is."""
+    """The part that is yet to be stored; None where nothing is."""
+    answer_ids: Sequence[str] = ()
+    """Ids of the messages that are to hold the answer, one a choice; none where it is not stored."""
     run_seqs: Sequence[int] = ()
     """The seqs of the answers whose ids stand in the request's `past`, in its order."""
     strikes: int = 0
@@ -79,7 +81,8 @@ class History:
         if request.conversation_id is None:
             return LoadedTurn(request)
         if request.new_conversation:
-            return LoadedTurn(request, _turn(request, None))
+            turn = _turn(request, None)
+            return LoadedTurn(request, turn, turn.answer_ids)
         conversation_id, parent_id = request.conversation_id, request.parent_id
 
         def load(connection: sqlite3.Connection) -> Branch:
@@ -102,7 +105,9 @@ class History:
         )
         runs = [seq for seq, _ in past.runs]
         turn = _turn(request, past)
-        return LoadedTurn(with_history, turn, runs, past.strikes, past.answered, past.num_bytes)
+        return LoadedTurn(
+            with_history, turn, turn.answer_ids, runs, past.strikes, past.answered, past.num_bytes
+        )
 
 
 def _busy(conversation_id: str, reason: str) -> Conflict:

@@ -1,4 +1,4 @@
-"""What outlives the process: each request's reservation, checkpoints and settlement.
+"""The records of a request that outlive the process: its reservation, checkpoints and settlement.
 
     reserve ──(queued with the prefill)──▶ durable ──▶ checkpoint, once a second ──▶ settle
 
@@ -85,13 +85,13 @@ class Journal:
 
     @property
     def unsettled_age_s(self) -> float:
-        """How long the oldest of them has waited; 0 when there is none."""
+        """Seconds that the oldest of them has waited; 0 when there is none."""
         now_s = time.monotonic()
         return now_s - next(iter(self._unsettled.values()), now_s)
 
     @property
     def checkpoint_age_s(self) -> float:
-        """How long ago everything there was to write was written."""
+        """Seconds since all that there was to write was written."""
         return time.monotonic() - self._written_at_s
 
     def start(self) -> None:

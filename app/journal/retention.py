@@ -1,4 +1,4 @@
-"""How long an answer that nobody stored is kept for a client that returns."""
+"""The time for which an answer that nobody stored is kept for a client that returns."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def settlement_of(entry: JournalEntry) -> Unit[int]:
                 events.append(connection, request_seq, *segment)
         if send_again:
             events.free_key(connection, request_seq)
-        if entry.stored_turn is not None:
+        if entry.turn.answer_ids:
             # Where the ring has lost its beginning, the checkpoints have it.
             texts: Mapping[int, ChoiceMessage] | None = {} if deleted else held_answers
             if texts is None:

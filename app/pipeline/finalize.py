@@ -15,7 +15,6 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from app.core import Engine
 from app.errors import Draining, InternalError, ReplayExpired, ServingError, Unavailable
 from app.journal.entry import JournalEntry
 from app.journal.journal import Journal
@@ -63,7 +62,7 @@ class Finalizer:
         self._entry = entry
 
     @contextlib.contextmanager
-    def guard(self, stream: TokenStream, session: SafetySession, engine: Engine) -> Iterator[None]:
+    def guard(self, stream: TokenStream, session: SafetySession) -> Iterator[None]:
         """Run a request. No error leaves but the cancellation of its task."""
         trace = self._trace
         try:
@@ -77,7 +76,6 @@ class Finalizer:
             self._fail(stream, session, error)
         except asyncio.CancelledError:
             trace.failed("cancelled")
-            engine.abort(session.rid)
             stopped = Draining("The server stopped before the answer was complete; ask again.")
             if stream.suspending and self._entry is not None and not stream.pending:
                 self._suspend(stream, session, stopped)  # with the tokens generated so far
@@ -87,7 +85,6 @@ class Finalizer:
         except Exception as exc:  # noqa: BLE001  # whatever it is, the client gets a truthful end
             trace.failed("internal_error")
             self._log.error("pipeline_broke", request_id=stream.request_id, error=where(exc))
-            engine.abort(session.rid)
             broken = InternalError("The server failed to answer this request; it may be sent again.")
             self._fail(stream, session, broken)
         finally:

@@ -21,7 +21,7 @@ from app.journal.journal import Journal
 from app.metering.budget import Allowance
 from app.metering.limiter import UNLIMITED, Lease
 from app.metering.traffic import Traffic
-from app.pipeline.engine_run import EngineRun, GenerationContext, SpendingLimits
+from app.pipeline.engine_run import EngineRun
 from app.pipeline.finalize import Finalizer
 from app.pipeline.trace import Trace
 from app.prefix_report.report import PrefixReport
@@ -73,7 +73,7 @@ class Pipeline:
         trace = Trace(request, start.progress.counts, stream.finish_reasons(), key_id=key_id)
         session = self._session_of(request, key)
         finalizer = Finalizer(self._journal, self._suspensions, self._traffic, self._log, trace, lease, start)
-        with finalizer.guard(stream, session, backend.engine), self._history.claim(request):
+        with finalizer.guard(stream, session), self._history.claim(request):
             backend.precheck(request, key)
             turn = await start.load(request, session)
             prompt = start.engine_prompt(await _render(session, backend, turn.request))
@@ -84,10 +84,11 @@ class Pipeline:
                 prompt = ticket.placed(prompt)
                 entry = await start.reserve(turn, prompt, stream, trace.counts, key)
                 finalizer.attach_reservation(entry)
-                context = GenerationContext(turn.request, key, stream, trace, ticket, entry, session)
-                limits = SpendingLimits(lease, allowance)
                 screen: AnswerScreen | None = None
-                async with EngineRun(backend.engine, prompt, context, limits, prefixes=self._prefixes) as run:
+                engine_run = EngineRun(
+                    backend.engine, prompt, entry, session, ticket, trace, lease, allowance, self._prefixes
+                )
+                async with engine_run as run:
                     async for generated in run.deltas:
                         if (delta := run.counted(generated)) is None:
                             continue
@@ -99,9 +100,9 @@ class Pipeline:
                                 trace.finished(released)
                             entry.released(released)
                             stream.append(released)  # into the ring and the sockets of its readers
-                            if limits.budgeted and limits.on_released(entry):
+                            if run.budgeted and run.charge():
                                 break
-                        if screen.halted is not None or limits.reached is not None:
+                        if screen.halted is not None or run.limit is not None:
                             break
                     outcome = await run.end(screen)
                 usage = entry.usage()

@@ -58,7 +58,7 @@ class Trace:
 
     @property
     def stopped(self) -> bool:
-        """Whether a choice was stopped before it had ended by itself."""
+        """True if a choice was stopped before it had ended by itself."""
         return "abort" in self._finish_reasons.values()
 
     @property

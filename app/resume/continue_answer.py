@@ -56,7 +56,7 @@ class NewAnswer:
         return await self._journal.reserve(turn, prompt, stream, counts, key=key)
 
     def should_suspend(self, stream: TokenStream, error: ServingError) -> bool:
-        """Whether the request is suspended, or stays so, in place of ending in `error`."""
+        """True if the request is suspended, or stays so, in place of ending in `error`."""
         del stream, error
         return False
 

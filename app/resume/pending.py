@@ -60,10 +60,9 @@ class Suspensions:
         self._is_live = is_live
         self._on_settled = on_settled
         self._clock_s = clock_s
-        self._opened_s = clock_s()
         self._seqs: dict[str, int] = {}
         self._touched_s: dict[str, float] = {}
-        """When a request was asked for, or suspended by this process."""
+        """When a request was read, asked for, or suspended by this process."""
         self._suspending: set[asyncio.Task[None]] = set()
         self._num_suspended = 0
         self.num_continued = 0
@@ -80,7 +79,7 @@ class Suspensions:
     async def open(self) -> None:
         """Read which there are; the store is open. Raises StorageUnavailable."""
         self._seqs = await self._database.read(suspensions.ids)
-        self._opened_s = self._clock_s()
+        self._touched_s = dict.fromkeys(self._seqs, self._clock_s())
 
     # A request of this process is suspended
 
@@ -171,7 +170,6 @@ class Suspensions:
         entry.saved(stream.last_id)
         self._journal.insert(entry)
         self._seqs.pop(stream.request_id, None)
-        self._touched_s.pop(stream.request_id, None)
         self.num_continued += 1
         self._database.text_deleted.set()
         return entry
@@ -192,16 +190,10 @@ class Suspensions:
     async def expire(self) -> int:
         """Settle what nobody has asked for in time; returns how many requests. Raises StorageUnavailable."""
         begun_s = self._clock_s() - self._timeout_s
-        if not self._seqs or self._opened_s > begun_s:
-            return 0
-        expired = [
-            request_id
-            for request_id in self._seqs
-            if self._touched_s.get(request_id, self._opened_s) <= begun_s and not self._is_live(request_id)
-        ]
+        expired = [i for i in self._seqs if self._touched_s[i] <= begun_s and not self._is_live(i)]
         await self.settle(expired)
-        self.num_expired += len(expired)
         if expired:
+            self.num_expired += len(expired)
             hint = "nobody asked for these streams after the restart"
             self._log.info("suspended_expired", requests=len(expired), hint=hint)
         return len(expired)
@@ -224,8 +216,6 @@ class Suspensions:
         except StorageUnavailable:
             self._seqs.update(seqs)
             raise
-        for request_id in seqs:
-            self._touched_s.pop(request_id, None)
         for settlement in settlements:
             if settlement is not None:
                 self._on_settled(*settlement)

@@ -120,7 +120,7 @@ class _Track:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of it was generated again."""
+        """True if all of it was generated again."""
         return self._length == len(self._text)
 
     def skip(

@@ -18,7 +18,6 @@ import orjson
 from app.core import ChatRequest, Counts, IdempotencyKey, Placement, RawPrompt
 from app.journal.entry import Progress
 from app.journal.history import LoadedTurn
-from app.store.conversations import NewTurn
 from app.store.ledger import Terms
 from app.store.suspensions import StoredSuspension, Suspension
 
@@ -83,7 +82,7 @@ def unpack(stored: StoredSuspension) -> SuspendedRequest:
         runs = list(_runs(suspension.token_ids, facts["runs"]))
         past, end = facts["past"], facts["past"] + facts["answers"]
         request = _request(facts, runs[:past], runs[end:], stored.idempotency)
-        turn = LoadedTurn(request, _stored_turn(request, stored.answer_ids), **facts["turn"])
+        turn = LoadedTurn(request, answer_ids=stored.answer_ids, **facts["turn"])
         progress = Progress(runs[past:end], _counts(facts["counts"]), _counts(facts["released"]))
         return SuspendedRequest(
             suspension.request_seq, suspension.key_id, turn, progress, facts["safety"], stored.terms
@@ -106,23 +105,6 @@ def _request(
         raw=None if raw is None else RawPrompt(raw["text"], raw_ids[0] if raw_ids else None, raw["preface"]),
         placement=placement,
         idempotency=None if idempotency is None else IdempotencyKey(*idempotency),
-    )
-
-
-def _stored_turn(request: ChatRequest, answer_ids: Sequence[str]) -> NewTurn | None:
-    """The turn whose answers are stored already; only their ids are of use any more."""
-    if request.conversation_id is None:
-        return None
-    return NewTurn(
-        conversation_id=request.conversation_id,
-        owner=request.owner,
-        model=request.model,
-        title="",
-        is_new=False,
-        parent_seq=None,
-        messages=(),
-        answer_ids=answer_ids,
-        created_at_us=request.created_at_unix_s * 1_000_000,
     )
 
 

@@ -16,7 +16,7 @@ class FrameSink(Protocol):
     """The connection to which a reader sends its frames."""
 
     def ready(self) -> bool:
-        """Whether the client keeps up."""
+        """True if the client keeps up."""
         ...
 
     def write(self, *frames: bytes) -> None:
@@ -35,23 +35,9 @@ class FrameSink(Protocol):
 class Reader:
     """One client's position in a stream.
 
-    A reader that has sent everything waits in `_wait`. The generation's own task then writes the next event
+    A reader that has sent everything waits. The generation's own task then writes the next event
     into the sink, without a task switch. A lagging client, a heartbeat and the end wake the reader's task.
     """
-
-    __slots__ = (
-        "_ended",
-        "_frame_after",
-        "_moved",
-        "_moved_at_s",
-        "_on_close",
-        "_ring",
-        "_waiter",
-        "closed",
-        "cursor",
-        "sink",
-        "stalling",
-    )
 
     def __init__(
         self,
@@ -91,7 +77,8 @@ class Reader:
                 await self.caught_up(sink)
                 continue  # the client may have left meanwhile
             if self.cursor == self._ring.last_id:
-                await self._wait()
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
             if not self.closed:
                 self._send(heartbeat)
 
@@ -105,7 +92,7 @@ class Reader:
             self.stalling = False
 
     def _send(self, idle: bytes = b"") -> None:
-        """Send the events after the cursor. If there are none and the stream goes on, send `idle`."""
+        """Send the events after the cursor. If there are none and the stream has not ended, send `idle`."""
         assert self.sink is not None
         last_id = self._ring.last_id
         if self.cursor != last_id:
@@ -127,10 +114,6 @@ class Reader:
             size += len(frame)
         self.sink.write(*frames)
 
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
-
     def silent_s(self, now_s: float) -> float:
         """Seconds since the last frame was sent, exact to the time since the last call."""
         if self._moved:
@@ -139,7 +122,7 @@ class Reader:
         return now_s - self._moved_at_s
 
     def at_end(self) -> bool:
-        """Whether the stream is over and read, or the reader closed."""
+        """True if the stream is over and read, or the reader closed."""
         return self.closed or (self._ended() and self.cursor == self._ring.last_id)
 
     def on_event(self) -> None:

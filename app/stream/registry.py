@@ -24,7 +24,7 @@ from app.stream.token_stream import ABANDONED, DELETED, SHUTDOWN, TokenStream, W
 AT_ONCE = 128
 """Streams that the ticker checks before it yields to the event loop."""
 CONTINUED_S = 5.0
-"""Seconds that an adopted stream waits for its reader at least; that one is about to attach."""
+"""Seconds that a continued stream waits at least for its reader, which is about to attach."""
 
 
 def check_same_body(key: IdempotencyKey, fingerprint: bytes) -> None:
@@ -44,8 +44,8 @@ class StreamRegistry:
         self._settings = settings
         self._log = log
         self._streams: dict[str, TokenStream] = {}
-        self._keys: dict[tuple[str, str], tuple[bytes, TokenStream]] = {}
-        self._key_of: dict[str, tuple[str, str]] = {}
+        self._keys: dict[tuple[str, str], TokenStream] = {}
+        """Streams by owner and idempotency key."""
         self._live: dict[str, TokenStream] = {}
         self._finished: dict[str, TokenStream] = {}
         self._forgotten: set[TokenStream] = set()
@@ -89,59 +89,44 @@ class StreamRegistry:
 
     # The life of a stream
 
-    def create(
-        self,
-        request: ChatRequest,
-        wire: Wire,
-        *,
-        limit_bytes: int | None = None,
-    ) -> TokenStream:
+    def create(self, request: ChatRequest, wire: Wire, *, limit_bytes: int | None = None) -> TokenStream:
         """A new, pending stream, whose ring holds `limit_bytes`. Raises Draining, Unavailable."""
+        settings, full = self._settings, ""
         if self._draining:
             raise Draining("The server is stopping; send the request again.", retry_after_s=5)
-        if len(self._live) >= self._settings.max_live_streams:
-            raise Unavailable(
-                f"The server already runs {len(self._live)} generations (max_live_streams).",
-                code="too_many_streams",
-                retry_after_s=2,
-            )
-        if self._live_bytes > self._settings.retained_bytes:
-            raise Unavailable(
-                f"The running streams hold {self._live_bytes} bytes (retained_bytes); try again.",
-                code="too_many_streams",
-                retry_after_s=2,
-            )
-        ring = Ring(
-            limit_bytes or self._settings.stream_bytes,
-            logprobs=request.logprobs,
-            counts=request.continuous_usage,
-        )
+        if len(self._live) >= settings.max_live_streams:
+            full = f"The server already runs {len(self._live)} generations (max_live_streams)."
+        elif self._live_bytes > settings.retained_bytes:
+            full = f"The running streams hold {self._live_bytes} bytes (retained_bytes); try again."
+        if full:
+            raise Unavailable(full, code="too_many_streams", retry_after_s=2)
+        limit_bytes = limit_bytes or settings.stream_bytes
+        ring = Ring(limit_bytes, logprobs=request.logprobs, counts=request.continuous_usage)
         stream = TokenStream(request, wire, ring)
         self._add(stream)
         return stream
 
     def add_continued(self, stream: TokenStream) -> None:
-        """Take in a stream that another process has begun; it ends if no reader comes in the grace period.
+        """Add a stream that another process has begun. It ends if no reader attaches in the grace period.
 
         Raises Draining.
         """
         if self._draining:
             raise Draining("The server is stopping; try again.", retry_after_s=5)
         if (earlier := self._streams.get(stream.request_id)) is not None:
-            self._forget(earlier)  # suspended again, after it had begun to go on here
+            self._forget(earlier)  # continued here before, and suspended again
         self._add(stream)
         self._await_readers(stream, max(self._settings.resume_grace_s, CONTINUED_S))
 
     def is_live(self, request_id: str) -> bool:
-        """Whether a stream's generation goes on."""
+        """True if a stream's generation runs."""
         return request_id in self._live
 
     def _add(self, stream: TokenStream) -> None:
         request = stream.request
         self._streams[request.request_id] = self._live[request.request_id] = stream
         if (key := request.idempotency) is not None:
-            self._keys[request.owner, key.key] = (key.fingerprint, stream)
-            self._key_of[request.request_id] = (request.owner, key.key)
+            self._keys[request.owner, key.key] = stream
 
     def run(self, stream: TokenStream, generation: Coroutine[Any, Any, None]) -> None:
         """Run the stream's generation as a task of its own."""
@@ -151,11 +136,13 @@ class StreamRegistry:
 
     def _ended(self, stream: TokenStream, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        if self._draining and not self._tasks:
+            self.stop_waiting()
         del self._live[stream.request_id]
         if not task.cancelled() and (exc := task.exception()) is not None:
             self._log.error("generation_broke", request_id=stream.request_id, error=where(exc))
         if isinstance(stream.error, Unavailable | InternalError):
-            self._free_key(stream)  # the caller was told to send it again
+            self._free_key(stream)  # its error asks the caller to send the request again
         if stream.refused or stream.suspended:
             self._forget(stream)
         elif stream.request_id in self._streams:  # not deleted meanwhile
@@ -171,9 +158,9 @@ class StreamRegistry:
         self._free_key(stream)
 
     def _free_key(self, stream: TokenStream) -> None:
-        key = self._key_of.pop(stream.request_id, None)
-        if key is not None:
-            del self._keys[key]
+        owner, key = stream.request.owner, stream.request.idempotency
+        if key is not None and self._keys.get((owner, key.key)) is stream:
+            del self._keys[owner, key.key]
 
     def delete(self, stream: TokenStream) -> None:
         """Drop a finished stream before its retention ends; a live one is cancelled first."""
@@ -181,7 +168,7 @@ class StreamRegistry:
         self._forget(stream)
 
     def delete_conversation(self, conversation_id: str) -> None:
-        """Stop what is being answered in a conversation, and drop its streams from memory.
+        """Cancel the answers of a conversation, and drop its streams from memory.
 
         Their text is stored, and readable again after the conversation is restored.
         """
@@ -202,13 +189,12 @@ class StreamRegistry:
     def find_by_key(self, owner: str, key: IdempotencyKey) -> TokenStream | None:
         """The stream in memory that was made with this key; None if there is none.
 
-        Raises Conflict when the key came with another body.
+        Raises Conflict where the key was used with another body.
         """
-        entry = self._keys.get((owner, key.key))
-        if entry is None:
+        stream = self._keys.get((owner, key.key))
+        if stream is None or stream.request.idempotency is None:
             return None
-        fingerprint, stream = entry
-        check_same_body(key, fingerprint)
+        check_same_body(key, stream.request.idempotency.fingerprint)
         return None if stream.suspended else stream
 
     # Readers that leave
@@ -216,7 +202,7 @@ class StreamRegistry:
     def leave(self, stream: TokenStream, reader: Reader, *, grace_s: float | None = None) -> None:
         """Detach a stream's reader. When it was the last, the generation ends after the grace period.
 
-        That is short where nothing says that the client will return, so where somebody has pressed Stop.
+        That is short where nothing says that the client will return, as after somebody pressed Stop.
         """
         reader.close()
         if stream.done or stream.readers:
@@ -251,7 +237,7 @@ class StreamRegistry:
         for request_id in self._grace:
             stream = self._streams.get(request_id)
             if stream is None or stream.readers or stream.done or stream.cancelled is not None:
-                continue  # somebody has come back to it, or it has ended, or will
+                continue  # it is read again, or has ended, or will end
             if stream.request.model == model:
                 self._log.info("unread_aborted", request_id=request_id)
                 stream.cancel(ABANDONED)
@@ -279,7 +265,7 @@ class StreamRegistry:
             try:
                 await self._look_after_readers(loop.time())
                 self._forget_old(loop.time())
-            except Exception as exc:  # noqa: BLE001  # heartbeats and retention must go on
+            except Exception as exc:  # noqa: BLE001  # heartbeats and retention must continue
                 self._log.error("ticker_broke", error=where(exc))
 
     async def _look_after_readers(self, now_s: float) -> None:
@@ -288,20 +274,18 @@ class StreamRegistry:
         Finished streams, of which there may be very many, are checked once a second.
         """
         streams = list(self._live.values())
-        live_bytes = 0
-        for number, stream in enumerate(streams, start=1):
-            if number % AT_ONCE == 0:
-                await asyncio.sleep(0)
-            live_bytes += stream.nbytes
-            self._look_after(stream, now_s)
-        self._live_bytes = live_bytes
+        num_live, live_bytes = len(streams), 0
         if now_s - self._looked_at_all_s >= 1.0:
             self._looked_at_all_s = now_s
             self._forgotten = {stream for stream in self._forgotten if stream.readers}
-            for number, stream in enumerate([*self._finished.values(), *self._forgotten], start=1):
-                if number % AT_ONCE == 0:
-                    await asyncio.sleep(0)
-                self._look_after(stream, now_s)
+            streams += [*self._finished.values(), *self._forgotten]
+        for number, stream in enumerate(streams, start=1):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if number <= num_live:
+                live_bytes += stream.nbytes
+            self._look_after(stream, now_s)
+        self._live_bytes = live_bytes
 
     def _look_after(self, stream: TokenStream, now_s: float) -> None:
         for reader in list(stream.readers):
@@ -328,24 +312,15 @@ class StreamRegistry:
     async def drain(self, timeout_s: float, reason: str = SHUTDOWN) -> None:
         """Refuse new streams, let live streams finish within `timeout_s`, then cancel the others."""
         self._draining = True
-        await self._tasks_done(timeout_s)
+        if self._tasks:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._waiting_ended.wait(), timeout_s)
         for stream in list(self._live.values()):
             stream.cancel(reason)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
         for task in self._tasks:
             task.cancel()
-
-    async def _tasks_done(self, timeout_s: float) -> None:
-        if not self._tasks:
-            return
-        waits: set[asyncio.Task[Any]] = {
-            asyncio.create_task(self._waiting_ended.wait()),
-            asyncio.create_task(asyncio.wait(self._tasks)),
-        }
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
 
     def stop_waiting(self) -> None:
         """Make `drain` end the live streams at once."""

@@ -47,7 +47,7 @@ def replayed(
         wire = _EndApart(wire)
         ring.append_special(Failed(error.as_body()))
         ring.append_special(Done())
-    return TokenStream.finished(request, wire, ring, usage=usage, error=error)
+    return TokenStream.finished(request, wire, ring, usage, error)
 
 
 class _EndApart:

@@ -25,8 +25,7 @@ import orjson
 
 from app.core import Channel, Counts, Delta, FinishReason, ToolCall, total_counts
 from app.messages import json_escaped
-from app.stream import segment
-from app.stream.segment import Segment
+from app.stream.segment import Segment, pack, unpack
 
 _SPECIAL = 0
 _RANK: Mapping[Channel, int] = {"reasoning": 0, "text": 1, "tool": 2}
@@ -38,7 +37,7 @@ _SPECIAL_BYTES = 400
 
 
 class TextTrack(NamedTuple):
-    """The kind of a piece of text: its choice, its channel, and for tool calls the index of the call."""
+    """The kind of a text: its choice, its channel, and for tool calls the index of the call."""
 
     choice: int
     channel: Channel
@@ -118,21 +117,6 @@ _KIND_OF = {event: kind for kind, event in _KINDS.items()}
 class Ring:
     """Events of one stream: appended at the end, read from any id. Used by one event loop only."""
 
-    __slots__ = (
-        "_counts",
-        "_counts_of",
-        "_ends",
-        "_limit_bytes",
-        "_logprob_ends",
-        "_logprobs",
-        "_names",
-        "_specials",
-        "_text",
-        "_track_of",
-        "_tracks",
-        "first_id",
-    )
-
     def __init__(
         self, limit_bytes: int, *, logprobs: bool = False, counts: bool = False, first_id: int = 1
     ) -> None:
@@ -172,7 +156,7 @@ class Ring:
 
     @property
     def plain(self) -> bool:
-        """Whether events have text only, without log probabilities and counts."""
+        """True if events have text only, without log probabilities and counts."""
         return self._logprobs is None and self._counts is None
 
     def continue_from(self, counts: Mapping[int, Counts]) -> None:
@@ -329,7 +313,7 @@ class Ring:
                 logprob_lengths.append(0)
             if counts is not None:
                 counts += Counts()
-        packed = segment.pack(
+        packed = pack(
             Segment(first_id, self._names, specials, tracks, lengths, text, logprobs, logprob_lengths, counts)
         )
         return first_id, packed
@@ -344,34 +328,37 @@ class Ring:
         """
         ring: Ring | None = None
         for raw in dumped:
-            piece = segment.unpack(raw)
-            if only_prefix and piece.first_id > (ring.last_id if ring else 0) + 1:
+            segment = unpack(raw)
+            if only_prefix and segment.first_id > (ring.last_id if ring else 0) + 1:
                 break
-            if ring is None or piece.first_id > ring.last_id + 1:
+            if ring is None or segment.first_id > ring.last_id + 1:
                 ring = cls(
                     limit_bytes,
-                    logprobs=piece.logprobs is not None,
-                    counts=piece.counts is not None,
-                    first_id=piece.first_id,
+                    logprobs=segment.logprobs is not None,
+                    counts=segment.counts is not None,
+                    first_id=segment.first_id,
                 )
-            ring._extend(piece)
+            ring._extend(segment)
         return ring or cls(limit_bytes)
 
-    def _extend(self, piece: Segment) -> None:
+    def _extend(self, segment: Segment) -> None:
         """Append a segment without the events that are here already. Raises ValueError."""
-        if (self._logprobs is None, self._counts is None) != (piece.logprobs is None, piece.counts is None):
+        if (self._logprobs is None, self._counts is None) != (
+            segment.logprobs is None,
+            segment.counts is None,
+        ):
             raise ValueError("segments of different streams")
-        skip = self.last_id + 1 - piece.first_id
-        track_of = [_SPECIAL, *(self._track_of.get(key) or self._new_track(key) for key in piece.names)]
-        for index, kind, fields in piece.specials:
+        skip = self.last_id + 1 - segment.first_id
+        track_of = [_SPECIAL, *(self._track_of.get(key) or self._new_track(key) for key in segment.names)]
+        for index, kind, fields in segment.specials:
             if index >= skip:
-                self._specials[piece.first_id + index] = _special(kind, fields)
-        self._tracks.extend(track_of[track] for track in piece.tracks[skip:])
-        _append(self._ends, self._text, piece.lengths, piece.text, skip)
-        if self._logprobs is not None and piece.logprobs is not None:
-            _append(self._logprob_ends, self._logprobs, piece.logprob_lengths or (), piece.logprobs, skip)
+                self._specials[segment.first_id + index] = _special(kind, fields)
+        self._tracks.extend(track_of[track] for track in segment.tracks[skip:])
+        _append(self._ends, self._text, segment.lengths, segment.text, skip)
+        if self._logprobs is not None and segment.logprobs is not None:
+            _append(self._logprob_ends, self._logprobs, segment.logprob_lengths or (), segment.logprobs, skip)
         if self._counts is not None:
-            numbers = iter((piece.counts or ())[4 * skip :])
+            numbers = iter((segment.counts or ())[4 * skip :])
             self._counts.extend(map(Counts, numbers, numbers, numbers, numbers))
         while self.nbytes > self._limit_bytes and len(self._tracks) > 1:
             self._trim()

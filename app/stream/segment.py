@@ -47,14 +47,14 @@ class Segment:
     """Four numbers an event, in the order of app.core.Counts."""
 
 
-def pack(piece: Segment) -> bytes:
+def pack(segment: Segment) -> bytes:
     """The bytes of a segment."""
-    columns = list(_columns(piece))
+    columns = list(_columns(segment))
     header = orjson.dumps(
         {
-            "first_id": piece.first_id,
-            "names": list(map(tuple, piece.names)),
-            "specials": piece.specials,
+            "first_id": segment.first_id,
+            "names": list(map(tuple, segment.names)),
+            "specials": segment.specials,
             "columns": [(name, kind, len(data)) for name, kind, data in columns],
         }
     )
@@ -81,15 +81,15 @@ def unpack(raw: bytes) -> Segment:
     return Segment(**header, **columns)
 
 
-def _columns(piece: Segment) -> Iterator[tuple[str, str, bytes]]:
-    yield _TRACKS, *_narrow(piece.tracks)
-    yield "lengths", *_narrow(piece.lengths)
-    yield "text", "", piece.text
-    if piece.logprobs is not None and piece.logprob_lengths is not None:
-        yield "logprobs", "", piece.logprobs
-        yield "logprob_lengths", *_narrow(piece.logprob_lengths)
-    if piece.counts is not None:
-        yield "counts", *_narrow(piece.counts)
+def _columns(segment: Segment) -> Iterator[tuple[str, str, bytes]]:
+    yield _TRACKS, *_narrow(segment.tracks)
+    yield "lengths", *_narrow(segment.lengths)
+    yield "text", "", segment.text
+    if segment.logprobs is not None and segment.logprob_lengths is not None:
+        yield "logprobs", "", segment.logprobs
+        yield "logprob_lengths", *_narrow(segment.logprob_lengths)
+    if segment.counts is not None:
+        yield "counts", *_narrow(segment.counts)
 
 
 def _narrow(numbers: Sequence[int]) -> tuple[str, bytes]:

@@ -5,7 +5,7 @@ several events in one frame, without a gap, and does not slow other readers. `St
 and every recently finished stream of the process (app.stream.registry).
 
     PENDING ──open()──▶ OPEN ──close()/fail()──▶ DONE
-       │                 ├──suspend()──────────▶ DONE (suspended: it goes on in another process)
+       │                 ├──suspend()──────────▶ DONE (suspended: another process continues it)
        └──────fail()─────────────────────────────▶ DONE (refused: no event was ever sent)
 """
 
@@ -41,11 +41,11 @@ from app.stream.ring import (
 )
 
 ABANDONED = "disconnect"
-"""Reason to cancel: the client has left, and has not come back in time."""
+"""Reason to cancel: the client has left, and has not returned in time."""
 SHUTDOWN = "shutdown"
 """Reason to cancel: the server stops. The stream ends in an error event that says so."""
 SUSPENDED = "suspended"
-"""Reason to cancel: the server stops, and another process is to go on with the stream."""
+"""Reason to cancel: the server stops, and another process is to continue the stream."""
 DELETED = "deleted"
 """Reason to cancel: the answer was deleted, and its text must not be stored."""
 STORAGE = "storage"
@@ -74,12 +74,12 @@ class TokenStream:
     def __init__(self, request: ChatRequest, wire: Wire, ring: Ring) -> None:
         self.request = request
         self.resumable = request.resumable
-        """Whether a client that leaves may come back: its request says so, or it has come back before."""
+        """True if a client that leaves may return: its request says so, or it has returned before."""
         self.readers: set[Reader] = set()
         self.cancelled: str | None = None
         self.error: ServingError | None = None
         self.suspended = False
-        """Whether it has ended in this process, and goes on in another one."""
+        """True if it has ended in this process only, and another one is to continue it."""
         self.finished_at_s: float | None = None
         self.usage: Mapping[str, Any] | None = None
         self._wire = wire
@@ -99,7 +99,6 @@ class TokenStream:
         request: ChatRequest,
         wire: Wire,
         ring: Ring,
-        *,
         usage: Mapping[str, Any],
         error: ServingError | None,
     ) -> TokenStream:
@@ -109,8 +108,7 @@ class TokenStream:
         return stream
 
     def _restore(self, usage: Mapping[str, Any], error: ServingError | None) -> None:
-        self.usage = usage
-        self.error = error
+        self.usage, self.error = usage, error
         self._opened.set_result(None)
         self._finish()
 
@@ -193,7 +191,8 @@ class TokenStream:
 
     def close(self) -> None:
         """End the stream with [DONE]."""
-        self._end(Done())
+        self._special(Done())
+        self._finish()
 
     def fail(self, error: ServingError) -> None:
         """End the stream in an error: before `open` as a refusal, after it as an error event."""
@@ -205,12 +204,12 @@ class TokenStream:
             self._finish()
             return
         self._ring.append_special(Failed(error.as_body()))
-        self._end(Done())
+        self.close()
 
     def suspend(self, error: ServingError) -> None:
-        """End the stream here, and not for its clients: their connections are cut, so that they return.
+        """End the stream in this process only. Its clients' connections are cut, so that they return.
 
-        Who waits for the whole answer gets `error`.
+        Whoever waits for the whole answer gets `error`.
         """
         self.suspended = True
         self.error = error
@@ -221,10 +220,6 @@ class TokenStream:
     def _special(self, event: ControlEvent) -> None:
         self._ring.append_special(event)
         self._wake()
-
-    def _end(self, event: ControlEvent) -> None:
-        self._special(event)
-        self._finish()
 
     def _finish(self) -> None:
         # The prompt has done its work: a retained stream must not hold it.
@@ -245,17 +240,17 @@ class TokenStream:
 
     @property
     def refused(self) -> bool:
-        """Whether the stream ended before it was opened."""
+        """True if the stream ended before it was opened."""
         return self._opened.done() and self._opened.exception() is not None
 
     @property
     def suspending(self) -> bool:
-        """Whether it is to be suspended."""
+        """True if it is to be suspended."""
         return self.cancelled == SUSPENDED
 
     @property
     def pending(self) -> bool:
-        """Whether the request still waits for admission."""
+        """True if the request still waits for admission."""
         return not self._opened.done()
 
     @property
@@ -294,7 +289,7 @@ class TokenStream:
     def cancel(self, reason: str) -> None:
         """Stop the generation; its text so far is kept. A later call does nothing, except with `DELETED`.
 
-        DELETED also counts after the end, because the settlement may still be to come.
+        DELETED also counts after the end, because the settlement may not be written yet.
         """
         if self.done or self.cancelled is not None:
             if reason == DELETED:
@@ -305,7 +300,7 @@ class TokenStream:
             self._abort()
 
     def expect_return(self) -> None:
-        """Note that a client has come back to it, and so may do it again."""
+        """Note that a client has returned to it, and so may do it again."""
         self.resumable = True
 
     def attach(self, after: int = 0) -> Reader:
@@ -370,15 +365,7 @@ class TokenStream:
 
 def usage_of(counts: Mapping[int, Counts]) -> dict[str, Any]:
     """OpenAI's usage object for the counts so far, by choice. The prompt counts once."""
-    together = total_counts(counts)
-    return usage_body(
-        Usage(
-            prompt_tokens=together.prompt_tokens,
-            completion_tokens=together.completion_tokens,
-            cached_tokens=together.cached_tokens,
-            reasoning_tokens=together.reasoning_tokens,
-        )
-    )
+    return usage_body(Usage(*total_counts(counts)))
 
 
 def first_of(counts: Mapping[int, Counts]) -> Counts:

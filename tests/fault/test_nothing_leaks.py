@@ -99,7 +99,6 @@ async def test_nothing_is_left(serve: Serve, seed: int):
     assert not streams._live
     assert not streams._finished
     assert not streams._keys
-    assert not streams._key_of
     assert not streams._grace
     assert not streams._tasks
     await until(lambda: not streams._forgotten)

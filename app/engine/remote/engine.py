@@ -212,7 +212,7 @@ class RemoteEngine:
             for exchange in generation.exchanges:
                 exchange.abort()
 
-    def emitted_tokens(self, rid: str) -> int:
+    def pop_emitted_tokens(self, rid: str) -> int:
         """Token ids handed over for `rid` so far; forgets it once its stream has ended."""
         return self._tallies.of(rid)
 

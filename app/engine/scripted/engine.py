@@ -287,8 +287,8 @@ class ScriptedEngine:
         if run is not None:
             run.abort()
 
-    def emitted_tokens(self, rid: str) -> int:
-        """See Engine.emitted_tokens."""
+    def pop_emitted_tokens(self, rid: str) -> int:
+        """See Engine.pop_emitted_tokens."""
         return self._tallies.of(rid)
 
     def load(self) -> EngineLoad:

@@ -32,7 +32,6 @@ from app.store.safety_records import MAX_RECORDS, SafetyRecord, Total
 FLUSH_S = 1.0
 """Seconds between two writes."""
 _HOUR_US = 3_600_000_000
-_DAY_US = 24 * _HOUR_US
 Subject = Literal["prompt", "answer"]
 
 
@@ -53,7 +52,6 @@ class SafetyRecorder:
         self._records: list[SafetyRecord] = []
         self._totals: Counter[Total] = Counter()
         self._flushing: asyncio.TimerHandle | None = None
-        self._numbered_day = (-1, 0)
         self._day = 0
         self._left_today = MAX_RECORDS
         """Records that this process may still write today."""
@@ -61,13 +59,6 @@ class SafetyRecorder:
     def now_us(self) -> int:
         """The time of a record."""
         return self._clock_us()
-
-    def day_of(self, at_us: int) -> int:
-        """The UTC day of a time, as 20261121; of the same day as the last it is not worked out again."""
-        number = at_us // _DAY_US
-        if number != self._numbered_day[0]:
-            self._numbered_day = number, day_of(at_us)
-        return self._numbered_day[1]
 
     def add(self, total: Total, record: SafetyRecord | None) -> None:
         """Count a text, and keep its record if it has one; neither once the day has too many records."""
@@ -195,14 +186,14 @@ class RequestRecords:
     def _count(
         self, subject: Subject, policy_hash: str, at_us: int, record: SafetyRecord | None = None
     ) -> None:
-        total = Total(self._recorder.day_of(at_us), self._key_id, subject, policy_hash, *self._group)
+        total = Total(day_of(at_us), self._key_id, subject, policy_hash, *self._group)
         self._recorder.add(total, record)
 
     def _add(self, subject: Subject, verdict: Verdict, readings: Sequence[Reading], done: str | None) -> None:
         at_us, (length, role, script) = self._recorder.now_us(), self._group
         record = SafetyRecord(
             at_us=at_us // _HOUR_US * _HOUR_US,  # an exact time would lead to the request in the ledger
-            day=self._recorder.day_of(at_us),
+            day=day_of(at_us),
             key_id=self._key_id,
             subject=subject,
             stage=verdict.stage,

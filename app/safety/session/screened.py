@@ -48,7 +48,7 @@ class ScreenedSession(SafetySession):
         self._screening: Screening | None = None
         self._text = ""
         self._strict = False
-        """Whether the model is to be strict."""
+        """True if the model is to be strict."""
 
     @property
     def undecided(self) -> bool:

@@ -34,28 +34,30 @@ class SafetyService:
 
     def __init__(
         self,
-        prompts: PromptScreen,
-        streams: StreamScreen,
-        policies: Policies,
+        settings: Settings,
+        models: Models,
         counters: SafetyCounters,
         *,
         database: Database,
         log: FilteringBoundLogger,
-        recorder: SafetyRecorder,
-        examiner: AnswerExaminer | None = None,
-        guard: Callable[[], GuardTier | None] = lambda: None,
-        fail_open: bool = False,
+        guard: Callable[[], GuardTier | None],
     ) -> None:
-        self.prompts = prompts
-        self.streams = streams
-        self.policies = policies
+        """Raises SettingsError."""
+        self.fail_open, observe = settings.safety_fail_open, settings.safety == "observe"
+        self._examiner = None if models.examiner is None else AnswerExaminer(models.examiner, counters)
+        self.prompts = PromptScreen(
+            models.prompts, counters, sure_below=models.sure_below, fail_open=self.fail_open
+        )
+        examine = None if self._examiner is None else self._examiner.examine
+        self.streams = StreamScreen(models.answers, held_s=counters.hold_back.observe, examine=examine)
+        path = Path(settings.safety_policy) if settings.safety_policy else None
+        country, contact = settings.safety_country, settings.safety_contact
+        self.policies = Policies(path, models.directory, country, contact, observe=observe)
         self.counters = counters
-        self.recorder = recorder
+        self.recorder = SafetyRecorder(database, log, settings.safety_records_days)
         self.guard = guard
-        self.fail_open = fail_open
         self.policy_prompt = PolicyPrompt()
         self.judged = Judged()
-        self._examiner = examiner
         self._database = database
         self._log = log
         self._secret: bytes | None = None
@@ -113,35 +115,3 @@ class SafetyService:
                 conversations.add_blocked_turn(connection, refused_turn)
 
         submit_or_log(self._database, self._log, unit, "safety_event_lost", request_id=request.request_id)
-
-
-def safety_service(
-    settings: Settings,
-    models: Models,
-    counters: SafetyCounters,
-    *,
-    database: Database,
-    log: FilteringBoundLogger,
-    guard: Callable[[], GuardTier | None],
-) -> SafetyService:
-    """The service of a server with these settings and classifiers. Raises SettingsError."""
-    examiner = None if models.examiner is None else AnswerExaminer(models.examiner, counters)
-    path = Path(settings.safety_policy) if settings.safety_policy else None
-    fail_open, observe = settings.safety_fail_open, settings.safety == "observe"
-    country, contact = settings.safety_country, settings.safety_contact
-    return SafetyService(
-        PromptScreen(models.prompts, counters, sure_below=models.sure_below, fail_open=fail_open),
-        StreamScreen(
-            models.answers,
-            held_s=counters.hold_back.observe,
-            examine=None if examiner is None else examiner.examine,
-        ),
-        Policies(path, models.directory, country, contact, observe=observe),
-        counters,
-        database=database,
-        log=log,
-        recorder=SafetyRecorder(database, log, settings.safety_records_days),
-        examiner=examiner,
-        guard=guard,
-        fail_open=fail_open,
-    )

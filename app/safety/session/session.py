@@ -30,7 +30,7 @@ class AnswerScreen(Protocol):
 
     @property
     def suspects(self) -> bool:
-        """Whether `examined` is to be asked before another delta is fed."""
+        """True if `examined` is to be asked before another delta is fed."""
         ...
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
@@ -53,15 +53,12 @@ class PassThrough:
     suspects = False
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
-        """See AnswerScreen."""
         return (delta,)
 
     async def examined(self) -> Sequence[Delta]:
-        """See AnswerScreen."""
         return ()
 
     def drain(self) -> Sequence[Delta]:
-        """See AnswerScreen."""
         return ()
 
 
@@ -90,7 +87,7 @@ class SafetySession:
 
     @property
     def undecided(self) -> bool:
-        """Whether `await_verdict` has to wait."""
+        """True if `await_verdict` has to wait."""
         return False
 
     async def prescreen(self, request: ChatRequest, past: PastTurns, turn: NewTurn | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from array import array
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +12,7 @@ import orjson
 import pytest
 
 from app.core import ChatRequest, Counts, Delta, Prompt, Usage
-from app.journal.entry import Ids, JournalEntry, Outcome, finished_answer
+from app.journal.entry import NO_IDS, JournalEntry, Outcome, finished_answer
 from app.journal.history import History, LoadedTurn
 from app.store.database import Database
 from app.stream.token_stream import SHUTDOWN, STORAGE, SUSPENDED, TokenStream
@@ -105,7 +106,7 @@ async def test_a_blocked_turn_keeps_no_ids():
     one = await entry("cancelled")
     one.end(Outcome.HALTED)
     assert one.status() == "blocked"
-    assert one._ids(0) == Ids()
+    assert one._ids(0) == NO_IDS
 
 
 async def test_choice_of_which_nothing_was_released_has_the_prompt_and_no_answer():
@@ -126,7 +127,7 @@ async def stored(prompt: Prompt, **fields: Any) -> JournalEntry:
     stream = cast("TokenStream", SimpleNamespace(cancelled=None, error=None))
     request = conversing(**fields)
     turn = await History(cast("Database", None)).load(request)
-    loaded = LoadedTurn(request, turn.stored_turn, run_seqs=range(40, 40 + len(request.past)))
+    loaded = dataclasses.replace(turn, run_seqs=range(40, 40 + len(request.past)))
     reserved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     return JournalEntry(loaded, prompt, stream, {}, reserved=reserved, terms=TERMS)
 
@@ -161,6 +162,6 @@ def test_message_that_is_only_text_is_stored_as_text():
     calls = ChoiceMessage(
         {"role": "assistant", "content": None, "tool_calls": [{"id": "call_1"}]}, "tool_calls"
     )
-    assert finished_answer("msg_1", plain, "complete", Ids()).body is None
-    whole = finished_answer("msg_1", calls, "complete", Ids())
+    assert finished_answer("msg_1", plain, "complete").body is None
+    whole = finished_answer("msg_1", calls, "complete")
     assert (orjson.loads(whole.body), whole.text) == (calls.message, "")

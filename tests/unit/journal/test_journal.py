@@ -650,6 +650,20 @@ async def test_damaged_events_do_not_keep_the_server_from_starting(world: Genera
     assert await stored_text(world) == ("interrupted", "")
 
 
+async def test_close_waits_for_settlements_that_are_being_written(world: Generations):
+    """Nothing is left to the next start."""
+    running = await reserved(world)
+    running.stream.fail(EngineFailed("gone"))
+    world.journal.start()
+    with busy_writer(world.database):
+        world.journal.settle_later(running.entry, "engine_failed")
+        closing = asyncio.create_task(world.journal.aclose())
+        await until(lambda: world.database.queue_depth == 2)
+        assert not closing.done()
+    await closing
+    assert (world.journal.num_unsettled, (await world.row())["state"]) == (0, "settled")
+
+
 async def test_second_close_does_nothing(tmp_path: Path):
     """The first tries what is left once more."""
     async with generations(tmp_path) as world:

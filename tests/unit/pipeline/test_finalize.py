@@ -45,7 +45,6 @@ class World:
         )
         self.start: Any = start or NewAnswer(cast("Any", None), journal)
         traffic: Any = SimpleNamespace(ended=lambda _model, finish, _timings: self.done.append(finish))
-        self.engine: Any = SimpleNamespace(abort=lambda rid: self.done.append(f"abort {rid}"))
         self.check: Any = SimpleNamespace(
             rid="rid", state=lambda: {"strict": False}, close=lambda _stream: self.done.append("closed")
         )
@@ -54,7 +53,7 @@ class World:
 
     def run(self, error: BaseException | None = None, *, reserved: bool = False) -> list[Any]:
         """A request that ends so; what was done about it."""
-        with self.end.guard(self.stream, self.check, self.engine):
+        with self.end.guard(self.stream, self.check):
             if reserved:
                 self.end.attach_reservation(cast("Any", "entry"))
             if error is not None:
@@ -81,10 +80,10 @@ def test_lack_of_room_costs_the_key_no_request_unless_it_began(reserved: bool):
 
 
 def test_a_defect_is_an_internal_error_that_quotes_nothing():
-    """The engine is stopped."""
+    """The client gets a truthful end."""
     with structlog.testing.capture_logs() as log:
         done = World().run(ValueError(SECRET), reserved=True)
-    assert done == ["abort rid", InternalError, "lease", "internal_error", "internal_error", "closed"]
+    assert done == [InternalError, "lease", "internal_error", "internal_error", "closed"]
     assert SECRET not in repr(log)
 
 
@@ -93,7 +92,7 @@ def test_a_cancelled_task_stays_cancelled():
     world = World()
     with pytest.raises(asyncio.CancelledError):
         world.run(asyncio.CancelledError())
-    assert world.done == ["abort rid", Draining, "lease", "cancelled", "closed"]
+    assert world.done == [Draining, "lease", "cancelled", "closed"]
 
 
 SUSPENSION = ("entry", {"strict": False}, "draining")
@@ -114,7 +113,7 @@ def test_a_cut_off_task_is_suspended_where_its_status_line_is_out(suspending: bo
     world.stream.suspending, world.stream.pending = suspending, pending
     with pytest.raises(asyncio.CancelledError):
         world.run(asyncio.CancelledError(), reserved=True)
-    assert world.done[1] == end
+    assert world.done[0] == end
 
 
 class Continued(NewAnswer):

@@ -110,6 +110,7 @@ async def test_what_differs_ends_the_answer(delta: Delta):
     with pytest.raises(OutputMismatch) as diverged:
         screen.feed(delta)
     assert diverged.value.code == "interrupted"
+    assert "the regenerated output diverged from what was sent" in diverged.value.message
 
 
 async def test_empty_deltas_are_dropped_until_their_counts_are_new():

@@ -23,14 +23,12 @@ from app.safety.classifiers.bundled_models import Models
 from app.safety.counters import HOLD_BACK_S, SafetyCounters
 from app.safety.guard.tier import GuardTier
 from app.safety.policies.notices import Notices
-from app.safety.policies.policy import Policies
-from app.safety.screens.prompt_screen import PromptScreen
-from app.safety.screens.stream_screen import Screening, StreamScreen
-from app.safety.session.recorder import SafetyRecorder
+from app.safety.screens.stream_screen import Screening
 from app.safety.session.screened import ScreenedSession
 from app.safety.session.service import SafetyService
 from app.safety.session.session import PastTurns
 from app.safety.verdict import Quick, Scores, ScreenFailed, Verdict
+from app.settings import Settings
 from app.store import safety_events
 from app.store.database import Database
 from app.stream.ring import Notice
@@ -134,17 +132,12 @@ class World:
         """The screens over a store."""
         path = Path(policy_file(self.directory, **self.policy)) if self.policy else None
         self.service = SafetyService(
-            PromptScreen(
-                self.models.prompts, self.counters, sure_below=self.sure_below, fail_open=self.fail_open
-            ),
-            StreamScreen(self.models.answers),
-            Policies(path, self.models.directory),
+            Settings(safety_policy=str(path or ""), safety_fail_open=self.fail_open, safety_records_days=30),
+            self.models._replace(sure_below=self.sure_below),
             self.counters,
             database=database,
             log=log,
-            recorder=SafetyRecorder(database, log, 30),
             guard=lambda: cast("GuardTier | None", self.guard),
-            fail_open=self.fail_open,
         )
         return self.service
 
