@@ -102,7 +102,7 @@ def _generation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> 
 
 
 def _text_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> list[Route]:
-    """What is done with texts without an answer. Under the paths of SGLang and vLLM, the older ones too."""
+    """Routes of texts that get no answer, under the paths of SGLang and vLLM, the older ones too."""
     info, tokens = InfoRoutes(runtime), TokenRoutes(runtime, bodies)
     moderations = ModerationRoutes(runtime.moderator, runtime.limiter, bodies)
     return [

@@ -25,7 +25,7 @@ SMALL_BODY_BYTES = 64 * 1024
 """Largest body of a route that takes names and numbers, no text to answer."""
 
 BYTES_PER_TOKEN = 16
-"""What a context's worth of text may take: a Chinese letter in JSON's ASCII is 6 bytes and up to a token, an
+"""Bytes that a token of text may take: a Chinese letter in JSON's ASCII is 6 bytes and up to a token, an
 emoji 12, a token of source code's indentation 16 and more, one of English prose 4."""
 
 ROOM_BYTES = 1024**2
@@ -122,7 +122,7 @@ class Body:
         return await self.parse_as(lambda body: body)
 
     async def parse_as(self, make: Callable[[dict[str, Any]], T]) -> T:
-        """What is made of the JSON object; of a large body in a thread, when it is its caller's turn.
+        """The result of `make` for the JSON object. A large body waits for its caller's turn.
 
         Raises as `parse_body` and `make`, RateLimited and Overloaded.
         """

@@ -65,7 +65,7 @@ class TokenRoutes:
     async def _read(
         self, request: Request, client: Client, caller: Caller, make: Callable[[dict[str, Any]], T]
     ) -> T:
-        """What is made of the body, once the request is charged. Raises RateLimited, and what `make` does."""
+        """The result of `make` for the body of a charged request. Raises RateLimited, and as `make`."""
         self._check_ready()
         self._limiter.begin(caller.key, generates=False)
         body = await self._bodies.read(request, client, caller.owner, self._bodies.limit_bytes)
@@ -101,7 +101,7 @@ class TokenRoutes:
 
 
 def _tokenize_request(body: Mapping[str, Any], owner: str) -> tuple[TokenizeRequest, ChatRequest | None]:
-    """What is to be tokenized, and its conversation, if it is one, for a model that is not known yet."""
+    """The texts to tokenize, or their conversation, for a model that is not known yet."""
     sent = parse_tokenize(body)
     if sent.messages is None:
         return sent, None
