@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.core import IdempotencyKey, ModelCard, Placement
-from app.errors import EngineNotReady
+from app.errors import BadRequest, BodyTooLarge, EngineNotReady
 from app.intake.body_budget import BodyBudget, BodyLease
-from app.intake.client import Client
 from app.intake.json_body import fingerprint, parse_body
 from app.intake.loop_turns import LoopTurns
 from app.intake.scope import CONNECTION
@@ -47,6 +46,11 @@ def derived_limit_bytes(cards: list[ModelCard]) -> int:
     return max(limit_bytes, VISION_BYTES) if sees else limit_bytes
 
 
+def _check_size(size_bytes: int, limit_bytes: int) -> None:
+    if size_bytes > limit_bytes:
+        raise BodyTooLarge(f"The body is over {limit_bytes} bytes, the most that is read here; send less.")
+
+
 class BodyReader:
     """Reads bodies within their limits."""
 
@@ -71,28 +75,38 @@ class BodyReader:
                 continue
         return cards
 
-    async def read(
-        self, request: Request, client: Client, owner: str, limit_bytes: int = SMALL_BODY_BYTES
-    ) -> Body:
+    async def read(self, request: Request, owner: str, limit_bytes: int = SMALL_BODY_BYTES) -> Body:
         """The body of a caller's request, `limit_bytes` at most, and never more than `max_body_bytes` if set.
 
         Its memory counts as theirs until the response begins. Where many bodies have arrived together, their
-        callers take turns from here on. Raises as `Client.body`, and Unavailable.
+        callers take turns from here on. Raises BodyTooLarge, Unavailable, ClientDisconnect, and BadRequest
+        where it arrives too slowly.
         """
         lease: BodyLease = request.scope[_LEASE]
         limit_bytes = min(limit_bytes, self._max_bytes or limit_bytes)
         declared = request.headers.get("content-length")
-
-        async def hold(size_bytes: int) -> None:
-            if declared is None:
-                size_bytes = max(_FIRST_BYTES, 1 << (size_bytes - 1).bit_length())
-                await lease.grow_to(owner, min(size_bytes, limit_bytes))
-
-        if declared is not None and int(declared) <= limit_bytes:
+        if declared is not None:
+            _check_size(int(declared), limit_bytes)
             await lease.grow_to(owner, int(declared))
-        raw = await client.body(limit_bytes, declared, self._timeout_s, hold)
+        raw, more = bytearray(), True
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while more:
+                    message = await request.receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    raw += message.get("body", b"")
+                    _check_size(len(raw), limit_bytes)
+                    if declared is None:
+                        size_bytes = max(_FIRST_BYTES, 1 << (len(raw) - 1).bit_length())
+                        await lease.grow_to(owner, min(size_bytes, limit_bytes))
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise BadRequest(
+                f"The body did not arrive within {self._timeout_s:g} s.", code="body_timeout"
+            ) from None
         await self._turns.take(owner)
-        return Body(raw, request.scope)
+        return Body(bytes(raw), request.scope)
 
     async def turn(self, owner: str) -> None:
         """Wait until a request without a body may continue, as one whose body has arrived does."""

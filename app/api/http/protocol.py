@@ -7,7 +7,7 @@ a body that nobody reads. Here a connection either answers a request, or is clos
     its first head       | HEAD_TIMEOUT_S     | when it is open
     another request      | uvicorn's 5 s      | when it has answered
     the rest of a head   | HEAD_TIMEOUT_S     | with any byte after an answer
-    the rest of a body   | body_timeout_s     | when a handler reads it (app.intake.client)
+    the rest of a body   | body_timeout_s     | when a handler reads it (app.intake.bodies)
     the rest of a body   | DRAIN_S            | when it was answered unread
     its answer to be read | twice stall_timeout_s | when the client takes no more of it
 """
