@@ -25,7 +25,7 @@ class Access:
         self._gatekeeper = gatekeeper
         self._reads = reads
 
-    def known(self, handler: Handler) -> Endpoint:
+    def any_caller(self, handler: Handler) -> Endpoint:
         """The handler for every caller that has a key, or needs none."""
 
         async def handle(request: Request) -> ASGIApp:
