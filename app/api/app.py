@@ -81,10 +81,10 @@ def _generation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> 
     api = GenerationRoutes(chat_door(store=True, strict=strict), intake)
     path = "/api/chat/completions"
     routes = [
-        route(path, access.known(api.create), "POST"),
-        route(path + "/{id}", access.known(api.attach), "GET"),
-        route(path + "/{id}", access.known(api.cancel), "DELETE"),
-        route(path + "/{id}/cancel", access.known(api.cancel), "POST"),
+        route(path, access.any_caller(api.create), "POST"),
+        route(path + "/{id}", access.any_caller(api.attach), "GET"),
+        route(path + "/{id}", access.any_caller(api.cancel), "DELETE"),
+        route(path + "/{id}/cancel", access.any_caller(api.cancel), "POST"),
     ]
     openai = {
         "/v1/chat/completions": chat_door(store=False, strict=strict),
@@ -93,16 +93,16 @@ def _generation_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> 
     for path, door in openai.items():
         generations = GenerationRoutes(door, intake)
         routes += [
-            route(path, access.known(generations.create), "POST"),
-            route(path + "/{id}", access.known(generations.retrieve), "GET"),
-            route(path + "/{id}", access.known(generations.delete), "DELETE"),
-            route(path + "/{id}/cancel", access.known(generations.cancel), "POST"),
+            route(path, access.any_caller(generations.create), "POST"),
+            route(path + "/{id}", access.any_caller(generations.retrieve), "GET"),
+            route(path + "/{id}", access.any_caller(generations.delete), "DELETE"),
+            route(path + "/{id}/cancel", access.any_caller(generations.cancel), "POST"),
         ]
     return routes
 
 
 def _text_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> list[Route]:
-    """What is done with texts without an answer. Under the paths of SGLang and vLLM, the older ones too."""
+    """Routes of texts that get no answer, under the paths of SGLang and vLLM, the older ones too."""
     info, tokens = InfoRoutes(runtime), TokenRoutes(runtime, bodies)
     moderations = ModerationRoutes(runtime.moderator, runtime.limiter, bodies)
     return [
@@ -110,8 +110,8 @@ def _text_routes(runtime: Runtime, access: Access, bodies: BodyReader) -> list[R
         *(route(path, access.paced(info.server_info), "GET") for path in SERVER_INFO_PATHS),
         *(route(path, access.paced(tokens.tokenize), "POST") for path in ("/tokenize", "/v1/tokenize")),
         *(route(path, access.paced(tokens.detokenize), "POST") for path in ("/detokenize", "/v1/detokenize")),
-        route("/api/moderations", access.known(moderations.create), "POST"),
-        route("/v1/moderations", access.known(moderations.create), "POST"),
+        route("/api/moderations", access.any_caller(moderations.create), "POST"),
+        route("/v1/moderations", access.any_caller(moderations.create), "POST"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a person sees of a start: what it is doing, and then how to use the server.
+"""The output of a start for a person: its progress, and then how to use the server.
 
 Without a terminal, or with `log_format = "json"`, all of it is log lines.
 """
@@ -15,7 +15,7 @@ from app.api.http.auth import is_loopback
 from app.runtime import Runtime
 
 PROGRESS_S = 5.0
-"""How often a start tells what it is doing."""
+"""Seconds between two messages of a start about its progress."""
 READY = """
 Tokenring is ready.
 
@@ -57,7 +57,7 @@ def command() -> str:
 
 
 def is_open(runtime: Runtime) -> bool:
-    """Whether requests need no key."""
+    """True where requests need no key."""
     settings = runtime.settings
     return runtime.keys.empty and not settings.api_key and is_loopback(settings.host)
 

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.core import IdempotencyKey, ModelCard, Placement
-from app.errors import EngineNotReady
+from app.errors import BadRequest, BodyTooLarge, EngineNotReady
 from app.intake.body_budget import BodyBudget, BodyLease
-from app.intake.client import Client
 from app.intake.json_body import fingerprint, parse_body
 from app.intake.loop_turns import LoopTurns
 from app.intake.scope import CONNECTION
@@ -25,7 +24,7 @@ SMALL_BODY_BYTES = 64 * 1024
 """Largest body of a route that takes names and numbers, no text to answer."""
 
 BYTES_PER_TOKEN = 16
-"""What a context's worth of text may take: a Chinese letter in JSON's ASCII is 6 bytes and up to a token, an
+"""Bytes that a token of text may take: a Chinese letter in JSON's ASCII is 6 bytes and up to a token, an
 emoji 12, a token of source code's indentation 16 and more, one of English prose 4."""
 
 ROOM_BYTES = 1024**2
@@ -45,6 +44,11 @@ def derived_limit_bytes(cards: list[ModelCard]) -> int:
     limit_bytes = ROOM_BYTES + BYTES_PER_TOKEN * context_length
     sees = any("vision" in card.capabilities for card in cards)
     return max(limit_bytes, VISION_BYTES) if sees else limit_bytes
+
+
+def _check_size(size_bytes: int, limit_bytes: int) -> None:
+    if size_bytes > limit_bytes:
+        raise BodyTooLarge(f"The body is over {limit_bytes} bytes, the most that is read here; send less.")
 
 
 class BodyReader:
@@ -71,28 +75,38 @@ class BodyReader:
                 continue
         return cards
 
-    async def read(
-        self, request: Request, client: Client, owner: str, limit_bytes: int = SMALL_BODY_BYTES
-    ) -> Body:
+    async def read(self, request: Request, owner: str, limit_bytes: int = SMALL_BODY_BYTES) -> Body:
         """The body of a caller's request, `limit_bytes` at most, and never more than `max_body_bytes` if set.
 
         Its memory counts as theirs until the response begins. Where many bodies have arrived together, their
-        callers take turns from here on. Raises as `Client.body`, and Unavailable.
+        callers take turns from here on. Raises BodyTooLarge, Unavailable, ClientDisconnect, and BadRequest
+        where it arrives too slowly.
         """
         lease: BodyLease = request.scope[_LEASE]
         limit_bytes = min(limit_bytes, self._max_bytes or limit_bytes)
         declared = request.headers.get("content-length")
-
-        async def hold(size_bytes: int) -> None:
-            if declared is None:
-                size_bytes = max(_FIRST_BYTES, 1 << (size_bytes - 1).bit_length())
-                await lease.grow_to(owner, min(size_bytes, limit_bytes))
-
-        if declared is not None and int(declared) <= limit_bytes:
+        if declared is not None:
+            _check_size(int(declared), limit_bytes)
             await lease.grow_to(owner, int(declared))
-        raw = await client.body(limit_bytes, declared, self._timeout_s, hold)
+        raw, more = bytearray(), True
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while more:
+                    message = await request.receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    raw += message.get("body", b"")
+                    _check_size(len(raw), limit_bytes)
+                    if declared is None:
+                        size_bytes = max(_FIRST_BYTES, 1 << (len(raw) - 1).bit_length())
+                        await lease.grow_to(owner, min(size_bytes, limit_bytes))
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise BadRequest(
+                f"The body did not arrive within {self._timeout_s:g} s.", code="body_timeout"
+            ) from None
         await self._turns.take(owner)
-        return Body(raw, request.scope)
+        return Body(bytes(raw), request.scope)
 
     async def turn(self, owner: str) -> None:
         """Wait until a request without a body may continue, as one whose body has arrived does."""
@@ -122,7 +136,7 @@ class Body:
         return await self.parse_as(lambda body: body)
 
     async def parse_as(self, make: Callable[[dict[str, Any]], T]) -> T:
-        """What is made of the JSON object; of a large body in a thread, when it is its caller's turn.
+        """The result of `make` for the JSON object. A large body waits for its caller's turn.
 
         Raises as `parse_body` and `make`, RateLimited and Overloaded.
         """

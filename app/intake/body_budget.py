@@ -48,7 +48,7 @@ class BodyBudget:
                 yield
 
     def fits(self, owner: str, size_bytes: int) -> bool:
-        """Whether `owner` may hold that much more now."""
+        """True where `owner` may hold that much more now."""
         if not self.held_bytes:  # a body that is larger than half of it must pass alone
             return True
         free_bytes = self.budget_bytes - self.held_bytes - size_bytes
@@ -108,7 +108,7 @@ class BodyLease:
             self._size_bytes = size_bytes
 
     def turn(self) -> AbstractAsyncContextManager[None]:
-        """See `BodyBudget.turn`."""
+        """The owner's turn to have a large body parsed; see `BodyBudget.turn`."""
         return self._budget.turn(self._owner)
 
     def release(self) -> None:

@@ -1,59 +1,25 @@
-"""The client of one HTTP request: reads its body, and watches for its leaving."""
+"""The client of one HTTP request, whose body was read: watches for its leaving."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from app.errors import BadRequest, BodyTooLarge
-
 T = TypeVar("T")
 
 
 class Client:
-    """Reads the body of a request, then watches for the client to leave."""
+    """Watches for the client of a request to leave. Nothing else receives of the request meanwhile."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._watch: asyncio.Task[None] | None = None
         self._callback: Callable[[], None] | None = None
         self.gone = False
-
-    async def body(
-        self,
-        limit_bytes: int,
-        declared: str | None,
-        timeout_s: float,
-        hold: Callable[[int], Awaitable[None]],
-    ) -> bytes:
-        """The whole request body; `declared` is its content-length header.
-
-        `hold` is awaited with the bytes there are before more are taken.
-        Raises BodyTooLarge, BadRequest after `timeout_s`, ClientDisconnect, and what `hold` does.
-        """
-        if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
-            raise _too_large(limit_bytes)
-        body = bytearray()
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    body += message.get("body", b"")
-                    if len(body) > limit_bytes:
-                        raise _too_large(limit_bytes)
-                    await hold(len(body))
-                    if not message.get("more_body", False):
-                        return bytes(body)
-        except TimeoutError:
-            raise BadRequest(
-                f"The body did not arrive within {timeout_s:g} s.", code="body_timeout"
-            ) from None
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the client leaves, or now if it has left. Replaces an earlier callback."""
@@ -96,7 +62,3 @@ class Client:
 
 def _cancel(task: asyncio.Task[Any]) -> None:
     task.cancel()
-
-
-def _too_large(limit_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The body is over {limit_bytes} bytes, the most that is read here; send less.")

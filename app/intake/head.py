@@ -24,13 +24,13 @@ class Head:
     last_event_id: int
     """The last event that the client has received; 0 without any."""
     resumable: bool | None
-    """See `may_resume`."""
+    """The result of `may_resume`."""
     plain: bool
-    """Whether events are to go out as `data:` lines only."""
+    """Events are to be sent as `data:` lines only."""
     route: Size | None
-    """Which of the two models, if the caller says so."""
+    """The model of the two that the caller asks for, if any."""
     in_full: bool
-    """Whether the request is to be served as it was asked for, or refused: never in degraded mode."""
+    """The request is to be served as it was asked for, or refused: never in degraded mode."""
 
     @classmethod
     def of(cls, request: Request, key: Key | None) -> Head:
@@ -66,9 +66,9 @@ class Head:
 
 
 def may_resume(request: Request, key: Key | None) -> bool | None:
-    """Whether the client of a new answer may return to it, as the head of its request or its key says.
+    """True where the client of a new answer may return to it, as the head of its request or its key says.
 
-    None where neither says it: then a stored answer is resumable, and no other. Raises BadRequest.
+    None where neither says so: then a stored answer is resumable, and no other. Raises BadRequest.
     """
     if (asked := _yes_or_no(request, "x-resume")) is not None:
         return asked
@@ -89,7 +89,7 @@ def last_event_id(request: Request) -> int:
 
 
 def wants_plain(request: Request) -> bool:
-    """Whether the request asks for `data:` lines only. Raises BadRequest."""
+    """True where the request asks for `data:` lines only. Raises BadRequest."""
     sent = request.headers.get(PLAIN_EVENTS, "0")
     if sent not in PLAIN_VALUES:
         raise BadRequest(f"{PLAIN_EVENTS} must be 1 or 0, got {sent[:40]!r}.", param=PLAIN_EVENTS)

@@ -31,7 +31,7 @@ class IdempotencyKeys:
         return nullcontext() if key is None else self._locks.setdefault((owner, key.key), asyncio.Lock())
 
     async def is_known(self, owner: str, key: str) -> bool:
-        """Whether a stream was made with this key, with any body. Raises RateLimited, Overloaded."""
+        """True where this key has made a stream, with any body. Raises RateLimited, Overloaded."""
         async with self._reads.turn(owner):
             return await self._look_up(owner, IdempotencyKey(key, ANY_BODY)) is not None
 

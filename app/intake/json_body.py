@@ -58,8 +58,6 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         raise _unreadable(raw, exc) from None
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
-        _check_depth(body)
     check_unique_names(raw, body)
     return body
 
@@ -108,21 +106,8 @@ def _too_deep() -> BadRequest:
     return BadRequest(f"The body nests deeper than {MAX_DEPTH} levels.", code="nesting_too_deep")
 
 
-def _check_depth(body: Any) -> None:
-    level, depth = [body], 0
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise _too_deep()
-        below = []
-        for value in level:
-            children = value.values() if isinstance(value, dict) else value
-            below += [child for child in children if isinstance(child, dict | list)]
-        level = below
-
-
 def check_unique_names(raw: bytes, body: dict[str, Any]) -> None:
-    """Raise BadRequest where the JSON text `raw` has more members than what was parsed of it, `body`.
+    """Raise BadRequest where the JSON text `raw` has more members than what was parsed of it, or is too deep.
 
     JSON parsers disagree on which of two members of one name counts (RFC 8259, section 4): a proxy in front
     would check another request than the one that is answered here, where the last counts.
@@ -144,17 +129,20 @@ def _num_colons(raw: bytes) -> int:
 
 
 def _num_members(body: Any) -> int:
-    """Members of all objects in a JSON value, however deep."""
-    number, left = 0, [body]
-    while left:
-        value = left.pop()
-        if isinstance(value, dict):
-            number += len(value)
-            value = value.values()
-        for child in value:
-            kind = type(child)
-            if kind is dict or kind is list:
-                left.append(child)
+    """Members of all objects in a JSON value. Raises BadRequest for a value deeper than `MAX_DEPTH`."""
+    number, depth, level = 0, 0, [body]
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise _too_deep()
+        below: list[Any] = []
+        for value in level:
+            children = value
+            if type(value) is dict:
+                number += len(value)
+                children = value.values()
+            below += [child for child in children if type(child) is dict or type(child) is list]
+        level = below
     return number
 
 

@@ -65,8 +65,8 @@ class Intake:
         self._runtime.check_ready()
         lease = await self._charge(caller, request.headers.get("idempotency-key"))
         with _returned_on_error(lease):
-            client, head = Client(request.receive), Head.of(request, caller.key)
-            body = await self._bodies.read(request, client, caller.owner, self._bodies.limit_bytes)
+            head = Head.of(request, caller.key)
+            body = await self._bodies.read(request, caller.owner, self._bodies.limit_bytes)
             key = await body.idempotency(head.idempotency_key)
             async with self._keys.alone(caller.owner, key):
                 # Before the body is parsed: who was admitted uncharged for a known key may send no other one.
@@ -84,6 +84,7 @@ class Intake:
                     chat, *extra_prompts = [await self._selector.select(c, caller, head) for c in chats]
                     request.scope[RESPONSE_HEADERS] = chat.placement.response_headers
                     stream = await self._begin(chat, caller.key, lease, door, streaming=streaming)
+        client = Client(request.receive)
         with self._named(request, stream, several=bool(extra_prompts)):
             if streaming:
                 return await self.events(stream, client, head.last_event_id, resumable=bool(head.resumable))

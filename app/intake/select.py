@@ -15,8 +15,8 @@ from app.errors import BadRequest, ContextOverflow, NotFound, UnsupportedParamet
 from app.intake.caller import Caller
 from app.intake.head import Head
 from app.metering.estimate import prompt_estimate
-from app.routing.degraded_mode import DegradedMode, Step
-from app.routing.router import AUTO, NOTHING_BEFORE, Router
+from app.routing.degraded_mode import Step
+from app.routing.router import AUTO, NOTHING_BEFORE
 from app.runtime import Runtime
 from app.store.conversations import SoFar, so_far
 
@@ -87,9 +87,16 @@ class ModelSelector:
             so_far = await self._load_so_far(chat)
             tokens = prompt_estimate(chat, self._count_text)
         if router is not None:
-            chat = _routed(router, chat, tokens, caller, head=head, so_far=so_far)
+            route = router.route(chat, tokens, requested=head.route, allowed=caller.models, so_far=so_far)
+            chat = _served_by(
+                chat, route.model, {"x-route-reason": route.header, "x-served-model": route.model}
+            )
         if degrade is not None and chat.model == self._backends.large.id:
-            chat = self._degraded(degrade, chat, tokens, caller, head=head, so_far=so_far)
+            small, tokens = self._small_for(chat, caller), tokens + so_far.tokens
+            done = degrade.apply(chat, tokens, small=small, so_far=so_far, insists=head.in_full)
+            capped = done.max_tokens != chat.max_tokens
+            chat = _served_by(chat, done.model, done.headers).placed(length_capped=capped)
+            chat = replace(chat, max_tokens=done.max_tokens)
         return chat
 
     def refused(self, model: str) -> Mapping[str, str]:
@@ -97,31 +104,13 @@ class ModelSelector:
         degrade = self._degrade
         return {} if degrade is None or model != self._backends.large.id else degrade.refused()
 
-    def _degraded(
-        self,
-        degrade: DegradedMode,
-        chat: ChatRequest,
-        tokens: int,
-        caller: Caller,
-        *,
-        head: Head,
-        so_far: SoFar,
-    ) -> ChatRequest:
-        small = self._small_with_room(caller)
-        if chat.raw is not None and chat.raw.token_ids is not None:
-            small = None  # its vocabulary may be another
-        done = degrade.apply(chat, tokens + so_far.tokens, small=small, so_far=so_far, insists=head.in_full)
-        capped = done.max_tokens != chat.max_tokens
-        served = _served_by(chat, done.model)
-        headers = {**chat.placement.response_headers, **_as_headers(done.headers)}
-        served = served.placed(length_capped=capped, response_headers=headers)
-        return replace(served, max_tokens=done.max_tokens)
-
-    def _small_with_room(self, caller: Caller) -> ModelCard | None:
-        """The small model, where it is there, has room, and the caller may use it."""
+    def _small_for(self, chat: ChatRequest, caller: Caller) -> ModelCard | None:
+        """The small model, where it is there, has room, and the request may be served by it."""
         small = self._backends.small
         if small is None or small not in self._backends.allowed(caller.models):
             return None
+        if chat.raw is not None and chat.raw.token_ids is not None:
+            return None  # its vocabulary may be another
         return small.engine.model if small.ready and not small.admission.busy else None
 
     async def _load_so_far(self, chat: ChatRequest) -> SoFar:
@@ -135,20 +124,14 @@ class ModelSelector:
             return NOTHING_BEFORE
 
 
-def _routed(
-    router: Router, chat: ChatRequest, tokens: int, caller: Caller, *, head: Head, so_far: SoFar
-) -> ChatRequest:
-    route = router.route(chat, tokens, requested=head.route, allowed=caller.models, so_far=so_far)
-    headers = _as_headers({"x-route-reason": route.header, "x-served-model": route.model})
-    return _served_by(chat, route.model).placed(response_headers=headers)
+def _served_by(chat: ChatRequest, model: str, headers: Mapping[str, str]) -> ChatRequest:
+    """The request for a model, with `headers` of its answer.
 
-
-def _as_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """The same in ASCII: a model's name may be in any language, and is percent-encoded then."""
-    return {name: text if text.isascii() else quote(text, safe=" /:;,=+") for name, text in headers.items()}
-
-
-def _served_by(chat: ChatRequest, model: str) -> ChatRequest:
-    if model == chat.model:
-        return chat
-    return replace(chat, model=model, body={**chat.body, "model": model})
+    They are in ASCII: a model's name may be in any language, and is percent-encoded then.
+    """
+    ascii_only = {
+        name: text if text.isascii() else quote(text, safe=" /:;,=+") for name, text in headers.items()
+    }
+    if model != chat.model:
+        chat = replace(chat, model=model, body={**chat.body, "model": model})
+    return chat.placed(response_headers={**chat.placement.response_headers, **ascii_only})

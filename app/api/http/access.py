@@ -1,4 +1,4 @@
-"""Who may call a handler, and how often: the caller is named once, in front of it.
+"""Access to handlers: who may call one, and how often. The caller is named once, in front of it.
 
 The bounds are for requests that no limit of a key counts: their rate, and how many read the store at once.
 """
@@ -25,7 +25,7 @@ class Access:
         self._gatekeeper = gatekeeper
         self._reads = reads
 
-    def known(self, handler: Handler) -> Endpoint:
+    def any_caller(self, handler: Handler) -> Endpoint:
         """The handler for every caller that has a key, or needs none."""
 
         async def handle(request: Request) -> ASGIApp:

@@ -31,7 +31,7 @@ No list of them is complete: docs/keys.md says what that means for open mode.
 _PROXY_HEADER = re.compile("|".join(map(fnmatch.translate, PROXY_HEADERS.split())))
 
 _OWN_PAGES = frozenset({"same-origin", "none"})
-"""What browsers send as `Sec-Fetch-Site` with a request of the same origin's page, or of the user."""
+"""Values of `Sec-Fetch-Site` that browsers send with a request of the same origin's page, or of the user."""
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s@:/?#\[\]]*))(?::\d*)?")
 """RFC 9110, section 7.2: a name or an address, and a port. No user, no path."""
 
@@ -40,7 +40,7 @@ class Gatekeeper:
     """Names the caller of a request by its API key.
 
     Open mode: if the server listens on a loopback address and there has never been a key, requests need
-    none. Two kinds of requests could still come from outside: those of a web page in the user's own
+    none. Two kinds of requests could still arrive from outside: those of a web page in the user's own
     browser, and those through a proxy on this machine. Pages are refused by Host (DNS rebinding), and by
     Origin and Sec-Fetch-Site (another origin, on this machine too); proxies by their headers.
     """
@@ -54,7 +54,7 @@ class Gatekeeper:
 
     @property
     def open(self) -> bool:
-        """Whether requests of this machine need no key."""
+        """True while requests of this machine need no key."""
         return self._may_be_open and self._keys.loaded and self._keys.empty
 
     def admin(self, request: Request) -> Caller:
@@ -65,7 +65,7 @@ class Gatekeeper:
         return caller
 
     def may_see_details(self, request: Request) -> bool:
-        """Whether the caller of a public route is an admin."""
+        """True where the caller of a public route is an admin."""
         try:
             return self.caller(request).is_admin
         except ServingError:
@@ -145,10 +145,10 @@ def _check_local(request: Request, listed: Collection[str]) -> None:
 
 
 def _proxy_sign(request: Request) -> str | None:
-    """What shows that a proxy passed the request on; None if nothing does."""
+    """The sign that a proxy passed the request on; None without one."""
     if request.client is not None and not is_loopback(request.client.host):
         return "from another machine"
-    if request.scope.get("http_version") == "1.0":  # nginx as it comes sends nothing else that tells
+    if request.scope.get("http_version") == "1.0":  # nginx without settings sends nothing else that tells
         return "HTTP/1.0"
     return next((name for name in request.headers if _PROXY_HEADER.match(name)), None)
 
@@ -168,7 +168,7 @@ def _hostname(url: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address can only mean this machine."""
+    """True where a host name or address can only mean this machine."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

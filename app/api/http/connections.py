@@ -45,7 +45,7 @@ class Connections:
         self._telling: asyncio.Handle | None = None
 
     def admit(self, connection: asyncio.Transport, address: str, descriptor: int) -> bool:
-        """Whether a new connection may stay; it does if another can be closed for it."""
+        """Take in a new connection, closing others if they must make room; False where it must be closed."""
         if self._limit_per_address and self._by_address[address] >= self._limit_per_address:
             self._refused += 1
             self._tell()
@@ -63,11 +63,11 @@ class Connections:
         return True
 
     def reading(self, connection: asyncio.Transport) -> None:
-        """The head of a request is here, and its body comes."""
+        """Note that the head of a request has arrived, and its body is awaited."""
         self._move(connection, self._reading)
 
     def answering(self, connection: asyncio.Transport) -> None:
-        """A request is here."""
+        """Note that a request has arrived whole."""
         self._move(connection, None)
 
     def idle(self, connection: asyncio.Transport) -> None:

@@ -7,7 +7,7 @@ a body that nobody reads. Here a connection either answers a request, or is clos
     its first head       | HEAD_TIMEOUT_S     | when it is open
     another request      | uvicorn's 5 s      | when it has answered
     the rest of a head   | HEAD_TIMEOUT_S     | with any byte after an answer
-    the rest of a body   | body_timeout_s     | when a handler reads it (app.intake.client)
+    the rest of a body   | body_timeout_s     | when a handler reads it (app.intake.bodies)
     the rest of a body   | DRAIN_S            | when it was answered unread
     its answer to be read | twice stall_timeout_s | when the client takes no more of it
 """
@@ -136,7 +136,7 @@ class Protocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     """Timer that closes the connection: a head or the rest of a body is late, or a refusal was sent."""
     _framing_bytes = 0
-    """Bytes beside a body's own that may still come: chunk sizes, their extensions, trailers."""
+    """Bytes beside a body's own that may still arrive: chunk sizes, their extensions, trailers."""
 
     _running: RequestResponseCycle | None = None
     """The request that is being answered; uvicorn's `cycle` is the last one read, and may wait behind it."""
@@ -208,7 +208,7 @@ class Protocol(HttpToolsProtocol):
         self._bound(bytes_so_far, len(data))
 
     def _bound(self, bytes_so_far: int | None, num_bytes: int) -> None:
-        """See that what is not finished after a read has an end; `bytes_so_far` was the head's size."""
+        """Bound what is unfinished after a read; `bytes_so_far` was the head's size."""
         if self._refused:
             return
         cycle: RequestResponseCycle | None = self.cycle

@@ -31,7 +31,7 @@ class PlainSink:
         self.ready, self.drained, self.abort = sink.ready, sink.drained, sink.abort
 
     def write(self, *frames: bytes) -> None:
-        """See app.stream.reader.FrameSink."""
+        """Send the `data:` lines of frames."""
         data = [frame[at:] for frame in frames if (at := frame.find(b"data: ")) >= 0]
         if data:
             self._sink.write(*data)

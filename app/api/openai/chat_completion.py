@@ -155,7 +155,7 @@ def _field(track: TextTrack) -> bytes:
 
 
 def _lead(*, reasoning: bool) -> bytes:
-    """What a delta without reasoning begins with: clients of SGLang read the field in every chunk."""
+    """The beginning of a delta: without reasoning a null, as clients of SGLang read it in every chunk."""
     return b"" if reasoning else b'"reasoning_content":null,'
 
 

@@ -15,7 +15,6 @@ from app.api.schema.key_terms import as_json, issued_as_json, read_new, read_ove
 from app.errors import StorageUnavailable
 from app.intake.bodies import BodyReader
 from app.intake.caller import Caller
-from app.intake.client import Client
 from app.store import keys
 from app.store.database import Database
 from app.store.key_table import KeyTable, now_us
@@ -71,7 +70,7 @@ class AdminKeyRoutes:
         return outcome
 
     async def _body(self, request: Request, owner: str, *, may_be_empty: bool = False) -> dict[str, Any]:
-        body = await self._bodies.read(request, Client(request.receive), owner)
+        body = await self._bodies.read(request, owner)
         return {} if may_be_empty and not body.raw else await body.parse()
 
 

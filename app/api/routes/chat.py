@@ -14,7 +14,7 @@ ID_PREFIX = "chatcmpl-"
 
 
 def chat_door(*, store: bool, strict: bool) -> Door:
-    """`store`: whether answers are stored unless the request says so; `strict`: see parse_chat_request."""
+    """With `store` answers are stored unless the request says no; `strict` is that of parse_chat_request."""
 
     def parse(body: Mapping[str, Any], sender: Sender) -> Sequence[ChatRequest]:
         return [parse_chat_request(body, new_id(ID_PREFIX), store=store, strict=strict, **sender._asdict())]

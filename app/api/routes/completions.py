@@ -14,7 +14,7 @@ ID_PREFIX = "cmpl-"
 
 
 def text_door(*, strict: bool) -> Door:
-    """See parse_completion for `strict`."""
+    """`strict` refuses parameters that have no effect."""
 
     def parse(body: Mapping[str, Any], sender: Sender) -> Sequence[ChatRequest]:
         sent = parse_completion(body, strict=strict, **sender._asdict())

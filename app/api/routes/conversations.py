@@ -16,7 +16,6 @@ from app.api.schema.conversations import new_title, search_words
 from app.errors import BadRequest, StorageUnavailable
 from app.intake.bodies import BodyReader
 from app.intake.caller import Caller
-from app.intake.client import Client
 from app.runtime import Runtime
 from app.store import conversation_list, indexing
 from app.store.conversation_view import MessagePage, Outline, page
@@ -55,7 +54,7 @@ class ConversationRoutes:
     async def rename(self, request: Request, caller: Caller) -> Response:
         """PATCH {id}: another title."""
         owner, conversation_id = caller.owner, request.path_params["id"]
-        body = await self._bodies.read(request, Client(request.receive), owner)
+        body = await self._bodies.read(request, owner)
         title = new_title(await body.parse())
         at_us = time.time_ns() // 1000
         return json_response(

@@ -61,8 +61,7 @@ class ModerationRoutes:
     async def _read_and_classify(
         self, request: Request, caller: Caller, lease: Lease
     ) -> list[moderation.Result]:
-        client = Client(request.receive)
-        body = await self._bodies.read(request, client, caller.owner, MAX_BYTES)
+        body = await self._bodies.read(request, caller.owner, MAX_BYTES)
         texts = await body.parse_as(parse_moderation)
         if self._moderator is None:
             raise SafetyUnavailable("This server runs with safety off: nothing is classified.")
@@ -70,7 +69,7 @@ class ModerationRoutes:
         level = None if caller.key is None else caller.key.terms.safety
         judge = partial(self._moderator.result, level=level, owner=caller.owner)
         with self._lines.enter(caller.owner) as turn:
-            return await client.while_here(self._results(judge, texts, turn), "moderation")
+            return await Client(request.receive).while_here(self._results(judge, texts, turn), "moderation")
 
     async def _results(
         self,

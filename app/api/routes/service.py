@@ -36,7 +36,7 @@ class ServiceRoutes:
         return JSONResponse({"status": "alive"})
 
     async def readyz(self, request: Request) -> Response:
-        """Whether requests can be served now, and why not; to an admin also how the server does."""
+        """The readiness of the server, and why it is not ready; for an admin also its state."""
         runtime = self._runtime
         # Who has no admin key learns what a load balancer needs.
         detail: dict[str, Any] = {"phase": runtime.state}
@@ -113,14 +113,14 @@ class ServiceRoutes:
         }
 
     def _images(self, card: ModelCard | None) -> str | None:
-        """What the safety policy does with images: `allow` or `refuse`; None if the model reads none."""
+        """The safety policy for images: `allow` or `refuse`; None if the model reads none."""
         policies = self._runtime.policies
         if card is None or "vision" not in card.capabilities:
             return None
         return "allow" if policies is None else policies.current.images
 
     def _degraded(self, backend: Backend) -> bool:
-        """Whether less is done now for requests to a model than they ask for."""
+        """True while degraded mode does less for requests to a model than they ask for."""
         mode = self._runtime.degrade
         return mode is not None and backend is self._runtime.backends.large and mode.step is not Step.NORMAL
 

@@ -38,10 +38,11 @@ class TokenRoutes:
 
     async def tokenize(self, request: Request, caller: Caller) -> Response:
         """The ids of texts, or of a rendered conversation. Raises BadRequest, ContextOverflow."""
-        client = Client(request.receive)
-        sent, chat = await self._read(request, client, caller, partial(_tokenize_request, owner=caller.owner))
+        sent, chat = await self._read(request, caller, partial(_tokenize_request, owner=caller.owner))
         engine = self._engine(sent.model, caller)
-        ids = await client.while_here(self._ids(engine, caller.owner, sent, chat), "tokenize")
+        ids = await Client(request.receive).while_here(
+            self._ids(engine, caller.owner, sent, chat), "tokenize"
+        )
         several = not isinstance(sent.prompt, str) and sent.messages is None
         return json_response(
             {
@@ -54,21 +55,18 @@ class TokenRoutes:
 
     async def detokenize(self, request: Request, caller: Caller) -> Response:
         """The text of ids, or of several lists of them. Raises BadRequest."""
-        client = Client(request.receive)
-        sent = await self._read(request, client, caller, parse_detokenize)
-        texts = await client.while_here(
+        sent = await self._read(request, caller, parse_detokenize)
+        texts = await Client(request.receive).while_here(
             self._texts(self._engine(sent.model, caller), caller.owner, sent), "detokenize"
         )
         text = texts if sent.several else texts[0]
         return json_response({"prompt": text, "text": text, "content": text})
 
-    async def _read(
-        self, request: Request, client: Client, caller: Caller, make: Callable[[dict[str, Any]], T]
-    ) -> T:
-        """What is made of the body, once the request is charged. Raises RateLimited, and what `make` does."""
+    async def _read(self, request: Request, caller: Caller, make: Callable[[dict[str, Any]], T]) -> T:
+        """The result of `make` for the body of a charged request. Raises RateLimited, and as `make`."""
         self._check_ready()
         self._limiter.begin(caller.key, generates=False)
-        body = await self._bodies.read(request, client, caller.owner, self._bodies.limit_bytes)
+        body = await self._bodies.read(request, caller.owner, self._bodies.limit_bytes)
         return await body.parse_as(make)
 
     def _engine(self, model: str | None, caller: Caller) -> Engine:
@@ -101,7 +99,7 @@ class TokenRoutes:
 
 
 def _tokenize_request(body: Mapping[str, Any], owner: str) -> tuple[TokenizeRequest, ChatRequest | None]:
-    """What is to be tokenized, and its conversation, if it is one, for a model that is not known yet."""
+    """The texts to tokenize, or their conversation, for a model that is not known yet."""
     sent = parse_tokenize(body)
     if sent.messages is None:
         return sent, None
