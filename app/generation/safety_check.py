@@ -12,6 +12,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
+from app.concurrency.owner_threads import LARGE_BYTES
 from app.core import ChatRequest, Counts, Engine, Key, Prompt
 from app.errors import BadRequest, ContentFiltered, ReplayExpired
 from app.generation.history import LoadedTurn
@@ -36,7 +37,6 @@ from app.store.database import Database
 from app.store.safety_events import SafetyEvent, Subject
 from app.stream.token_stream import TokenStream
 from app.stream.transcript import answers
-from app.threads.owner_threads import LARGE_BYTES
 
 
 class SafetyService:

@@ -13,10 +13,10 @@ from app.api.http.body_budget import BodyBudget, BodyLease
 from app.api.http.client import Client
 from app.api.http.json_body import parse_body
 from app.api.http.loop_turns import LoopTurns
+from app.concurrency.owner_threads import LARGE_BYTES
 from app.core import ModelCard
 from app.errors import EngineNotReady
 from app.routing.backend import Backends
-from app.threads.owner_threads import LARGE_BYTES
 
 T = TypeVar("T")
 

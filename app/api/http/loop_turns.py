@@ -1,62 +1,47 @@
-"""How many requests go on in one turn of the event loop, so that a thousand at once do not hold it up.
+"""How many requests begin in one tick of the event loop, so that a thousand at once do not hold it up.
 
 A request that begins takes one to two milliseconds before it waits for anything, a long one more. A thousand
-that come together would take them all in the same turn: no token and no `/healthz` would go out for seconds.
+that arrive together would take them all in one tick: no token and no `/healthz` would go out for seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 
-MOST, LEAST = 8, 4
-"""Requests that go on in one turn. The least is so many that they get on beside a thousand streams."""
-TURN_S = 0.04
-"""Seconds that a turn takes from which fewer go on in the next ones: twice what eight requests take."""
+from app.concurrency.fair_gate import FairGate
+
+MAX_STARTS_PER_TICK, MIN_STARTS_PER_TICK = 8, 4
+"""Requests that begin in one tick. Fewer than the minimum would starve beside a thousand streams."""
+LONG_TICK_S = 0.04
+"""Seconds of a tick from which fewer begin in the next ones: twice what eight requests take."""
 
 
 class LoopTurns:
-    """Lets a few requests go on in each turn of the loop; owners take turns."""
+    """Lets a few requests begin in each tick of the loop; owners take turns."""
 
     def __init__(self) -> None:
-        self._num_begun = 0
-        """Requests that went on in this turn, or were told to in the next."""
-        self._most = MOST
-        self._turned_s = 0.0
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """The waiting requests by owner, in the order in which they go on."""
+        self._max_starts = MAX_STARTS_PER_TICK
+        self._gate = FairGate(self._max_starts)
+        self._ticked_s: float | None = None
+        """When the last tick began; None while none is due, as nothing has begun since."""
 
     async def take(self, owner: str) -> None:
-        """Go on at once, or in one of the next turns."""
-        if self._num_begun < self._most and not self._waiting:
-            if not self._num_begun:
-                self._turned_s = time.monotonic()
-            self._begin(asyncio.get_running_loop())
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append(turn)
-        await turn
+        """Begin at once, or in one of the next ticks."""
+        if self._ticked_s is None:
+            self._ticked_s = time.monotonic()
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._tick, loop)
+        await self._gate.acquire(owner)
 
-    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._num_begun:
-            loop.call_soon(self._next_turn, loop)
-        self._num_begun += 1
-
-    def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._num_begun = 0
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        assert self._ticked_s is not None
         now_s = time.monotonic()
-        if self._waiting and now_s - self._turned_s > TURN_S:
-            self._most = max(self._most // 2, LEAST)
+        if self._gate.has_waiting and now_s - self._ticked_s > LONG_TICK_S:
+            self._max_starts = max(self._max_starts // 2, MIN_STARTS_PER_TICK)
         else:
-            self._most = min(self._most + 1, MOST)
-        self._turned_s = now_s
-        while self._waiting and self._num_begun < self._most:
-            owner = next(iter(self._waiting))
-            turns = self._waiting.pop(owner)
-            turn = turns.popleft()
-            if turns:
-                self._waiting[owner] = turns  # behind the others
-            if not turn.done():  # its client may have left
-                self._begin(loop)
-                turn.set_result(None)
+            self._max_starts = min(self._max_starts + 1, MAX_STARTS_PER_TICK)
+        begun = self._gate.renew(self._max_starts)
+        self._ticked_s = now_s if begun else None
+        if begun:
+            loop.call_soon(self._tick, loop)

@@ -16,11 +16,11 @@ from app.api.http.bodies import ROOM_BYTES, BodyReader
 from app.api.http.client import Client
 from app.api.schema.parameters import check_kind, quoted
 from app.api.schema.values import check_moderation_model
+from app.concurrency.fair_gate import FairGate
 from app.errors import BadRequest, SafetyUnavailable, Unavailable, UnsupportedParameter
 from app.messages import content_text
 from app.metering.estimate import texts_estimate
 from app.metering.limiter import Lease, Limiter
-from app.metering.lines import Lines
 from app.safety import moderation
 from app.safety.screens.moderator import Moderator
 from app.safety.screens.prompt_screen import QUICK_CHARS
@@ -50,8 +50,14 @@ class ModerationRoutes:
         self._limiter = limiter
         self._bodies = bodies
         self._gatekeeper = gatekeeper
-        self._lines = Lines("moderations", MAX_WAITING, MAX_WAITING_TOTAL)
-        self._long, self._short = asyncio.Semaphore(LONG_AT_ONCE), asyncio.Semaphore(SHORT_AT_ONCE)
+        self._long = FairGate(LONG_AT_ONCE, one_each=True)
+        self._short = FairGate(  # whose bounds are those of all requests, however long their texts
+            SHORT_AT_ONCE,
+            "moderations",
+            max_per_owner=MAX_WAITING,
+            max_total=MAX_WAITING_TOTAL,
+            one_each=True,
+        )
 
     async def create(self, request: Request) -> Response:
         """Classify each input as the prompt that it would be.
@@ -79,20 +85,20 @@ class ModerationRoutes:
         lease.reserve_tokens(texts_estimate(texts, self._limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
         judge = partial(self._moderator.result, level=level, owner=caller.owner)
-        with self._lines.enter(caller.owner) as turn:
-            return await client.while_here(self._results(judge, texts, turn), "moderation")
+        with self._short.enter(caller.owner):
+            return await client.while_here(self._results(judge, texts, caller.owner), "moderation")
 
     async def _results(
         self,
         judge: Callable[[str], Awaitable[moderation.Result]],
         texts: Sequence[str],
-        turn: asyncio.Lock,
+        owner: str,
     ) -> list[moderation.Result]:
         """A result for each text; callers take turns, text by text."""
         results = []
         for text in texts:
-            slots = self._short if len(text) <= QUICK_CHARS else self._long
-            async with turn, slots:
+            gate = self._short if len(text) <= QUICK_CHARS else self._long
+            async with gate.place(owner):
                 results.append(await judge(text))
             await asyncio.sleep(0)  # what is known already is found without waiting
         return results

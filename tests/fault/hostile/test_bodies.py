@@ -14,8 +14,8 @@ import pytest
 from app.api.http import bodies
 from app.api.http.body_budget import BodyBudget
 from app.api.http.json_body import parse_body
+from app.concurrency.owner_threads import LARGE_BYTES
 from app.engine.scripted.engine import Script
-from app.threads.owner_threads import LARGE_BYTES
 from tests.support.lateness import lateness
 from tests.support.servers import Serve, ServerProcess, Spawn
 from tests.support.sse_client import Connection, Response, fetch, until

@@ -1,4 +1,4 @@
-"""So many requests go on in one turn of the event loop, and owners take turns."""
+"""So many requests begin in one tick of the event loop, and owners take turns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from app.api.http import loop_turns
-from app.api.http.loop_turns import LEAST, MOST, TURN_S, LoopTurns
+from app.api.http.loop_turns import LONG_TICK_S, MAX_STARTS_PER_TICK, MIN_STARTS_PER_TICK, LoopTurns
 
 
 async def going_on(turns: LoopTurns, owners: list[str]) -> list[list[str]]:
@@ -28,29 +28,33 @@ async def going_on(turns: LoopTurns, owners: list[str]) -> list[list[str]]:
 
 async def test_a_few_go_on_at_once():
     """In the turn in which they come."""
-    assert await going_on(LoopTurns(), ["ada"] * MOST) == [["ada"] * MOST]
+    assert await going_on(LoopTurns(), ["ada"] * MAX_STARTS_PER_TICK) == [["ada"] * MAX_STARTS_PER_TICK]
 
 
 async def test_many_go_on_in_parts():
     """As many in each turn, until none is left."""
-    seen = await going_on(LoopTurns(), ["ada"] * (5 * MOST // 2))
-    assert [len(turn) for turn in seen] == [MOST, MOST, MOST // 2]
+    seen = await going_on(LoopTurns(), ["ada"] * (5 * MAX_STARTS_PER_TICK // 2))
+    assert [len(turn) for turn in seen] == [
+        MAX_STARTS_PER_TICK,
+        MAX_STARTS_PER_TICK,
+        MAX_STARTS_PER_TICK // 2,
+    ]
 
 
 async def test_owners_take_turns():
     """Who has one request waits for one of each other owner, not for all of them."""
-    seen = await going_on(LoopTurns(), ["ada"] * (3 * MOST) + ["bob"] * 2)
+    seen = await going_on(LoopTurns(), ["ada"] * (3 * MAX_STARTS_PER_TICK) + ["bob"] * 2)
     assert [turn.count("bob") for turn in seen] == [0, 2, 0, 0]
 
 
 async def test_who_leaves_takes_no_place():
     """The next one goes on instead."""
     turns = LoopTurns()
-    first = [asyncio.create_task(turns.take("ada")) for _ in range(2 * MOST)]
+    first = [asyncio.create_task(turns.take("ada")) for _ in range(2 * MAX_STARTS_PER_TICK)]
     await asyncio.sleep(0)
-    for task in first[MOST:]:
+    for task in first[MAX_STARTS_PER_TICK:]:
         task.cancel()
-    assert await going_on(turns, ["ada"] * MOST) == [["ada"] * MOST]
+    assert await going_on(turns, ["ada"] * MAX_STARTS_PER_TICK) == [["ada"] * MAX_STARTS_PER_TICK]
     await asyncio.gather(*first, return_exceptions=True)
 
 
@@ -58,12 +62,12 @@ async def test_later_requests_find_room_again():
     """What went on in one turn is nothing to the next."""
     turns = LoopTurns()
     for _ in range(3):
-        assert await going_on(turns, ["ada"] * MOST) == [["ada"] * MOST]
+        assert await going_on(turns, ["ada"] * MAX_STARTS_PER_TICK) == [["ada"] * MAX_STARTS_PER_TICK]
         await asyncio.sleep(0)
 
 
 async def test_fewer_go_on_while_turns_take_long(monkeypatch: pytest.MonkeyPatch):
-    """Down to LEAST; then more again."""
+    """Down to MIN_STARTS_PER_TICK; then more again."""
     now_s = 0.0
 
     def clock_s() -> float:
@@ -72,9 +76,14 @@ async def test_fewer_go_on_while_turns_take_long(monkeypatch: pytest.MonkeyPatch
         return now_s
 
     monkeypatch.setattr(loop_turns, "time", SimpleNamespace(monotonic=clock_s))
-    turns, step_s = LoopTurns(), 2 * TURN_S
-    seen = await going_on(turns, ["ada"] * (MOST + 3 * LEAST))
-    assert [len(turn) for turn in seen] == [MOST, LEAST, LEAST, LEAST]
+    turns, step_s = LoopTurns(), 2 * LONG_TICK_S
+    seen = await going_on(turns, ["ada"] * (MAX_STARTS_PER_TICK + 3 * MIN_STARTS_PER_TICK))
+    assert [len(turn) for turn in seen] == [
+        MAX_STARTS_PER_TICK,
+        MIN_STARTS_PER_TICK,
+        MIN_STARTS_PER_TICK,
+        MIN_STARTS_PER_TICK,
+    ]
     step_s = 0.0
-    seen = await going_on(turns, ["ada"] * (3 * MOST))
-    assert [len(turn) for turn in seen][-2:] > [LEAST, LEAST]
+    seen = await going_on(turns, ["ada"] * (3 * MAX_STARTS_PER_TICK))
+    assert [len(turn) for turn in seen][-2:] > [MIN_STARTS_PER_TICK, MIN_STARTS_PER_TICK]
