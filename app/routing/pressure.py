@@ -8,9 +8,9 @@ requests are there to wait.
 
 from __future__ import annotations
 
-from app.admission.controller import Admission
-from app.admission.fair_queue import Tenant
+from app.admission.admit import Admission
 from app.admission.load_shedder import LoadShedder
+from app.admission.queue import Tenant
 from app.core import TIERS
 from app.routing.degraded_mode import Pressure
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.admission.capacity import DecodeWindow, PrefillWindow
 from app.admission.estimates import LengthEstimate
-from app.admission.fair_queue import FairQueue, Tenant
+from app.admission.queue import FairQueue, Tenant
 from app.admission.scheduler import AdmissionScheduler
 from app.admission.ticket import Ticket
+from app.admission.windows import DecodeWindow, PrefillWindow
 from app.core import ChatRequest, Prompt
 from tests.support.admissions import TUNING
 
@@ -53,10 +53,10 @@ def test_choices_take_places() -> None:
     first, second = ticket("1", n=2, name="a"), ticket("2", n=2, name="b")
     places.begin(first, 0.0)
     places.begin(second, 0.0)
-    assert not places.fits(ticket("3", name="c"), 0.0)
+    assert places.obstacle(ticket("3", name="c"), 0.0)
     places.end(first)
-    assert places.fits(ticket("3", n=2, name="c"), 0.0)
-    assert not places.fits(ticket("3", n=3, name="c"), 0.0)
+    assert places.obstacle(ticket("3", n=2, name="c"), 0.0) is None
+    assert places.obstacle(ticket("3", n=3, name="c"), 0.0)
 
 
 def test_a_part_of_the_places_is_kept_for_other_keys() -> None:
@@ -65,13 +65,13 @@ def test_a_part_of_the_places_is_kept_for_other_keys() -> None:
     tenant = Tenant("heavy", "standard", 1.0, TUNING)
     for number in range(7):
         places.begin(ticket(str(number), tokens=100_000, tenant=tenant), 0.0)
-    assert not places.fits(ticket("next", tokens=100_000, tenant=tenant), 0.0)
-    assert places.fits(ticket("other", name="light"), 0.0)
+    assert places.obstacle(ticket("next", tokens=100_000, tenant=tenant), 0.0)
+    assert places.obstacle(ticket("other", name="light"), 0.0) is None
 
 
 def test_one_request_always_has_a_place() -> None:
     """Though it has more choices than the engine runs at once."""
-    assert scheduler(max_choices=2).fits(ticket("1", n=5), 0.0)
+    assert scheduler(max_choices=2).obstacle(ticket("1", n=5), 0.0) is None
 
 
 def test_the_decode_window_takes_places_too() -> None:
@@ -80,12 +80,12 @@ def test_the_decode_window_takes_places_too() -> None:
     tenant = Tenant("a", "standard", 1.0, TUNING)
     for number in range(8):
         request = ticket(str(number), tenant=tenant)
-        assert places.fits(request, 0.0)
+        assert places.obstacle(request, 0.0) is None
         places.begin(request, 0.0)
-    assert not places.fits(ticket("ninth", tenant=tenant), 0.0)
-    assert places.fits(ticket("other", name="b"), 0.0)
+    assert places.obstacle(ticket("ninth", tenant=tenant), 0.0)
+    assert places.obstacle(ticket("other", name="b"), 0.0) is None
     places.limit_choices(8)
-    assert not places.fits(ticket("other", name="b"), 0.0)
+    assert places.obstacle(ticket("other", name="b"), 0.0)
 
 
 def test_after_a_burst_nothing_ends_for_a_while() -> None:

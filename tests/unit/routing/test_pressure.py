@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.admission.controller import Admission
+from app.admission.admit import Admission
 from app.admission.estimates import LengthHistogram, Throughput, ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.core import ChatRequest, Prompt, Tier
