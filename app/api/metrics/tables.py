@@ -335,12 +335,3 @@ TABLES = (
 )
 
 METRICS = tuple(metric for table in TABLES for metric in table.metrics)
-
-
-def markdown() -> str:
-    """The table of docs/metrics.md."""
-    rows = ["| name | type | unit | labels | meaning |", "|---|---|---|---|---|"]
-    for metric in METRICS:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        rows.append(f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.meaning} |")
-    return "\n".join(rows) + "\n"
