@@ -94,7 +94,7 @@ class Admission:
 
     @property
     def busy(self) -> bool:
-        """Whether requests wait."""
+        """True if requests wait."""
         return bool(self.queue)
 
     def waited_s(self, rank: int) -> float:

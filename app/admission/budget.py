@@ -208,7 +208,7 @@ class KVBudget:
         return len(reservation.ids) - self._tree.shared_tokens(reservation.ids, reservation.space)
 
     def fits(self, reservation: KVReservation, spare: float = 0.0) -> bool:
-        """Whether there is room with a share `spare` left free; into an empty pool everything fits."""
+        """True if there is room with a share `spare` left free; into an empty pool everything fits."""
         if not self._leaves:
             return True
         growth = self._growth(reservation.mean, reservation.variance, reservation.max_growth)
@@ -325,7 +325,7 @@ class KVPools:
         return self._pools[self._replica(reservation, spare)].unshared_tokens(reservation)
 
     def fits(self, reservation: KVReservation, spare: float = 0.0) -> bool:
-        """Whether a pool has room with a share `spare` left free."""
+        """True if a pool has room with a share `spare` left free."""
         return any(pool.fits(reservation, spare) for pool in self._pools)
 
     def take(self, reservation: KVReservation, spare: float = 0.0) -> None:

@@ -105,7 +105,7 @@ class Throughput:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it rests on measuring, in this process or before it, and not on the guess alone."""
+        """True if it rests on measuring, in this process or before it, and not on the guess alone."""
         return self.measured_s >= self._measured_s
 
     @property

@@ -71,7 +71,7 @@ class RetrySlots:
         self._count(math.floor(at_s), tokens)
 
     def has(self, fingerprint: int, now_s: float) -> bool:
-        """Whether a slot of this request is due."""
+        """True if a slot of this request is due."""
         slots = self._by_fingerprint.get(fingerprint)
         return bool(slots and slots[0][0] <= now_s)
 
@@ -202,7 +202,7 @@ class LoadShedder:
         return (own + ahead) / self._rate(tenant)
 
     def is_too_old(self, queued: Queued, *, has_slot: bool = False) -> bool:
-        """Whether a request lay in its socket for as long as it may wait at all, and the engine is half full.
+        """True if a request lay in its socket for as long as it may wait at all, and the engine is half full.
 
         Its client may have given up, and it would keep others waiting. With an engine that has little to do
         it keeps nobody waiting.
@@ -281,7 +281,7 @@ class LoadShedder:
         return error
 
     def _over_share(self, tenant: Tenant) -> bool:
-        """Whether others are here, and the key has more than its weight of all that waits and runs."""
+        """True if others are here, and the key has more than its weight of all that waits and runs."""
         active = [other for other in self._queue.tenants if other.active]
         weight = sum(other.weight for other in active)
         tokens = sum(other.in_flight_tokens + other.waiting_tokens for other in active)

@@ -62,7 +62,7 @@ class Tenant:
         self.name, self.tier, self.weight = name, tier, weight
         self.rank = TIERS.index(tier)
         self.keyed = keyed
-        """Whether it is of a stored key: then there may be others, though none has sent anything yet."""
+        """True if it is of a stored key: then there may be others, though none has sent anything yet."""
         self.served = 0.0
         """The virtual token counter."""
         self.waiting: dict[Queued, None] = {}
@@ -81,7 +81,7 @@ class Tenant:
 
     @property
     def active(self) -> bool:
-        """Whether a request of it waits or runs."""
+        """True if a request of it waits or runs."""
         return bool(self.num_in_flight or self.waiting)
 
     def charge(self, tokens: float) -> None:
@@ -250,7 +250,7 @@ class FairQueue:
                 yield from islice(tenant.waiting, self._tuning.scanned_of_key)
 
     def waits_above(self, tenant: Tenant) -> bool:
-        """Whether a higher tier waits."""
+        """True if a higher tier waits."""
         return any(level.waiting for level in self._levels[: tenant.rank])
 
     def overdue(self, deadlines_s: Sequence[float], now_s: float) -> list[Queued]:

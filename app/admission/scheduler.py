@@ -18,7 +18,7 @@ from app.admission.windows import DecodeWindow, PrefillWindow
 
 
 class Obstacle(enum.Enum):
-    """What a request has to wait for."""
+    """A reason for which a request has to wait."""
 
     SHARE = "its key has more than its share of what runs, and would slow the others' answers too much"
     ORDER = "a request before it does not fit, and may not be passed"
@@ -29,7 +29,7 @@ class Obstacle(enum.Enum):
 
 
 class AdmissionScheduler:
-    """What is in the engine, and what there is room for.
+    """The requests in the engine, and the room for more.
 
     `window` is the decode window of all, `key_window` that of a key that has more than its share of what
     runs.
@@ -119,7 +119,7 @@ class AdmissionScheduler:
 
     @property
     def half_full(self) -> bool:
-        """Whether half of the memory or of the engine's places is taken."""
+        """True if half of the memory or of the engine's places is taken."""
         memory = 2 * self.kv_budget.committed_tokens >= self.kv_budget.limit_tokens
         return memory or 0 < self._max_choices <= 2 * self.num_choices
 
@@ -174,7 +174,7 @@ class AdmissionScheduler:
         return None
 
     def obstacle(self, ticket: Ticket, now_s: float, blocked: Sequence[Ticket] = ()) -> Obstacle | None:
-        """What a request has to wait for behind those `blocked`; None if it may be admitted now."""
+        """The reason why a request waits behind those `blocked`; None if it may be admitted now."""
         tenant, n = ticket.tenant, ticket.reservation.n
         if self._slows_others(tenant, n, now_s):
             return Obstacle.SHARE
@@ -190,7 +190,7 @@ class AdmissionScheduler:
         return None if self.prefill_window.fits(ticket.uncached_tokens) else Obstacle.PREFILL
 
     def fits_queue(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
-        """Whether a key's next request, of so many tokens, fits beside what waits before it.
+        """True if a key's next request, of so many tokens, fits beside what waits before it.
 
         Keys that are held back are not before it, nor a key with a blocked request that it may pass: then it
         may use what is kept for keys within their share, too.
@@ -217,7 +217,7 @@ class AdmissionScheduler:
         )
 
     def _has_queue_room(self, n: int, tokens: int, passed_uncached: int, spare: float, age_s: float) -> bool:
-        """Whether there is room for all that waits and so many choices and tokens more."""
+        """True if there is room for all that waits and so many choices and tokens more."""
         return (
             self._has_choices(n, spare)
             and self._queue.uncached_tokens - passed_uncached <= self.prefill_window.queueable_tokens(age_s)
@@ -225,12 +225,12 @@ class AdmissionScheduler:
         )
 
     def _has_choices(self, n: int, spare: float = 0.0) -> bool:
-        """Whether the engine runs so many choices more, a share of them kept; one request may always run."""
+        """True if the engine runs so many choices more, a share of them kept; one request may always run."""
         limit = self._max_choices
         return not (limit and self.num_choices) or self.num_choices + n <= limit - int(spare * limit)
 
     def _decodes(self, tenant: Tenant, n: int, spare: float) -> bool:
-        """Whether the decode window has room for so many choices more of a key.
+        """True if the decode window has room for so many choices more of a key.
 
         A key within its share of the window does not wait for what others hold of it beyond theirs.
         """
@@ -238,7 +238,7 @@ class AdmissionScheduler:
         return not self.num_choices or within or self.window.fits(self.num_choices + n, spare)
 
     def _may_pass(self, tenant: Tenant, tokens: int, num_waiting: int, blocked: Ticket) -> bool:
-        """Whether so many tokens of a key may be admitted before a blocked request.
+        """True if so many tokens of a key may be admitted before a blocked request.
 
         Of the same key, or a lower tier: for a while. Of another key: as long as that is not served more by
         it than one such request, or takes next to nothing and has no backlog.
@@ -266,7 +266,7 @@ class AdmissionScheduler:
         return 0.0 if tenant.in_flight_tokens + tokens <= share else self._tuning.spare
 
     def _slows_others(self, tenant: Tenant, n: int, now_s: float) -> bool:
-        """Whether a key that has more than its share of what runs would slow the others' answers too much."""
+        """True if a key that has more than its share of what runs would slow the others' answers too much."""
         running = self.num_choices + n
         if n == running == 1 or self.key_window.fits(running):
             return False

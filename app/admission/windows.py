@@ -32,7 +32,7 @@ class PrefillWindow:
         self._holds_back = False
 
     def fits(self, tokens: int) -> bool:
-        """Whether a prompt of so many uncached tokens may go to the engine now; a single one always."""
+        """True if a prompt of so many uncached tokens may go to the engine now; a single one always."""
         return not self.waiting_tokens or self.waiting_tokens + self._size(tokens) <= self.window_tokens
 
     def hold_back(self) -> None:
@@ -112,7 +112,7 @@ class DecodeWindow:
         return 0.0 if math.isinf(self.max_choices) else self.max_choices
 
     def fits(self, num_choices: int, spare: float = 0.0) -> bool:
-        """Whether so many may run, a share of the window kept for others."""
+        """True if so many may run, a share of the window kept for others."""
         return num_choices <= self.max_choices * (1.0 - spare)
 
     def hold_back(self) -> None:

@@ -7,7 +7,7 @@
 
 The owner that had a place last is the last to have one again: one owner's many requests delay that owner and
 not the others. Admission has a queue of its own (app.admission.queue): there a request takes tokens of an
-engine, a key has a weight and a tier, and what fits counts beside whose turn it is. Used by one event loop.
+engine, a key has a weight and a tier, and the order is not all: a request must fit. Used by one event loop.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class FairGate:
         """The owners that have their one place."""
         self._entered: Counter[str] = Counter()
         self._queues: dict[str, list[_Waiting]] = {}
-        """What waits for a place, a heap for each owner; owners in the order of their turns."""
+        """The requests that wait, a heap for each owner; owners in the order of their turns."""
         self._numbers = itertools.count()
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a request waits for a place."""
+        """True if a request waits for a place."""
         return bool(self._queues)
 
     @contextmanager
@@ -109,7 +109,7 @@ class FairGate:
             raise
 
     def release(self, owner: str) -> None:
-        """Give a place back, to the owner whose turn it is."""
+        """Give a place back; the owner that is next has it."""
         self._free += 1
         if owner in self._queues:  # it had a place last: behind the others
             self._queues[owner] = self._queues.pop(owner)

@@ -43,7 +43,7 @@ class WaitedTooLong(TimeoutError):
 
 
 class Work:
-    """What one caller has run, in one call or in several, one at a time."""
+    """The work of one caller, in one call or in several, one at a time."""
 
     __slots__ = ("owner", "rank", "wait_s", "work_s")
 
@@ -217,7 +217,7 @@ class _Thread(threading.Thread):
         """Held while a job runs."""
 
     def run(self) -> None:
-        """See threading.Thread."""
+        """Run jobs, in the thread."""
         while (job := self._jobs.get()) is not None:
             with self.running:
                 job.run()

@@ -85,7 +85,7 @@ def tools_difference(old: bytes, new: bytes) -> TextDifference:
 
 
 def similar(old: str, new: str) -> bool:
-    """Whether a text is likely another edition of the other: half of it stands in place, or most words do."""
+    """True if a text is likely another edition of the other: half of it stands in place, or most words do."""
     old, new = old[:_COMPARED_CHARACTERS], new[:_COMPARED_CHARACTERS]
     at = common_prefix(old, new)
     if 2 * (at + _common_suffix(old, new, at)) >= max(len(old), len(new)):

@@ -38,7 +38,7 @@ class Backend:
 
     @property
     def ready(self) -> bool:
-        """Whether the engine takes requests."""
+        """True if the engine takes requests."""
         return self.engine.health() is Health.READY
 
     def check_ready(self) -> None:

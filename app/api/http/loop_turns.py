@@ -1,4 +1,4 @@
-"""How many requests begin in one tick of the event loop, so that a thousand at once do not hold it up.
+"""A bound on the requests that begin in one tick of the event loop: a thousand at once do not hold it up.
 
 A request that begins takes one to two milliseconds before it waits for anything, a long one more. A thousand
 that arrive together would take them all in one tick: no token and no `/healthz` would go out for seconds.
@@ -24,7 +24,7 @@ class LoopTurns:
         self._max_starts = MAX_STARTS_PER_TICK
         self._gate = FairGate(self._max_starts)
         self._ticked_s: float | None = None
-        """When the last tick began; None while none is due, as nothing has begun since."""
+        """The time at which the last tick began; None while none is due, as nothing has begun since."""
 
     async def take(self, owner: str) -> None:
         """Begin at once, or in one of the next ticks."""
