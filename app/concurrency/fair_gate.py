@@ -80,19 +80,13 @@ class FairGate:
 
     @asynccontextmanager
     async def place(self, owner: str) -> AsyncIterator[None]:
-        """Wait for a place, and have it."""
-        await self.acquire(owner)
-        try:
-            yield
-        finally:
-            self.release(owner)
-
-    @asynccontextmanager
-    async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Enter, and have a place. Raises as `enter`."""
+        """Wait for a place, and have it. Raises as `enter`."""
         with self.enter(owner):
-            async with self.place(owner):
+            await self.acquire(owner)
+            try:
                 yield
+            finally:
+                self.release(owner)
 
     async def acquire(self, owner: str, rank: Rank = (0, 0)) -> None:
         """Wait for a place. Raises what `refuse_waiting` is given."""

@@ -62,4 +62,4 @@ class Reads:
 
     def turn(self, owner: str) -> AbstractAsyncContextManager[None]:
         """Wait for the caller's turn to read. Raises RateLimited, Overloaded."""
-        return self._gate.turn(owner)
+        return self._gate.place(owner)

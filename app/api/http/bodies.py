@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.api.http.body_budget import BodyBudget, BodyLease
 from app.api.http.client import Client
 from app.api.http.json_body import parse_body
-from app.api.http.loop_turns import LoopTurns
+from app.api.http.loop_gate import LoopGate
 from app.concurrency.owner_threads import LARGE_BYTES
 from app.core import ModelCard
 from app.errors import EngineNotReady
@@ -54,7 +54,7 @@ class BodyReader:
         self._backends = backends
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
-        self._turns = LoopTurns()
+        self._turns = LoopGate()
 
     @property
     def limit_bytes(self) -> int:

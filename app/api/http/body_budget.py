@@ -42,7 +42,7 @@ class BodyBudget:
         One at a time: a parser holds the interpreter's lock, and with several the loop would wait for all
         of them whenever it has something to do.
         """
-        return self._parsing.turn(owner)
+        return self._parsing.place(owner)
 
     def fits(self, owner: str, size_bytes: int) -> bool:
         """Whether `owner` may hold that much more now."""

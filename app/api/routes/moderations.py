@@ -50,14 +50,8 @@ class ModerationRoutes:
         self._limiter = limiter
         self._bodies = bodies
         self._gatekeeper = gatekeeper
-        self._long = FairGate(LONG_AT_ONCE, one_each=True)
-        self._short = FairGate(  # whose bounds are those of all requests, however long their texts
-            SHORT_AT_ONCE,
-            "moderations",
-            max_per_owner=MAX_WAITING,
-            max_total=MAX_WAITING_TOTAL,
-            one_each=True,
-        )
+        self._requests = FairGate(0, "moderations", max_per_owner=MAX_WAITING, max_total=MAX_WAITING_TOTAL)
+        self._long, self._short = (FairGate(n, one_each=True) for n in (LONG_AT_ONCE, SHORT_AT_ONCE))
 
     async def create(self, request: Request) -> Response:
         """Classify each input as the prompt that it would be.
@@ -85,7 +79,7 @@ class ModerationRoutes:
         lease.reserve_tokens(texts_estimate(texts, self._limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
         judge = partial(self._moderator.result, level=level, owner=caller.owner)
-        with self._short.enter(caller.owner):
+        with self._requests.enter(caller.owner):
             return await client.while_here(self._results(judge, texts, caller.owner), "moderation")
 
     async def _results(

@@ -98,7 +98,7 @@ class WorkerPool:
         in all or it waited too long, EngineNotReady once the pool is closed.
         """
         try:
-            async with asyncio.timeout(self._setup.budget.check_s) as waiting, self._gate.turn(owner):
+            async with asyncio.timeout(self._setup.budget.check_s) as waiting, self._gate.place(owner):
                 waiting.reschedule(None)
                 self._check_open()
                 verdict = await self._ask(kind, source, tokens)

@@ -20,7 +20,7 @@ async def served_in_order(gate: FairGate, owners: str) -> str:
     order = []
 
     async def request(owner: str) -> None:
-        async with gate.turn(owner):
+        async with gate.place(owner):
             await asyncio.sleep(0)
             order.append(owner)
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.api.http import loop_turns
-from app.api.http.loop_turns import LONG_TICK_S, MAX_STARTS_PER_TICK, MIN_STARTS_PER_TICK, LoopTurns
+from app.api.http import loop_gate
+from app.api.http.loop_gate import LONG_TICK_S, MAX_STARTS_PER_TICK, MIN_STARTS_PER_TICK, LoopGate
 
 
-async def going_on(turns: LoopTurns, owners: list[str]) -> list[list[str]]:
+async def going_on(turns: LoopGate, owners: list[str]) -> list[list[str]]:
     """The owners of the requests that went on in each turn of the loop, if all come in the first."""
     seen: list[list[str]] = [[]]
 
@@ -28,12 +28,12 @@ async def going_on(turns: LoopTurns, owners: list[str]) -> list[list[str]]:
 
 async def test_a_few_go_on_at_once():
     """In the turn in which they come."""
-    assert await going_on(LoopTurns(), ["ada"] * MAX_STARTS_PER_TICK) == [["ada"] * MAX_STARTS_PER_TICK]
+    assert await going_on(LoopGate(), ["ada"] * MAX_STARTS_PER_TICK) == [["ada"] * MAX_STARTS_PER_TICK]
 
 
 async def test_many_go_on_in_parts():
     """As many in each turn, until none is left."""
-    seen = await going_on(LoopTurns(), ["ada"] * (5 * MAX_STARTS_PER_TICK // 2))
+    seen = await going_on(LoopGate(), ["ada"] * (5 * MAX_STARTS_PER_TICK // 2))
     assert [len(turn) for turn in seen] == [
         MAX_STARTS_PER_TICK,
         MAX_STARTS_PER_TICK,
@@ -43,13 +43,13 @@ async def test_many_go_on_in_parts():
 
 async def test_owners_take_turns():
     """Who has one request waits for one of each other owner, not for all of them."""
-    seen = await going_on(LoopTurns(), ["ada"] * (3 * MAX_STARTS_PER_TICK) + ["bob"] * 2)
+    seen = await going_on(LoopGate(), ["ada"] * (3 * MAX_STARTS_PER_TICK) + ["bob"] * 2)
     assert [turn.count("bob") for turn in seen] == [0, 2, 0, 0]
 
 
 async def test_who_leaves_takes_no_place():
     """The next one goes on instead."""
-    turns = LoopTurns()
+    turns = LoopGate()
     first = [asyncio.create_task(turns.take("ada")) for _ in range(2 * MAX_STARTS_PER_TICK)]
     await asyncio.sleep(0)
     for task in first[MAX_STARTS_PER_TICK:]:
@@ -60,7 +60,7 @@ async def test_who_leaves_takes_no_place():
 
 async def test_later_requests_find_room_again():
     """What went on in one turn is nothing to the next."""
-    turns = LoopTurns()
+    turns = LoopGate()
     for _ in range(3):
         assert await going_on(turns, ["ada"] * MAX_STARTS_PER_TICK) == [["ada"] * MAX_STARTS_PER_TICK]
         await asyncio.sleep(0)
@@ -75,8 +75,8 @@ async def test_fewer_go_on_while_turns_take_long(monkeypatch: pytest.MonkeyPatch
         now_s += step_s
         return now_s
 
-    monkeypatch.setattr(loop_turns, "time", SimpleNamespace(monotonic=clock_s))
-    turns, step_s = LoopTurns(), 2 * LONG_TICK_S
+    monkeypatch.setattr(loop_gate, "time", SimpleNamespace(monotonic=clock_s))
+    turns, step_s = LoopGate(), 2 * LONG_TICK_S
     seen = await going_on(turns, ["ada"] * (MAX_STARTS_PER_TICK + 3 * MIN_STARTS_PER_TICK))
     assert [len(turn) for turn in seen] == [
         MAX_STARTS_PER_TICK,

@@ -17,7 +17,7 @@ LONG_TICK_S = 0.04
 """Seconds of a tick from which fewer begin in the next ones: twice what eight requests take."""
 
 
-class LoopTurns:
+class LoopGate:
     """Lets a few requests begin in each tick of the loop; owners take turns."""
 
     def __init__(self) -> None:
