@@ -10,7 +10,7 @@ from functools import partial
 
 from structlog.typing import FilteringBoundLogger
 
-from app.admission.controller import Admission
+from app.admission.admit import Admission
 from app.admission.estimates import FILE as PROFILE_FILE
 from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
@@ -68,8 +68,8 @@ from app.stream.token_stream import SHUTDOWN, SUSPENDED
 NONSTREAM_RING_FACTOR = 8
 """How many times `stream_bytes` an answer in one piece may take."""
 _START_RETRY_S = 5
-STRAIN_S = 1.0
-"""How often the queue is looked at for degraded mode."""
+PRESSURE_POLL_S = 1.0
+"""Seconds between two looks at the queue for degraded mode."""
 
 
 EngineFactory = Callable[[Settings, OnDeath], Engine]
@@ -123,7 +123,7 @@ class Runtime:
         """Requests that a dead process had left open and this one's start has settled."""
         self.journal, self.suspensions = self._build_journal()
         self.purge = Purge(self.database, log, settings.purge_after_days)
-        self._timekeepers: list[asyncio.Task[None]] = []
+        self._background: list[asyncio.Task[None]] = []
         self.safety_counters = SafetyCounters(Histogram(HOLD_BACK_S))
         self.safety = self.build_safety(load_models or load)
         """None with `safety` off; so are the two below."""
@@ -211,7 +211,7 @@ class Runtime:
             self._watching = asyncio.create_task(self.keys.watch(), name="keys")
 
     async def start(self) -> None:
-        """Open the store, start the clockwork and the engine; returns when requests can be served.
+        """Open the store, start the background tasks and the engine; returns when requests can be served.
 
         Raises StoreRefused, EngineFailed.
         """
@@ -226,14 +226,14 @@ class Runtime:
         await self.suspensions.open()
         self.streams.start()
         self.journal.start()
-        self._timekeepers = [
+        self._background = [
             asyncio.create_task(self.purge.run(), name="purge"),
             asyncio.create_task(self.suspensions.run(), name="suspensions"),
             *(
-                asyncio.create_task(self._keep_time(backend.admission), name="admission")
+                asyncio.create_task(self._run_admission(backend.admission), name="admission")
                 for backend in self.backends
             ),
-            asyncio.create_task(self._watch_strain(), name="strain"),
+            asyncio.create_task(self._watch_pressure(), name="pressure"),
         ]
         started_s = asyncio.get_running_loop().time()
         await asyncio.to_thread(check_child_args, self.settings)
@@ -304,13 +304,13 @@ class Runtime:
             return "waiting: the engine cannot be reached" if reason is None else f"restarting: {reason}"
         return self.phase
 
-    async def _watch_strain(self) -> None:
-        """Move degraded mode by the large model's queue, and tell how the small model fares; for ever."""
+    async def _watch_pressure(self) -> None:
+        """Move degraded mode by the large model's queue, and log the small model's state; for ever."""
         small, state, failures = self.small_engine, "starting", 0
         while True:
-            await asyncio.sleep(min(STRAIN_S, self.settings.degrade_rise_s / 2))
+            await asyncio.sleep(min(PRESSURE_POLL_S, self.settings.degrade_rise_s / 2))
             try:
-                self._look_at_strain()
+                self._poll_pressure()
             except Exception as exc:  # noqa: BLE001  # the next look may be better
                 self.log.error("pressure_watch_failed", error=where(exc))
             if small is not None and small.num_failures != failures:
@@ -321,7 +321,7 @@ class Runtime:
                 self.log.info("small_model", model=small.name, state=state)
                 self._note_models()
 
-    def _look_at_strain(self) -> None:
+    def _poll_pressure(self) -> None:
         mode = self.degrade
         if mode is None:
             return
@@ -390,17 +390,17 @@ class Runtime:
         await self.streams.drain(self.settings.drain_timeout_s, reason)
         await self.suspensions.drained()
 
-    async def _keep_time(self, admission: Admission) -> None:
-        """Have what is due in admission done, whatever breaks: without it nobody's wait would end."""
+    async def _run_admission(self, admission: Admission) -> None:
+        """Run admission, whatever breaks: without it nobody's wait would end."""
         while True:
             try:
                 await admission.run()
-            except Exception as exc:  # noqa: BLE001  # deadlines must go on
+            except Exception as exc:  # noqa: BLE001  # deadlines must be kept
                 self.log.error("admission_broke", error=where(exc))
 
     async def aclose(self) -> None:
         """Close everything, the last opened first."""
-        for task in (*self._timekeepers, self._watching):
+        for task in (*self._background, self._watching):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

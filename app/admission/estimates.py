@@ -1,4 +1,4 @@
-"""What admission expects: the lengths of answers, and how fast the engine's memory comes free.
+"""Estimates of admission: the lengths of answers, and the tokens of KV memory that are freed per second.
 
 Both are kept beside the store, so that a restarted server knows what it can promise.
 """
@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 from app.admission.tuning import AdmissionTuning
 
-FILE = "pace.json"
+FILE = "throughput.json"
+_OLD_FILE = "pace.json"
+"""The name in 0.1: read where there is no other, and replaced at the first write."""
 _CLASSES = 22
 """Classes of length, by powers of two: up to 2**21 tokens."""
 
@@ -103,7 +105,7 @@ class Throughput:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it rests on measuring, in this process or before it, and not on the guess alone."""
+        """True if it rests on measuring, in this process or before it, and not on the guess alone."""
         return self.measured_s >= self._measured_s
 
     @property
@@ -173,8 +175,11 @@ class ThroughputProfile:
         return stored if isinstance(stored, dict) else {}
 
     def _read(self) -> dict[str, object]:
+        if self._file is None:
+            return {}
+        file = self._file if self._file.exists() else self._file.with_name(_OLD_FILE)
         try:
-            stored = json.loads(self._file.read_bytes()) if self._file is not None else None
+            stored = json.loads(file.read_bytes())
         except (OSError, ValueError):
             return {}
         return stored if isinstance(stored, dict) else {}
@@ -187,3 +192,4 @@ class ThroughputProfile:
             temporary.touch(mode=0o600)
             temporary.write_text(json.dumps(profiles) + "\n", "utf-8")
             temporary.replace(file)
+            file.with_name(_OLD_FILE).unlink(missing_ok=True)

@@ -1,10 +1,10 @@
-"""Who may wait, and what a client gets that may not.
+"""The load shedder: which requests may wait, and what the others get.
 
-A request may wait if it is expected to have its turn soon, and while its key takes no more of the queue than
-is left free: one key alone fills half of it. The turn follows from fair shares: in front of the end of a
-key's line, each other key is served as many tokens, by weight, unless it wants less. A refusal has a retry
-slot: the time at which the key's line, with the slots promised earlier, will have moved on so far. A request
-that comes back at its time goes in front of those that come for the first time.
+A request may wait if it is expected to be admitted soon, and while its key takes no more of the queue than is
+left free: one key alone fills half of it. The expected wait follows from fair shares: before the last waiting
+request of a key is admitted, each other key is served as many tokens, by weight, unless it wants less. A
+refusal has a retry slot: the time at which the key's waiting requests, with those that have earlier slots,
+will have been served. A request that returns at its slot goes before new ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from app.admission.estimates import Throughput
-from app.admission.fair_queue import FairQueue, Queued, Tenant
+from app.admission.queue import FairQueue, Queued, Tenant
 from app.admission.scheduler import AdmissionScheduler
 from app.admission.tuning import AdmissionTuning
 from app.core import TIERS, Tier
@@ -28,9 +28,9 @@ CODES = (KeyOverloaded.default_code, Overloaded.default_code, "queue_timeout")
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """What may wait, and how long. Times in seconds; 0 queued tokens stands for some pools (AdmissionTuning).
+    """Bounds on what waits, and how long. In seconds; 0 tokens stands for `AdmissionTuning.queue_pools`.
 
-    `soon_s` is what waiting may take by expectation, in tiers other than batch.
+    `soon_s` is the longest expected wait, in tiers other than batch.
     """
 
     max_queued_requests: int = 2048
@@ -53,7 +53,7 @@ class QueueBounds:
 
 
 class RetrySlots:
-    """A key's retry slots: when its refused requests may come back, as whole seconds of the clock."""
+    """A key's retry slots: when its refused requests may return, as whole seconds of the clock."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -71,20 +71,20 @@ class RetrySlots:
         self._count(math.floor(at_s), tokens)
 
     def has(self, fingerprint: int, now_s: float) -> bool:
-        """Whether the time of a slot of this request has come."""
+        """True if a slot of this request is due."""
         slots = self._by_fingerprint.get(fingerprint)
         return bool(slots and slots[0][0] <= now_s)
 
     def later(self, fingerprint: int, now_s: float) -> int | None:
-        """The time of the first slot of this request that has not come."""
+        """The time of the first slot of this request that is not due."""
         return next((at_s for at_s, _ in self._by_fingerprint.get(fingerprint, ()) if at_s > now_s), None)
 
-    def keep(self, fingerprint: int, now_s: float) -> bool:
-        """Whether the request comes to a slot, which it uses up; not if it comes early."""
-        kept = self.has(fingerprint, now_s)
-        if kept:
+    def use(self, fingerprint: int, now_s: float) -> bool:
+        """Use up a slot of this request that is due; False where there is none."""
+        has_slot = self.has(fingerprint, now_s)
+        if has_slot:
             self._drop(fingerprint, 1)
-        return kept
+        return has_slot
 
     def expire(self, now_s: float) -> int:
         """Drop the slots whose time is over; returns how many."""
@@ -132,7 +132,7 @@ class LoadShedder:
         self.refused: dict[Tier, Counter[str]] = {tier: Counter(dict.fromkeys(CODES, 0)) for tier in TIERS}
         """Requests refused for want of room since the process began, by tier and code."""
         self.retry_slots = Counter({"kept": 0, "missed": 0})
-        """What became of the slots whose time is over."""
+        """Slots whose time is over, by what became of them."""
         self._degraded_refuses = False
         self.bounds, self._queue, self._scheduler, self._throughput = bounds, queue, scheduler, throughput
         self._chance, self._tuning = chance, tuning
@@ -144,7 +144,7 @@ class LoadShedder:
         self._degraded_refuses = refuses
 
     def restart(self, throughput: Throughput) -> None:
-        """Go by this throughput from now on; what was promised stays promised."""
+        """Set the throughput to go by from now on; what was promised stays promised."""
         self._throughput = throughput
 
     @property
@@ -160,30 +160,31 @@ class LoadShedder:
 
     def precheck(self, queued: Queued, now_s: float) -> None:
         """Refuse what would have to be refused once it is rendered. Raises KeyOverloaded, Overloaded."""
-        returns = self.slots_of(queued.tenant).has(queued.fingerprint, now_s)
-        if not returns and not self._may_wait(queued, now_s, returns=False):
+        has_slot = self.slots_of(queued.tenant).has(queued.fingerprint, now_s)
+        if not has_slot and not self._may_wait(queued, now_s):
             raise self._refusal(queued, now_s)
 
     def enter(self, queued: Queued, now_s: float) -> None:
-        """Let a request wait. Raises KeyOverloaded, Overloaded."""
-        if not self._may_wait(queued, now_s, returns=self.returns(queued, now_s)):
+        """Let a request wait, and use up its slot. Raises KeyOverloaded, Overloaded."""
+        has_slot = self.use_slot(queued, now_s)
+        if not self._may_wait(queued, now_s, has_slot=has_slot):
             raise self._refusal(queued, now_s)
 
-    def returns(self, queued: Queued, now_s: float) -> bool:
-        """Whether a request comes to its retry slot, which it uses up."""
-        kept = self.slots_of(queued.tenant).keep(queued.fingerprint, now_s)
-        self.retry_slots["kept"] += kept
-        return kept
+    def use_slot(self, queued: Queued, now_s: float) -> bool:
+        """Use up a due retry slot of a request; False where it has none."""
+        has_slot = self.slots_of(queued.tenant).use(queued.fingerprint, now_s)
+        self.retry_slots["kept"] += has_slot
+        return has_slot
 
     def overdue(self, now_s: float) -> Iterator[tuple[Queued, ServingError]]:
-        """The requests that have waited for their whole deadline, and their refusals."""
+        """Requests that have waited for their whole deadline, and their refusals."""
         for queued in self._queue.overdue(self._deadline_s, now_s):
             waited_s = now_s - queued.entered_s
             why = f"The request waited {waited_s:.0f} s for room on this server, as long as its tier may."
             yield queued, self._refusal(queued, now_s, why, code="queue_timeout")
 
     def expire(self, now_s: float) -> None:
-        """Give up on those who have not come back."""
+        """Drop the slots of requests that did not return."""
         for name, slots in list(self._slots.items()):
             self.retry_slots["missed"] += slots.expire(now_s)
             if not slots:
@@ -196,34 +197,35 @@ class LoadShedder:
 
     def wait_s(self, tenant: Tenant, now_s: float) -> float:
         """Seconds that a key's next request would wait by expectation, if it is as its others are."""
-        line = tenant.waiting_tokens + self.slots_of(tenant).due_tokens(now_s)
-        ahead = self._ahead(tenant, line + tenant.mean_tokens, now_s)
-        return (line + ahead) / self._rate(tenant)
+        own = tenant.waiting_tokens + self.slots_of(tenant).due_tokens(now_s)
+        ahead = self._ahead(tenant, own + tenant.mean_tokens, now_s)
+        return (own + ahead) / self._rate(tenant)
 
-    def too_old(self, queued: Queued, *, returns: bool = False) -> bool:
-        """Whether a request lay in its socket for as long as it may wait at all.
+    def is_too_old(self, queued: Queued, *, has_slot: bool = False) -> bool:
+        """True if a request lay in its socket for as long as it may wait at all, and the engine is half full.
 
-        Its client waits in vain then, and it would keep others waiting. It is let in all the same where the
-        engine has little to do: a server that is always late is still a server.
+        Its client may have given up, and it would keep others waiting. With an engine that has little to do
+        it keeps nobody waiting.
         """
-        late = self._tuning.late if returns else 1.0
+        late = self._tuning.late if has_slot else 1.0
         return queued.age_s > self.max_wait_s(queued.tenant) * late and self._scheduler.half_full
 
-    def _may_wait(self, queued: Queued, now_s: float, *, returns: bool) -> bool:
+    def _may_wait(self, queued: Queued, now_s: float, *, has_slot: bool = False) -> bool:
         tenant, queue = queued.tenant, self._queue
         free_tokens = self.max_queued_tokens - queue.tokens
         free_requests = self.bounds.max_queued_requests - len(queue)
         full = free_requests < 1 or (queued.tokens > free_tokens and queue.tokens)
-        if full or self.too_old(queued, returns=returns):
+        if full or self.is_too_old(queued, has_slot=has_slot):
             return False
-        if not queue or self._scheduler.has_room(tenant, queued.tokens, queued.age_s, now_s):
+        if not queue or self._scheduler.fits_queue(tenant, queued.tokens, queued.age_s, now_s):
             return True  # it waits for the prefill of others alone
-        rate, line = self._rate(tenant), tenant.waiting_tokens + queued.tokens
+        rate, until_end = self._rate(tenant), tenant.waiting_tokens + queued.tokens
         # Before throughput was measured the first requests are not refused: they wait up to their deadline.
         few = len(queue) < self._tuning.unmeasured_waiting
         unmeasured = few and not self._degraded_refuses and not self._throughput.is_measured
-        if returns and not unmeasured:
-            return line + self._ahead(tenant, line) <= self._tuning.late * self.max_wait_s(tenant) * rate
+        if has_slot and not unmeasured:
+            ahead = self._ahead(tenant, until_end)
+            return until_end + ahead <= self._tuning.late * self.max_wait_s(tenant) * rate
         if tenant.waiting and len(tenant.waiting) + 1 > free_requests:
             return False
         left_s = self.max_wait_s(tenant) - queued.age_s - self._scheduler.ends_after_s(now_s, rate)
@@ -233,26 +235,26 @@ class LoadShedder:
             tenant.waiting_tokens <= limit and own + self._ahead(tenant, own + queued.tokens, now_s) <= limit
         )
 
-    def _ahead(self, tenant: Tenant, line: float, until_s: float = -math.inf) -> float:
-        """Tokens of other keys that are served in front of the end of a key's line, both in tokens.
+    def _ahead(self, tenant: Tenant, own: float, until_s: float = -math.inf) -> float:
+        """Tokens of other keys that are served before `own` tokens of a key are.
 
-        Those count that wait, and those with a retry slot up to a time. Of a key of the same tier: as much as
-        of this key, by weight, and what it was served less; nobody counts on going first.
+        Requests count that wait, and that have a retry slot up to a time. Of a key of the same tier: as much
+        as of this key, by weight, and what it was served less; ties are assumed lost.
         """
         ahead = 0.0
         for other in self._queue.tenants:
             slots = self._slots.get(other.name)
             if other is tenant or other.rank > tenant.rank or not (other.waiting or slots):
                 continue
-            others_line: float = other.waiting_tokens + (slots.due_tokens(until_s) if slots else 0)
+            tokens: float = other.waiting_tokens + (slots.due_tokens(until_s) if slots else 0)
             if other.rank == tenant.rank:
                 less = max(tenant.served - other.served, 0.0)
-                others_line = min(others_line, (less + line / tenant.weight) * other.weight)
-            ahead += others_line
+                tokens = min(tokens, (less + own / tenant.weight) * other.weight)
+            ahead += tokens
         return ahead
 
     def _rate(self, tenant: Tenant) -> float:
-        """Tokens per second that its tier moves on by."""
+        """Tokens per second that its tier is served."""
         share = self._tuning.aged_share if self._queue.waits_above(tenant) else 1.0
         return self._throughput.tokens_per_s * share
 
@@ -268,7 +270,7 @@ class LoadShedder:
         why = why or f"The server is full (requests waiting: {len(self._queue)})."
         retry_s, sure = self._promise(queued, now_s)
         tenant.refuse(now_s, now_s + (retry_s + self._tuning.grace_s if sure else self._tuning.wanted_s))
-        when = f"Try again in {retry_s} s." if sure else "It is not sure to find room within two minutes."
+        when = f"Try again in {retry_s} s." if sure else "No capacity expected within two minutes."
         error = kind(
             f"{why} {when}",
             code=code,
@@ -279,7 +281,7 @@ class LoadShedder:
         return error
 
     def _over_share(self, tenant: Tenant) -> bool:
-        """Whether others are here, and the key has more than its weight of all that waits and runs."""
+        """True if others are here, and the key has more than its weight of all that waits and runs."""
         active = [other for other in self._queue.tenants if other.active]
         weight = sum(other.weight for other in active)
         tokens = sum(other.in_flight_tokens + other.waiting_tokens for other in active)
@@ -289,7 +291,7 @@ class LoadShedder:
     def _promise(self, queued: Queued, now_s: float) -> tuple[int, bool]:
         """Seconds until a retry slot, and whether it is one: none is farther away than `max_retry_s`.
 
-        A request that comes early is told the same time again: it has one slot.
+        A request that returns early is told the same time again: it has one slot.
         """
         tenant, tuning = queued.tenant, self._tuning
         slots, rate = self.slots_of(tenant), self._rate(tenant)
@@ -298,9 +300,9 @@ class LoadShedder:
             return math.ceil(at_s - now_s), True
         free_tokens = max(self.max_queued_tokens - self._queue.tokens, 0)
         limit = min(free_tokens + tenant.waiting_tokens, self.max_wait_s(tenant) * rate)
-        line = tenant.waiting_tokens + slots.tokens + queued.tokens
-        ahead = line + self._ahead(tenant, line, math.inf)
-        wait_s = max(ahead - tuning.return_at * limit, 0.0) / (tuning.promised * rate)
+        own = tenant.waiting_tokens + slots.tokens + queued.tokens
+        served = own + self._ahead(tenant, own, math.inf)
+        wait_s = max(served - tuning.return_at * limit, 0.0) / (tuning.promised * rate)
         wait_s *= 1 - tuning.jitter * self._chance()
         retry_s = max(math.ceil(wait_s + self._scheduler.ends_after_s(now_s, rate)), 1)
         if retry_s > tuning.max_retry_s:

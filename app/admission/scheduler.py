@@ -1,18 +1,35 @@
-"""Who fits, and who may pass whom: the turns of the fair queue against the capacity of the engine."""
+"""Which request is next: the order of the fair queue against the capacity of the engine.
+
+One question is asked of a request, `obstacle`: what it has to wait for. One that does not fit is a blocked
+head of line, which others may pass for a while only.
+"""
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Sequence
 from itertools import islice
 
-from app.admission.capacity import DecodeWindow, PrefillWindow
-from app.admission.fair_queue import FairQueue, Tenant
-from app.admission.replicas import KVPools
+from app.admission.budget import KVPools
+from app.admission.queue import FairQueue, Tenant
 from app.admission.ticket import Ticket
 from app.admission.tuning import AdmissionTuning
+from app.admission.windows import DecodeWindow, PrefillWindow
+
+
+class Obstacle(enum.Enum):
+    """A reason for which a request has to wait."""
+
+    SHARE = "its key has more than its share of what runs, and would slow the others' answers too much"
+    ORDER = "a request before it does not fit, and may not be passed"
+    CHOICES = "the engine runs as many choices as it can"
+    DECODE = "the decode window is full"
+    MEMORY = "no pool has room"
+    PREFILL = "the prefill window is full"
 
 
 class AdmissionScheduler:
-    """What is in the engine, and what there is room for, of what waits and of what comes.
+    """The requests in the engine, and the room for more.
 
     `window` is the decode window of all, `key_window` that of a key that has more than its share of what
     runs.
@@ -35,7 +52,7 @@ class AdmissionScheduler:
         self._running: dict[str, Ticket] = {}
         self._blocked: Ticket | None = None
         self._held_back: set[Tenant] = set()
-        """Keys that would slow the others' answers too much, as of the last look."""
+        """Keys with the obstacle SHARE, as of the last look."""
 
     # What is in the engine
 
@@ -46,19 +63,28 @@ class AdmissionScheduler:
             window.reset()
 
     def limit_choices(self, max_choices: int) -> None:
-        """Take on how many choices the engine runs at once; 0 where it does not say."""
+        """Set the number of choices that the engine runs at once; 0 where it does not say."""
         self._max_choices = max_choices
 
+    def measure(self, ticket: Ticket) -> None:
+        """Set how much of a request's prompt no other request in flight has."""
+        spare = self._spare(ticket.tenant, ticket.tokens)
+        unshared_tokens = self.kv_budget.unshared_tokens(ticket.reservation, spare)
+        ticket.size(unshared_tokens, self.kv_budget.pool_tokens)
+
     def begin(self, ticket: Ticket, now_s: float) -> None:
-        """Let a request in."""
+        """Admit a request."""
+        spare = self._spare(ticket.tenant, ticket.tokens)
         self._queue.begin(ticket, ticket.reservation.n, now_s)
-        self.kv_budget.take(ticket.reservation)
+        self.kv_budget.take(ticket.reservation, spare)
         self._running[ticket.rid] = ticket
         self.num_choices += ticket.reservation.n
+        if not self.key_window.fits(self.num_choices):
+            self.key_window.hold_back()
         ticket.admit(now_s, queued_behind=self.prefill_window.enter(ticket.uncached_tokens, now_s))
 
     def end(self, ticket: Ticket) -> None:
-        """Take back the room of a request that was let in."""
+        """Take back the room of an admitted request."""
         if not ticket.started:
             self.prefill_window.leave(ticket.uncached_tokens)
         self.kv_budget.give_back(ticket.reservation)
@@ -67,24 +93,24 @@ class AdmissionScheduler:
         self.num_choices -= ticket.reservation.n
 
     def reclaim(self, rid: str) -> None:
-        """A request was aborted so that others have room; unknown ids are ignored."""
+        """Note that a request was aborted so that others have room; unknown ids are ignored."""
         if rid in self._running:
             self._running[rid].reclaim()
 
     def started(self, ticket: Ticket, uncached_tokens: int, now_s: float) -> None:
-        """A request has its first token, and the engine has computed so many tokens of the prompt."""
+        """Note a request's first token, and that the engine has computed so many tokens of the prompt."""
         assert ticket.admitted_s is not None
         self.prefill_window.started(
             ticket.uncached_tokens, ticket.admitted_s, now_s, queued_behind=ticket.queued_behind
         )
         ticket.start(uncached_tokens)
 
-    def paced(self, ticket: Ticket, tokens: int, now_s: float) -> None:
-        """The first choice of a request has so many tokens."""
-        made, took_s = ticket.timed(tokens, now_s)
-        if made > 0:
+    def observe_decode(self, ticket: Ticket, tokens: int, now_s: float) -> None:
+        """Note that the first choice of a request has so many tokens."""
+        new_tokens, took_s = ticket.since_last(tokens, now_s)
+        if new_tokens > 0:
             for window in (self.window, self.key_window):
-                window.made(made, took_s, self.num_choices, now_s)
+                window.observe_decode(new_tokens, took_s, self.num_choices, now_s)
 
     @property
     def reclaimed_tokens(self) -> int:
@@ -93,12 +119,12 @@ class AdmissionScheduler:
 
     @property
     def half_full(self) -> bool:
-        """Whether half of the memory or of the engine's places is taken."""
+        """True if half of the memory or of the engine's places is taken."""
         memory = 2 * self.kv_budget.committed_tokens >= self.kv_budget.limit_tokens
         return memory or 0 < self._max_choices <= 2 * self.num_choices
 
     def ends_after_s(self, now_s: float, tokens_per_s: float) -> float:
-        """Seconds until requests end as fast as they come, at that throughput: after a burst all are young.
+        """Seconds until requests end as fast as they arrive, at that throughput: after a burst all are young.
 
         The tokens in flight over the throughput is how long requests run (Little's law). In a steady flow
         they have run for half of that on average.
@@ -111,144 +137,144 @@ class AdmissionScheduler:
             sum(ticket.tokens for ticket in tickets) / tokens_per_s - self._tuning.young_ages * age_s, 0.0
         )
 
-    # Whose turn it is
+    # Which request is next
 
     @property
     def blocked(self) -> Ticket | None:
-        """Whose turn it was when there was no room for it, while it waits."""
+        """The first request in order that did not fit at the last look, while it waits."""
         blocked = self._blocked
         return blocked if blocked is not None and blocked in blocked.tenant.waiting else None
 
     def next(self, now_s: float) -> Ticket | None:
-        """The first in turn that fits. One that does not is passed by others for a while only."""
+        """The first request in order without an obstacle; those that it passes count its tokens."""
         blocked: list[Ticket] = []
         self._held_back.clear()
-        self._blocked = ticket = None
-        scanned = self._tuning.scanned if self._has_place(1, 0.0, within=True) else 1
-        for ticket in islice(self._queue.in_turn(now_s), scanned):
+        self._blocked = None
+        scanned = self._tuning.scanned if self._has_choices(1) else 1
+        for ticket in islice(self._queue.in_order(now_s), scanned):
             assert isinstance(ticket, Ticket)
-            if self._slows_others(ticket.tenant, ticket.reservation.n, now_s):
-                self._held_back.add(ticket.tenant)  # nobody waits for what has more than its share
-            elif all(self._may_pass(ticket, other) for other in blocked) and self.fits(ticket, now_s):
-                if not self.prefill_window.has_room(ticket.uncached_tokens):
-                    break
+            obstacle = self.obstacle(ticket, now_s, blocked)
+            if obstacle is Obstacle.SHARE:
+                self.key_window.hold_back()
+                self._held_back.add(ticket.tenant)  # nobody waits for a key that has more than its share
+                continue
+            if obstacle is None:
                 for passed in blocked:
-                    passed.pass_by(ticket.tokens)
-                self._blocked = blocked[0] if blocked else None
+                    passed.record_bypass(ticket.tokens)
                 return ticket
-            else:
-                blocked.append(ticket)
-                if ticket.bypassed_tokens >= self._tuning.hard_bypass * ticket.tokens:
-                    break
-        self._blocked = blocked[0] if blocked else None
+            if obstacle is Obstacle.PREFILL:
+                self.prefill_window.hold_back()
+                return None
+            if obstacle is Obstacle.DECODE:
+                self.window.hold_back()
+            blocked.append(ticket)
+            self._blocked = blocked[0]
+            if ticket.bypassed_tokens >= self._tuning.hard_bypass * ticket.tokens:
+                break
         return None
 
-    def fits(self, ticket: Ticket, now_s: float) -> bool:
-        """Whether the engine has a place and the pool has room, without what is kept for others."""
+    def obstacle(self, ticket: Ticket, now_s: float, blocked: Sequence[Ticket] = ()) -> Obstacle | None:
+        """The reason why a request waits behind those `blocked`; None if it may be admitted now."""
         tenant, n = ticket.tenant, ticket.reservation.n
+        if self._slows_others(tenant, n, now_s):
+            return Obstacle.SHARE
+        if not all(self._may_pass(tenant, ticket.tokens, len(tenant.waiting), other) for other in blocked):
+            return Obstacle.ORDER
         spare = self._spare(tenant, ticket.tokens)
-        return (
-            not self._slows_others(tenant, n, now_s)
-            and self._has_place(n, spare, within=self._within(tenant, n))
-            and self.kv_budget.fits(ticket.reservation, spare)
-        )
+        if not self._has_choices(n, spare):
+            return Obstacle.CHOICES
+        if not self._decodes(tenant, n, spare):
+            return Obstacle.DECODE
+        if not self.kv_budget.fits(ticket.reservation, spare):
+            return Obstacle.MEMORY
+        return None if self.prefill_window.fits(ticket.uncached_tokens) else Obstacle.PREFILL
 
-    # Whether one that comes may wait
+    def fits_queue(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
+        """True if a key's next request, of so many tokens, fits beside what waits before it.
 
-    def has_room(self, tenant: Tenant, tokens: int, age_s: float, now_s: float) -> bool:
-        """Whether a key's next request, of so many tokens, fits behind what waits or past what waits in vain.
-
-        It passes keys that are held back. It passes a key with a request that does not fit and for which all
-        wait, if its own key was served no less or asks for little; then it has what is kept for such too.
+        Keys that are held back are not before it, nor a key with a blocked request that it may pass: then it
+        may use what is kept for keys within their share, too.
         """
         held_back = [other for other in self._held_back if other is not tenant]
         n = len(self._queue) - sum(len(other.waiting) for other in held_back) + 1
         passed = sum(other.waiting_tokens for other in held_back)
         uncached = sum(other.waiting_uncached_tokens for other in held_back)
-        if self._is_free(n, tokens - passed, -uncached, self._tuning.spare, age_s):
+        spare = self._tuning.spare
+        decodes = not self.num_choices or self.window.fits(self.num_choices + n, spare)
+        if decodes and self._has_queue_room(n, tokens - passed, uncached, spare, age_s):
             return True
         blocked, n, own_tokens = self.blocked, len(tenant.waiting) + 1, tenant.waiting_tokens + tokens
         if blocked is None or self._slows_others(tenant, n, now_s):
             return False
-        other = blocked.tenant
-        if other is tenant:
-            passed, uncached = blocked.tokens, blocked.uncached_tokens
-            may_pass = blocked.bypassed_tokens < self._tuning.bypass * blocked.tokens
-        else:
-            passed, uncached = other.waiting_tokens, other.waiting_uncached_tokens
-            theirs = other.served + blocked.tokens / other.weight
-            served_less = tenant.served + own_tokens / tenant.weight <= theirs
-            may_pass = served_less or self._asks_little(tenant, own_tokens, n)
-        spare, within = self._spare(tenant, own_tokens), self._within(tenant, n)
-        return may_pass and self._is_free(n, tokens - passed, -uncached, spare, age_s, within=within)
+        if not self._may_pass(tenant, own_tokens, n, blocked):
+            return False
+        own = blocked.tenant is tenant
+        passed = blocked.tokens if own else blocked.tenant.waiting_tokens
+        uncached = blocked.uncached_tokens if own else blocked.tenant.waiting_uncached_tokens
+        spare = self._spare(tenant, own_tokens)
+        return self._decodes(tenant, n, spare) and self._has_queue_room(
+            n, tokens - passed, uncached, spare, age_s
+        )
 
-    def _is_free(
-        self, n: int, tokens: int, uncached_tokens: int, spare: float, age_s: float, *, within: bool = False
-    ) -> bool:
-        """Whether there is room for all that waits and so many choices and tokens more."""
+    def _has_queue_room(self, n: int, tokens: int, passed_uncached: int, spare: float, age_s: float) -> bool:
+        """True if there is room for all that waits and so many choices and tokens more."""
         return (
-            self._has_place(n, spare, within=within)
-            and self._queue.uncached_tokens + uncached_tokens <= self.prefill_window.soon_tokens(age_s)
+            self._has_choices(n, spare)
+            and self._queue.uncached_tokens - passed_uncached <= self.prefill_window.queueable_tokens(age_s)
             and self._queue.tokens + tokens <= self.kv_budget.free_tokens(spare)
         )
 
+    def _has_choices(self, n: int, spare: float = 0.0) -> bool:
+        """True if the engine runs so many choices more, a share of them kept; one request may always run."""
+        limit = self._max_choices
+        return not (limit and self.num_choices) or self.num_choices + n <= limit - int(spare * limit)
+
+    def _decodes(self, tenant: Tenant, n: int, spare: float) -> bool:
+        """True if the decode window has room for so many choices more of a key.
+
+        A key within its share of the window does not wait for what others hold of it beyond theirs.
+        """
+        within = tenant.choices_in_flight + n <= self._share(tenant) * self.window.max_choices
+        return not self.num_choices or within or self.window.fits(self.num_choices + n, spare)
+
+    def _may_pass(self, tenant: Tenant, tokens: int, num_waiting: int, blocked: Ticket) -> bool:
+        """True if so many tokens of a key may be admitted before a blocked request.
+
+        Of the same key, or a lower tier: for a while. Of another key: as long as that is not served more by
+        it than one such request, or takes next to nothing and has no backlog.
+        """
+        tuning, other = self._tuning, blocked.tenant
+        if tenant is other or tenant.rank > other.rank:
+            return blocked.bypassed_tokens < tuning.bypass * blocked.tokens
+        own, theirs = tokens / tenant.weight, blocked.tokens / other.weight
+        if tenant.rank < other.rank or tenant.served + own <= other.served + theirs:
+            return True
+        little = tuning.spare / 2 * self.kv_budget.capacity_tokens
+        return num_waiting <= tuning.few_waiting and tenant.in_flight_tokens + tokens <= little
+
     # Shares
 
-    def _has_place(self, n: int, spare: float, *, within: bool = False) -> bool:
-        """Whether so many choices more would run at once, a part of the places kept; one request may.
-
-        A key `within` its share of the decode window does not wait for what others hold of it beyond theirs.
-        """
-        if not self.num_choices:
-            return True
-        choices, limit = self.num_choices + n, self._max_choices
-        if limit and choices > limit - int(spare * limit):
-            return False
-        return within or self.window.has_place(choices, spare)
-
     def _spare(self, tenant: Tenant, tokens: int) -> float:
-        """What part of everything is kept from a key that would have so many tokens more.
+        """The share of everything that is kept from a key that would have so many tokens more.
 
-        Nothing from a key that has nothing in flight, or stays within its share, were one more key to come.
+        Nothing is kept from a key that has nothing in flight, or stays within its share, were there one more
+        key.
         """
         if not tenant.num_in_flight or (len(self._queue.tenants) == 1 and not tenant.keyed):
             return 0.0
         share = self._share(tenant, others=1) * self.kv_budget.capacity_tokens
         return 0.0 if tenant.in_flight_tokens + tokens <= share else self._tuning.spare
 
-    def _within(self, tenant: Tenant, n: int) -> bool:
-        """Whether a key stays within its share of the decode window with so many choices more."""
-        return tenant.choices_in_flight + n <= self._share(tenant) * self.window.max_choices
-
     def _slows_others(self, tenant: Tenant, n: int, now_s: float) -> bool:
-        """Whether a key that has more than its share of what runs would slow the others' answers too much."""
+        """True if a key that has more than its share of what runs would slow the others' answers too much."""
         running = self.num_choices + n
-        if n == running == 1 or self.key_window.has_place(running, 0.0):
+        if n == running == 1 or self.key_window.fits(running):
             return False
         others_weight = self._queue.recent_weight(now_s, besides=tenant)
         share = tenant.weight / (tenant.weight + others_weight)
         return others_weight > 0 and tenant.choices_in_flight + n > self._tuning.above_share * share * running
 
     def _share(self, tenant: Tenant, *, others: int = 0) -> float:
-        """What part of everything is a key's, among those that are active and so many more."""
+        """A key's share of everything, among those that are active and so many more."""
         own_weight = 0 if tenant.active else tenant.weight
         return tenant.weight / (self._queue.active_weight + others + own_weight)
-
-    def _may_pass(self, ticket: Ticket, blocked: Ticket) -> bool:
-        """Whether a request may go before one whose turn it is, and that does not fit.
-
-        Of the same key, or a lower tier: for a while. Of another key: as long as that is not served more by
-        it than one such request, or takes next to nothing and has no backlog.
-        """
-        tenant, other = ticket.tenant, blocked.tenant
-        if tenant is other or tenant.rank > other.rank:
-            return blocked.bypassed_tokens < self._tuning.bypass * blocked.tokens
-        own, theirs = ticket.tokens / tenant.weight, blocked.tokens / other.weight
-        if tenant.rank < other.rank or tenant.served + own <= other.served + theirs:
-            return True
-        return self._asks_little(tenant, ticket.tokens, len(tenant.waiting))
-
-    def _asks_little(self, tenant: Tenant, tokens: int, waiting: int) -> bool:
-        """Whether so many tokens more are next to nothing, and so many that wait are no backlog."""
-        little = self._tuning.spare / 2 * self.kv_budget.capacity_tokens
-        return waiting <= self._tuning.few_waiting and tenant.in_flight_tokens + tokens <= little

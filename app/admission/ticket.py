@@ -1,4 +1,4 @@
-"""One request's way through admission: what it claims, and what it is seen to use."""
+"""A request in admission: what it claims, and what it is seen to use."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
 
-from app.admission.capacity import KVReservation
+from app.admission.budget import KVReservation
 from app.admission.estimates import LengthEstimate
-from app.admission.fair_queue import Queued, Tenant
+from app.admission.queue import Queued, Tenant
 from app.core import ChatRequest, Delta, Prompt
 from app.errors import ServingError
 from app.messages import content_texts
 
 
 def fingerprint_of(request: ChatRequest) -> int:
-    """What a key's request is recognised by when it comes again: its last message, rendered or not.
+    """The hash by which a request is recognised when it is sent again: of its last message, rendered or not.
 
     Its answer may have been shortened by then, and its conversation not be read yet.
     """
@@ -41,7 +41,7 @@ class Ticket(Queued):
         on_progress: Callable[[Ticket, Delta], None],
         on_release: Callable[[Ticket], None],
     ) -> None:
-        """`on_progress` hears of first tokens, of every `step_tokens`, and of ends of choices."""
+        """`on_progress` is called at first tokens, every `step_tokens`, and at ends of choices."""
         super().__init__(tenant, 0, now_s, request.placement.socket_wait_s, fingerprint_of(request))
         self._step_tokens, self._on_progress, self._on_release = step_tokens, on_progress, on_release
         self.rid = request.request_id
@@ -57,12 +57,12 @@ class Ticket(Queued):
         self._future: asyncio.Future[None] | None = None
 
     def size(self, unshared_tokens: int, capacity_tokens: int) -> None:
-        """Take on how much of its prompt no other request in flight has."""
+        """Set how much of its prompt no other request in flight has."""
         self.uncached_tokens = unshared_tokens
         self.tokens = max(min(unshared_tokens + self.reservation.mean, capacity_tokens), 1)
 
     def placed(self, prompt: Prompt) -> Prompt:
-        """Its prompt with the replica that it was let in to."""
+        """Its prompt with the replica that it was admitted to."""
         replica = self.reservation.replica
         return prompt if replica is None else replace(prompt, replica=replica)
 
@@ -72,32 +72,32 @@ class Ticket(Queued):
         self.charged_tokens = tokens
 
     def admit(self, now_s: float, *, queued_behind: bool) -> None:
-        """It is let in; `queued_behind` is whether other prompts are before it."""
+        """End its wait; `queued_behind` is whether other prompts are before it."""
         self.admitted_s, self.queued_behind = now_s, queued_behind
         self._resolve(None)
 
     def refuse(self, error: ServingError) -> None:
-        """It waits no more: its `turn` raises that."""
+        """End its wait: `admitted` raises that."""
         self._resolve(error)
 
-    async def turn(self) -> None:
-        """Wait until it is let in. Raises what it is refused with."""
+    async def admitted(self) -> None:
+        """Wait until it is admitted. Raises what it is refused with."""
         self._future = asyncio.get_running_loop().create_future()
         await self._future
 
     def start(self, uncached_tokens: int) -> None:
-        """It has its first token, and the engine has told how much of the prompt it computed."""
+        """Note its first token, and how much of the prompt the engine computed."""
         self.started, self.uncached_tokens = True, uncached_tokens
 
     def reclaim(self) -> None:
-        """It was aborted so that others have room."""
+        """Note that it was aborted so that others have room."""
         self.reclaimed = True
 
-    def timed(self, tokens: int, now_s: float) -> tuple[int, float]:
+    def since_last(self, tokens: int, now_s: float) -> tuple[int, float]:
         """Tokens of the first choice since the last call, and their seconds; no tokens at the first."""
-        made = tokens - self._timed_tokens if self._timed_tokens else 0
+        new_tokens = tokens - self._timed_tokens if self._timed_tokens else 0
         took_s, self._timed_tokens, self._timed_s = now_s - self._timed_s, tokens, now_s
-        return made, took_s
+        return new_tokens, took_s
 
     def on_delta(self, delta: Delta) -> None:
         """Take note of a delta, with the engine's own counts. Costs next to nothing between steps."""

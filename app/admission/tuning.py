@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AdmissionTuning:
-    """How admission estimates, reserves, lets in and refuses. A comment has unit, range and reason."""
+    """The numbers of admission. A comment has unit, range and reason."""
 
     # KV memory
     # Deviations over the mean growth, >= 0: no retraction in `bench overload`.
@@ -78,7 +78,7 @@ class AdmissionTuning:
     # Pools of tokens, >= 0, that a refused key makes up for: with 0 two keys are served 20% apart, else 2%.
     credit_pools: float = 1.0
     wanted_s: float = 5.0  # seconds after a refusal without a slot in which its key is taken to want more
-    recent_s: float = 60.0  # seconds after a request in which its key is in use: its reader comes again
+    recent_s: float = 60.0  # seconds after a request in which its key is in use: its reader may return
     forgotten_s: float = 600.0  # seconds, over `max_retry_s`, after which an idle key's counters are dropped
 
     # Refusals
@@ -87,7 +87,7 @@ class AdmissionTuning:
     wait_of_ttft: float = 0.4  # share of the TTFT target that it may take, in the tiers above batch
     young_ages: float = 3.0  # mean ages, >= 2, that requests run at least; 2 in a steady flow
     # Times as long as others, >= 1, that requests may wait which come at their slot. Where all clients obey,
-    # 0.92 of them are let in with 2.5, and 0.95 with 3.0.
+    # 0.92 of them are admitted with 2.5, and 0.95 with 3.0.
     late: float = 3.0
     promised: float = 0.75  # share of the throughput that slots take; other requests fill up the rest
     return_at: float = 0.2  # share of what may wait at which those come back who have a slot

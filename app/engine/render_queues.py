@@ -15,9 +15,9 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from app.concurrency.owner_threads import OwnerThreads, ThreadsClosed, Work
 from app.core import ChatRequest
 from app.errors import EngineNotReady
-from app.threads.owner_threads import OwnerThreads, ThreadsClosed, Work
 
 T = TypeVar("T")
 

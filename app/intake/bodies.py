@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.concurrency.owner_threads import LARGE_BYTES
 from app.core import IdempotencyKey, ModelCard, Placement
 from app.errors import BadRequest, BodyTooLarge, EngineNotReady
 from app.intake.body_budget import BodyBudget, BodyLease
 from app.intake.json_body import fingerprint, parse_body
-from app.intake.loop_turns import LoopTurns
+from app.intake.loop_gate import LoopGate
 from app.intake.scope import CONNECTION
 from app.routing.backend import Backends
-from app.threads.owner_threads import LARGE_BYTES
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class BodyReader:
         self._backends = backends
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
-        self._turns = LoopTurns()
+        self._turns = LoopGate()
 
     @property
     def limit_bytes(self) -> int:

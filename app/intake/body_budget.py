@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
+from app.concurrency.fair_gate import FairGate
 from app.errors import Unavailable
-from app.metering.lines import Lines
 
 WAIT_S = 2.0
 """Seconds that a body waits for memory. Unless the server is full, memory is free within milliseconds."""
@@ -33,19 +32,17 @@ class BodyBudget:
         self.held_bytes = 0
         self._by_owner: Counter[str] = Counter()
         self._waiting: set[asyncio.Future[None]] = set()
-        self._lines = Lines("large bodies", MAX_UNPARSED, MAX_UNPARSED_TOTAL)
-        self._parsing = asyncio.Semaphore(1)
+        self._parsing = FairGate(
+            1, "large bodies", max_per_owner=MAX_UNPARSED, max_total=MAX_UNPARSED_TOTAL, one_each=True
+        )
 
-    @asynccontextmanager
-    async def turn(self, owner: str) -> AsyncIterator[None]:
+    def turn(self, owner: str) -> AbstractAsyncContextManager[None]:
         """Wait for the owner's turn to have a large body parsed. Raises RateLimited, Overloaded.
 
         One at a time: a parser holds the interpreter's lock, and with several the loop would wait for all
         of them whenever it has something to do.
         """
-        with self._lines.enter(owner) as turn:
-            async with turn, self._parsing:
-                yield
+        return self._parsing.place(owner)
 
     def fits(self, owner: str, size_bytes: int) -> bool:
         """True where `owner` may hold that much more now."""

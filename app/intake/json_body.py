@@ -15,8 +15,8 @@ from typing import Any
 
 import orjson
 
+from app.concurrency.owner_threads import LARGE_BYTES
 from app.errors import BadRequest
-from app.threads.owner_threads import LARGE_BYTES
 
 MAX_DEPTH = 64
 """Greatest nesting of arrays and objects in a body; schemas that people write stay below 20."""

@@ -6,17 +6,16 @@ key counts them. The reads of a chat request do not come here: the request has b
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
+from app.concurrency.fair_gate import FairGate
 from app.core import Key
 from app.errors import RateLimited
 from app.metering.bucket import Bucket
 from app.metering.limiter import Limiter
-from app.metering.lines import Lines
 from app.store.database import READERS
 
 BURST_S = 10.0
@@ -39,8 +38,9 @@ class Reads:
         self._max_per_s = max_per_s
         self._clock_s = clock_s
         self._buckets: dict[str, Bucket] = {}
-        self._lines = Lines("reads", MAX_WAITING, MAX_WAITING_TOTAL)
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._gate = FairGate(
+            AT_ONCE, "reads", max_per_owner=MAX_WAITING, max_total=MAX_WAITING_TOTAL, one_each=True
+        )
 
     def charge(self, owner: str, key: Key | None) -> None:
         """Charge one request. Raises RateLimited."""
@@ -60,9 +60,6 @@ class Reads:
                 retry_after_s=retry_s,
             )
 
-    @asynccontextmanager
-    async def turn(self, owner: str) -> AsyncIterator[None]:
+    def turn(self, owner: str) -> AbstractAsyncContextManager[None]:
         """Wait for the caller's turn to read. Raises RateLimited, Overloaded."""
-        with self._lines.enter(owner) as turn:
-            async with turn, self._slots:
-                yield
+        return self._gate.place(owner)

@@ -6,7 +6,7 @@ Everything is linear in its input; regular expressions see a window of `_WINDOW`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import orjson
@@ -35,10 +35,12 @@ _DAY = r"(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?\b"
 _PIECE = rf"(?:{_DATE}|{_TIME}|{_NAMED}|{_DAY}|UTC|GMT)"
 _CLOCK = re.compile(rf"{_PIECE}(?:(?:,? at |[ ,T]{{1,2}}){_PIECE})*")
 _EPOCH = re.compile(r"(?<!\d)(?:1[2-9]|2[0-4])\d{8}(?:\.\d{1,6}|\d{3}|\d{6}|\d{9})?(?!\d)")
-_WORD = re.compile(r"[0-9A-Za-z_\-]+")
+_PATTERNS: Mapping[Kind, Sequence[re.Pattern[str]]] = {
+    "clock": (_CLOCK, _EPOCH),
+    "id": (re.compile(r"[0-9A-Za-z_\-]+"),),
+}
 
 Item = TypeVar("Item")
-_Find = Callable[[str, int], tuple[int, int] | None]
 
 
 class TextDifference(NamedTuple):
@@ -59,10 +61,9 @@ class TextDifference(NamedTuple):
 def text_difference(old: str, new: str) -> TextDifference:
     """The first difference of a text from its predecessor. They are not equal."""
     at = common_prefix(old, new)
-    finders: tuple[tuple[Kind, _Find], ...] = (("clock", _clock_around), ("id", _id_around))
-    for kind, find in finders:
-        span = find(new, at)
-        if span is not None and find(old, at) is not None:
+    for kind in _PATTERNS:
+        span = _span(kind, new, at)
+        if span is not None and _span(kind, old, at) is not None:
             start, end = span
             return TextDifference(kind, start, end - start, at, new[start:end][:_SHOWN_CHARACTERS])
     end = len(new) - _common_suffix(old, new, at)
@@ -85,7 +86,7 @@ def tools_difference(old: bytes, new: bytes) -> TextDifference:
 
 
 def similar(old: str, new: str) -> bool:
-    """Whether a text is likely another edition of the other: half of it stands in place, or most words do."""
+    """True if a text is likely another edition of the other: half of it stands in place, or most words do."""
     old, new = old[:_COMPARED_CHARACTERS], new[:_COMPARED_CHARACTERS]
     at = common_prefix(old, new)
     if 2 * (at + _common_suffix(old, new, at)) >= max(len(old), len(new)):
@@ -115,31 +116,20 @@ def _common_suffix(a: str, b: str, at: int) -> int:
     return common_prefix(a[len(a) - longest :][::-1], b[len(b) - longest :][::-1])
 
 
-def _clock_around(text: str, at: int) -> tuple[int, int] | None:
-    """The time or date that `at` is in, or right behind."""
+def _span(kind: Kind, text: str, at: int) -> tuple[int, int] | None:
+    """The clock or the id that `at` is in, or right behind."""
     begin = max(at - _WINDOW, 0)
-    window = text[begin : at + _WINDOW]
-    for pattern in (_CLOCK, _EPOCH):
-        for match in pattern.finditer(window):
-            if begin + match.start() <= at <= begin + match.end():
-                return begin + match.start(), begin + match.end()
-    return None
-
-
-def _id_around(text: str, at: int) -> tuple[int, int] | None:
-    """The word that `at` is in, where it looks like an id."""
-    begin = max(at - _WINDOW, 0)
-    for match in _WORD.finditer(text[begin : at + _WINDOW]):
-        if begin + match.start() <= at <= begin + match.end() and _is_id(match.group()):
-            return begin + match.start(), begin + match.end()
+    for pattern in _PATTERNS[kind]:
+        for match in pattern.finditer(text[begin : at + _WINDOW]):
+            start, end = begin + match.start(), begin + match.end()
+            if start <= at <= end and (kind == "clock" or _is_id(match.group())):
+                return start, end
     return None
 
 
 def _is_id(word: str) -> bool:
     digits = sum(map(str.isdigit, word))
-    if digits >= _FEWEST_DIGITS:
-        return True
-    return len(word) >= _SHORTEST_ID and digits > 1
+    return digits >= _FEWEST_DIGITS or (len(word) >= _SHORTEST_ID and digits > 1)
 
 
 def _tools(raw: bytes) -> list[bytes]:

@@ -1,11 +1,11 @@
 """The prefix report: for each key's prompts, the tokens expected in the cache, found there, and why.
 
-`saw` is told of every request once its cached tokens are known. A system prompt's editions (another
-clock in it, another tool list) are lines of one family. When a request finds less than its line is
-expected to have, that is a *break*, with one cause, the first that holds:
+`saw` is called for every request once its cached tokens are known. A system prompt's editions (another clock
+in it, another tool list) are one series. When a request finds less than its edition is expected to have, that
+is a *break*, with one cause, the first that holds:
 
-    restarted  the engine began anew since the line was seen
-    salt       the cache salt is another than the line's
+    restarted  the engine was started again since the edition was seen
+    salt       the cache salt is another than the edition's
     system     the system text is another: from which character on, and whether a clock or an id stands there
     tools      the tool list is another: from which tool on
     template   the same text and tools became other tokens: from which token on
@@ -29,19 +29,29 @@ from structlog.typing import FilteringBoundLogger
 from app.core import ChatRequest, Counts, Prompt
 from app.log import where
 from app.prefix_report.diff import TextDifference, similar, text_difference, tools_difference
-from app.prefix_report.family import CAUSES, Break, Cause, PromptSeries, SeriesKey, Unit
-from app.prefix_report.line import HEAD_TOKENS, PromptEdition, Stable, estimate_of, stable_of
+from app.prefix_report.series import (
+    CAUSES,
+    Break,
+    Cause,
+    PromptEdition,
+    PromptSeries,
+    SeriesKey,
+    Stable,
+    Unit,
+    estimate_of,
+    stable_of,
+)
 
 _PASSING = ("clock", "id")
 _UNITS: Mapping[Cause, Unit] = {"system": "character", "tools": "tool"}
 
 KEEP_S = 24 * 3600.0
 MAX_BYTES = 32 * 1024**2
-MAX_FAMILIES = 32
+"""Bytes of all editions. Each counts at least 1 KiB, so that this bounds their number too."""
+MAX_SERIES = 32
 """System prompts of one key and model; the one seen longest ago makes room."""
 MAX_EDITIONS = 4
-MAX_KEYS = 4096
-_COMPARED_FAMILIES = 8
+_COMPARED_SERIES = 8
 
 
 class PrefixReport:
@@ -63,16 +73,23 @@ class PrefixReport:
         self._max_bytes = max_bytes
         self._secret = secrets.token_bytes(16)
         self._epochs: Counter[str] = Counter()
-        """The number of times that each model's engine has started anew."""
-        self._lines: OrderedDict[tuple[SeriesKey, Stable], tuple[PromptEdition, PromptSeries]] = OrderedDict()
-        self._families: OrderedDict[SeriesKey, list[PromptSeries]] = OrderedDict()
+        """The number of times that each model's engine was started again."""
+        self._editions: OrderedDict[tuple[SeriesKey, Stable], tuple[PromptEdition, int]] = OrderedDict()
+        """Editions and the bytes that they count, the one seen longest ago first."""
+        self._series: dict[SeriesKey, list[PromptSeries]] = {}
         self.breaks: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
         """The number of breaks by cause, since the start."""
         self.size_bytes = 0
 
     def restarted(self, model: str) -> None:
-        """A model's engine began anew, with an empty cache."""
+        """A model's engine was started again, with an empty cache."""
         self._epochs[model] += 1
+
+    def series(self, owner: str | None = None) -> Iterator[PromptSeries]:
+        """Every system prompt in memory, or one owner's, the key seen first at the beginning."""
+        for series_key, of_key in self._series.items():
+            if owner is None or series_key.owner == owner:
+                yield from of_key
 
     def saw(
         self,
@@ -84,270 +101,199 @@ class PrefixReport:
         key_id: str | None = None,
         salt: str = "",
     ) -> None:
-        """A request's cached tokens are known: judge them. Never raises.
+        """Judge a request whose cached tokens are known. Never raises.
 
         `counts` are as billed, `request` has its history, `sent_s` is when the engine was asked, on the
-        monotonic clock: what came into the cache later is not expected. A raw prompt has no system prompt.
+        monotonic clock: a prefix that was cached later is not expected. A raw prompt has no system prompt.
         """
         if request.raw is not None:
             return
         try:
-            self._saw(
-                request,
-                prompt,
-                counts,
-                SeriesKey(request.owner, key_id, request.model),
-                salt=salt,
-                sent_s=sent_s,
-            )
+            now_s, epoch = self._clock_s(), self._epochs[request.model]
+            sent_s = now_s if sent_s is None else sent_s
+            seen = _Seen(request, prompt, counts.cached_tokens, salt, epoch, sent_s, now_s)
+            self._saw(seen, SeriesKey(request.owner, key_id, request.model))
         except Exception as exc:  # noqa: BLE001  # a report is no reason to fail a request
             self._log.error("prefix_report_broke", request_id=request.request_id, error=where(exc))
 
-    def _saw(
-        self,
-        request: ChatRequest,
-        prompt: Prompt,
-        counts: Counts,
-        series_key: SeriesKey,
-        *,
-        salt: str,
-        sent_s: float | None,
-    ) -> None:
-        stable = _bounded(stable_of(request.body))
-        now_s, epoch = self._clock_s(), self._epochs[series_key.model]
-        seen = _Seen(request, prompt, counts.cached_tokens, salt, epoch, now_s if sent_s is None else sent_s)
-        entry = self._lines.get((series_key, stable))
+    def _saw(self, seen: _Seen, series_key: SeriesKey) -> None:
+        stable = stable_of(seen.request.body)
+        entry = self._editions.get((series_key, stable))
         if entry is None:
-            self._meet(seen, series_key, stable, now_s)
+            self._add(seen, series_key, stable)
             return
-        line, family = entry
-        self._lines.move_to_end((series_key, stable))
-        line.saw(now_s)
-        family.asked()
-        if line.boundary is None:
-            self._learn(seen, line, family, now_s)
-        elif seen.sent_s >= line.since_s:
-            expected = line.boundary - prompt.unbilled_tokens
+        edition = entry[0]
+        self._editions.move_to_end((series_key, stable))
+        edition.touch(seen.now_s)
+        edition.series.touch(self._wall_us())
+        if edition.boundary is not None:
+            if seen.sent_s < edition.since_s:
+                return
+            expected = edition.boundary - seen.unbilled
             missing = expected - seen.cached
-            if missing <= 0 or (not line.slack and missing < self._page):
-                line.cached_under(salt, epoch)
-                self._count(family, expected, seen.cached)
-            else:
-                self._explain(seen, line, family, now_s)
+            if missing <= 0 or (not edition.slack and missing < self._page):
+                edition.cached_under(seen.salt, seen.epoch)
+                self._count(edition.series, expected, seen.cached)
+                return
+        self._compare(seen, edition)
 
-    def _meet(self, seen: _Seen, series_key: SeriesKey, stable: Stable, now_s: float) -> None:
-        """A text with tools that was not seen before: an edition of a known one, or new."""
-        family, passing = self._family(series_key, stable), None
-        if family is None:
-            family = self._new_family(series_key, stable)
+    def _compare(self, seen: _Seen, edition: PromptEdition) -> None:
+        """Judge by the tokens: the same text and tools, as far as they are known to stay the same."""
+        expected = edition.expected - seen.unbilled
+        at = edition.compare(seen.request, seen.prompt)
+        if at is not None:
+            difference = TextDifference("changed", at, 0, at)
+            what = edition.changed_option(seen.request, seen.prompt)
+            self._judge(seen, edition, expected, "template", difference, what)
+            edition.render(seen.request, seen.prompt, seen.now_s)
+            edition.cached_under(seen.salt, seen.epoch)
+        elif edition.boundary is not None and seen.sent_s >= edition.since_s:
+            self._judge(seen, edition, edition.boundary - seen.unbilled, "evicted")
+            edition.cached_under(seen.salt, seen.epoch)
+        self._resize(edition)
+
+    def _judge(
+        self,
+        seen: _Seen,
+        edition: PromptEdition,
+        expected: int,
+        cause: Cause,
+        difference: TextDifference | None = None,
+        what: str = "",
+    ) -> None:
+        """Count a request that should have had what is cached of an edition, and a break where it had less.
+
+        The cause is what was found different, unless a restart or the salt explains the whole loss.
+        """
+        if seen.sent_s < edition.since_s:
+            return
+        series = edition.series
+        if seen.cached + self._page <= expected:
+            if edition.epoch != seen.epoch:
+                cause, difference, what = "restarted", None, ""
+            elif edition.salt != seen.salt:
+                cause, difference, what = "salt", None, ""
+            difference = difference or TextDifference("changed", seen.cached, 0, seen.cached)
+            self.breaks[cause] += 1
+            series.breaks[cause] += 1
+            series.last.append(
+                Break(
+                    cause,
+                    what,
+                    _UNITS.get(cause, "token"),
+                    difference.position,
+                    difference.length,
+                    expected,
+                    seen.cached,
+                    seen.request.request_id,
+                    self._wall_us(),
+                    difference.shown,
+                )
+            )
+        self._count(series, expected, seen.cached)
+
+    def _count(self, series: PromptSeries, expected: int, cached: int) -> None:
+        """Add up tokens expected and obtained, and log a rate that falls by half."""
+        if expected < self._page or not series.count(expected, cached):
+            return
+        last = series.last[-1] if series.last else None
+        self._log.warning(
+            "prefix_hit_rate_fell",
+            prefix=series.id,
+            key=series.series_key.key_id,
+            model=series.series_key.model,
+            usual=round(series.usual, 2),
+            recent=round(series.recent, 2),
+            **{name: getattr(last, name, None) for name in ("cause", "what", "unit", "position")},
+        )
+
+    # New editions
+
+    def _add(self, seen: _Seen, series_key: SeriesKey, stable: Stable) -> None:
+        """Add an edition that was not seen before, of a known series or a new one."""
+        series, replaced = self._find_series(series_key, stable), None
+        if series is None:
+            series = self._new_series(series_key, stable)
         else:
-            passing = self._edited(seen, family, stable)
-        family.asked()
+            replaced = self._judge_edit(seen, series, stable)
+        series.touch(self._wall_us())
         estimate = estimate_of(seen.request, seen.prompt, stable)
-        line = PromptEdition(stable, seen.salt, seen.epoch, now_s, estimate, seen.prompt.unbilled_tokens)
-        line.render(seen.request, seen.prompt)
-        line.saw(now_s)
-        if passing is not None:
-            self._drop_line(family, passing)
-        self._add(line, family)
+        edition = PromptEdition(series, stable, seen.salt, seen.epoch, seen.now_s, estimate)
+        edition.render(seen.request, seen.prompt, seen.now_s)
+        edition.touch(seen.now_s)
+        if replaced is not None:
+            self._drop(replaced)
+        if len(series.editions) >= MAX_EDITIONS:
+            self._drop(min(series.editions, key=lambda each: each.seen_s))
+        series.editions.append(edition)
+        self._editions[series_key, stable] = (edition, 0)
+        self._resize(edition)
+        self._forget(seen.now_s)
 
-    def _family(self, series_key: SeriesKey, stable: Stable) -> PromptSeries | None:
-        """The family that a new edition belongs to, the one seen last first."""
-        families = sorted(self._families.get(series_key, ()), key=lambda f: f.seen_us, reverse=True)
-        for family in families:
-            if any(line.stable.text == stable.text for line in family.lines):
-                return family
-        for family in families[:_COMPARED_FAMILIES]:
-            if stable.text and similar(family.newest.stable.text, stable.text):
-                return family
+    def _find_series(self, series_key: SeriesKey, stable: Stable) -> PromptSeries | None:
+        """The series that a new edition belongs to, the one seen last first."""
+        of_key = sorted(self._series.get(series_key, ()), key=lambda series: series.seen_us, reverse=True)
+        for series in of_key:
+            if any(edition.stable.text == stable.text for edition in series.editions):
+                return series
+        for series in of_key[:_COMPARED_SERIES]:
+            if stable.text and similar(series.newest.stable.text, stable.text):
+                return series
         return None
 
-    def _new_family(self, series_key: SeriesKey, stable: Stable) -> PromptSeries:
+    def _new_series(self, series_key: SeriesKey, stable: Stable) -> PromptSeries:
         text = stable.text.encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(text, digest_size=6, key=self._secret)
-        family = PromptSeries(series_key, f"prefix-{digest.hexdigest()}")
-        families = self._families.setdefault(series_key, [])
-        self._families.move_to_end(series_key)
-        families.append(family)
-        if len(families) > MAX_FAMILIES:
-            self._drop_family(min(families[:-1], key=lambda f: f.seen_us))
-        if len(self._families) > MAX_KEYS:
-            for old in list(next(iter(self._families.values()))):
-                self._drop_family(old)
-        return family
+        of_key = self._series.setdefault(series_key, [])
+        if len(of_key) >= MAX_SERIES:
+            oldest = min(of_key, key=lambda series: series.seen_us)
+            of_key.remove(oldest)
+            for edition in list(oldest.editions):
+                self._drop(edition)
+        series = PromptSeries(series_key, f"prefix-{digest.hexdigest()}")
+        of_key.append(series)
+        return series
 
-    def _edited(self, seen: _Seen, family: PromptSeries, stable: Stable) -> PromptEdition | None:
+    def _judge_edit(self, seen: _Seen, series: PromptSeries, stable: Stable) -> PromptEdition | None:
         """Judge the first request of a new edition by what the last one had.
 
-        Returns the last one where it will hardly come again: another clock or id stands in its place.
+        Returns the last one if it will hardly be seen again: another clock or id stands in its place.
         """
-        same_text = [line for line in family.lines if line.stable.text == stable.text]
-        cause: Cause = "tools" if same_text else "system"
-        old = max(same_text, key=lambda line: line.seen_s) if same_text else family.newest
+        same_text = [edition for edition in series.editions if edition.stable.text == stable.text]
+        old = max(same_text, key=lambda edition: edition.seen_s) if same_text else series.newest
         if same_text:
             difference = tools_difference(old.stable.tools, stable.tools)
         else:
             difference = text_difference(old.stable.text, stable.text)
-            family.vary(difference)
-        passing = old if difference.kind in _PASSING else None
-        if seen.sent_s < old.since_s:
-            return passing
+            series.vary(difference)
         ours = estimate_of(seen.request, seen.prompt, stable) or old.expected
-        expected = min(old.expected, ours) - seen.prompt.unbilled_tokens
-        if seen.cached + self._page > expected:
-            self._count(family, expected, seen.cached)
-        else:
-            self._broke(seen, family, expected, self._known_cause(seen, old) or cause, difference=difference)
-        return passing
-
-    def _known_cause(self, seen: _Seen, line: PromptEdition) -> Cause | None:
-        """A cause that explains the whole loss, whatever else is different."""
-        if line.epoch != seen.epoch:
-            return "restarted"
-        return "salt" if line.salt != seen.salt else None
-
-    def _learn(self, seen: _Seen, line: PromptEdition, family: PromptSeries, now_s: float) -> None:
-        """A line's second request tells how far its prompts stay the same."""
-        at = line.compare(seen.request, seen.prompt)
-        if at is not None:
-            self._rendered_anew(seen, line, family, at, now_s=now_s)
-            return
-        self._resize(line)
-        if line.boundary is not None and seen.sent_s >= line.since_s:
-            self._judge(seen, line, family)
-
-    def _explain(self, seen: _Seen, line: PromptEdition, family: PromptSeries, now_s: float) -> None:
-        """Less was cached than the line's boundary, as far as that is known."""
-        at = line.compare(seen.request, seen.prompt)
-        if at is None:
-            self._judge(seen, line, family)
-        else:
-            self._rendered_anew(seen, line, family, at, now_s=now_s)
-
-    def _judge(self, seen: _Seen, line: PromptEdition, family: PromptSeries) -> None:
-        """Text, tools and rendering are the same."""
-        expected = line.expected - seen.prompt.unbilled_tokens
-        if seen.cached + self._page > expected:
-            self._count(family, expected, seen.cached)
-        else:
-            self._broke(seen, family, expected, self._known_cause(seen, line) or "evicted")
-        line.cached_under(seen.salt, seen.epoch)
-
-    def _rendered_anew(
-        self, seen: _Seen, line: PromptEdition, family: PromptSeries, at: int, *, now_s: float
-    ) -> None:
-        """The same text and tools are other tokens from `at` on; from here on these are expected."""
-        expected = line.expected - seen.prompt.unbilled_tokens
-        if seen.sent_s >= line.since_s and seen.cached + self._page <= expected:
-            cause = self._known_cause(seen, line) or "template"
-            what = line.changed_option(seen.request, seen.prompt)
-            self._broke(
-                seen, family, expected, cause, difference=TextDifference("changed", at, 0, at), what=what
-            )
-        else:
-            self._count(family, expected, seen.cached)
-        line.render_anew(seen.request, seen.prompt, now_s)
-        line.cached_under(seen.salt, seen.epoch)
-        self._resize(line)
-
-    def _broke(
-        self,
-        seen: _Seen,
-        family: PromptSeries,
-        expected: int,
-        cause: Cause,
-        *,
-        difference: TextDifference | None = None,
-        what: str = "",
-    ) -> None:
-        """Count a break; what was found different is its cause only where nothing explains the whole loss."""
-        unit = _UNITS.get(cause, "token")
-        if difference is None or cause in ("restarted", "salt"):
-            difference, what = TextDifference("changed", seen.cached, 0, seen.cached), ""
-        elif not what:
-            what = difference.kind
-        self.breaks[cause] += 1
-        family.breaks[cause] += 1
-        family.last.append(
-            Break(
-                cause,
-                what,
-                unit,
-                difference.position,
-                difference.length,
-                expected,
-                seen.cached,
-                seen.request.request_id,
-                self._wall_us(),
-                difference.shown,
-            )
-        )
-        self._count(family, expected, seen.cached)
-
-    def _count(self, family: PromptSeries, expected: int, cached: int) -> None:
-        """Add up what was expected and obtained, and tell when the rate falls by half."""
-        family.saw(self._wall_us())
-        if expected < self._page:
-            return
-        if family.count(expected, cached):
-            last = family.last[-1] if family.last else None
-            self._log.warning(
-                "prefix_hit_rate_fell",
-                prefix=family.id,
-                key=family.series_key.key_id,
-                model=family.series_key.model,
-                usual=round(family.usual, 2),
-                recent=round(family.recent, 2),
-                cause=None if last is None else last.cause,
-                what=None if last is None else last.what,
-                unit=None if last is None else last.unit,
-                position=None if last is None else last.position,
-            )
+        expected = min(old.expected, ours) - seen.unbilled
+        self._judge(seen, old, expected, "tools" if same_text else "system", difference, difference.kind)
+        return old if difference.kind in _PASSING else None
 
     # Memory
 
-    def _add(self, line: PromptEdition, family: PromptSeries) -> None:
-        if len(family.lines) >= MAX_EDITIONS:
-            self._drop_line(family, min(family.lines, key=lambda entry: entry.seen_s))
-        family.lines.append(line)
-        family.saw(self._wall_us())
-        self._lines[family.series_key, line.stable] = (line, family)
-        self._resize(line)
-        self._shrink(line.seen_s)
+    def _resize(self, edition: PromptEdition) -> None:
+        key, size_bytes = (edition.series.series_key, edition.stable), edition.size_bytes
+        self.size_bytes += size_bytes - self._editions[key][1]
+        self._editions[key] = (edition, size_bytes)
 
-    def _resize(self, line: PromptEdition) -> None:
-        self.size_bytes += line.recount()
-
-    def _shrink(self, now_s: float) -> None:
-        """Forget what was not seen for long, and the oldest while there is too much."""
-        while self._lines:
-            line, family = next(iter(self._lines.values()))
-            if self.size_bytes <= self._max_bytes and now_s - line.seen_s <= KEEP_S:
+    def _forget(self, now_s: float) -> None:
+        """Drop what was not seen for long, and the oldest while there is too much."""
+        while self._editions:
+            oldest = next(iter(self._editions.values()))[0]
+            if self.size_bytes <= self._max_bytes and now_s - oldest.seen_s <= KEEP_S:
                 return
-            self._drop_line(family, line)
-            if not family.lines:
-                self._drop_family(family)
+            self._drop(oldest)
+            series_key, of_key = oldest.series.series_key, self._series[oldest.series.series_key]
+            if not oldest.series.editions:
+                of_key.remove(oldest.series)
+            if not of_key:
+                del self._series[series_key]
 
-    def _drop_line(self, family: PromptSeries, line: PromptEdition) -> None:
-        family.lines.remove(line)
-        del self._lines[family.series_key, line.stable]
-        self.size_bytes -= line.counted_bytes
-
-    def _drop_family(self, family: PromptSeries) -> None:
-        for line in list(family.lines):
-            self._drop_line(family, line)
-        families = self._families[family.series_key]
-        families.remove(family)
-        if not families:
-            del self._families[family.series_key]
-
-    # What is shown
-
-    def families(self, owner: str | None = None) -> Iterator[PromptSeries]:
-        """Every system prompt in memory, or one owner's, the key seen first at the beginning."""
-        for series_key, families in self._families.items():
-            if owner is None or series_key.owner == owner:
-                yield from families
+    def _drop(self, edition: PromptEdition) -> None:
+        edition.series.editions.remove(edition)
+        self.size_bytes -= self._editions.pop((edition.series.series_key, edition.stable))[1]
 
 
 class _Seen(NamedTuple):
@@ -357,10 +303,8 @@ class _Seen(NamedTuple):
     salt: str
     epoch: int
     sent_s: float
+    now_s: float
 
-
-def _bounded(stable: Stable) -> Stable:
-    """A text of more than any head's length stands for itself by its beginning and its hash."""
-    if len(stable.text) <= 4 * HEAD_TOKENS:
-        return stable
-    return Stable(f"{stable.text[: 4 * HEAD_TOKENS]}{hash(stable.text)}", stable.tools)
+    @property
+    def unbilled(self) -> int:
+        return self.prompt.unbilled_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from app.admission.controller import Admission
+from app.admission.admit import Admission
 from app.core import ChatRequest, Engine, Health, Key, Tier
 from app.errors import EngineNotReady
 
@@ -38,7 +38,7 @@ class Backend:
 
     @property
     def ready(self) -> bool:
-        """Whether the engine takes requests."""
+        """True if the engine takes requests."""
         return self.engine.health() is Health.READY
 
     def check_ready(self) -> None:

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import NamedTuple
 
 from app.core import ChatRequest, ModelCard
 from app.routing.router import NOTHING_BEFORE, unserved
@@ -43,58 +43,18 @@ class Step(enum.IntEnum):
         return self.name.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class Pressure:
-    """The queue as it is: what must be waited for, and what may be waited for at most."""
-
-    wait_s: float
-    """Seconds that a request arriving now would wait: backlog over measured throughput."""
-    target_s: float
-    """Seconds that it may wait at most, above zero."""
-    queued_share: float = 0.0
-    """The queue's fill against its bound in requests or in tokens, whichever is larger, 0..1."""
-
-    @property
-    def value(self) -> float:
-        """1 is a wait as long as it may be at most, or a queue that is full."""
-        return max(self.wait_s / self.target_s, self.queued_share, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Hysteresis:
+class Hysteresis(NamedTuple):
     """The pressure from which on a step is entered, and below which it is left."""
 
     enter: float
     leave: float
 
 
-@dataclass(frozen=True, slots=True)
-class DegradePolicy:
-    """The pressures and times at which the mode changes, and short answers' length. Times in seconds."""
-
-    short: Hysteresis = Hysteresis(0.5, 0.3)
-    small: Hysteresis = Hysteresis(0.75, 0.5)
-    refuse: Hysteresis = Hysteresis(1.0, 0.7)
-    rise_s: float = 2.0
-    fall_s: float = 10.0
-    short_tokens: int = 512
-    default_tokens: float = math.inf
-    """Tokens that an answer may have where its request sets no limit."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for bounds that would let the mode swing."""
-        all_bounds = (self.short, self.small, self.refuse)
-        if any(b.leave >= b.enter for b in all_bounds):
-            raise ValueError("a step must be left below the pressure at which it is entered")
-        for lower, higher in pairwise(all_bounds):
-            if lower.enter > higher.enter or lower.leave > higher.leave:
-                raise ValueError("the steps' bounds must rise")
-        if min(self.rise_s, self.fall_s) <= 0 or self.short_tokens < 1:
-            raise ValueError("times and tokens must be above zero")
-
-    def of(self, step: Step) -> Hysteresis:
-        """A step's bounds; the normal one has none."""
-        return (self.short, self.small, self.refuse)[step - 1]
+BOUNDS: Mapping[Step, Hysteresis] = {
+    Step.SHORT: Hysteresis(0.5, 0.3),
+    Step.SMALL: Hysteresis(0.75, 0.5),
+    Step.REFUSE: Hysteresis(1.0, 0.7),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +77,17 @@ class DegradedMode:
     """The mode, moved by `observe`, applied by `apply`."""
 
     def __init__(
-        self, limits: DegradePolicy | None = None, clock_s: Callable[[], float] = time.monotonic
+        self,
+        *,
+        rise_s: float = 2.0,
+        fall_s: float = 10.0,
+        short_tokens: int = 512,
+        default_tokens: float = math.inf,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limits = limits or DegradePolicy()
+        """`default_tokens` is the length that an answer may have where its request sets no limit."""
+        self._rise_s, self._fall_s = rise_s, fall_s
+        self._short_tokens, self._default_tokens = short_tokens, default_tokens
         self._clock_s = clock_s
         self.step = Step.NORMAL
         self.changes: Counter[str] = Counter()
@@ -131,29 +99,19 @@ class DegradedMode:
         self._above_since_s: float | None = None
         self._below_since_s: float | None = None
 
-    def observe(self, pressure: Pressure) -> Step:
-        """Take the pressure as it is now; at most one step is gone. To be called once a second."""
-        now_s, value = self._clock_s(), pressure.value
-        self.pressure = value
-        self._above_since_s = self._since(self._above_since_s, now_s, holds=self._over(value))
-        self._below_since_s = self._since(self._below_since_s, now_s, holds=self._under(value))
-        if self._above_since_s is not None and now_s - self._above_since_s >= self.limits.rise_s:
+    def observe(self, pressure: float) -> Step:
+        """Move by the pressure as it is now, by one step at most. To be called once a second."""
+        now_s = self._clock_s()
+        self.pressure = pressure
+        above = self.step < Step.REFUSE and pressure >= BOUNDS[Step(self.step + 1)].enter
+        below = self.step > Step.NORMAL and pressure < BOUNDS[self.step].leave
+        self._above_since_s = _since(self._above_since_s, now_s) if above else None
+        self._below_since_s = _since(self._below_since_s, now_s) if below else None
+        if self._above_since_s is not None and now_s - self._above_since_s >= self._rise_s:
             self._go(Step(self.step + 1))
-        elif self._below_since_s is not None and now_s - self._below_since_s >= self.limits.fall_s:
+        elif self._below_since_s is not None and now_s - self._below_since_s >= self._fall_s:
             self._go(Step(self.step - 1))
         return self.step
-
-    def _over(self, value: float) -> bool:
-        return self.step < Step.REFUSE and value >= self.limits.of(Step(self.step + 1)).enter
-
-    def _under(self, value: float) -> bool:
-        return self.step > Step.NORMAL and value < self.limits.of(self.step).leave
-
-    @staticmethod
-    def _since(since_s: float | None, now_s: float, *, holds: bool) -> float | None:
-        if not holds:
-            return None
-        return now_s if since_s is None else since_s
 
     def _go(self, step: Step) -> None:
         self.step = step
@@ -171,7 +129,7 @@ class DegradedMode:
     ) -> Degraded:
         """The decision about a request of about `prompt_tokens` in the current step.
 
-        `small` is the small model where it has room, `before` the conversation so far. `insists`
+        `small` is the small model where it has room, `so_far` the conversation before. `insists`
         (`x-no-degrade`) has the request served as asked for, or refused, and nothing in between. An
         answer that is no use cut short keeps its length: with tools, a format, `min_tokens` or `ignore_eos`.
         """
@@ -179,16 +137,12 @@ class DegradedMode:
             return Degraded(request.model, request.max_tokens)
         model, max_tokens = request.model, request.max_tokens
         done = []
-        longest = self.limits.default_tokens if max_tokens is None else max_tokens
-        if _may_be_cut(request) and longest > self.limits.short_tokens:
-            max_tokens = self.limits.short_tokens
+        longest = self._default_tokens if max_tokens is None else max_tokens
+        if _may_be_cut(request) and longest > self._short_tokens:
+            max_tokens = self._short_tokens
             done.append(SHORT_OUTPUT)
-        taker = small if self.step >= Step.SMALL else None
-        if (
-            taker is not None
-            and taker.id != model
-            and unserved(taker, request, prompt_tokens, so_far) is None
-        ):
+        taker = small if self.step >= Step.SMALL and small is not None and small.id != model else None
+        if taker is not None and unserved(taker, request, prompt_tokens, so_far) is None:
             model = taker.id
             done.append(SMALL_MODEL)
         self.touched.update(done)
@@ -207,13 +161,15 @@ def degrade_of(settings: Settings) -> DegradedMode | None:
     if settings.degrade == "off":
         return None
     return DegradedMode(
-        DegradePolicy(
-            rise_s=settings.degrade_rise_s,
-            fall_s=settings.degrade_fall_s,
-            short_tokens=settings.degrade_short_tokens,
-            default_tokens=settings.default_max_tokens or math.inf,
-        )
+        rise_s=settings.degrade_rise_s,
+        fall_s=settings.degrade_fall_s,
+        short_tokens=settings.degrade_short_tokens,
+        default_tokens=settings.default_max_tokens or math.inf,
     )
+
+
+def _since(since_s: float | None, now_s: float) -> float:
+    return now_s if since_s is None else since_s
 
 
 def _may_be_cut(request: ChatRequest) -> bool:

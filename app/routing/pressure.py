@@ -1,18 +1,18 @@
 """The pressure on a queue, by which degraded mode steps up and down (app.routing.degraded_mode).
 
-The wait of a key is what its next request would wait, over the most that the load shedder allows it. A key
-that was sent away in the last seconds is at that bound. The median of all keys that have come lately counts,
+Pressure is 1 where a wait is as long as it may be, or the queue is full. The pressure on a key is what its
+next request would wait, over the most that the load shedder allows it, and at least 1 for a key with a
+request that was refused in the last seconds. The median of all keys in use lately counts,
 so that one heavy key among others shortens nobody's answers. Keys of the tier batch do not count: their
 requests are there to wait.
 """
 
 from __future__ import annotations
 
-from app.admission.controller import Admission
-from app.admission.fair_queue import Tenant
+from app.admission.admit import Admission
 from app.admission.load_shedder import LoadShedder
+from app.admission.queue import Tenant
 from app.core import TIERS
-from app.routing.degraded_mode import Pressure
 
 LATELY_S = 60.0
 REFUSED_S = 2.0
@@ -22,38 +22,27 @@ KEYS = 16
 _BATCH = TIERS.index("batch")
 
 
-def pressure_of(admission: Admission, now_s: float) -> Pressure:
+def pressure_of(admission: Admission, now_s: float) -> float:
     """The pressure on one engine's queue, at a time of the admission's clock."""
-    share = _share(admission)
     tenants = [
         tenant
         for tenant in admission.queue.tenants
         if tenant.rank < _BATCH and (tenant.active or now_s - tenant.used_at_s < LATELY_S)
     ]
-    if not tenants:
-        return Pressure(0.0, 1.0, share)
-    looked_at = tenants[:: -(-len(tenants) // KEYS)]
-    waits = sorted(
-        (_wait(tenant, admission.load_shedder, now_s) for tenant in looked_at),
-        key=lambda wait: wait[0] / wait[1],
-    )
-    wait_s, max_wait_s = waits[(len(waits) - 1) // 2]
-    return Pressure(wait_s, max_wait_s, share)
+    looked_at = tenants[:: -(-len(tenants) // KEYS) or 1]
+    of_keys = sorted(_of_key(tenant, admission.load_shedder, now_s) for tenant in looked_at)
+    median = of_keys[(len(of_keys) - 1) // 2] if of_keys else 0.0
+    return max(median, _queued_share(admission))
 
 
-def _wait(tenant: Tenant, load_shedder: LoadShedder, now_s: float) -> tuple[float, float]:
-    """Seconds that a key's next request would wait, and seconds that it may."""
-    wait_s, max_wait_s = load_shedder.wait_s(tenant, now_s), load_shedder.max_wait_s(tenant)
-    refused = now_s - tenant.refused_at_s < REFUSED_S
-    return (max(wait_s, max_wait_s) if refused else wait_s), max_wait_s
+def _of_key(tenant: Tenant, load_shedder: LoadShedder, now_s: float) -> float:
+    pressure = load_shedder.wait_s(tenant, now_s) / load_shedder.max_wait_s(tenant)
+    return max(pressure, 1.0) if now_s - tenant.refused_at_s < REFUSED_S else pressure
 
 
-def _share(admission: Admission) -> float:
-    """The queue's fill, not counting requests of the batch tier, which are there to wait."""
+def _queued_share(admission: Admission) -> float:
+    """The share of the queue's bounds that is in use, not by requests of the batch tier."""
     waiting = [queued.tokens for queued in admission.queue if queued.tenant.rank < _BATCH]
-    if not waiting:
-        return 0.0
     load_shedder = admission.load_shedder
-    return max(
-        sum(waiting) / load_shedder.max_queued_tokens, len(waiting) / load_shedder.bounds.max_queued_requests
-    )
+    max_requests = load_shedder.bounds.max_queued_requests
+    return max(sum(waiting) / load_shedder.max_queued_tokens, len(waiting) / max_requests) if waiting else 0.0

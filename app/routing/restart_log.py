@@ -17,20 +17,20 @@ class RestartLog:
         self._on_restart = on_restart
 
     def engine_lost(self, cause: LossCause, reason: str, live: int) -> None:
-        """See RestartListener."""
+        """Log that the engine was lost with so many live choices."""
         hint = "it is started again; streams wait for it"
         self._log.error("engine_lost", cause=cause, reason=reason, live_choices=live, hint=hint)
 
     def engine_restarted(self, took_s: float, resumed: int) -> None:
-        """See RestartListener."""
+        """Log that the engine is back, after so many seconds, and call `on_restart`."""
         self._log.warning("engine_restarted", took_s=round(took_s, 2), resumed_choices=resumed)
         self._on_restart()
 
     def request_ended(self, rid: str, fingerprint: str) -> None:
-        """See RestartListener."""
+        """Log that a request is not generated again."""
         hint = "the engine ended each time that it was generated"
         self._log.error("request_quarantined", request_id=rid, prompt_hmac=fingerprint, hint=hint)
 
     def output_refused(self, rid: str, what: str) -> None:
-        """See RestartListener."""
+        """Log that the engine's output of a choice contradicts itself."""
         self._log.error("engine_contradiction", choice_id=rid, what=what)

@@ -15,7 +15,7 @@ from pathlib import Path
 _OWNER = stat.S_IRWXU
 _GROUP = stat.S_IRWXG
 _ANY_EXECUTE = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
-_SERVERS_FILES = ("tokenring.db*", "pace.*", "lock")
+_SERVERS_FILES = ("tokenring.db*", "throughput.*", "pace.*", "lock")
 
 
 def tighten(data_dir: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 ALLOWED: Mapping[str, str] = {
-    "app/admission/capacity.py": "the nodes of its own prefix tree",
-    "app/admission/fair_queue.py": "the levels of its own queue",
+    "app/admission/budget.py": "the nodes of its own prefix tree",
+    "app/admission/queue.py": "the levels of its own queue",
     "app/api/app.py": "Starlette's router has no argument for redirects",
     "app/api/http/protocol.py": "uvicorn's cycle learns from its protocol that the client has left",
     "app/api/server.py": "uvicorn is stopped by a flag",

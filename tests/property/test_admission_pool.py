@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.capacity import KVBudget, KVReservation, PrefixTree, PromptNode
+from app.admission.budget import KVBudget, KVReservation, PrefixTree, PromptNode
 from app.admission.estimates import LengthEstimate, LengthHistogram, expected
 from tests.support.admissions import TUNING
 
@@ -29,15 +29,15 @@ def test_a_shared_prefix_is_counted_once(prompts: list[tuple[str, list[int]]], d
     for space, ids in prompts:
         earlier = tree.tokens
         shared = tree.shared_tokens(ids, space)
-        held.append((tree.hold(ids, space), (space, ids)))
+        held.append((tree.insert(ids, space), (space, ids)))
         assert tree.tokens - earlier == len(ids) - shared
         assert tree.tokens == distinct([prompt for _, prompt in held])
         if held and data.draw(st.booleans()):
             gone, _ = held.pop(data.draw(st.integers(0, len(held) - 1)))
-            tree.let_go(gone)
+            tree.release(gone)
             assert tree.tokens == distinct([prompt for _, prompt in held])
     for leaf, _ in held:
-        tree.let_go(leaf)
+        tree.release(leaf)
     assert tree.tokens == 0
     assert not tree.root.children
 
@@ -47,7 +47,7 @@ def test_a_long_prompt_is_compared_where_it_differs() -> None:
     long = list(range(5000))
     for at in (1, 31, 32, 33, 95, 96, 97, 2047, 4999):
         tree = PrefixTree()
-        tree.hold(long, "")
+        tree.insert(long, "")
         assert tree.shared_tokens([*long[:at], -1, *long[at + 1 :]], "") == at
         assert tree.shared_tokens(long[:at], "") == at
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.admission.capacity import PrefixTree
-from app.admission.controller import Admission
+from app.admission.admit import Admission
+from app.admission.budget import PrefixTree
 from app.admission.estimates import ThroughputProfile
-from app.admission.fair_queue import Tenant
 from app.admission.load_shedder import QueueBounds
+from app.admission.queue import Tenant
 from app.admission.ticket import Ticket
 from app.admission.tuning import AdmissionTuning
 from app.core import ChatRequest, Counts, Delta, EngineLoad, Health, Key, KeyTerms, ModelCard, Prompt, Tier
@@ -142,7 +142,7 @@ class ServiceEngine:
     async def _prefill(self, run: _Run) -> None:
         ids = run.prompt.token_ids
         run.cached = self.tree.shared_tokens(ids, "")
-        self.held[run.request.request_id] = self.tree.hold(ids, "")
+        self.held[run.request.request_id] = self.tree.insert(ids, "")
         await asyncio.sleep((len(ids) - run.cached) / self.service.prefill_tokens_per_s + 0.002)
         self.running[run.request.request_id] = run
         self._give(run, 1)
@@ -168,7 +168,7 @@ class ServiceEngine:
         run.take(Delta(0, "text", "", (), counts, reason))
         if over:
             del self.running[run.request.request_id]
-            self.tree.let_go(self.held.pop(run.request.request_id))
+            self.tree.release(self.held.pop(run.request.request_id))
             run.done.set_result(None)
 
 
@@ -221,7 +221,7 @@ class Node:
         self._number = 0
 
     def stop(self) -> None:
-        """End its clockwork, and tell what broke."""
+        """End its tasks, and tell what broke."""
         for task in self._tasks:
             if not task.cancel() and not task.cancelled():
                 task.result()

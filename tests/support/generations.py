@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 
 import structlog
 
-from app.admission.controller import Admission
+from app.admission.admit import Admission
 from app.api.openai.chat_completion import ChunkWire
 from app.core import ChatRequest, Counts, Delta, Engine, FinishReason, Health, Key, ModelCard, Prompt
 from app.errors import Cancelled, ServingError

@@ -1,406 +1,337 @@
-"""Every metric there is: its name, what it means and where it is read.
+"""Every metric there is: its name, its meaning and where it is read. docs/metrics.md is made of these tables.
 
-docs/metrics.md is made from these tables. Each reads one object: the runtime, a model's traffic,
-an engine's load, a model's admission (app.api.metrics.admission) and balance, a tier's refusals.
+A table is a text. A row has the kind and name, the unit, the attribute that is read, and the labels beside
+the table's own; the lines below it are the meaning. An attribute with labels is a mapping by them, nested.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
-from app.api.metrics.admission import OF_ADMISSION
-from app.api.metrics.kinds import counter, gauge, histogram
-from app.api.metrics.models import OF_BACKENDS, OF_DEGRADED, OF_MODE, OF_ROUTES
-from app.api.metrics.restarts import OF_LOSSES, OF_RESTARTS
-from app.api.metrics.safety import OF_LIFTED, OF_OBSERVED, OF_SCREEN_FAILURES, OF_SCREENS, OF_VERDICTS
+from app.core import TIERS
+from app.errors import EngineNotReady
+from app.routing.backend import Backend
+from app.runtime import Runtime
+
+T = TypeVar("T")
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Metric(NamedTuple):
+    """A metric. `read` gives its number or its histogram, or these by the labels behind the table's own."""
+
+    kind: Kind
+    name: str
+    unit: str
+    meaning: str
+    read: Callable[[Any], Any]
+    labels: tuple[str, ...]
+
+
+class Table(NamedTuple):
+    """Metrics that are read from the same objects: `sources` has one for each value of the first label."""
+
+    sources: Callable[[Runtime], Mapping[str, Any]]
+    metrics: tuple[Metric, ...]
+
+
+def _rows(text: str, labels: tuple[str, ...]) -> Iterator[Metric]:
+    rows: list[tuple[str, list[str]]] = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if " | " in line:
+            rows.append((line, []))
+        else:
+            rows[-1][1].append(line)
+    for row, meaning in rows:
+        name, unit, attribute, *more = row.split(" | ")
+        kind, name = name.split()
+        own = tuple(" ".join(more).split())
+        yield Metric(cast("Kind", kind), name, unit, " ".join(meaning), attrgetter(attribute), labels + own)
+
+
+def _table(sources: Callable[[Runtime], Mapping[str, Any]], text: str, *labels: str) -> Table:
+    return Table(sources, tuple(_rows(text, labels)))
+
+
+def by_model(runtime: Runtime, read: Callable[[Backend], T]) -> Mapping[str, T]:
+    """Something of each model; nothing before its engine has one, and once it is dead."""
+    readings = {}
+    for backend in runtime.backends:
+        with contextlib.suppress(EngineNotReady):
+            readings[backend.id] = read(backend)
+    return readings
+
+
+def _process(runtime: Runtime) -> SimpleNamespace:
+    path = runtime.database.path
+    return SimpleNamespace(
+        file_bytes=_size_bytes(path),
+        wal_bytes=_size_bytes(path.with_name(path.name + "-wal")),
+        num_suspended=len(runtime.suspensions),
+        responses=runtime.responses.by_route(),
+    )
 
 
 def _size_bytes(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _log_of(path: Path) -> Path:
-    return path.with_name(path.name + "-wal")
+def _tiers(backend: Backend) -> SimpleNamespace:
+    admission, ranks = backend.admission, range(len(TIERS))
+    return SimpleNamespace(
+        depth={TIERS[rank]: admission.queue.depth(rank) for rank in ranks},
+        tokens={TIERS[rank]: admission.queue.waiting_tokens(rank) for rank in ranks},
+        oldest_s={TIERS[rank]: admission.waited_s(rank) for rank in ranks},
+    )
 
 
-OF_PROCESS = (
-    gauge(
-        "tokenring_ready",
-        "0 or 1",
-        "Whether new requests are accepted, as `/readyz` says.",
-        lambda r: r.ready,
-        labels=(),
+TABLES = (
+    _table(
+        lambda runtime: {"": runtime},
+        """
+        gauge tokenring_ready | 0 or 1 | ready
+            Whether new requests are accepted, as `/readyz` says.
+        gauge tokenring_live_streams | streams | streams.num_live
+            Streams whose generation has not ended.
+        gauge tokenring_stream_readers | readers | streams.num_readers
+            Clients attached to a stream, whether it is live or has ended.
+        gauge tokenring_retained_streams | streams | streams.num_retained
+            Streams that have ended and are still in memory.
+        gauge tokenring_live_streams_bytes | bytes | streams.live_bytes
+            Memory that the events of live streams take.
+        gauge tokenring_retained_streams_bytes | bytes | streams.retained_bytes
+            Memory that the events of ended streams take.
+        gauge tokenring_store_queue_depth | units | database.queue_depth
+            Units of work that wait for the store's writer, or are being written.
+        gauge tokenring_store_writer_lag_seconds | seconds | database.writer_lag_s
+            Waiting time of the oldest unit of work that is not committed; 0 if there is none.
+        counter tokenring_store_commits_total | commits | database.num_commits
+            Transactions committed by the store's writer.
+        counter tokenring_store_units_total | units | database.num_units
+            Units of work in those transactions; units divided by commits is how many share one fsync.
+        gauge tokenring_store_failing | 0 or 1 | database.failing
+            Whether the last commit failed; while it is 1, new requests are refused.
+        gauge tokenring_checkpoint_age_seconds | seconds | journal.checkpoint_age_s
+            Time since live streams were last checkpointed; a crash now would lose this much of them.
+        gauge tokenring_unsettled_requests | requests | journal.num_unsettled
+            Ended requests whose settlement is not committed.
+        gauge tokenring_unsettled_age_seconds | seconds | journal.unsettled_age_s
+            Waiting time of the oldest unsettled request; 0 if there is none.
+        gauge tokenring_reconciled_requests | requests | num_reconciled
+            Requests that a dead process had left open, and that this process settled at its start.
+        counter tokenring_continued_streams_total | streams | suspensions.num_continued
+            Suspended streams that were continued by this process.
+        counter tokenring_expired_streams_total | streams | suspensions.num_expired
+            Suspended streams that nobody asked for within `suspend_timeout_s`, settled at what was
+            released.
+        gauge tokenring_ledger_differs | 0 or 1 | balance.differs
+            Whether the bill of any request differs from what the engine handed over; 1 until the
+            restart.
+
+        counter tokenring_outages_total | outages | restarts.losses | cause
+            Times that the engine was lost: a process `exited`, it `hung`, or it `failed` to start or be
+            read.
+        counter tokenring_restarts_total | restarts | restarts.num_restarts
+            Times that the engine was started again and its streams continued.
+        counter tokenring_outage_seconds_total | seconds | restarts.away_s
+            Time from each loss of the engine to the end of its restart, added up.
+        gauge tokenring_last_outage_seconds | seconds | restarts.last_away_s
+            The same for the last restart; 0 if there was none.
+        counter tokenring_choices_resumed_total | choices | restarts.num_resumed
+            Choices that continued after a restart of the engine.
+        counter tokenring_choices_lost_total | choices | restarts.num_lost
+            Choices that ended because the engine was lost.
+        counter tokenring_contradictions_total | choices | restarts.num_refused
+            Outputs of the engine that contradicted themselves, or arrived after their end; the log names
+            each.
+
+        counter tokenring_limited_requests_total | requests | limiter.refused | tier reason
+            Requests refused with 429 by a key's limits. `tokens_rendered`: refused after rendering;
+            `reads`: lists, views, exports and stored answers.
+        counter tokenring_prefix_break_total | requests | prefixes.breaks | cause
+            Requests whose system prompt should have been in the prefix cache and was not; see
+            docs/prefixes.md.
+        gauge tokenring_abuse_flags | flags | abuse.counts | kind
+            Flags of keys that an admin may want to look at; see docs/abuse.md.
+
+        counter tokenring_safety_verdicts_total | verdicts | safety_counters.verdicts | stage category action
+            Decisions of safety screening; `none` and `pass` if no category reached a threshold.
+        counter tokenring_safety_observed_total | verdicts | safety_counters.observed | stage category action
+            Decisions that safety screening recorded and did not take, because the policy observes.
+        counter tokenring_safety_lifted_total | prompts | safety_counters.lifted | category
+            Prompts that the classifiers would refuse and an `allow` entry of the policy lets be
+            watched.
+        counter tokenring_safety_failures_total | failures | safety_counters.failures | stage reason outcome
+            Screenings that failed or took too long; `outcome` is `refused`, or `passed` with
+            `safety_fail_open`.
+        histogram tokenring_safety_hold_back_seconds | seconds | safety_counters.hold_back
+            From the arrival of a delta from the engine to its release.
+        counter tokenring_safety_examined_answers_total | examinations | safety_counters.examined_answers
+            Answers read by the encoder, as they were suspect or their prompts watched.
+        counter tokenring_safety_leaked_tokens_total | tokens | safety_counters.leaked_tokens
+            Tokens of halted answers that were released after the token where the harm began.
+        counter tokenring_safety_dropped_tokens_total | tokens | safety_counters.dropped_tokens
+            Tokens of halted answers that were held back and released to nobody.
+        """,
     ),
-    gauge(
-        "tokenring_live_streams",
-        "streams",
-        "Streams whose generation has not ended.",
-        lambda r: r.streams.num_live,
-        labels=(),
+    _table(
+        lambda runtime: {"": _process(runtime)},
+        """
+        gauge tokenring_store_file_bytes | bytes | file_bytes
+            Size of the database file, without its write-ahead log.
+        gauge tokenring_store_wal_bytes | bytes | wal_bytes
+            Size of the write-ahead log; it grows while a reader holds a long transaction.
+        gauge tokenring_suspended_streams | streams | num_suspended
+            Streams that the process before has suspended, and that nobody has asked for yet.
+        counter tokenring_http_responses_total | responses | responses | route status
+            HTTP responses by route and status, refusals and wrong keys too. `route` is a template such
+            as `/v1/models/{id:path}`, and `none` where no route was met.
+        """,
     ),
-    gauge(
-        "tokenring_stream_readers",
-        "readers",
-        "Clients attached to a stream, whether it is live or has ended.",
-        lambda r: r.streams.num_readers,
-        labels=(),
+    _table(
+        lambda runtime: {} if runtime.router is None else {"": runtime.router},
+        """
+        counter tokenring_routed_total | requests | routed | model reason
+            Requests for the model `auto`, by the chosen model and the reason; see docs/routing.md.
+        """,
     ),
-    gauge(
-        "tokenring_retained_streams",
-        "streams",
-        "Streams that have ended and are still in memory.",
-        lambda r: r.streams.num_retained,
-        labels=(),
+    _table(
+        lambda runtime: {} if runtime.degrade is None else {"": runtime.degrade},
+        """
+        gauge tokenring_degraded_step | 0 to 3 | step
+            Step of degraded mode: 1 shortens answers, 2 also uses the small model, 3 refuses requests;
+            see docs/routing.md.
+        gauge tokenring_degraded_pressure | 1 | pressure
+            Pressure that decides the step: the expected wait divided by the longest allowed one, or the
+            share of the queue in use; the larger.
+        counter tokenring_degraded_requests_total | requests | touched | done
+            Requests affected by degraded mode: shortened, answered by the small model, or refused.
+        """,
     ),
-    gauge(
-        "tokenring_live_streams_bytes",
-        "bytes",
-        "Memory that the events of live streams take.",
-        lambda r: r.streams.live_bytes,
-        labels=(),
+    _table(
+        lambda runtime: runtime.traffic.models,
+        """
+        counter tokenring_requests_total | requests | outcomes | outcome
+            Requests that ended. `outcome` is their finish reasons, or the code of an error.
+        counter tokenring_prompt_tokens_total | tokens | usage.prompt_tokens
+            Prompt tokens of settled requests.
+        counter tokenring_cached_tokens_total | tokens | usage.cached_tokens
+            Prompt tokens that were in the prefix cache.
+        counter tokenring_completion_tokens_total | tokens | usage.completion_tokens
+            Generated tokens of settled requests.
+        counter tokenring_reasoning_tokens_total | tokens | usage.reasoning_tokens
+            Generated tokens that are reasoning.
+        counter tokenring_withheld_tokens_total | tokens | usage.withheld_tokens
+            Generated tokens that were released to nobody, and are not billed.
+        counter tokenring_cost_micro_usd_total | micro-dollars | cost_micro_usd
+            Cost of settled requests, at the prices stored with them.
+        histogram tokenring_queue_seconds | seconds | queue
+            From a request's arrival to its admission: rendering, and waiting.
+        histogram tokenring_time_to_first_token_seconds | seconds | ttft
+            From a request's arrival to its first token.
+        histogram tokenring_time_per_output_token_seconds | seconds | tpot
+            Time from the first token to the last, divided by the number of tokens less one; of the
+            longest choice.
+        histogram tokenring_request_duration_seconds | seconds | total
+            From a request's arrival to its end, whatever the outcome.
+        """,
+        "model",
     ),
-    gauge(
-        "tokenring_retained_streams_bytes",
-        "bytes",
-        "Memory that the events of ended streams take.",
-        lambda r: r.streams.retained_bytes,
-        labels=(),
+    _table(
+        lambda runtime: by_model(runtime, _tiers),
+        """
+        gauge tokenring_admission_waiting_requests | requests | depth | tier
+            Requests that wait for admission to the engine.
+        gauge tokenring_admission_waiting_tokens | tokens | tokens | tier
+            KV memory that waiting requests are expected to need.
+        gauge tokenring_admission_oldest_wait_seconds | seconds | oldest_s | tier
+            Waiting time of the oldest waiting request; 0 if there is none.
+        """,
+        "model",
     ),
-    gauge(
-        "tokenring_store_queue_depth",
-        "units",
-        "Units of work that wait for the store's writer, or are being written.",
-        lambda r: r.database.queue_depth,
-        labels=(),
+    _table(
+        lambda runtime: by_model(runtime, lambda backend: backend),
+        """
+        gauge tokenring_model_ready | 0 or 1 | ready
+            Whether the model takes requests; the small model may be away while the server is ready.
+        """,
+        "model",
     ),
-    gauge(
-        "tokenring_store_writer_lag_seconds",
-        "seconds",
-        "Waiting time of the oldest unit of work that is not committed; 0 if there is none.",
-        lambda r: r.database.writer_lag_s,
-        labels=(),
+    _table(
+        lambda runtime: by_model(runtime, lambda backend: backend.admission),
+        """
+        gauge tokenring_admission_reserved_tokens | tokens | scheduler.kv_budget.committed_tokens
+            KV memory reserved for admitted requests: their prompts, and the expected length of their
+            answers.
+        gauge tokenring_admission_reservable_tokens | tokens | scheduler.kv_budget.limit_tokens
+            KV memory that may be reserved: the engine's, less a margin and unaccounted use.
+        gauge tokenring_admission_prefill_tokens | tokens | scheduler.prefill_window.waiting_tokens
+            Uncached prompt tokens of admitted requests that have no first token yet.
+        gauge tokenring_admission_gate_tokens | tokens | scheduler.prefill_window.window_tokens
+            Bound on those tokens; narrow after a start, and while first tokens are late.
+        gauge tokenring_admission_decode_window | choices | scheduler.window.shown
+            Choices that may run at the same time to keep `tpot_target_s`; 0 is no bound.
+        gauge tokenring_admission_key_window | choices | scheduler.key_window.shown
+            Choices that may run at the same time before a key with more than its share must wait
+            (`key_slowdown`); 0 is no bound.
+        counter tokenring_admission_admitted_total | requests | admitted | tier
+            Admitted requests, whether they had waited or not.
+        counter tokenring_admission_let_in_total | requests | admitted | tier
+            The same by its earlier name, which the next version no longer has.
+        counter tokenring_admission_refused_total | requests | load_shedder.refused | tier code
+            Requests refused for lack of capacity; with `queue_timeout` after their whole waiting time.
+        counter tokenring_admission_appointments_total | requests | load_shedder.retry_slots | outcome
+            Refused requests that came back at the time of `Retry-After` (`kept`), or did not
+            (`missed`).
+        counter tokenring_admission_unread_aborted_total | streams | num_unread_aborted
+            Streams without a reader that were stopped because other requests waited for KV memory.
+        """,
+        "model",
     ),
-    counter(
-        "tokenring_store_commits_total",
-        "commits",
-        "Transactions committed by the store's writer.",
-        lambda r: r.database.num_commits,
-        labels=(),
+    _table(
+        lambda runtime: by_model(runtime, lambda backend: backend.engine.load()),
+        """
+        gauge tokenring_engine_running_requests | requests | num_running_reqs
+            Requests that the engine is running.
+        gauge tokenring_engine_queued_requests | requests | num_queue_reqs
+            Requests in the engine's own queue.
+        gauge tokenring_engine_used_tokens | tokens | used_tokens
+            KV cache that running requests use.
+        gauge tokenring_engine_max_tokens | tokens | max_total_tokens
+            Size of the KV cache.
+        gauge tokenring_engine_throughput_tokens_per_second | tokens/second | gen_throughput_tokens_per_s
+            Tokens generated per second, as measured by the engine.
+        counter tokenring_engine_retractions_total | requests | num_retractions
+            Running requests that the engine set aside because KV memory ran out, counted when they end.
+        counter tokenring_remote_faults_total | faults | faults | kind
+            Faults of remote servers, by kind; see docs/remote.md.
+        counter tokenring_remote_moved_total | choices | moved | outcome
+            Choices whose remote server was lost: `resumed` at another one or once it was back, or
+            `ended`.
+        """,
+        "model",
     ),
-    counter(
-        "tokenring_store_units_total",
-        "units",
-        "Units of work in those transactions; units divided by commits is how many share one fsync.",
-        lambda r: r.database.num_units,
-        labels=(),
-    ),
-    gauge(
-        "tokenring_store_failing",
-        "0 or 1",
-        "Whether the last commit failed; while it is 1, new requests are refused.",
-        lambda r: r.database.failing,
-        labels=(),
-    ),
-    gauge(
-        "tokenring_store_file_bytes",
-        "bytes",
-        "Size of the database file, without its write-ahead log.",
-        lambda r: _size_bytes(r.database.path),
-        labels=(),
-    ),
-    gauge(
-        "tokenring_store_wal_bytes",
-        "bytes",
-        "Size of the write-ahead log; it grows while a reader holds a long transaction.",
-        lambda r: _size_bytes(_log_of(r.database.path)),
-        labels=(),
-    ),
-    gauge(
-        "tokenring_checkpoint_age_seconds",
-        "seconds",
-        "Time since live streams were last checkpointed; a crash now would lose this much of them.",
-        lambda r: r.journal.checkpoint_age_s,
-        labels=(),
-    ),
-    gauge(
-        "tokenring_unsettled_requests",
-        "requests",
-        "Ended requests whose settlement is not committed.",
-        lambda r: r.journal.num_unsettled,
-        labels=(),
-    ),
-    gauge(
-        "tokenring_unsettled_age_seconds",
-        "seconds",
-        "Waiting time of the oldest unsettled request; 0 if there is none.",
-        lambda r: r.journal.unsettled_age_s,
-        labels=(),
-    ),
-    gauge(
-        "tokenring_reconciled_requests",
-        "requests",
-        "Requests that a dead process had left open, and that this process settled at its start.",
-        lambda r: r.num_reconciled,
-        labels=(),
-    ),
-    gauge(
-        "tokenring_suspended_streams",
-        "streams",
-        "Streams that the process before has suspended, and that nobody has asked for yet.",
-        lambda r: len(r.suspensions),
-        labels=(),
-    ),
-    counter(
-        "tokenring_continued_streams_total",
-        "streams",
-        "Suspended streams that went on in this process.",
-        lambda r: r.suspensions.num_continued,
-        labels=(),
-    ),
-    counter(
-        "tokenring_expired_streams_total",
-        "streams",
-        "Suspended streams that nobody asked for within `suspend_timeout_s`, settled at what was released.",
-        lambda r: r.suspensions.num_expired,
-        labels=(),
-    ),
-    gauge(
-        "tokenring_ledger_differs",
-        "0 or 1",
-        "Whether the bill of any request differs from what the engine handed over; 1 until the restart.",
-        lambda r: r.balance.differs,
-        labels=(),
+    _table(
+        lambda runtime: runtime.balance.models,
+        """
+        counter tokenring_ledger_tokens_total | tokens | ledger_tokens
+            Generated tokens in the settlements that this process has committed.
+        counter tokenring_handed_over_tokens_total | tokens | handed_over_tokens
+            Token ids of the same requests, counted separately where the engine hands them over.
+        counter tokenring_unread_tokens_total | tokens | unread_tokens
+            Token ids handed over, and neither released nor billed, because the generation broke off.
+        counter tokenring_ledger_differing_requests_total | requests | differing_requests
+            Requests whose bill differs from what the engine handed over.
+        counter tokenring_ledger_drift_tokens_total | tokens | drift_tokens
+            Sum of these differences, without their signs.
+        """,
+        "model",
     ),
 )
 
-OF_TRAFFIC = (
-    counter(
-        "tokenring_requests_total",
-        "requests",
-        "Requests that ended. `outcome` is their finish reasons, or the code of an error.",
-        lambda t: t.outcomes,
-        labels=("model", "outcome"),
-    ),
-    counter(
-        "tokenring_prompt_tokens_total",
-        "tokens",
-        "Prompt tokens of settled requests.",
-        lambda t: t.usage.prompt_tokens,
-    ),
-    counter(
-        "tokenring_cached_tokens_total",
-        "tokens",
-        "Prompt tokens that were in the prefix cache.",
-        lambda t: t.usage.cached_tokens,
-    ),
-    counter(
-        "tokenring_completion_tokens_total",
-        "tokens",
-        "Generated tokens of settled requests.",
-        lambda t: t.usage.completion_tokens,
-    ),
-    counter(
-        "tokenring_reasoning_tokens_total",
-        "tokens",
-        "Generated tokens that are reasoning.",
-        lambda t: t.usage.reasoning_tokens,
-    ),
-    counter(
-        "tokenring_withheld_tokens_total",
-        "tokens",
-        "Generated tokens that were released to nobody, and are not billed.",
-        lambda t: t.usage.withheld_tokens,
-    ),
-    counter(
-        "tokenring_cost_micro_usd_total",
-        "micro-dollars",
-        "Cost of settled requests, at the prices stored with them.",
-        lambda t: t.cost_micro_usd,
-    ),
-    histogram(
-        "tokenring_queue_seconds",
-        "seconds",
-        "From a request's arrival to its admission: rendering, and waiting.",
-        lambda t: t.queue,
-    ),
-    histogram(
-        "tokenring_time_to_first_token_seconds",
-        "seconds",
-        "From a request's arrival to its first token.",
-        lambda t: t.ttft,
-    ),
-    histogram(
-        "tokenring_time_per_output_token_seconds",
-        "seconds",
-        "Time from the first token to the last, divided by the number of tokens less one; of the longest "
-        "choice.",
-        lambda t: t.tpot,
-    ),
-    histogram(
-        "tokenring_request_duration_seconds",
-        "seconds",
-        "From a request's arrival to its end, whatever the outcome.",
-        lambda t: t.total,
-    ),
-)
-
-OF_ENGINE = (
-    gauge(
-        "tokenring_engine_running_requests",
-        "requests",
-        "Requests that the engine is running.",
-        lambda e: e.num_running_reqs,
-    ),
-    gauge(
-        "tokenring_engine_queued_requests",
-        "requests",
-        "Requests in the engine's own queue.",
-        lambda e: e.num_queue_reqs,
-    ),
-    gauge(
-        "tokenring_engine_used_tokens",
-        "tokens",
-        "KV cache that running requests use.",
-        lambda e: e.used_tokens,
-    ),
-    gauge(
-        "tokenring_engine_max_tokens",
-        "tokens",
-        "Size of the KV cache.",
-        lambda e: e.max_total_tokens,
-    ),
-    gauge(
-        "tokenring_engine_throughput_tokens_per_second",
-        "tokens/second",
-        "Tokens generated per second, as measured by the engine.",
-        lambda e: e.gen_throughput_tokens_per_s,
-    ),
-    counter(
-        "tokenring_engine_retractions_total",
-        "requests",
-        "Running requests that the engine set aside because KV memory ran out, counted when they end.",
-        lambda e: e.num_retractions,
-    ),
-    counter(
-        "tokenring_remote_faults_total",
-        "faults",
-        "Faults of remote servers, by kind; see docs/remote.md.",
-        lambda e: e.faults,
-        labels=("model", "kind"),
-    ),
-    counter(
-        "tokenring_remote_moved_total",
-        "choices",
-        "Choices whose remote server was lost: `resumed` at another one or once it was back, or `ended`.",
-        lambda e: e.moved,
-        labels=("model", "outcome"),
-    ),
-)
-
-OF_BALANCE = (
-    counter(
-        "tokenring_ledger_tokens_total",
-        "tokens",
-        "Generated tokens in the settlements that this process has committed.",
-        lambda b: b.ledger_tokens,
-    ),
-    counter(
-        "tokenring_handed_over_tokens_total",
-        "tokens",
-        "Token ids of the same requests, counted separately where the engine hands them over.",
-        lambda b: b.handed_over_tokens,
-    ),
-    counter(
-        "tokenring_unread_tokens_total",
-        "tokens",
-        "Token ids handed over, and neither released nor billed, because the generation broke off.",
-        lambda b: b.unread_tokens,
-    ),
-    counter(
-        "tokenring_ledger_differing_requests_total",
-        "requests",
-        "Requests whose bill differs from what the engine handed over.",
-        lambda b: b.differing_requests,
-    ),
-    counter(
-        "tokenring_ledger_drift_tokens_total",
-        "tokens",
-        "Sum of these differences, without their signs.",
-        lambda b: b.drift_tokens,
-    ),
-)
-
-OF_LIMITS = (
-    counter(
-        "tokenring_limited_requests_total",
-        "requests",
-        "Requests refused with 429 by a key's limits. `tokens_rendered`: refused after rendering; `reads`: "
-        "lists, views, exports and stored answers.",
-        lambda refused: refused,
-        labels=("tier", "reason"),
-    ),
-)
-
-OF_PREFIXES = (
-    counter(
-        "tokenring_prefix_break_total",
-        "requests",
-        "Requests whose system prompt should have been in the prefix cache and was not; see "
-        "docs/prefixes.md.",
-        lambda broken: broken,
-        labels=("cause",),
-    ),
-)
-
-OF_RESPONSES = (
-    counter(
-        "tokenring_http_responses_total",
-        "responses",
-        "HTTP responses by route and status, refusals and wrong keys too. `route` is a template such as"
-        " `/v1/models/{id:path}`, and `none` where no route was met.",
-        lambda statuses: statuses,
-        labels=("route", "status"),
-    ),
-)
-
-OF_ABUSE = (
-    gauge(
-        "tokenring_abuse_flags",
-        "flags",
-        "Flags of keys that an admin may want to look at; see docs/abuse.md.",
-        lambda flags: flags,
-        labels=("kind",),
-    ),
-)
-
-METRICS = (
-    *OF_PROCESS,
-    *OF_LOSSES,
-    *OF_RESTARTS,
-    *OF_BACKENDS,
-    *OF_ROUTES,
-    *OF_MODE,
-    *OF_DEGRADED,
-    *OF_TRAFFIC,
-    *OF_ADMISSION,
-    *OF_ENGINE,
-    *OF_BALANCE,
-    *OF_RESPONSES,
-    *OF_LIMITS,
-    *OF_PREFIXES,
-    *OF_ABUSE,
-    *OF_VERDICTS,
-    *OF_OBSERVED,
-    *OF_LIFTED,
-    *OF_SCREEN_FAILURES,
-    *OF_SCREENS,
-)
-
-
-def markdown() -> str:
-    """The table of docs/metrics.md."""
-    rows = ["| name | type | unit | labels | meaning |", "|---|---|---|---|---|"]
-    for metric in METRICS:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        rows.append(f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.meaning} |")
-    return "\n".join(rows) + "\n"
+METRICS = tuple(metric for table in TABLES for metric in table.metrics)

@@ -6,10 +6,9 @@ counted here, and no registry but our own is used.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -18,28 +17,15 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.metrics.admission import OF_ADMISSION
-from app.api.metrics.kinds import Described
-from app.api.metrics.models import OF_BACKENDS, OF_DEGRADED, OF_MODE, OF_ROUTES
-from app.api.metrics.restarts import OF_LOSSES, OF_RESTARTS
-from app.api.metrics.safety import OF_LIFTED, OF_OBSERVED, OF_SCREEN_FAILURES, OF_SCREENS, OF_VERDICTS
 from app.api.metrics.tables import (
-    OF_ABUSE,
-    OF_BALANCE,
-    OF_ENGINE,
-    OF_LIMITS,
-    OF_PREFIXES,
-    OF_PROCESS,
-    OF_RESPONSES,
-    OF_TRAFFIC,
+    TABLES,
+    Metric,
+    by_model,
 )
-from app.errors import EngineNotReady
 from app.intake.caller import Caller
 from app.metering.traffic import Histogram
-from app.routing.backend import Backend
 from app.runtime import Runtime
 
-T = TypeVar("T")
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
@@ -67,50 +53,21 @@ class RuntimeCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """Every family, those that have no sample yet too."""
         runtime = self._runtime
-        engines = _by_model(runtime, lambda backend: backend.engine.load())
-        for model in engines:
+        for model in by_model(runtime, lambda backend: backend.engine.load()):
             # Its counters begin at 0, not with its first request: `rate` must see them rise.
             runtime.traffic.of(model)
             runtime.balance.of(model)
-        yield from _families(OF_PROCESS, {"": runtime})
-        yield from _families(OF_LOSSES, runtime.restarts.losses)
-        yield from _families(OF_RESTARTS, {"": runtime.restarts})
-        yield from _families(OF_BACKENDS, _by_model(runtime, lambda backend: backend))
-        yield from _families(OF_ROUTES, {} if runtime.router is None else runtime.router.routed)
-        mode = runtime.degrade
-        yield from _families(OF_MODE, {} if mode is None else {"": mode})
-        yield from _families(OF_DEGRADED, {} if mode is None else mode.touched)
-        yield from _families(OF_TRAFFIC, runtime.traffic.models)
-        yield from _families(OF_ADMISSION, _by_model(runtime, lambda backend: backend.admission))
-        yield from _families(OF_ENGINE, engines)
-        yield from _families(OF_BALANCE, runtime.balance.models)
-        yield from _families(OF_RESPONSES, runtime.responses.by_route())
-        yield from _families(OF_LIMITS, runtime.limiter.refused)
-        yield from _families(OF_PREFIXES, runtime.prefixes.breaks)
-        yield from _families(OF_ABUSE, runtime.abuse.counts)
-        screened = runtime.safety_counters
-        yield from _families(OF_VERDICTS, screened.verdicts)
-        yield from _families(OF_OBSERVED, screened.observed)
-        yield from _families(OF_LIFTED, screened.lifted)
-        yield from _families(OF_SCREEN_FAILURES, screened.failures)
-        yield from _families(OF_SCREENS, {"": screened})
+        for table in TABLES:
+            sources = table.sources(runtime)
+            for metric in table.metrics:
+                yield _family(metric, sources)
 
 
-def _by_model(runtime: Runtime, read: Callable[[Backend], T]) -> Mapping[str, T]:
-    """Something of each model; nothing before its engine has one, and once it is dead."""
-    readings = {}
-    for backend in runtime.backends:
-        with contextlib.suppress(EngineNotReady):
-            readings[backend.id] = read(backend)
-    return readings
-
-
-def _families(table: Sequence[Described], sources: Mapping[str, Any]) -> Iterator[Family]:
-    for metric in table:
-        family = _KINDS[metric.kind](metric.name, metric.meaning, labels=metric.labels)
-        for model, source in sources.items():
-            _add(family, [model] if metric.labels else [], metric.read(source))
-        yield family
+def _family(metric: Metric, sources: Mapping[str, Any]) -> Family:
+    family = _KINDS[metric.kind](metric.name, metric.meaning, labels=metric.labels)
+    for label, source in sources.items():
+        _add(family, [label] if label else [], metric.read(source))
+    return family
 
 
 _KINDS: Mapping[str, type[Family]] = {

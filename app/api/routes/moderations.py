@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.api.schema.moderations import MAX_CHARS, parse_moderation
+from app.concurrency.fair_gate import FairGate
 from app.errors import SafetyUnavailable, Unavailable
 from app.intake.bodies import ROOM_BYTES, BodyReader
 from app.intake.caller import Caller
 from app.intake.client import Client
 from app.metering.estimate import texts_estimate
 from app.metering.limiter import Lease, Limiter
-from app.metering.lines import Lines
 from app.safety import moderation
 from app.safety.screens.moderator import Moderator
 from app.safety.screens.prompt_screen import QUICK_CHARS
@@ -41,8 +41,8 @@ class ModerationRoutes:
         self._moderator = moderator
         self._limiter = limiter
         self._bodies = bodies
-        self._lines = Lines("moderations", MAX_WAITING, MAX_WAITING_TOTAL)
-        self._long, self._short = asyncio.Semaphore(LONG_AT_ONCE), asyncio.Semaphore(SHORT_AT_ONCE)
+        self._requests = FairGate(0, "moderations", max_per_owner=MAX_WAITING, max_total=MAX_WAITING_TOTAL)
+        self._long, self._short = (FairGate(n, one_each=True) for n in (LONG_AT_ONCE, SHORT_AT_ONCE))
 
     async def create(self, request: Request, caller: Caller) -> Response:
         """Classify each input as the prompt that it would be.
@@ -68,20 +68,21 @@ class ModerationRoutes:
         lease.reserve_tokens(texts_estimate(texts, self._limiter.count_text))
         level = None if caller.key is None else caller.key.terms.safety
         judge = partial(self._moderator.result, level=level, owner=caller.owner)
-        with self._lines.enter(caller.owner) as turn:
-            return await Client(request.receive).while_here(self._results(judge, texts, turn), "moderation")
+        with self._requests.enter(caller.owner):
+            client = Client(request.receive)
+            return await client.while_here(self._results(judge, texts, caller.owner), "moderation")
 
     async def _results(
         self,
         judge: Callable[[str], Awaitable[moderation.Result]],
         texts: Sequence[str],
-        turn: asyncio.Lock,
+        owner: str,
     ) -> list[moderation.Result]:
         """A result for each text; callers take turns, text by text."""
         results = []
         for text in texts:
-            slots = self._short if len(text) <= QUICK_CHARS else self._long
-            async with turn, slots:
+            gate = self._short if len(text) <= QUICK_CHARS else self._long
+            async with gate.place(owner):
                 results.append(await judge(text))
             await asyncio.sleep(0)  # what is known already is found without waiting
         return results

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from app.api.openai.listing import check_names, json_response, limit_of
 from app.errors import BadRequest
 from app.intake.caller import Caller
-from app.prefix_report.family import Break, PromptSeries
 from app.prefix_report.report import PrefixReport
+from app.prefix_report.series import Break, PromptSeries
 
 _MICRO = 1_000_000
 
@@ -36,11 +36,11 @@ class PrefixRoutes:
     def _answer(self, request: Request, owner: str | None, reader: str) -> Response:
         report, limit, key = self._report, limit_of(request), request.query_params.get("key")
         shown_to = reader if _wants_text(request) else None
-        entries = [f for f in report.families(owner) if key in (None, f.series_key.key_id)]
-        entries.sort(key=lambda f: (f.expected_tokens - f.cached_tokens, f.seen_us), reverse=True)
+        entries = [s for s in report.series(owner) if key in (None, s.series_key.key_id)]
+        entries.sort(key=lambda s: (s.expected_tokens - s.cached_tokens, s.seen_us), reverse=True)
         body = {
             "object": "list",
-            "data": [_as_json(f, text=f.series_key.owner == shown_to) for f in entries[:limit]],
+            "data": [_as_json(s, text=s.series_key.owner == shown_to) for s in entries[:limit]],
             "has_more": len(entries) > limit,
         }
         return json_response(body, confidential=True)
@@ -53,22 +53,22 @@ def _wants_text(request: Request) -> bool:
     return raw == "true"
 
 
-def _as_json(family: PromptSeries, *, text: bool) -> dict[str, Any]:
-    expected = family.expected_tokens
-    varies = family.varies
+def _as_json(series: PromptSeries, *, text: bool) -> dict[str, Any]:
+    expected = series.expected_tokens
+    varies = series.varies
     return {
-        "id": family.id,
+        "id": series.id,
         "object": "prefix",
-        "owner": family.series_key.owner,
-        "key": family.series_key.key_id,
-        "model": family.series_key.model,
-        "characters": len(family.newest.stable.text),
-        "requests": family.requests,
+        "owner": series.series_key.owner,
+        "key": series.series_key.key_id,
+        "model": series.series_key.model,
+        "characters": len(series.newest.stable.text),
+        "requests": series.requests,
         "expected_tokens": expected,
-        "cached_tokens": family.cached_tokens,
-        "hit_rate": round(family.cached_tokens / expected, 4) if expected else None,
-        "recent_hit_rate": round(family.recent, 4) if family.judged else None,
-        "last_seen_at": family.seen_us // _MICRO,
+        "cached_tokens": series.cached_tokens,
+        "hit_rate": round(series.cached_tokens / expected, 4) if expected else None,
+        "recent_hit_rate": round(series.recent, 4) if series.judged else None,
+        "last_seen_at": series.seen_us // _MICRO,
         "varies": None
         if varies is None
         else {
@@ -77,8 +77,8 @@ def _as_json(family: PromptSeries, *, text: bool) -> dict[str, Any]:
             "length": varies.length,
             **({"text": varies.shown} if text else {}),
         },
-        "breaks": dict(family.breaks),
-        "last_breaks": _breaks(list(family.last), text=text),
+        "breaks": dict(series.breaks),
+        "last_breaks": _breaks(list(series.last), text=text),
     }
 
 

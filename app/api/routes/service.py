@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from app.admission.controller import Admission
+from app.admission.admit import Admission
 from app.api.http.auth import Gatekeeper
 from app.core import TIERS, ModelCard
 from app.errors import EngineNotReady

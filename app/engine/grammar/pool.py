@@ -12,9 +12,9 @@ import json
 import os
 import signal
 import sys
-from collections import Counter
 from dataclasses import dataclass
 
+from app.concurrency.fair_gate import FairGate
 from app.engine.grammar.cost import GrammarBudget
 from app.errors import EngineNotReady, Overloaded, Unavailable
 
@@ -63,11 +63,15 @@ class WorkerPool:
 
     def __init__(self, setup: WorkerSetup, workers: int = WORKERS) -> None:
         self._setup = setup
-        self._slots = asyncio.Semaphore(workers)
+        self._gate = FairGate(
+            workers,
+            "new grammars",
+            max_per_owner=MAX_WAITING_PER_OWNER,
+            max_total=MAX_WAITING,
+            one_each=True,
+        )
         self._idle: list[asyncio.subprocess.Process] = []
         self._all: set[asyncio.subprocess.Process] = set()
-        self._turns: dict[str, asyncio.Lock] = {}
-        self._waiting: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -90,16 +94,11 @@ class WorkerPool:
     async def check(self, owner: str, kind: str, source: str, tokens: int) -> GrammarVerdict:
         """Compile and walk a grammar.
 
-        Raises Overloaded where too many wait for that already, EngineNotReady once the pool is closed.
+        Raises RateLimited where too many of the owner wait for that already, Overloaded where too many wait
+        in all or it waited too long, EngineNotReady once the pool is closed.
         """
-        if self._waiting.total() >= MAX_WAITING or self._waiting[owner] >= MAX_WAITING_PER_OWNER:
-            raise Overloaded(
-                "Too many new grammars are being checked; send the request again.", retry_after_s=2
-            )
-        self._waiting[owner] += 1
-        turn = self._turns.setdefault(owner, asyncio.Lock())
         try:
-            async with asyncio.timeout(self._setup.budget.check_s) as waiting, turn, self._slots:
+            async with asyncio.timeout(self._setup.budget.check_s) as waiting, self._gate.place(owner):
                 waiting.reschedule(None)
                 self._check_open()
                 verdict = await self._ask(kind, source, tokens)
@@ -111,10 +110,6 @@ class WorkerPool:
                 "The grammars before this one took too long to check; send the request again.",
                 retry_after_s=2,
             ) from None
-        finally:
-            self._waiting[owner] -= 1
-            if not self._waiting[owner]:
-                del self._waiting[owner], self._turns[owner]
 
     # --- inside
 

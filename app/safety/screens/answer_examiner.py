@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from app.concurrency.owner_threads import OwnerThreads, WaitedTooLong, Work
 from app.safety.counters import SafetyCounters
 from app.safety.screens.stream_terms import Suspicion
 from app.safety.verdict import Scores, ScreenBusy, ScreenFailed
-from app.threads.owner_threads import OwnerThreads, WaitedTooLong, Work
 
 TIMEOUT_S = 10.0
 """Seconds that an examination may take."""

@@ -18,6 +18,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
+from app.concurrency.owner_threads import OwnerThreads, WaitedTooLong, Work
 from app.safety.counters import Failure, SafetyCounters
 from app.safety.screens.remembered import Remembered
 from app.safety.text.turns import SLICE_CHARS, Message, Read, Turns, slices, turns_of
@@ -35,7 +36,6 @@ from app.safety.verdict import (
     judged,
     stricter,
 )
-from app.threads.owner_threads import OwnerThreads, WaitedTooLong, Work
 
 T = TypeVar("T")
 

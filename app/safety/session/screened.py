@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from app.concurrency.owner_threads import LARGE_BYTES
 from app.core import ChatRequest, Counts, Engine, Key, Prompt
 from app.errors import BadRequest, ContentFiltered
 from app.messages import count_media
@@ -23,7 +24,6 @@ from app.safety.session.session import AnswerScreen, PastTurns, SafetySession, S
 from app.safety.text.turns import Message, Turns, conversation_of, read_request, text_of
 from app.safety.verdict import ScreenFailed, Verdict, as_state, from_state, stricter
 from app.store.conversations import NewTurn
-from app.threads.owner_threads import LARGE_BYTES
 
 
 class ScreenedSession(SafetySession):

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from app.concurrency.owner_threads import LARGE_BYTES
 from app.engine.scripted.engine import Script
 from app.intake import bodies
 from app.intake.body_budget import BodyBudget
 from app.intake.json_body import parse_body
-from app.threads.owner_threads import LARGE_BYTES
 from tests.support.lateness import lateness
 from tests.support.servers import Serve, ServerProcess, Spawn
 from tests.support.sse_client import Connection, Response, fetch, until

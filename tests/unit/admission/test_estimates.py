@@ -29,7 +29,7 @@ def test_nothing_known_is_guessed_low() -> None:
 
 def test_a_restarted_process_begins_with_what_was_measured(tmp_path: Path) -> None:
     """Each model has its own; a few seconds of waiting are no measurement."""
-    file = tmp_path / "pace.json"
+    file = tmp_path / "throughput.json"
     first = ThroughputProfile(file, TUNING)
     first.observe("m", measured(20_000), LENGTHS, 120.0)
     first.observe("n", measured(50_000, seconds=3), LENGTHS, 500.0)
@@ -40,9 +40,21 @@ def test_a_restarted_process_begins_with_what_was_measured(tmp_path: Path) -> No
     assert 18_000 < ThroughputProfile(file, TUNING).throughput("m", 8000, 0.0).tokens_per_s < 22_000
 
 
+def test_the_file_of_an_earlier_version_is_read_and_replaced(tmp_path: Path) -> None:
+    """By its first write."""
+    file, old = tmp_path / "throughput.json", tmp_path / "pace.json"
+    ThroughputProfile(file, TUNING).observe("m", measured(20_000), LENGTHS, 120.0)
+    file.rename(old)
+    profile = ThroughputProfile(file, TUNING)
+    assert profile.throughput("m", 8000, 0.0).tokens_per_s > 18_000
+    profile.observe("m", measured(20_000), LENGTHS, 120.0)
+    assert file.exists()
+    assert not old.exists()
+
+
 def test_what_was_measured_outlasts_a_start(tmp_path: Path) -> None:
     """Nothing ends in the first seconds of a full node: five of them make it a third less, not a sixth."""
-    file = tmp_path / "pace.json"
+    file = tmp_path / "throughput.json"
     ThroughputProfile(file, TUNING).observe("m", measured(1000), LENGTHS, 120.0)
     for profile, least in ((ThroughputProfile(file, TUNING), 600), (ThroughputProfile(None, TUNING), 100)):
         throughput = profile.throughput("m", 8000, 0.0)
@@ -52,7 +64,7 @@ def test_what_was_measured_outlasts_a_start(tmp_path: Path) -> None:
 
 def test_it_is_written_once_a_minute(tmp_path: Path) -> None:
     """Not at every look; and this process goes by what it saw last."""
-    file = tmp_path / "pace.json"
+    file = tmp_path / "throughput.json"
     profile = ThroughputProfile(file, TUNING)
     profile.observe("m", measured(1000), LENGTHS, 120.0)
     earlier = file.read_text()
@@ -68,8 +80,8 @@ def test_how_long_answers_are_is_known_again_too(tmp_path: Path) -> None:
     lengths = LengthHistogram(TUNING)
     for tokens in (3, 30, 30, 40, 500) * 30:
         lengths.add(tokens)
-    ThroughputProfile(tmp_path / "pace.json", TUNING).observe("m", measured(1000), lengths, 120.0)
-    again = ThroughputProfile(tmp_path / "pace.json", TUNING).lengths("m")
+    ThroughputProfile(tmp_path / "throughput.json", TUNING).observe("m", measured(1000), lengths, 120.0)
+    again = ThroughputProfile(tmp_path / "throughput.json", TUNING).lengths("m")
     earlier, after, unknown = (
         expected(LengthHistogram(TUNING), entry, 0, 4096, TUNING)
         for entry in (lengths, again, LengthHistogram(TUNING))
@@ -80,7 +92,7 @@ def test_how_long_answers_are_is_known_again_too(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
     """Text, another shape, a number that is none: the guess; a folder that is not there: nothing is kept."""
-    file = tmp_path / "pace.json"
+    file = tmp_path / "throughput.json"
     contents = (
         '{"tokens_per_s": "fast"}',
         '{"tokens_per_s": NaN, "answers": 3}',
@@ -91,4 +103,6 @@ def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
         file.write_text(text, "latin-1")
         assert ThroughputProfile(file, TUNING).throughput("m", 8000, 0.0).tokens_per_s == 1000.0
         assert not ThroughputProfile(file, TUNING).lengths("m").total
-    ThroughputProfile(tmp_path / "nowhere" / "pace.json", TUNING).observe("m", measured(1000), LENGTHS, 120.0)
+    ThroughputProfile(tmp_path / "nowhere" / "throughput.json", TUNING).observe(
+        "m", measured(1000), LENGTHS, 120.0
+    )

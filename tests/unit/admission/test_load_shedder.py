@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app.admission.estimates import Throughput
-from app.admission.fair_queue import FairQueue, Queued, Tenant
 from app.admission.load_shedder import LoadShedder, QueueBounds, RetrySlots
+from app.admission.queue import FairQueue, Queued, Tenant
 from app.core import ChatRequest, Tier
 from app.errors import Overloaded
 from app.settings import Settings
@@ -31,7 +31,7 @@ class StubScheduler:
     queue: FairQueue = field(default_factory=lambda: FairQueue(TUNING))
     kv_budget: Any = field(default_factory=lambda: SimpleNamespace(capacity_tokens=10_000))
 
-    def has_room(self, _tenant: Tenant, tokens: int, age_s: float, _now_s: float) -> bool:
+    def fits_queue(self, _tenant: Tenant, tokens: int, age_s: float, _now_s: float) -> bool:
         return tokens <= (self.free if age_s < 1 else 0) - self.queue.tokens
 
     def ends_after_s(self, _now_s: float, _tokens_per_s: float) -> float:
@@ -57,7 +57,7 @@ class World:
         throughput = Throughput(RATE, self.now_s, TUNING, self.measured_s)
         self.load_shedder = LoadShedder(bounds, self.queue, self.scheduler, throughput, lambda: 0.0, TUNING)
 
-    def come(
+    def ask(
         self,
         name: str,
         tokens: int = 10,
@@ -68,7 +68,7 @@ class World:
     ) -> int:
         """One more request; 0 if it may wait, or when it is told to come back."""
         request = ChatRequest("r", name, "m", {}, 0)
-        tenant = self.tenants[name] = self.queue.come(request, key_of(name, tier, weight), self.now_s, 0)
+        tenant = self.tenants[name] = self.queue.touch(request, key_of(name, tier, weight), self.now_s, 0)
         self.number += 1
         fingerprint = tokens if tokens == 11 else -self.number  # those of eleven tokens are one client's
         ticket = Queued(tenant, tokens, self.now_s, age_s, fingerprint)
@@ -81,14 +81,14 @@ class World:
 
     def come_twice(self, name: str, tokens: int) -> int:
         """Two requests; what the second is told."""
-        self.come(name, tokens)
-        return self.come(name, tokens)
+        self.ask(name, tokens)
+        return self.ask(name, tokens)
 
 
 def test_a_line_is_as_long_as_is_served_soon() -> None:
     """100 tokens a second and one second: ten requests of ten before it, and it may wait itself."""
     world = World()
-    retries_s = [world.come("a") for _ in range(12)]
+    retries_s = [world.ask("a") for _ in range(12)]
     assert retries_s[:11] == [0] * 11
     assert retries_s[11]
 
@@ -96,7 +96,7 @@ def test_a_line_is_as_long_as_is_served_soon() -> None:
 def test_the_first_requests_are_not_refused_before_throughput_was_measured() -> None:
     """As many as a team sends at once, however long, and whether they come back or not; a herd is."""
     world = World(measured_s=1.0, scheduler=StubScheduler(ends_s=30.0))
-    retries_s = [world.come("a", 20_000) for _ in range(TUNING.unmeasured_waiting + 1)]
+    retries_s = [world.ask("a", 20_000) for _ in range(TUNING.unmeasured_waiting + 1)]
     assert retries_s[:-1] == [0] * TUNING.unmeasured_waiting
     assert retries_s[-1]
     assert World(measured_s=TUNING.throughput_measured_s).come_twice("a", 20_000) > 0
@@ -112,14 +112,14 @@ def test_where_degraded_mode_refuses_the_first_requests_are_refused_too() -> Non
 def test_what_cannot_fit_is_refused_before_throughput_was_measured_too() -> None:
     """The queue has an end, and one key alone has half of what is free of it."""
     world = World(measured_s=1.0, max_queued_tokens=100_000)
-    assert [bool(world.come("a", 20_000)) for _ in range(5)] == [False, False, False, True, True]
-    assert [bool(world.come(name, 30_000)) for name in "bc"] == [False, True]
+    assert [bool(world.ask("a", 20_000)) for _ in range(5)] == [False, False, False, True, True]
+    assert [bool(world.ask(name, 30_000)) for name in "bc"] == [False, True]
 
 
 def test_a_few_of_many_keys_wait_for_the_first_token_in_time_too() -> None:
     """Each has none waiting but the one: the eleventh key finds eleven tokens' worth of others before it."""
     world = World()
-    retries_s = [world.come(f"key {number}") for number in range(30)]
+    retries_s = [world.ask(f"key {number}") for number in range(30)]
     assert retries_s[:11] == [0] * 11
     assert all(retries_s[11:])
 
@@ -127,34 +127,34 @@ def test_a_few_of_many_keys_wait_for_the_first_token_in_time_too() -> None:
 def test_a_key_with_little_passes_a_long_line_of_another() -> None:
     """Before it are only as many tokens of the other as it wants itself."""
     world = World()
-    while not world.come("heavy"):
+    while not world.ask("heavy"):
         pass
-    assert world.come("light") == 0
+    assert world.ask("light") == 0
 
 
 def test_batch_waits_as_long_as_its_deadline_bears() -> None:
     """A quarter of 300 s at 100 tokens a second."""
     world = World()
-    assert [world.come("a", 100, "batch") for _ in range(80)].index(0) == 0
+    assert [world.ask("a", 100, "batch") for _ in range(80)].index(0) == 0
     assert world.tenants["a"].waiting_tokens == 7600
 
 
 def test_who_comes_too_early_is_told_the_same_time_and_expected_once() -> None:
     """A client that insists takes no more of the time to come than one that obeys."""
     world = World()
-    while not world.come("a"):
+    while not world.ask("a"):
         pass
-    retries_s = world.come("a", 11)
+    retries_s = world.ask("a", 11)
     expected = world.load_shedder.slots_of(world.tenants["a"]).tokens
     world.now_s += 1.0
-    assert [world.come("a", 11) for _ in range(5)] == [retries_s - 1] * 5
+    assert [world.ask("a", 11) for _ in range(5)] == [retries_s - 1] * 5
     assert world.load_shedder.slots_of(world.tenants["a"]).tokens == expected
 
 
 def test_seconds_are_given_away_once() -> None:
     """Three quarters of the throughput to those who are told to come: 8 requests of ten tokens at most."""
     world = World()
-    retries_s = [world.come("a") for _ in range(400)]
+    retries_s = [world.ask("a") for _ in range(400)]
     seconds = Counter(at for at in retries_s if at)
     assert max(seconds.values()) <= 8
     assert sum(seconds.values()) > 300
@@ -164,24 +164,24 @@ def test_seconds_are_given_away_once() -> None:
 def test_nobody_is_told_to_come_while_the_first_ones_run() -> None:
     """After a start nothing ends for a while; later room comes free at once."""
     world = World(scheduler=StubScheduler(ends_s=5.0))
-    assert min(at for at in (world.come("a") for _ in range(30)) if at) >= 5
+    assert min(at for at in (world.ask("a") for _ in range(30)) if at) >= 5
     later = World()
-    assert min(at for at in (later.come("a") for _ in range(30)) if at) < 5
+    assert min(at for at in (later.ask("a") for _ in range(30)) if at) < 5
 
 
 def test_who_has_room_waits_for_the_prefill_alone() -> None:
     """A burst that the free memory holds is let wait, however slowly requests end."""
     world = World(scheduler=StubScheduler(free=500))
-    retries_s = [world.come("a") for _ in range(60)]
+    retries_s = [world.ask("a") for _ in range(60)]
     assert retries_s[:50] == [0] * 50
     assert any(retries_s[50:])
 
 
 def test_what_was_not_read_for_long_is_not_let_wait() -> None:
     """Its client has waited for all that it may, and would have its first token late."""
-    assert World().come("a", age_s=1.1) > 0
-    assert World().come("a", age_s=0.9) == 0
-    assert World(scheduler=StubScheduler(half_full=False)).come("a", age_s=9.0) == 0, (
+    assert World().ask("a", age_s=1.1) > 0
+    assert World().ask("a", age_s=0.9) == 0
+    assert World(scheduler=StubScheduler(half_full=False)).ask("a", age_s=9.0) == 0, (
         "the engine has little to do"
     )
 
@@ -189,7 +189,7 @@ def test_what_was_not_read_for_long_is_not_let_wait() -> None:
 def test_the_time_before_it_was_read_counts_as_waiting() -> None:
     """100 tokens a second and one second, half of it gone: five requests of ten before it."""
     world = World()
-    retries_s = [world.come("a", age_s=0.5) for _ in range(8)]
+    retries_s = [world.ask("a", age_s=0.5) for _ in range(8)]
     assert retries_s[:6] == [0] * 6
     assert all(retries_s[6:])
 
@@ -197,7 +197,7 @@ def test_the_time_before_it_was_read_counts_as_waiting() -> None:
 def test_many_keys_that_come_at_once_are_not_promised_more_than_there_is() -> None:
     """A key's share of a second may be less than a request: then it is one of several seconds."""
     world = World()
-    retries_s = [world.come(f"key {number % 20}", 60) for number in range(600)]
+    retries_s = [world.ask(f"key {number % 20}", 60) for number in range(600)]
     seconds = Counter(at for at in retries_s if 0 < at < 999)
     late = [60 * sum(seconds[at] for at in range(start, start + 20)) for start in range(20, 100, 20)]
     assert max(late) <= 1.1 * 20 * RATE
@@ -207,7 +207,7 @@ def test_many_keys_that_come_at_once_are_not_promised_more_than_there_is() -> No
 def test_nobody_waits_for_room_while_all_that_run_are_young() -> None:
     """After a burst none ends for a while: who came then would have its first token late."""
     world = World(scheduler=StubScheduler(ends_s=3.0))
-    retries_s = [world.come("a") for _ in range(12)]
+    retries_s = [world.ask("a") for _ in range(12)]
     assert retries_s[0] == 0  # the first in line may always wait
     assert min(retries_s[1:]) >= 3
 
@@ -215,7 +215,7 @@ def test_nobody_waits_for_room_while_all_that_run_are_young() -> None:
 def test_what_is_too_far_away_is_not_promised() -> None:
     """Beyond two minutes there is no retry slot."""
     world = World()
-    retries_s = [world.come("a", 100) for _ in range(200)]
+    retries_s = [world.ask("a", 100) for _ in range(200)]
     assert retries_s[-1] == 999
     assert world.load_shedder.slots_of(world.tenants["a"]).tokens <= 120 * RATE
 
@@ -223,9 +223,9 @@ def test_what_is_too_far_away_is_not_promised() -> None:
 def test_a_key_that_comes_late_has_its_share_of_every_second() -> None:
     """Another has filled the two minutes: it is told a time as if they had been shared."""
     world = World()
-    while world.come("first", 20) != 999:
+    while world.ask("first", 20) != 999:
         pass
-    retries_s = [world.come(f"other {number % 10}", 20) for number in range(60)]
+    retries_s = [world.ask(f"other {number % 10}", 20) for number in range(60)]
     assert 0 < max(retries_s) < 30
 
 
@@ -240,10 +240,10 @@ def test_a_slot_is_kept_once_and_not_early() -> None:
     """At its time or within the grace; a second request with the same body needs a slot of its own."""
     slots = RetrySlots(10)
     slots.make(7, 20.0, 100)
-    assert not slots.keep(7, 19.9)
-    assert not slots.keep(8, 20.0)
-    assert slots.keep(7, 21.5)
-    assert not slots.keep(7, 21.5)
+    assert not slots.use(7, 19.9)
+    assert not slots.use(8, 20.0)
+    assert slots.use(7, 21.5)
+    assert not slots.use(7, 21.5)
     assert (bool(slots), slots.tokens) == (False, 0)
 
 
@@ -252,7 +252,7 @@ def test_a_slot_that_nobody_used_ends_after_the_grace() -> None:
     slots = RetrySlots(10)
     for fingerprint in range(3):
         slots.make(fingerprint, 20.0, 100)
-    assert slots.keep(1, 20.0)
+    assert slots.use(1, 20.0)
     assert slots.expire(20.0 + 10) == 0
     assert slots
     assert slots.expire(20.1 + 10) == 2

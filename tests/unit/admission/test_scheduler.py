@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.admission.capacity import DecodeWindow, PrefillWindow
 from app.admission.estimates import LengthEstimate
-from app.admission.fair_queue import FairQueue, Tenant
-from app.admission.scheduler import AdmissionScheduler
+from app.admission.queue import FairQueue, Tenant
+from app.admission.scheduler import AdmissionScheduler, Obstacle
 from app.admission.ticket import Ticket
+from app.admission.windows import DecodeWindow, PrefillWindow
 from app.core import ChatRequest, Prompt
 from tests.support.admissions import TUNING
 
@@ -53,10 +53,10 @@ def test_choices_take_places() -> None:
     first, second = ticket("1", n=2, name="a"), ticket("2", n=2, name="b")
     places.begin(first, 0.0)
     places.begin(second, 0.0)
-    assert not places.fits(ticket("3", name="c"), 0.0)
+    assert places.obstacle(ticket("3", name="c"), 0.0) is Obstacle.CHOICES
     places.end(first)
-    assert places.fits(ticket("3", n=2, name="c"), 0.0)
-    assert not places.fits(ticket("3", n=3, name="c"), 0.0)
+    assert places.obstacle(ticket("3", n=2, name="c"), 0.0) is None
+    assert places.obstacle(ticket("3", n=3, name="c"), 0.0) is Obstacle.CHOICES
 
 
 def test_a_part_of_the_places_is_kept_for_other_keys() -> None:
@@ -65,13 +65,13 @@ def test_a_part_of_the_places_is_kept_for_other_keys() -> None:
     tenant = Tenant("heavy", "standard", 1.0, TUNING)
     for number in range(7):
         places.begin(ticket(str(number), tokens=100_000, tenant=tenant), 0.0)
-    assert not places.fits(ticket("next", tokens=100_000, tenant=tenant), 0.0)
-    assert places.fits(ticket("other", name="light"), 0.0)
+    assert places.obstacle(ticket("next", tokens=100_000, tenant=tenant), 0.0) is Obstacle.CHOICES
+    assert places.obstacle(ticket("other", name="light"), 0.0) is None
 
 
 def test_one_request_always_has_a_place() -> None:
     """Though it has more choices than the engine runs at once."""
-    assert scheduler(max_choices=2).fits(ticket("1", n=5), 0.0)
+    assert scheduler(max_choices=2).obstacle(ticket("1", n=5), 0.0) is None
 
 
 def test_the_decode_window_takes_places_too() -> None:
@@ -80,12 +80,38 @@ def test_the_decode_window_takes_places_too() -> None:
     tenant = Tenant("a", "standard", 1.0, TUNING)
     for number in range(8):
         request = ticket(str(number), tenant=tenant)
-        assert places.fits(request, 0.0)
+        assert places.obstacle(request, 0.0) is None
         places.begin(request, 0.0)
-    assert not places.fits(ticket("ninth", tenant=tenant), 0.0)
-    assert places.fits(ticket("other", name="b"), 0.0)
+    assert places.obstacle(ticket("ninth", tenant=tenant), 0.0) is Obstacle.DECODE
+    assert places.obstacle(ticket("other", name="b"), 0.0) is None
     places.limit_choices(8)
-    assert not places.fits(ticket("other", name="b"), 0.0)
+    assert places.obstacle(ticket("other", name="b"), 0.0) is Obstacle.CHOICES
+
+
+def test_memory_and_prefill_are_obstacles_and_asking_changes_nothing() -> None:
+    """A pool that is full, and a prompt behind another one; one alone always goes."""
+    engine = scheduler()
+    full, long = ticket("1", tokens=900_000), ticket("2", tokens=200_000, name="b")
+    assert engine.obstacle(full, 0.0) is None
+    engine.begin(full, 0.0)
+    assert engine.obstacle(long, 0.0) is Obstacle.MEMORY
+    engine.end(full)
+    first, second = ticket("3", name="c"), ticket("4", name="d")
+    for each in (first, second):
+        each.size(TUNING.prefill_step_tokens, 1_000_000)
+    engine.begin(first, 0.0)
+    assert [engine.obstacle(second, 0.0) for _ in range(3)] == [Obstacle.PREFILL] * 3
+    engine.end(first)
+    assert engine.obstacle(second, 0.0) is None
+
+
+def test_what_may_not_pass_waits_for_the_order() -> None:
+    """A request of the same key, once as many tokens went before the blocked one as that needs itself."""
+    engine, tenant = scheduler(), Tenant("a", "standard", 1.0, TUNING)
+    blocked, later = ticket("1", tokens=500, tenant=tenant), ticket("2", tenant=tenant)
+    assert engine.obstacle(later, 0.0, [blocked]) is None
+    blocked.record_bypass(500)
+    assert engine.obstacle(later, 0.0, [blocked]) is Obstacle.ORDER
 
 
 def test_after_a_burst_nothing_ends_for_a_while() -> None:

@@ -260,7 +260,7 @@ async def test_answer_whose_beginning_has_left_memory_is_stored_whole(world: Gen
 
 
 async def test_settlement_that_could_not_be_written_is_tried_again(world: Generations):
-    """By the clockwork, once the stream has ended; the age of the oldest is known meanwhile."""
+    """By the background task, once the stream has ended; the age of the oldest is known meanwhile."""
     running = await reserved(world)
     running.say("a")
     await refuse_writes(world.database)
@@ -300,7 +300,7 @@ async def test_settlement_that_nobody_waits_for_is_kept_while_nothing_can_be_wri
 
 
 async def test_settlement_that_was_committed_twice_counts_once(world: Generations):
-    """The clockwork tried it while the first was still being written."""
+    """The background task tried it while the first was still being written."""
     running = await reserved(world)
     running.say("a")
     running.stream.fail(EngineFailed("gone"))
@@ -518,7 +518,7 @@ async def test_streams_end_when_nothing_could_be_written_for_too_long(world: Gen
     assert [line["stuck_s"] for line in world.log] == [9.9, 10.0]
 
 
-async def test_clockwork_goes_on_whatever_breaks(world: Generations, monkeypatch: pytest.MonkeyPatch):
+async def test_background_task_continues_whatever_breaks(world: Generations, monkeypatch: pytest.MonkeyPatch):
     """A defect is logged without its message; what is due is written at the next tick."""
     world.journal._checkpoint_s = 0.001
     running = await reserved(world)
@@ -538,7 +538,7 @@ async def test_clockwork_goes_on_whatever_breaks(world: Generations, monkeypatch
     assert "a secret" not in repr(world.log)
 
 
-async def test_clockwork_finds_out_that_the_store_takes_something_again(world: Generations):
+async def test_background_task_finds_out_that_the_store_takes_something_again(world: Generations):
     """Though no stream has anything to write."""
     world.journal._checkpoint_s = 0.001
     await refuse_writes(world.database)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from app.core import ChatRequest, Counts, Prompt, RawPrompt
-from app.prefix_report.family import CAUSES, Break, PromptSeries
-from app.prefix_report.report import MAX_EDITIONS, MAX_FAMILIES, PrefixReport
+from app.prefix_report.report import MAX_EDITIONS, MAX_SERIES, PrefixReport
+from app.prefix_report.series import CAUSES, Break, PromptSeries
 
 WORDS = " ".join(f"rule{n} says to be brief and kind;" for n in range(40))
 SYSTEM = f"You are the assistant of Acme. {WORDS}"
@@ -83,16 +83,16 @@ class Node:
         self.cached = [(salt, ids[:tokens]) for salt, ids in self.cached] if tokens else []
 
     @property
-    def family(self) -> PromptSeries:
+    def series(self) -> PromptSeries:
         """The only system prompt there is."""
-        [family] = self.report.families()
-        return family
+        [series] = self.report.series()
+        return series
 
     @property
     def broken(self) -> Break:
         """The only break there was."""
         assert sum(self.report.breaks.values()) == 1
-        [found] = self.family.last
+        [found] = self.series.last
         assert self.report.breaks[found.cause] == 1
         return found
 
@@ -247,9 +247,9 @@ def test_what_is_expected_is_what_requests_share() -> None:
     node.ask(user="And now for something else")
     node.ask(user="Hello")
     assert not node.report.breaks.total()
-    family = node.family
-    assert family.requests == 4
-    assert family.cached_tokens == family.expected_tokens > 600
+    series = node.series
+    assert series.requests == 4
+    assert series.cached_tokens == series.expected_tokens > 600
 
 
 def test_an_edition_seen_before_is_expected_as_itself(node: Node) -> None:
@@ -264,16 +264,16 @@ def test_clocks_do_not_drive_out_what_stays(node: Node) -> None:
     """An edition with another clock takes the last one's place, so that the one without is known after."""
     for minute in range(10, 30):
         node.ask(f"It is 10:{minute}. {SYSTEM}")
-    assert len(node.family.lines) == 2
+    assert len(node.series.editions) == 2
     broken = node.report.breaks.total()
     node.ask()
     assert node.report.breaks.total() == broken
 
 
-def test_two_prompts_of_a_key_are_two_families(node: Node) -> None:
+def test_two_prompts_of_a_key_are_two_series(node: Node) -> None:
     """A text that is not like any other is a new one, expected to find nothing."""
     node.ask("Translate to French. " + " ".join(f"Example{n}: chat is cat" for n in range(80)))
-    assert len(list(node.report.families())) == 2
+    assert len(list(node.report.series())) == 2
     assert not node.report.breaks.total()
 
 
@@ -283,7 +283,7 @@ def test_a_clock_at_the_end_is_named_without_a_break() -> None:
     for minute in range(5):
         node.ask(f"{SYSTEM} It is 10:0{minute}.")
     assert not node.report.breaks.total()
-    varies = node.family.varies
+    varies = node.series.varies
     assert varies is not None
     assert (varies.kind, varies.position) == ("clock", len(SYSTEM) + len(" It is "))
 
@@ -316,15 +316,15 @@ def test_a_prompt_without_a_template_is_in_no_series() -> None:
     body = {"messages": [{"role": "user", "content": "Once"}]}
     request = ChatRequest("cmpl-1", "ann", "m", body, 0, raw=RawPrompt("Once"))
     node.report.saw(request, Prompt(range(300), 9, None), Counts(300, 1, 0))
-    assert list(node.report.families()) == []
+    assert list(node.report.series()) == []
 
 
 def test_owners_and_keys_are_apart(node: Node) -> None:
     """The same prompt of another owner is another's; the filter shows one owner's alone."""
     node.ask(owner="bob")
     assert not node.report.breaks.total()
-    assert [family.series_key.owner for family in node.report.families()] == ["ann", "bob"]
-    assert [family.requests for family in node.report.families("bob")] == [1]
+    assert [series.series_key.owner for series in node.report.series()] == ["ann", "bob"]
+    assert [series.requests for series in node.report.series("bob")] == [1]
 
 
 def test_a_rate_that_falls_by_half_is_logged_once() -> None:
@@ -353,19 +353,20 @@ def test_memory_is_bounded() -> None:
     node = Node(max_bytes=200_000)
     for n in range(30):
         node.ask(f"{SYSTEM} Version {n}.")
-    assert len(node.family.lines) == MAX_EDITIONS
-    for n in range(2 * MAX_FAMILIES):
+    assert len(node.series.editions) == MAX_EDITIONS
+    for n in range(2 * MAX_SERIES):
         node.ask(" ".join(f"p{n}x{i}" for i in range(50)))
         node.cached.clear()
-    families = list(node.report.families())
-    assert len(families) <= MAX_FAMILIES
-    assert sum(line.counted_bytes for f in families for line in f.lines) == node.report.size_bytes <= 200_000
+    kept = list(node.report.series())
+    assert len(kept) <= MAX_SERIES
+    in_use = sum(edition.size_bytes for series in kept for edition in series.editions)
+    assert in_use == node.report.size_bytes <= 200_000
     for n in range(20):
         node.ask("x" * 50_000 + f" {n}", owner=f"owner{n}")
     assert node.report.size_bytes <= 200_000
     node.now_s += 100_000
     node.ask("short", owner="last")
-    assert [family.series_key.owner for family in node.report.families()] == ["last"]
+    assert [series.series_key.owner for series in node.report.series()] == ["last"]
 
 
 def test_what_cannot_be_read_is_logged_and_fails_nothing() -> None:

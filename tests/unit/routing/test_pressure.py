@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.admission.controller import Admission
+from app.admission.admit import Admission
 from app.admission.estimates import LengthHistogram, Throughput, ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.core import ChatRequest, Prompt, Tier
@@ -43,7 +43,7 @@ class World:
     @property
     def pressure(self) -> float:
         """As it is now."""
-        return pressure_of(self.admission, self.now_s).value
+        return pressure_of(self.admission, self.now_s)
 
     async def ask(self, tokens: int, name: str = "a", tier: Tier = "standard") -> None:
         """Ask for an answer of exactly so many tokens, for ever."""

@@ -53,7 +53,7 @@ async def test_an_existing_store_is_tightened_at_start(tmp_path: Path):
     """One that an older version made, in a directory that all may read, with a log left by a crash."""
     (tmp_path / "old").mkdir(0o755)
     await filled(tmp_path / "old")
-    for name in (FILE_NAME, "lock", "pace.json", FILE_NAME + "-wal"):
+    for name in (FILE_NAME, "lock", "throughput.json", FILE_NAME + "-wal"):
         (tmp_path / "old" / name).touch()
         (tmp_path / "old" / name).chmod(0o644)
     (tmp_path / "old").chmod(0o755)

@@ -13,7 +13,7 @@ import xgrammar
 from app.engine.grammar.cost import GrammarBudget
 from app.engine.grammar.pool import MAX_WAITING_PER_OWNER, GrammarVerdict, WorkerPool, WorkerSetup
 from app.engine.sglang.grammar import GrammarCheck
-from app.errors import BadRequest, EngineNotReady, GrammarTooSlow, Overloaded
+from app.errors import BadRequest, EngineNotReady, GrammarTooSlow, RateLimited
 
 MANY_RULES = "root ::= r0\n" + "\n".join(
     f'r{i} ::= r{(i * 7 + 1) % 1500} r{(i * 3 + 2) % 1500} | r{(i + 1) % 1500} | "a" | ""'
@@ -83,7 +83,7 @@ async def test_too_many_that_wait_are_refused(pool: WorkerPool):
         asyncio.create_task(pool.check("ann", "ebnf", MANY_RULES, 64)) for _ in range(MAX_WAITING_PER_OWNER)
     ]
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded) as refused:
+    with pytest.raises(RateLimited) as refused:
         await pool.check("ann", "regex", "[a-z]+", 64)
     assert refused.value.retry_after_s
     for task in slow:

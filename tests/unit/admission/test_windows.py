@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from app.admission.capacity import DecodeWindow, PrefillWindow
+from app.admission.windows import DecodeWindow, PrefillWindow
 from tests.support.admissions import TUNING
 
 
@@ -15,17 +15,19 @@ class Engine:
 
     def __init__(self, target_s: float) -> None:
         self.window = DecodeWindow(TUNING, target_s)
-        self.window.made(1, 0.001, 1, 0.0)
+        self.window.observe_decode(1, 0.001, 1, 0.0)
         self.now_s = 0.0
         self.running = 0
 
     def second(self, wanted: int, *, spare: float = 0.0, ends: int = 1000) -> float:
         """What the window is after another second, of whose beginning no more than so many end."""
         self.running = max(self.running - ends, 0)
-        while self.running < wanted and self.window.has_place(self.running + 1, spare):
+        while self.running < wanted and self.window.fits(self.running + 1, spare):
             self.running += 1
+        if self.running < wanted:
+            self.window.hold_back()
         self.now_s += TUNING.decode_look_s
-        self.window.made(32, 32 * (0.006 + 0.001 * self.running), self.running, self.now_s)
+        self.window.observe_decode(32, 32 * (0.006 + 0.001 * self.running), self.running, self.now_s)
         return self.window.max_choices
 
 
@@ -55,8 +57,9 @@ def test_one_that_is_not_full_doubles_up_to_three_times_what_has_run() -> None:
     window = DecodeWindow(TUNING, 0.02)
     seen = []
     for second in range(5):
-        assert not window.has_place(101, 0.0)
-        window.made(100, 100 * 0.007, 1, float(second))
+        assert not window.fits(101)
+        window.hold_back()
+        window.observe_decode(100, 100 * 0.007, 1, float(second))
         seen.append(window.max_choices)
     assert seen[-1] == 3 * TUNING.decode_first_choices
 
@@ -65,10 +68,10 @@ def test_a_slowdown_is_of_the_least_that_was_measured() -> None:
     """Three times 7 ms allow 15; a slow second, as of a long prompt, does not raise the target."""
     window = DecodeWindow(TUNING, slowdown=3.0)
     for second in range(10):
-        window.made(100, 100 * 0.007, 1, float(second))
+        window.observe_decode(100, 100 * 0.007, 1, float(second))
     for second in range(10, 20):
-        window.has_place(1000, 0.0)
-        window.made(100, 100 * 0.022, 8, float(second))
+        window.hold_back()
+        window.observe_decode(100, 100 * 0.022, 8, float(second))
     assert window.max_choices < TUNING.decode_first_choices
     assert DecodeWindow(TUNING, slowdown=0.0).max_choices == math.inf
 
@@ -88,7 +91,7 @@ def test_it_comes_to_what_the_target_allows() -> None:
 def test_one_look_narrows_it_by_no_more_than_a_part() -> None:
     """A long prompt makes one slow second."""
     window = wide(0.02).window
-    window.made(32, 32.0, 40, 1.0)
+    window.observe_decode(32, 32.0, 40, 1.0)
     assert window.max_choices == 64 * TUNING.decode_decrease
 
 
@@ -119,21 +122,22 @@ def test_it_widens_only_while_it_holds_back() -> None:
 def test_it_widens_for_requests_of_several_choices() -> None:
     """Five a request: one runs and a second waits, though three places are free."""
     engine = Engine(0.02)
-    assert not engine.window.has_place(10, 0.0)
-    engine.window.made(32, 32 * 0.011, 5, 1.0)
-    assert engine.window.has_place(10, 0.0)
+    assert not engine.window.fits(10)
+    engine.window.hold_back()
+    engine.window.observe_decode(32, 32 * 0.011, 5, 1.0)
+    assert engine.window.fits(10)
 
 
 def test_it_looks_once_a_second() -> None:
     """At all that was made meanwhile, by the token, the first time after a second too."""
     window = DecodeWindow(TUNING, 0.02)
     window.max_choices = 64.0
-    window.made(1, 0.5, 10, 5.0)
-    window.made(99, 99 * 0.01, 10, 5.5)
+    window.observe_decode(1, 0.5, 10, 5.0)
+    window.observe_decode(99, 99 * 0.01, 10, 5.5)
     assert window.max_choices == 64.0
-    window.made(1, 0.01, 10, 6.0)
+    window.observe_decode(1, 0.01, 10, 6.0)
     assert window.max_choices == 64.0, "15 ms a token over all"
-    window.made(1, 0.03, 10, 7.0)
+    window.observe_decode(1, 0.03, 10, 7.0)
     assert window.max_choices == 64 * TUNING.decode_decrease
 
 
@@ -153,8 +157,9 @@ def test_the_window_opens_while_first_tokens_come_in_time() -> None:
     prefill_window = PrefillWindow(1.0, 100_000, TUNING)
     for _ in range(2):
         let_in = []
-        while prefill_window.has_room(512):
+        while prefill_window.fits(512):
             let_in.append(prefill_window.enter(512, 0.0))
+        prefill_window.hold_back()
         for queued_behind in let_in:
             prefill_window.started(512, 0.0, 0.5, queued_behind=queued_behind)
     assert prefill_window.window_tokens == 4 * TUNING.prefill_step_tokens
@@ -169,23 +174,24 @@ def test_the_window_opens_while_first_tokens_come_in_time() -> None:
 def test_the_pace_of_prefill_is_that_of_bursts() -> None:
     """Whatever lies before and between them: 2,048 tokens in half a second, after a day and after an hour."""
     prefill_window = PrefillWindow(2.0, 16_384, TUNING)
-    assert prefill_window.soon_tokens(0.0) == 8192
+    assert prefill_window.queueable_tokens(0.0) == 8192
     for burst_s in (86_400.0, 90_000.0):
         for now_s in (burst_s + number / 2 for number in range(20)):
             let_in = []
-            while prefill_window.has_room(512):
+            while prefill_window.fits(512):
                 let_in.append(prefill_window.enter(512, now_s))
+            prefill_window.hold_back()
             for queued_behind in let_in:
                 prefill_window.started(512, now_s, now_s + 0.5, queued_behind=queued_behind)
             prefill_window.reset()
-        assert prefill_window.soon_tokens(0.0) == pytest.approx(4096, rel=0.25)
+        assert prefill_window.queueable_tokens(0.0) == pytest.approx(4096, rel=0.25)
 
 
 def test_a_long_prompt_goes_alone() -> None:
     """One that is larger than the window is let in when nothing is before it."""
     prefill_window = PrefillWindow(1.0, 4096, TUNING)
-    assert prefill_window.has_room(50_000)
+    assert prefill_window.fits(50_000)
     prefill_window.enter(50_000, 0.0)
-    assert not prefill_window.has_room(1)
+    assert not prefill_window.fits(1)
     prefill_window.leave(50_000)
-    assert prefill_window.has_room(1)
+    assert prefill_window.fits(1)

@@ -1,15 +1,15 @@
-"""Admission: a request is let through to the engine when there is room for it, in its turn.
+"""Admission: a request goes to the engine when there is room for it, in a fair order.
 
-    admit ──▶ room now? ──▶ Ticket ── on_delta … ──▶ release
-                 │ no                                   │
-                 ▼                                      ▼
-           a place in the queue  ◀──── dispatch: whose turn it is, and who fits
-                 │ none
-                 ▼
-           429 or 503, with a retry slot
+    admit ──▶ an obstacle? ── none ──▶ Ticket ── on_delta … ──▶ release
+                   │                                               │
+                   ▼                                               ▼
+             may it wait? ──▶ queue  ◀──── dispatch: which is next in order without an obstacle
+                   │ no
+                   ▼
+             429 or 503, with a retry slot
 
-`scheduler` says who fits, by `capacity`; `fair_queue` gives turns, `load_shedder` refuses. Only waiting is
-asynchronous: with nothing in the queue, `admit` gives way to no other task.
+`scheduler` knows the obstacles, by `budget` and `windows`; `queue` has the order, `load_shedder` refuses.
+Only waiting is asynchronous: with nothing in the queue, `admit` yields to no other task.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import random
 import time
 from collections.abc import Callable
 
-from app.admission.capacity import DecodeWindow, PrefillWindow
 from app.admission.estimates import LengthEstimate, ThroughputProfile, expected
-from app.admission.fair_queue import FairQueue, Queued, Tenant
 from app.admission.load_shedder import LoadShedder, QueueBounds
+from app.admission.queue import FairQueue, Queued, Tenant
 from app.admission.scheduler import AdmissionScheduler
 from app.admission.ticket import Ticket, fingerprint_of
 from app.admission.tuning import AdmissionTuning
+from app.admission.windows import DecodeWindow, PrefillWindow
 from app.core import TIERS, ChatRequest, Delta, Engine, Health, Key, Prompt, Tier
 from app.errors import Cancelled, ServingError
 
@@ -69,7 +69,7 @@ class Admission:
         self._new_ratio = 1.0
         """Tokens of a prompt that no other request in flight has, for each estimated one, lately."""
         self.admitted: dict[Tier, int] = dict.fromkeys(TIERS, 0)
-        """Requests let in since the process began."""
+        """Requests admitted since the process began."""
         self.num_unread_aborted = 0
         """Streams without a reader that were ended so that others have room, since the process began."""
         self._waiting: dict[str, Ticket] = {}
@@ -94,7 +94,7 @@ class Admission:
 
     @property
     def busy(self) -> bool:
-        """Whether requests wait."""
+        """True if requests wait."""
         return bool(self.queue)
 
     def waited_s(self, rank: int) -> float:
@@ -102,7 +102,7 @@ class Admission:
         return self.queue.waited_s(rank, self._clock_s())
 
     async def run(self) -> None:
-        """Keep time, until cancelled."""
+        """Poll, until cancelled."""
         while True:
             await asyncio.sleep(self._tuning.poll_s)
             self.poll()
@@ -131,7 +131,7 @@ class Admission:
             self._profile.observe(self._engine.model.id, self._throughput, self._model_lengths, now_s)
 
     def refuse_waiting(self, error: Callable[[], ServingError]) -> None:
-        """Send away all that wait: the engine is lost, or the server stops."""
+        """Refuse all that wait: the engine is lost, or the server stops."""
         for ticket in list(self._waiting.values()):
             self._refuse(ticket, error())
 
@@ -145,19 +145,19 @@ class Admission:
         now_s, socket_wait_s = self._clock_s(), request.placement.socket_wait_s
         if not self.busy and socket_wait_s < self._tuning.at_once_s:
             return
-        tenant = self.queue.come(request, key, now_s, self.scheduler.kv_budget.capacity_tokens)
+        tenant = self.queue.touch(request, key, now_s, self.scheduler.kv_budget.capacity_tokens)
         growth = self._expect(tenant, request, request.max_tokens or self._engine.model.context_length)
         tokens = int(self._new_ratio * self._count_prompt(request)) + request.n * growth.mean
         queued = Queued(tenant, tokens, now_s, socket_wait_s, fingerprint_of(request))
         self.load_shedder.precheck(queued, now_s)
 
     async def admit(self, request: ChatRequest, prompt: Prompt, key: Key | None = None) -> Ticket:
-        """Wait for room and for its turn; the ticket must be released.
+        """Wait until a request may go to the engine; the ticket must be released.
 
         Raises KeyOverloaded, Overloaded, Cancelled, and what `refuse_waiting` is given.
         """
         now_s = self._clock_s()
-        tenant = self.queue.come(request, key, now_s, self.scheduler.kv_budget.capacity_tokens)
+        tenant = self.queue.touch(request, key, now_s, self.scheduler.kv_budget.capacity_tokens)
         ticket = Ticket(
             tenant,
             request,
@@ -168,37 +168,36 @@ class Admission:
             on_progress=self._progressed,
             on_release=self._released,
         )
-        self._size(ticket)
+        self.scheduler.measure(ticket)
         if self.busy and (estimate := self._count_prompt(request)):
             ratio = min(ticket.uncached_tokens / estimate, self._tuning.max_new_ratio)
             self._new_ratio += self._tuning.new_weight * (ratio - self._new_ratio)
         if (
             not self.busy
             and self._engine.health() is Health.READY
-            and self.scheduler.fits(ticket, now_s)
-            and self.scheduler.prefill_window.has_room(ticket.uncached_tokens)
-            and not self.load_shedder.too_old(ticket)
+            and self.scheduler.obstacle(ticket, now_s) is None
+            and not self.load_shedder.is_too_old(ticket)
         ):
-            self.load_shedder.returns(ticket, now_s)
-            self._let_in(ticket, now_s)
+            self.load_shedder.use_slot(ticket, now_s)
+            self._admit(ticket, now_s)
         else:
             await self._wait(ticket, now_s)
         return ticket
 
     def withdraw(self, rid: str) -> None:
-        """Send a waiting request away because nobody wants it any more; unknown ids are ignored."""
+        """Refuse a waiting request because nobody wants it any more; unknown ids are ignored."""
         ticket = self._waiting.get(rid)
         if ticket is not None:
             self._refuse(ticket, Cancelled("The request was cancelled while it waited."))
             self._dispatch()
 
     def _progressed(self, ticket: Ticket, delta: Delta) -> None:
-        """Called by a ticket that has seen something new."""
+        """Called by a ticket at a first token, every `step_tokens`, and at ends of choices."""
         tenant, tokens = ticket.tenant, ticket.lengths[delta.choice]
         if ticket.over:
             return
         if delta.choice == 0:
-            self.scheduler.paced(ticket, tokens, self._clock_s())
+            self.scheduler.observe_decode(ticket, tokens, self._clock_s())
         if not ticket.started and tokens:
             uncached_tokens = delta.counts.prompt_tokens - delta.counts.cached_tokens
             self.scheduler.started(ticket, uncached_tokens, self._clock_s())
@@ -232,16 +231,10 @@ class Admission:
         min_tokens = min(request.body.get("min_tokens") or 0, max_tokens)
         return expected(tenant.lengths, self._model_lengths, min_tokens, max_tokens, self._tuning)
 
-    def _size(self, ticket: Ticket) -> None:
-        ticket.size(
-            self.scheduler.kv_budget.unshared_tokens(ticket.reservation),
-            self.scheduler.kv_budget.pool_tokens,
-        )
-
-    # Turns
+    # Waiting
 
     async def _wait(self, ticket: Ticket, now_s: float) -> None:
-        """Take a place in the queue until it has its turn. Raises what `admit` does."""
+        """Put it into the queue until it is admitted. Raises what `admit` does."""
         self._throughput.advance(now_s, waiting=self.busy)
         self.load_shedder.enter(ticket, now_s)
         self.queue.enter(ticket)
@@ -250,13 +243,13 @@ class Admission:
         if ticket.rid in self._waiting:
             self._reclaim()
         if ticket.rid in self._waiting:
-            await self._turn(ticket)
+            await self._admission_of(ticket)
         elif ticket.admitted_s is None:  # withdrawn by the end of what it had aborted
             raise Cancelled("The request was cancelled while it waited.")
 
-    async def _turn(self, ticket: Ticket) -> None:
+    async def _admission_of(self, ticket: Ticket) -> None:
         try:
-            await ticket.turn()
+            await ticket.admitted()
         except BaseException:
             if ticket.rid in self._waiting:
                 self._leave(ticket)
@@ -274,16 +267,16 @@ class Admission:
         ticket.refuse(error)
 
     def _dispatch(self) -> None:
-        """Let in all whose turn it is and who fit; while the engine is away, nobody."""
+        """Admit all that are next in order and fit; while the engine is away, none."""
         if self._engine.health() is not Health.READY:
             return
         now_s = self._clock_s()
         while self.busy and (ticket := self.scheduler.next(now_s)) is not None:
             self._leave(ticket)
-            self._size(ticket)
-            self._let_in(ticket, now_s)
+            self.scheduler.measure(ticket)
+            self._admit(ticket, now_s)
 
-    def _let_in(self, ticket: Ticket, now_s: float) -> None:
+    def _admit(self, ticket: Ticket, now_s: float) -> None:
         self.scheduler.begin(ticket, now_s)
         self.admitted[ticket.tenant.tier] += 1
         ticket.charge(ticket.uncached_tokens + ticket.reservation.mean)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from app.admission import replicas
-from app.admission.capacity import KVReservation
+from app.admission import budget
+from app.admission.budget import KVPools, KVReservation, PrefixLocations
 from app.admission.estimates import LengthEstimate
-from app.admission.replicas import KVPools, PrefixLocations
 from app.core import EngineLoad
 from tests.support.admissions import TUNING
 
@@ -47,7 +46,7 @@ def test_a_request_fits_where_one_pool_has_room_for_it() -> None:
     others = [request(10_000 * number, 5000) for number in range(2)]
     assert [let_in(made, other) for other in others] == [0, 1]
     wide = request(50_000, 6000)
-    assert made.free_tokens(0.0) > 6010
+    assert made.free_tokens() > 6010
     assert not made.fits(wide)
     made.give_back(others[1])
     assert let_in(made, wide) == 1
@@ -122,7 +121,7 @@ def test_spaces_share_no_location_and_images_have_none() -> None:
 
 def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """The beginnings that were not used for longest are forgotten."""
-    monkeypatch.setattr(replicas, "MAX_HASHES", 8)
+    monkeypatch.setattr(budget, "MAX_HASHES", 8)
     locations = PrefixLocations()
     for number in range(100):
         locations.read(request(1000 * number, 40), 0)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from app.admission.fair_queue import FairQueue, Queued, Tenant
+from app.admission.queue import FairQueue, Queued, Tenant
 from app.core import ChatRequest
 from tests.support.admissions import TUNING, key_of
 
 
 def comes(queue: FairQueue, name: str, weight: float = 1.0, pool_tokens: int = 0) -> Tenant:
     """The tenant of a request that comes at the time 0."""
-    return queue.come(
+    return queue.touch(
         ChatRequest("r", name, "m", {}, 0), key_of(name, weight=weight), 0.0, pool_tokens=pool_tokens
     )
 

@@ -1,15 +1,15 @@
-"""Requests that wait for room, in the order of their turns, and the keys that they belong to.
+"""The queue of admission: waiting requests in a fair order, and the keys that they belong to.
 
-Between tiers: the higher first; but a tier whose oldest request has waited for its ageing time has a turn
-too, until it has had a set share of what the tiers above it get meanwhile.
+Between tiers: the higher first. A tier whose oldest request has waited for its ageing time goes before it,
+until it has had a set share of what the tiers above it get meanwhile.
 
 Within a tier: the key that was served least. Each has a counter of served tokens over its weight, the virtual
 token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): charged as tokens are
-served, and in advance for what requests in flight are expected to bring. A key that comes back from idleness
-is lifted to the least of those waiting: it has saved nothing. One that was refused was not idle: the paper's
-queue has no end, ours has.
+served, and in advance for what requests in flight are expected to bring. Idle keys accrue no credit: one that
+returns is lifted to the least of those waiting. A key that was refused was not idle: the paper's queue has no
+end, ours has.
 
-Of one key: in the order in which they came.
+Of one key: in the order of arrival.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Queued:
         self.tenant = tenant
         self.tokens = tokens
         self.uncached_tokens = 0
-        """Tokens of its prompt that the engine has to compute: those that no other has, until the first
-        token."""
+        """Tokens of its prompt that the engine has to compute; until the first token, those that it shares
+        with no other."""
         self.entered_s = entered_s
         self.age_s = age_s
         """Seconds in the socket, before it was read."""
         self.fingerprint = fingerprint
-        """What the request is recognised by when it comes again."""
+        """The hash by which the request is recognised when it is sent again."""
         self.bypassed_tokens = 0
 
-    def pass_by(self, tokens: int) -> None:
-        """Count the tokens of a request that was let in though this one had its turn."""
+    def record_bypass(self, tokens: int) -> None:
+        """Count the tokens of a request that was admitted before this one, which was first in order."""
         self.bypassed_tokens += tokens
 
 
@@ -62,7 +62,7 @@ class Tenant:
         self.name, self.tier, self.weight = name, tier, weight
         self.rank = TIERS.index(tier)
         self.keyed = keyed
-        """Whether it is of a stored key: then there may be others, though none has come yet."""
+        """True if it is of a stored key: then there may be others, though none has sent anything yet."""
         self.served = 0.0
         """The virtual token counter."""
         self.waiting: dict[Queued, None] = {}
@@ -81,29 +81,29 @@ class Tenant:
 
     @property
     def active(self) -> bool:
-        """Whether a request of it waits or runs."""
+        """True if a request of it waits or runs."""
         return bool(self.num_in_flight or self.waiting)
 
     def charge(self, tokens: float) -> None:
         """Count tokens as served, or take back (negative) what was charged too much."""
         self.served += tokens / self.weight
 
-    def come(self, now_s: float, served: float) -> None:
-        """A request of it has come; let go of what it was served less than that."""
+    def touch(self, now_s: float, served: float) -> None:
+        """Note that it is in use, and lift its counter to `served`."""
         self.used_at_s, self.served = now_s, max(self.served, served)
 
     def refuse(self, now_s: float, wanted_until_s: float) -> None:
-        """A request was refused for want of room; the key is taken to want more for so long."""
+        """Note that a request was refused for want of room; the key is taken to want more for so long."""
         self.refused_at_s, self.wanted_until_s = now_s, max(wanted_until_s, self.wanted_until_s)
 
     def enter(self, queued: Queued) -> None:
-        """A request begins to wait."""
+        """Count a request that waits."""
         self.waiting[queued] = None
         self.waiting_tokens += queued.tokens
         self.waiting_uncached_tokens += queued.uncached_tokens
 
     def leave(self, queued: Queued) -> None:
-        """A request waits no more."""
+        """Count out a request that waits no more."""
         del self.waiting[queued]
         self.waiting_tokens -= queued.tokens
         self.waiting_uncached_tokens -= queued.uncached_tokens
@@ -115,7 +115,7 @@ class Tenant:
         self.choices_in_flight += sign * choices
 
     def with_terms(self, tier: Tier, weight: float, tuning: AdmissionTuning) -> Tenant:
-        """Take on a key's new terms. In another tier it is another tenant: what waits keeps its place."""
+        """The tenant on a key's new terms: another one in another tier, as what waits keeps its place."""
         self.weight = weight
         if tier == self.tier:
             return self
@@ -134,7 +134,7 @@ class _Level:
 
 
 class FairQueue:
-    """All that waits, and every key that has come lately. A request without a key belongs to its owner's."""
+    """All that waits, and every key in use lately. A request without a key belongs to its owner's."""
 
     def __init__(self, tuning: AdmissionTuning) -> None:
         self._tuning = tuning
@@ -156,7 +156,7 @@ class FairQueue:
 
     @property
     def tenants(self) -> Collection[Tenant]:
-        """The keys that have come lately."""
+        """The keys in use lately."""
         return self._by_name.values()
 
     @property
@@ -183,8 +183,8 @@ class FairQueue:
         oldest = next(iter(self._levels[rank].waiting), None)
         return 0.0 if oldest is None else now_s - oldest.entered_s
 
-    def come(self, request: ChatRequest, key: Key | None, now_s: float, pool_tokens: int) -> Tenant:
-        """The tenant of a new request, on its key's present terms, with no more saved than it may."""
+    def touch(self, request: ChatRequest, key: Key | None, now_s: float, pool_tokens: int) -> Tenant:
+        """The tenant of a new request, on its key's present terms, with no more credit than it may have."""
         name = request.owner if key is None else key.id
         tier: Tier = "standard" if key is None else key.terms.tier
         weight = 1.0 if key is None else key.terms.weight
@@ -200,11 +200,11 @@ class FairQueue:
             level = self._levels[tenant.rank]
             floor = min((other.served for other in level.tenants), default=level.last_served)
             floor -= credit_tokens / tenant.weight
-        tenant.come(now_s, floor)
+        tenant.touch(now_s, floor)
         return tenant
 
     def enter(self, queued: Queued) -> None:
-        """Take a place."""
+        """Have a request wait."""
         tenant, level = queued.tenant, self._levels[queued.tenant.rank]
         tenant.enter(queued)
         level.waiting[queued] = level.tenants[tenant] = self._active[tenant] = None
@@ -212,7 +212,7 @@ class FairQueue:
         self.uncached_tokens += queued.uncached_tokens
 
     def remove(self, queued: Queued) -> None:
-        """Give up its place."""
+        """Have a request wait no more."""
         tenant, level = queued.tenant, self._levels[queued.tenant.rank]
         tenant.leave(queued)
         del level.waiting[queued]
@@ -225,7 +225,7 @@ class FairQueue:
         self._rest(tenant)
 
     def begin(self, queued: Queued, choices: int, now_s: float) -> None:
-        """A request is let in: it was its turn, and it has not been charged for it yet."""
+        """Count a request that is admitted, and not charged for it yet."""
         tenant = queued.tenant
         self._levels[tenant.rank].last_served = tenant.served
         if self._aged(tenant.rank, now_s):
@@ -238,27 +238,27 @@ class FairQueue:
         self._active[tenant] = None
 
     def end(self, queued: Queued, choices: int) -> None:
-        """A request that was let in has ended."""
+        """Count out an admitted request that has ended."""
         queued.tenant.run(-1, queued.tokens, choices)
         self._rest(queued.tenant)
 
-    def in_turn(self, now_s: float) -> Iterator[Queued]:
-        """Those waiting, in the order of their turns as things stand; not to be changed meanwhile."""
+    def in_order(self, now_s: float) -> Iterator[Queued]:
+        """The waiting requests, the next one first; the queue must not change meanwhile."""
         aged = [r for r in range(1, len(TIERS)) if self._aged(r, now_s) and self._levels[r].credit >= 0]
         for rank in (*reversed(aged), *(r for r in range(len(TIERS)) if r not in aged)):
             for tenant in sorted(self._levels[rank].tenants, key=_by_served):
                 yield from islice(tenant.waiting, self._tuning.scanned_of_key)
 
     def waits_above(self, tenant: Tenant) -> bool:
-        """Whether a higher tier waits."""
+        """True if a higher tier waits."""
         return any(level.waiting for level in self._levels[: tenant.rank])
 
     def overdue(self, deadlines_s: Sequence[float], now_s: float) -> list[Queued]:
-        """Those that have waited for the deadline of their tier."""
+        """The requests that have waited for the deadline of their tier."""
         return [queued for queued in self if now_s - queued.entered_s >= deadlines_s[queued.tenant.rank]]
 
     def forget_idle(self, now_s: float) -> None:
-        """Drop the keys that have not come for long."""
+        """Drop the keys that were not in use for long."""
         long_ago_s = now_s - self._tuning.forgotten_s
         for tenant in [t for t in self.tenants if t.used_at_s < long_ago_s and not t.active]:
             del self._by_name[tenant.name]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.admission.controller import Admission
+from app.admission.admit import Admission
 from app.admission.estimates import ThroughputProfile
 from app.admission.load_shedder import QueueBounds
 from app.admission.ticket import Ticket

@@ -1,12 +1,8 @@
 """Threads for what would hold up the event loop. Owners take turns at them, call by call.
 
-    run ──▶ is a thread idle? ── yes ─────────────────────────▶ thread
-                    │ no                                           ▲
-                    ▼                                              │
-            [calls by owner] ── the next owner's smallest, then oldest
-
-One owner's many calls delay that owner and not the others. What the calls take themselves is counted apart
-from their wait, because the wait is the work of others. Used by one event loop at a time.
+A gate (`fair_gate`) says whose call is next; of an owner's calls the smallest, then the oldest. What calls
+take themselves is counted apart from their wait, because the wait is the work of others. Used by one event
+loop at a time.
 """
 
 from __future__ import annotations
@@ -14,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import heapq
 import itertools
 import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+from app.concurrency.fair_gate import FairGate
 
 T = TypeVar("T")
 
@@ -42,11 +39,11 @@ class Overdue(TimeoutError):
 
 
 class WaitedTooLong(TimeoutError):
-    """The turns did not come in time: there is too much to run."""
+    """No thread was free in time: there is too much to run."""
 
 
 class Work:
-    """What one caller has run, in one call or in several, one at a time."""
+    """The work of one caller, in one call or in several, one at a time."""
 
     __slots__ = ("owner", "rank", "wait_s", "work_s")
 
@@ -62,15 +59,10 @@ class Work:
         self.work_s = work_s
         self.wait_s = wait_s
 
-    def worked(self, duration_s: float) -> None:
-        """Count a call that has ended."""
-        if self.work_s is not None:
-            self.work_s -= duration_s
-
-    def waited(self, duration_s: float) -> None:
-        """Count a turn that has come."""
-        if self.wait_s is not None:
-            self.wait_s -= duration_s
+    def count(self, *, work_s: float = 0.0, wait_s: float = 0.0) -> None:
+        """Take what a call took, or waited, from what is left."""
+        self.work_s = None if self.work_s is None else self.work_s - work_s
+        self.wait_s = None if self.wait_s is None else self.wait_s - wait_s
 
 
 class OwnerThreads:
@@ -79,30 +71,29 @@ class OwnerThreads:
     def __init__(self, name: str, workers: int = 1, *, hangs_after_s: float | None = None) -> None:
         """A call that runs for `hangs_after_s` seconds hangs. While all threads do, calls are refused."""
         self._name = name
-        self._idle = self._workers = workers
+        self._workers = workers
+        self._gate = FairGate(workers)
         self._hangs_after_s = hangs_after_s
         self._num_started = self._num_hanging = 0
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._waiting: dict[str, list[tuple[tuple[int, int], int, asyncio.Future[None]]]] = {}
-        """The waiting calls of each owner, a heap; owners in the order of their turns."""
         self._closed = False
 
     async def run(self, work: Work, function: Callable[..., T], *arguments: Any) -> T:
-        """`function(*arguments)`, in its turn. Raises what that does, Overdue, WaitedTooLong, ThreadsClosed.
+        """`function(*arguments)` in a thread. Raises what that does, Overdue, WaitedTooLong, ThreadsClosed.
 
-        Who leaves meanwhile leaves the call running: a thread cannot be stopped.
+        A caller that leaves meanwhile leaves the call running: a thread cannot be stopped.
         """
         loop = asyncio.get_running_loop()
-        await self._turn(work, loop)
-        if self._closed:  # since its turn was given to it
+        await self._thread_for(work, loop)
+        if self._closed:  # since the thread was given to it
             raise ThreadsClosed
         if self._num_started < self._workers:
             try:
                 self._start()
             except BaseException:  # the system has no thread left now
-                self._release()
+                self._gate.release(work.owner)
                 raise
-        job = _Job(self, loop, function, arguments)
+        job = _Job(self, work.owner, loop, function, arguments)
         if self._hangs_after_s is not None:
             job.watch(self._hangs_after_s)
         begun_s = loop.time()
@@ -116,15 +107,15 @@ class OwnerThreads:
             raise
         finally:
             del job  # an error's traceback holds this frame, which would hold the error
-        work.worked(loop.time() - begun_s)
+        work.count(work_s=loop.time() - begun_s)
         return result
 
     def close(self) -> None:
-        """Start nothing more; what runs goes on. A second call does nothing."""
+        """Start nothing more; what runs is not stopped. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
-        self._refuse_waiting(ThreadsClosed)
+        self._gate.refuse_waiting(ThreadsClosed)
         for _ in range(self._num_started):
             self._jobs.put(None)
 
@@ -132,40 +123,26 @@ class OwnerThreads:
         _Thread(self._jobs, f"{self._name}_{self._num_started}").start()
         self._num_started += 1
 
-    async def _turn(self, work: Work, loop: asyncio.AbstractEventLoop) -> None:
+    async def _thread_for(self, work: Work, loop: asyncio.AbstractEventLoop) -> None:
         if self._closed:
             raise ThreadsClosed
-        if self._idle:
-            self._idle -= 1
-            return
         if self._num_hanging == self._workers:
             raise Overdue
-        turn = loop.create_future()
-        heapq.heappush(self._waiting.setdefault(work.owner, []), (work.rank, next(_numbers), turn))
         begun_s = loop.time()
         try:
             async with asyncio.timeout(work.wait_s) as limit:
-                await turn
-        except BaseException as exc:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._release()  # it was given up just when it had come
-            if isinstance(exc, TimeoutError) and limit.expired():
+                await self._gate.acquire(work.owner, work.rank)
+        except TimeoutError:
+            if limit.expired():
                 raise WaitedTooLong from None
             raise
-        work.waited(loop.time() - begun_s)
+        work.count(wait_s=loop.time() - begun_s)
 
     def hangs(self) -> None:
         """A call has run too long; those behind it are told, unless another thread serves them."""
         self._num_hanging += 1
         if self._num_hanging == self._workers:
-            self._refuse_waiting(Overdue)
-
-    def _refuse_waiting(self, error: type[Exception]) -> None:
-        for calls in self._waiting.values():
-            for _, _, turn in calls:
-                if not turn.done():
-                    turn.set_exception(error())
-        self._waiting.clear()
+            self._gate.refuse_waiting(Overdue)
 
     def ended(self, job: _Job, result: Any, error: BaseException | None) -> None:
         """A thread is done with a job; its caller may be gone."""
@@ -175,32 +152,19 @@ class OwnerThreads:
                 job.result.set_result(result)
             else:
                 job.result.set_exception(error)
-        # The caller goes on first: its next call takes part in the turns.
-        job.loop.call_soon(self._release)
-
-    def _release(self) -> None:
-        """Give a thread to the call whose turn it is."""
-        while self._waiting:
-            owner = next(iter(self._waiting))
-            calls = self._waiting.pop(owner)
-            while calls:
-                turn = heapq.heappop(calls)[2]
-                if not turn.done():
-                    if calls:
-                        self._waiting[owner] = calls  # behind the others
-                    turn.set_result(None)
-                    return
-        self._idle += 1
+        # The caller first: its next call has a part in the order.
+        job.loop.call_soon(self._gate.release, job.owner)
 
 
 class _Job:
     """A call on its way to a thread and back."""
 
-    __slots__ = ("_arguments", "_function", "_hangs", "_threads", "_timer", "loop", "result")
+    __slots__ = ("_arguments", "_function", "_hangs", "_threads", "_timer", "loop", "owner", "result")
 
     def __init__(
         self,
         threads: OwnerThreads,
+        owner: str,
         loop: asyncio.AbstractEventLoop,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
@@ -208,7 +172,7 @@ class _Job:
         self._threads = threads
         self._function = function
         self._arguments = arguments
-        self.loop = loop
+        self.owner, self.loop = owner, loop
         self.result: asyncio.Future[Any] = loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._hangs = False
@@ -253,7 +217,7 @@ class _Thread(threading.Thread):
         """Held while a job runs."""
 
     def run(self) -> None:
-        """See threading.Thread."""
+        """Run jobs, in the thread."""
         while (job := self._jobs.get()) is not None:
             with self.running:
                 job.run()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from app.threads.owner_threads import Overdue, OwnerThreads, ThreadsClosed, WaitedTooLong, Work
+from app.concurrency.owner_threads import Overdue, OwnerThreads, ThreadsClosed, WaitedTooLong, Work
 
 STUCK_S = 10.0
 """Seconds after which what a test holds up goes on: a test that fails is not to hang."""
@@ -272,7 +272,7 @@ async def test_an_error_holds_nothing_once_it_is_gone(threads):
 
 HANGS = """
 import asyncio, threading
-from app.threads.owner_threads import Overdue, OwnerThreads, Work
+from app.concurrency.owner_threads import Overdue, OwnerThreads, Work
 async def main():
     pool = OwnerThreads("hangs")
     try:

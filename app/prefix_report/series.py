@@ -1,0 +1,261 @@
+"""A system prompt through its editions: what of each should be cached, what was, and where that broke.
+
+A prompt's ids are compared with those of its edition's first request. Where they part is where the stable
+part ends, or later, by what the two users' words have in common: `slack` bounds by how much.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+import orjson
+
+from app.core import ChatRequest, Prompt
+from app.messages import content_text, count_media
+from app.prefix_report.diff import TextDifference, common_prefix
+
+Cause = Literal["restarted", "salt", "system", "tools", "template", "evicted"]
+Unit = Literal["character", "tool", "token"]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+MAX_BREAKS = 8
+HEAD_TOKENS = 32_768
+"""Token ids at the head of a prompt that are compared; a longer system prompt is judged by these."""
+OPENING_CHARACTERS = 256
+UNKNOWN = 1 << 40
+_RECENT, _USUAL = 8, 64
+"""Requests that a moving average is about."""
+_JUDGED_FROM = 16
+_RISEN = 0.75
+_SYSTEM = ("system", "developer")
+_OPTIONS = ("chat_template_kwargs", "reasoning_effort", "tool_choice", "response_format", "documents")
+"""Parameters, other than messages and tools, that a model's template may write into the prompt."""
+_FEWEST_OF_ESTIMATE = 3
+_OVERHEAD_BYTES = 1024
+
+
+class SeriesKey(NamedTuple):
+    """The owner, key and model of a series; `key_id` is None where no stored key was used."""
+
+    owner: str
+    key_id: str | None
+    model: str
+
+
+class Stable(NamedTuple):
+    """The stable part of a request, which is meant to stay the same: its system text and tools."""
+
+    text: str
+    tools: bytes
+
+
+def stable_of(body: Mapping[str, Any]) -> Stable:
+    """The system messages that a request begins with, and its tools as JSON.
+
+    A text of more than any head's length stands for itself by its beginning and its hash.
+    """
+    messages, tools = body["messages"], body.get("tools")
+    texts = []
+    for message in messages:
+        if message["role"] not in _SYSTEM:
+            break
+        texts.append(content_text(message.get("content")))
+    text = "\n".join(texts)
+    if len(text) > 4 * HEAD_TOKENS:
+        text = f"{text[: 4 * HEAD_TOKENS]}{hash(text)}"
+    return Stable(text, orjson.dumps(tools) if tools else b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """One request that found less in the cache than it should have; `at_us` is UTC."""
+
+    cause: Cause
+    what: str
+    """The detail: `clock`, `id`, `text`; the tools' difference; a parameter, `policy`, `template`."""
+    unit: Unit
+    position: int
+    length: int
+    expected_tokens: int
+    cached_tokens: int
+    request_id: str
+    at_us: int
+    shown: str = field(default="", repr=False)
+
+
+@dataclass(slots=True, eq=False)
+class PromptSeries:
+    """A system prompt through its editions."""
+
+    series_key: SeriesKey
+    id: str
+    editions: list[PromptEdition] = field(default_factory=list)
+    """In the order in which they were first seen."""
+    requests: int = 0
+    judged: int = 0
+    expected_tokens: int = 0
+    cached_tokens: int = 0
+    breaks: Counter[Cause] = field(default_factory=Counter)
+    last: deque[Break] = field(default_factory=lambda: deque(maxlen=MAX_BREAKS))
+    varies: TextDifference | None = None
+    """The last difference between two editions' texts, with or without a break."""
+    recent: float = 1.0
+    usual: float = 1.0
+    fallen: bool = False
+    seen_us: int = 0
+
+    def touch(self, wall_us: int) -> None:
+        """Count a request, at a UTC time in microseconds."""
+        self.requests += 1
+        self.seen_us = wall_us
+
+    def vary(self, difference: TextDifference) -> None:
+        """Note how the newest edition's text differs from the one before it."""
+        self.varies = difference
+
+    @property
+    def newest(self) -> PromptEdition:
+        """The edition that was seen last."""
+        return max(self.editions, key=lambda edition: edition.seen_s)
+
+    def count(self, expected_tokens: int, cached_tokens: int) -> bool:
+        """Add up a judged request; True where the hit rate has just fallen to half of what was usual."""
+        obtained = min(cached_tokens, expected_tokens)
+        self.expected_tokens += expected_tokens
+        self.cached_tokens += obtained
+        return self.rated(obtained / expected_tokens)
+
+    def rated(self, rate: float) -> bool:
+        """Add a request's hit rate; True where the rate has just fallen to half of what was usual."""
+        self.judged += 1
+        self.recent += (rate - self.recent) / min(self.judged, _RECENT)
+        self.usual += (rate - self.usual) / min(self.judged, _USUAL)
+        if self.fallen:
+            self.fallen = self.recent < _RISEN * self.usual
+            return False
+        self.fallen = self.judged > _JUDGED_FROM and self.recent <= self.usual / 2
+        return self.fallen
+
+
+@dataclass(slots=True, eq=False)
+class PromptEdition:
+    """One system text with one tool list, of one key and model."""
+
+    series: PromptSeries
+    stable: Stable
+    salt: str
+    epoch: int
+    """The number of restarts of the engine since which the prefix is cached."""
+    since_s: float
+    """The time at which its prompt was in the cache; earlier requests are expected to find nothing."""
+    estimate: int
+    """Estimated tokens of its text and tools; 0 where there is no estimate."""
+    unbilled: int = 0
+    head: array[int] | None = None
+    boundary: int | None = None
+    """Tokens that stay the same, at most; None until there were two requests."""
+    slack: int = UNKNOWN
+    opening: str = ""
+    options: dict[str, int] = field(default_factory=dict)
+    seen_s: float = 0.0
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated bytes in memory."""
+        text = self.stable.text
+        characters = len(text) if text.isascii() else 4 * len(text)
+        head = 0 if self.head is None else len(self.head) * self.head.itemsize
+        return characters + len(self.stable.tools) + head + _OVERHEAD_BYTES
+
+    @property
+    def expected(self) -> int:
+        """Tokens that a request with this text and these tools should find, the operator's included."""
+        return self.estimate if self.boundary is None else self.boundary
+
+    def touch(self, now_s: float) -> None:
+        """Note the monotonic time at which a request had this edition."""
+        self.seen_s = now_s
+
+    def cached_under(self, salt: str, epoch: int) -> None:
+        """Note the cache salt and the number of restarts under which the prefix is cached now."""
+        self.salt, self.epoch = salt, epoch
+
+    def render(self, request: ChatRequest, prompt: Prompt, now_s: float) -> None:
+        """Compare with this prompt from now on, which is in the cache."""
+        self.head, self.since_s = _packed(prompt.token_ids), now_s
+        self.boundary, self.slack = None, UNKNOWN
+        self.opening, self.options = _opening(request), _options(request)
+        self.unbilled = prompt.unbilled_tokens
+
+    def compare(self, request: ChatRequest, prompt: Prompt) -> int | None:
+        """Learn from another prompt how far they stay the same; the token where it is *rendered* differently.
+
+        None where it is not: where they part is then where the users' own words begin.
+        """
+        ids = None if self.head is None else _packed(prompt.token_ids[: len(self.head)])
+        if self.head is None or ids is None:
+            return None
+        shared = common_prefix(self.head, ids)
+        bound = UNKNOWN if self.boundary is None else self.boundary
+        if shared >= bound:
+            return None
+        beyond_slack = self.slack < UNKNOWN and shared < bound - self.slack - 1
+        if beyond_slack or shared * _FEWEST_OF_ESTIMATE < self.estimate:
+            return shared
+        self.boundary, self.slack = shared, _slack(self.opening, _opening(request))
+        self.head = self.head[:shared]
+        return None
+
+    def changed_option(self, request: ChatRequest, prompt: Prompt) -> str:
+        """The reason for another rendering: a parameter's name, `policy`, or `template`."""
+        if prompt.unbilled_tokens != self.unbilled:
+            return "policy"
+        now = _options(request)
+        return next((name for name in _OPTIONS if now.get(name) != self.options.get(name)), "template")
+
+
+def estimate_of(request: ChatRequest, prompt: Prompt, stable: Stable) -> int:
+    """Estimated tokens of the stable part, by its share of the bytes; 0 with media."""
+    stable_bytes = len(stable.text.encode("utf-8", "surrogatepass")) + len(stable.tools)
+    others = 0
+    messages: Sequence[Mapping[str, Any]] = request.body["messages"]
+    for message in messages:
+        content = message.get("content")
+        if count_media(content):
+            return 0
+        if message["role"] not in _SYSTEM:
+            others += len(content_text(content).encode("utf-8", "surrogatepass"))
+    if not stable_bytes:
+        return 0
+    return prompt.unbilled_tokens + prompt.billed_tokens * stable_bytes // (stable_bytes + others)
+
+
+def _opening(request: ChatRequest) -> str:
+    """The beginning of what follows the system prompt, without the white space that templates trim."""
+    messages: Sequence[Mapping[str, Any]] = request.body["messages"]
+    first = next((m for m in messages if m["role"] not in _SYSTEM), {})
+    return content_text(first.get("content"))[: 4 * OPENING_CHARACTERS].strip()[:OPENING_CHARACTERS]
+
+
+def _slack(opening: str, other: str) -> int:
+    """An upper bound of the tokens that two users' texts begin with in common: a token has a byte."""
+    shared = common_prefix(opening, other)
+    if shared == min(len(opening), len(other)) and (shared == OPENING_CHARACTERS or opening == other):
+        return UNKNOWN  # they may continue alike
+    return len(opening[:shared].encode("utf-8", "surrogatepass"))
+
+
+def _options(request: ChatRequest) -> dict[str, int]:
+    body = request.body
+    return {name: hash(orjson.dumps(body[name])) for name in _OPTIONS if body.get(name) is not None}
+
+
+def _packed(token_ids: Sequence[int]) -> array[int] | None:
+    """The head of a prompt; None with ids that are no 64-bit integers. Placeholders of images take 64."""
+    try:
+        return array("q", token_ids[:HEAD_TOKENS])
+    except OverflowError:
+        return None

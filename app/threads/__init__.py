@@ -1,1 +1,0 @@
-"""Threads for blocking work, and whose turn it is at them."""
