@@ -25,8 +25,8 @@ from app.generation.request_end import RequestEnd
 from app.generation.request_safety import AnswerScreen, RequestSafety, SafetyOf
 from app.generation.spending import SpendingLimits
 from app.generation.trace import Trace
-from app.metering.budget import Allowance
-from app.metering.limiter import UNLIMITED, Lease
+from app.metering.budgets import Allowance
+from app.metering.limits import UNLIMITED, Lease
 from app.metering.traffic import Traffic
 from app.prefix_report.report import PrefixReport
 from app.routing.backend import Backend, Backends

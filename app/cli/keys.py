@@ -25,9 +25,9 @@ from app.cli.store import settings_of, tell_store
 from app.core import DEGRADING, GRAMMARS, LOCAL_OWNER, RESUMING, SAFETY_LEVELS, SCOPES, TIERS, Key, KeyTerms
 from app.errors import BadRequest
 from app.store import keys
+from app.store.backup import make_missing, opened
 from app.store.database import FILE_NAME
 from app.store.key_table import now_us
-from app.store.offline import make_missing, opened
 from app.store.opening import StoreRefused
 
 EXIT_OK = 0

@@ -23,7 +23,7 @@ from app.generation.request_safety import RequestSafety
 from app.generation.suspended import SuspendedRequest
 from app.generation.suspensions import Suspensions
 from app.generation.trace import Trace
-from app.store.usage_body import usage_body
+from app.store.usage import usage_body
 from app.stream.ring import Finished
 from app.stream.token_stream import ABANDONED, SUSPENDED, TokenStream
 

@@ -29,7 +29,7 @@ from app.generation.retention import Retention
 from app.generation.settlement import settlement_of, suspension_of
 from app.generation.suspended import SuspendedRequest
 from app.log import where
-from app.metering.balance import LedgerAudit
+from app.metering.audit import LedgerAudit
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
 from app.store import checkpoints, conversations, events, indexing, ledger, suspensions
@@ -370,11 +370,9 @@ class Journal:
     async def _sweep(self) -> None:
         """Forget the events of streams that nobody stored, once their retention has ended."""
         until_us = self._retention.until_us(time.monotonic(), time.time_ns() // 1000)
-        num_forgotten = events.LIMIT
-        while num_forgotten == events.LIMIT:
-            num_forgotten = await self._database.write(lambda c: events.forget_unstored(c, until_us))
-            if num_forgotten:
-                self._database.text_deleted.set()
+        while await self._database.read(lambda c: events.has_unstored(c, until_us)):
+            await self._database.write(lambda c: events.forget_unstored(c, until_us))
+            self._database.text_deleted.set()
 
     def _not_written(self, error: StorageUnavailable) -> None:
         stuck_s = time.monotonic() - self._written_at_s

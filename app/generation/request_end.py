@@ -23,7 +23,7 @@ from app.generation.journal_entry import JournalEntry
 from app.generation.request_safety import RequestSafety
 from app.generation.trace import Trace
 from app.log import where
-from app.metering.limiter import Lease
+from app.metering.limits import Lease
 from app.metering.traffic import Traffic
 from app.stream.token_stream import TokenStream
 

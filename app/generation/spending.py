@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from app.core import Delta
 from app.generation.journal_entry import JournalEntry
-from app.metering.budget import Allowance
-from app.metering.limiter import Lease
+from app.metering.budgets import Allowance
+from app.metering.limits import Lease
 
 
 class SpendingLimits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from app.core import Counts, Prompt
-from app.metering.limiter import Lease
+from app.metering.limits import Lease
 
 
 class ContinuedLease(Lease):

@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager
 
 from app.core import Key
 from app.errors import RateLimited
-from app.metering.bucket import Bucket
-from app.metering.limiter import Limiter
+from app.metering.limits import Limiter
 from app.metering.lines import Lines
+from app.metering.rates import Bucket
 from app.store.database import READERS
 
 BURST_S = 10.0

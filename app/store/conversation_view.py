@@ -18,7 +18,7 @@ from app.core import Usage, known_finish
 from app.messages import as_kept
 from app.store.conversation_list import listed
 from app.store.conversations import find
-from app.store.usage_body import usage_body
+from app.store.usage import usage_body
 
 PAGE_BYTES = 1 << 20
 """Stored text and bodies of a page; one message may be more."""

@@ -1,7 +1,7 @@
 """Released events of streams as segments, and what it takes to replay them.
 
-A live stream's news are appended as they are checkpointed; settled, one segment takes their
-place. What is in a segment is the ring's affair (app.stream.ring, `dump` and `restore`). A request
+A live stream's new events are appended at each checkpoint; once it is settled one segment replaces
+them. The ring alone reads a segment (app.stream.ring, `dump` and `restore`). A request
 whose `stream` is empty has been forgotten: nothing can be replayed, only its counts are left.
 Every function is a unit of the store, or a part of one.
 """
@@ -42,25 +42,25 @@ class StoredStream:
     segments: list[bytes]
 
 
-def append(c: sqlite3.Connection, request_seq: int, first_id: int, piece: bytes) -> None:
-    """Keep a segment; the one that began at the same event, which it contains, gives way to it."""
+def append(c: sqlite3.Connection, request_seq: int, first_id: int, segment: bytes) -> None:
+    """Keep a segment; it replaces the one that began at the same event, which it contains."""
     c.execute(
         "INSERT INTO events (request_seq, first_id, slice) VALUES (?, ?, ?)"
         " ON CONFLICT DO UPDATE SET slice = excluded.slice",
-        (request_seq, first_id, piece),
+        (request_seq, first_id, segment),
     )
 
 
-def compact(c: sqlite3.Connection, request_seq: int, first_id: int, piece: bytes) -> None:
+def compact(c: sqlite3.Connection, request_seq: int, first_id: int, segment: bytes) -> None:
     """Put one segment, which reaches to the stream's end, in the place of all from `first_id` on."""
     c.execute("DELETE FROM events WHERE request_seq = ? AND first_id >= ?", (request_seq, first_id))
-    append(c, request_seq, first_id, piece)
+    append(c, request_seq, first_id, segment)
 
 
 def segments(c: sqlite3.Connection, request_seq: int) -> list[bytes]:
     """A request's segments, oldest first."""
     rows = c.execute("SELECT slice FROM events WHERE request_seq = ? ORDER BY first_id", (request_seq,))
-    return [piece for (piece,) in rows]
+    return [segment for (segment,) in rows]
 
 
 def load(c: sqlite3.Connection, request_id: str, owner: str) -> StoredStream | None:
@@ -135,7 +135,7 @@ def forget(c: sqlite3.Connection, request_seq: int) -> None:
 def erase(c: sqlite3.Connection, request_seq: int) -> None:
     """Delete what a request said, wherever it stands; the counts stay, and its place in a conversation.
 
-    The words of one that was searched are out of the files after the next purge (app.store.purge).
+    Its words in the search index are out of the files after the next purge (app.store.purge).
     """
     forget(c, request_seq)
     free_key(c, request_seq)
@@ -155,17 +155,24 @@ def num_erased(c: sqlite3.Connection) -> int:
     return number
 
 
+_UNSTORED = (
+    "SELECT seq FROM requests WHERE conversation_seq IS NULL AND state = 'settled'"
+    " AND stream <> x'' AND settled_at_us < ? ORDER BY settled_at_us LIMIT ?"
+)
+
+
+def has_unstored(c: sqlite3.Connection, settled_before_us: int) -> bool:
+    """Whether `forget_unstored` would find any request."""
+    return c.execute(_UNSTORED, (settled_before_us, 1)).fetchone() is not None
+
+
 def forget_unstored(c: sqlite3.Connection, settled_before_us: int) -> int:
     """Forget the oldest requests without a conversation that were settled before then.
 
-    Their events and idempotency keys go, their counts stay. Returns how many they were, at
+    Their events and idempotency keys are deleted, their counts stay. Returns how many they were, at
     most LIMIT: as long as it is LIMIT, there may be more.
     """
-    rows = c.execute(
-        "SELECT seq FROM requests WHERE conversation_seq IS NULL AND state = 'settled'"
-        " AND stream <> x'' AND settled_at_us < ? ORDER BY settled_at_us LIMIT ?",
-        (settled_before_us, LIMIT),
-    ).fetchall()
+    rows = c.execute(_UNSTORED, (settled_before_us, LIMIT)).fetchall()
     c.executemany("DELETE FROM events WHERE request_seq = ?", rows)
     c.executemany(
         "UPDATE requests SET stream = x'', idempotency_key = NULL, fingerprint = NULL WHERE seq = ?", rows

@@ -1,7 +1,7 @@
-"""Usage from the daily sums, and the check that these sums are those of their rows.
+"""Usage: a request's as OpenAI's object, a period's from the daily sums, and the check of these sums.
 
 The sums are kept by `app.store.ledger.settle`, so that a month of a million rows is read from
-some hundred. What callers' `metadata` says is of the rows alone, so grouped by it they are read.
+some hundred. Callers' `metadata` is in the rows alone: groups by it are read from them.
 `differences` adds the rows up again, and `rebuild` puts a day's sums right.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from app.store.connection import BatchConnection
+from app.core import Usage
 
 _COLUMNS: Mapping[str, Sequence[str]] = {
     "day": ("day",),
@@ -112,14 +112,6 @@ def usage(
     return [Group(dict(zip(by, row[:width], strict=True)), UsageSums(*row[width:])) for row in rows]
 
 
-def cost_in_batch(c: sqlite3.Connection, from_day: int, to_day: int, owner: str) -> int:
-    """The cost of an owner's requests of these days, those settled earlier in the same batch included."""
-    if isinstance(c, BatchConnection):
-        c.run_hooks()
-    [group] = usage(c, from_day, to_day, (), owner=owner)
-    return group.sums.cost_micro_usd
-
-
 def differences(c: sqlite3.Connection, day: int | None = None) -> list[UsageDifference]:
     """The differences between the kept sums and the settled rows, of a day or of all days."""
     where, days = ("", ()) if day is None else (" AND day = ?", (day,))
@@ -148,3 +140,22 @@ def rebuild(c: sqlite3.Connection, day: int) -> int:
 
 def _by_key(rows: sqlite3.Cursor) -> dict[tuple[int, str, str, str], UsageSums]:
     return {(day, model, owner, key_id): UsageSums(*sums) for day, model, owner, key_id, *sums in rows}
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """OpenAI's usage object over all choices; `completion_tokens` are those that were released.
+
+    What was generated and released to no one is not billed: `withheld_tokens`, where there are any,
+    stand beside them, not among them.
+    """
+    released_tokens = usage.completion_tokens - usage.withheld_tokens
+    details = {"reasoning_tokens": usage.reasoning_tokens}
+    if usage.withheld_tokens:
+        details["withheld_tokens"] = usage.withheld_tokens
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": released_tokens,
+        "total_tokens": usage.reported_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": details,
+    }

@@ -23,9 +23,9 @@ from app.generation.journal import Journal
 from app.generation.request_safety import AnswerScreen, PassThrough, SafetyOf
 from app.generation.safety_check import SafetyService
 from app.generation.suspensions import Suspensions
-from app.metering.balance import LedgerAudit
-from app.metering.budget import Allowance
-from app.metering.limiter import UNLIMITED, Lease
+from app.metering.audit import LedgerAudit
+from app.metering.budgets import Allowance
+from app.metering.limits import UNLIMITED, Lease
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
 from app.pipeline import Pipeline
@@ -480,7 +480,7 @@ def controls(stream: TokenStream, kind: type[Any]) -> list[Any]:
 
 async def refuse_writes(database: Database, *, refused: bool = True) -> None:
     """From now on no commit succeeds, as on a disk that is read-only; or each does again."""
-    await database._outside(lambda c: c.execute(f"PRAGMA query_only={int(refused)}") is not None)
+    await database._between_batches(lambda c: c.execute(f"PRAGMA query_only={int(refused)}"))
 
 
 @contextlib.contextmanager

@@ -17,9 +17,9 @@ from app.generation.answer_start import ContinuedAnswer
 from app.generation.journal import Journal
 from app.generation.suspended import SuspendedRequest
 from app.generation.suspensions import Suspensions
-from app.metering.budget import Allowance, Budgets
+from app.metering.budgets import Allowance, Budgets
 from app.metering.continued_lease import ContinuedLease
-from app.metering.limiter import Limiter
+from app.metering.limits import Limiter
 from app.pipeline import Pipeline
 from app.store.events import StoredStream
 from app.store.key_table import KeyTable, now_us

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.http.sse import CONNECTION
 from app.core import Key
-from app.metering.bucket import Bucket
-from app.metering.limiter import Limiter
+from app.metering.limits import Limiter
+from app.metering.rates import Bucket
 
 STREAM_ID = "tokenring.stream_id"
 """Key of the scope under which a handler leaves the id of the request's generation."""

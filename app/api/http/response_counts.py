@@ -1,10 +1,10 @@
-"""The layer that counts responses when they start; see app.metering.responses."""
+"""The layer that counts responses when they start; see app.metering.traffic."""
 
 from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.metering.responses import NO_ROUTE, ResponseCounts
+from app.metering.traffic import NO_ROUTE, ResponseCounts
 
 
 class CountedResponses:

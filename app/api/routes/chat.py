@@ -39,9 +39,9 @@ from app.errors import (
     StorageUnavailable,
     Unavailable,
 )
-from app.metering.addresses import Addresses
-from app.metering.budget import Allowance, Budgets
-from app.metering.limiter import UNLIMITED, Lease, Limiter
+from app.metering.abuse import Addresses
+from app.metering.budgets import Allowance, Budgets
+from app.metering.limits import UNLIMITED, Lease, Limiter
 from app.metering.reads import Reads
 from app.pipeline import Pipeline
 from app.routing.backend import with_priority_and_salt

@@ -19,7 +19,7 @@ from app.api.schema.values import check_moderation_model
 from app.errors import BadRequest, SafetyUnavailable, Unavailable, UnsupportedParameter
 from app.messages import content_text
 from app.metering.estimate import texts_estimate
-from app.metering.limiter import Lease, Limiter
+from app.metering.limits import Lease, Limiter
 from app.metering.lines import Lines
 from app.safety import moderation
 from app.safety.screens.moderator import Moderator

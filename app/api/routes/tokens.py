@@ -20,7 +20,7 @@ from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest, Engine
 from app.engine.limits import check_text_only
 from app.errors import BadRequest
-from app.metering.limiter import Limiter
+from app.metering.limits import Limiter
 from app.routing.backend import Backends
 from app.routing.router import AUTO
 

@@ -16,8 +16,7 @@ import pytest
 from app.cli.main import EXIT_USAGE, main
 from app.store.conversation_list import delete
 from app.store.database import FILE_NAME
-from app.store.migrations import migrate
-from app.store.schema import MIGRATIONS
+from app.store.schema import MIGRATIONS, migrate
 from tests.support.commands import without_store
 from tests.support.conversing import Chats
 

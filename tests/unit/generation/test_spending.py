@@ -8,8 +8,8 @@ from typing import Any, cast
 from app.core import Counts, Delta, Usage
 from app.generation.journal_entry import JournalEntry
 from app.generation.spending import SpendingLimits
-from app.metering.budget import Allowance
-from app.metering.limiter import UNLIMITED, Lease
+from app.metering.budgets import Allowance
+from app.metering.limits import UNLIMITED, Lease
 from app.store.ledger import Price
 
 

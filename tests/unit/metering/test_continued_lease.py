@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.core import Counts, Key, KeyTerms, Prompt
 from app.metering.continued_lease import ContinuedLease
-from app.metering.limiter import UNLIMITED, Limiter
+from app.metering.limits import UNLIMITED, Limiter
 
 
 def key(**terms: int) -> Key:

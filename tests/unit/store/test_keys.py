@@ -14,8 +14,7 @@ from app.core import Key, KeyTerms, Secret
 from app.errors import Conflict, NotFound
 from app.store import keys
 from app.store.keys import Issued, digest_of
-from app.store.migrations import migrate
-from app.store.schema import MIGRATIONS
+from app.store.schema import MIGRATIONS, migrate
 
 NOW_US = 1_790_000_000_000_000
 HOUR_US = 3_600_000_000

@@ -13,7 +13,7 @@ from app.core import Counts, Delta
 from app.engine.scripted.engine import Script
 from app.generation.journal import Journal
 from app.generation.journal_entry import stream_facts
-from app.metering.balance import LedgerAudit
+from app.metering.audit import LedgerAudit
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
 from app.store import events

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.api.http.rate_limit_headers import HELD_S, NAMED, REFUSALS_PER_S, STREAM_ID, LimitHeaders
-from app.metering.limiter import Limiter
+from app.metering.limits import Limiter
 
 
 async def answered_s(app: LimitHeaders, scope: dict[str, Any]) -> float:

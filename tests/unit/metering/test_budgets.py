@@ -13,8 +13,8 @@ import pytest
 
 from app.core import Key, KeyTerms, Usage
 from app.errors import QuotaExceeded
-from app.metering.budget import Budgets
-from app.metering.limiter import Limiter
+from app.metering.budgets import Budgets
+from app.metering.limits import Limiter
 from app.store.database import Database
 from app.store.ledger import Price
 from tests.support.ledgers import at, settled

@@ -5,7 +5,7 @@
 `begin` comes before the body is read, `reserve` before any other expensive work. Both are synchronous:
 between looking and charging nothing else runs. What a request did not use it gives back. What its answer
 makes beyond its reservation is charged as it is made, and is its key's debt where the window has no room
-(app.metering.window). An answer ends where its request has used a whole window, or its key owes one.
+(app.metering.rates). An answer ends where its request has used a whole window, or its key owes one.
 Nothing here outlives the process.
 """
 
@@ -20,9 +20,8 @@ from typing import Literal, NoReturn, get_args
 
 from app.core import TIERS, ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import RateLimited, TokensLimited
-from app.metering.durations import duration_text
 from app.metering.estimate import ChoiceTokens, CountText, bytes_estimate, expected_answer, prompt_estimate
-from app.metering.window import Charge, Window
+from app.metering.rates import Charge, Window
 
 Reason = Literal["requests", "tokens", "tokens_rendered", "too_large", "streams", "budget", "reads"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
@@ -92,7 +91,7 @@ class Lease:
         raise NotImplementedError
 
     def settle(self, counts: Mapping[int, Counts]) -> None:
-        """Charge what was used, by choice, and let go of the rest; a second call does nothing."""
+        """Charge what was used, by choice, and release the rest; a second call does nothing."""
 
     def withdraw(self) -> None:
         """The same for a request that never began: it counts as none."""
@@ -257,7 +256,8 @@ class KeyLease(Lease):
         self._settled = True
         usage = self._usage
         self._take_streams(0)
-        usage.running.pop(self._request_id, None)
+        if usage.running.get(self._request_id) is self:  # a continued answer may have taken its place
+            del usage.running[self._request_id]
         completion_tokens = sum(choice.completion_tokens for choice in counts.values())
         if self._n:
             usage.learn(self._limiter.clock_s() - self.began_s, completion_tokens / self._n)
@@ -309,7 +309,7 @@ class Limiter:
         return lease
 
     def resume(self, key: Key | None, request_id: str, n: int) -> Lease:
-        """The lease of `n` choices that were let in before: they count, and nothing refuses them."""
+        """The lease of `n` choices that were admitted before: they count, and nothing refuses them."""
         if key is None or not _limited(key.terms):
             return UNLIMITED
         lease = KeyLease(self, key, self._usage_of(key))
@@ -322,7 +322,7 @@ class Limiter:
         return usage
 
     def has_room(self, key: Key | None) -> bool:
-        """Whether `begin` would let a request in."""
+        """Whether `begin` would admit a request."""
         usage = None if key is None else self._keys.get(key.id)
         if key is None or usage is None:
             return True
@@ -439,3 +439,13 @@ def _named(running: Mapping[str, KeyLease]) -> str:
 
 def _limited(terms: KeyTerms) -> bool:
     return not (terms.rpm is None and terms.tpm is None and terms.max_streams is None)
+
+
+def duration_text(duration_s: float) -> str:
+    """A duration as OpenAI writes it: `20ms`, `1.2s`, `6m0s`."""
+    ms = math.ceil(round(duration_s * 1000, 3))
+    if ms < 1000:
+        return f"{ms}ms"
+    minutes, rest = divmod(ms, 60_000)
+    seconds = f"{rest / 1000:.3f}".rstrip("0").rstrip(".")
+    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
