@@ -234,7 +234,7 @@ def _rotate(args: argparse.Namespace, data_dir: Path) -> int:
     return _tell(args, issued, at_us, [f"The old secret {ends}."])
 
 
-def _tell(args: argparse.Namespace, issued: keys.Issued, at_us: int, notes: Sequence[str]) -> int:
+def _tell(args: argparse.Namespace, issued: keys.NewKey, at_us: int, notes: Sequence[str]) -> int:
     """Print the key on standard output, for scripts, and remarks about it on standard error."""
     if args.json:
         print(json.dumps(issued_as_json(issued, at_us)))

@@ -36,7 +36,6 @@ _SUMMED = (
     "cost_micro_usd",
 )
 _NAMES = ", ".join(_SUMMED)
-_PLACES = ", ".join("?" * (len(_KEY) + len(_SUMMED)))
 _SUMS = ", ".join(f"coalesce(sum({name}), 0)" for name in _SUMMED)
 _ROW_SUMS = ", ".join(["count(*)", *(f"sum({name})" for name in _SUMMED[1:])])
 _OF_ROWS = (
@@ -126,16 +125,13 @@ def differences(c: sqlite3.Connection, day: int | None = None) -> list[UsageDiff
 
 def rebuild(c: sqlite3.Connection, day: int) -> int:
     """Make the kept sums of a day those of its settled rows; returns how many differed."""
-    unequal = differences(c, day)
-    for difference in unequal:
-        key = difference[: len(_KEY)]
-        c.execute(f"DELETE FROM usage_daily WHERE ({_KEY_NAMES}) = (?, ?, ?, ?)", key)  # noqa: S608  # same
-        if difference.rows is not None:
-            c.execute(
-                f"INSERT INTO usage_daily ({_KEY_NAMES}, {_NAMES}) VALUES ({_PLACES})",  # noqa: S608  # same
-                (*key, *difference.rows),
-            )
-    return len(unequal)
+    num_unequal = len(differences(c, day))
+    c.execute("DELETE FROM usage_daily WHERE day = ?", (day,))
+    c.execute(
+        f"INSERT INTO usage_daily ({_KEY_NAMES}, {_NAMES}) {_OF_ROWS} AND day = ? GROUP BY {_KEY_NAMES}",
+        (day,),
+    )
+    return num_unequal
 
 
 def _by_key(rows: sqlite3.Cursor) -> dict[tuple[int, str, str, str], UsageSums]:

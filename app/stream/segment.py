@@ -107,7 +107,7 @@ def unpack(raw: bytes) -> Segment:
     for name, kind, size in header.pop("columns"):
         columns[name] = _numbers(kind, content[start : start + size])
         start += size
-    columns["tracks"] = columns.pop("lanes")
+    columns["tracks"] = columns.pop("lanes")  # their name on disk since the first version
     header["names"] = [tuple(name) for name in header["names"]]
     return Segment(**header, **columns)
 

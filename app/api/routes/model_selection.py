@@ -20,7 +20,7 @@ from app.metering.estimate import CountText, prompt_estimate
 from app.routing.backend import Backends
 from app.routing.degraded_mode import DegradedMode, Step
 from app.routing.router import AUTO, NOTHING_BEFORE, Router, Size
-from app.store.conversations import SoFar, so_far
+from app.store.conversations import BranchSummary, summarize_branch
 from app.store.database import Database
 
 _UNNAMED = (None, "", "default")
@@ -107,7 +107,7 @@ class ModelSelector:
         caller: Caller,
         *,
         routing: RoutingHeaders,
-        so_far: SoFar,
+        so_far: BranchSummary,
     ) -> ChatRequest:
         small, insists = self._taker(caller), routing.insists(caller)
         if chat.raw is not None and chat.raw.token_ids is not None:
@@ -126,19 +126,27 @@ class ModelSelector:
             return None
         return small.engine.model if small.ready and not small.admission.busy else None
 
-    async def _load_so_far(self, chat: ChatRequest) -> SoFar:
+    async def _load_so_far(self, chat: ChatRequest) -> BranchSummary:
         """A summary of the conversation that the request continues."""
         conversation_id = chat.conversation_id
         if conversation_id is None or chat.new_conversation:
             return NOTHING_BEFORE
         try:
-            return await self._database.read(lambda c: so_far(c, chat.owner, conversation_id, chat.parent_id))
+            return await self._database.read(
+                lambda c: summarize_branch(c, chat.owner, conversation_id, chat.parent_id)
+            )
         except NotFound:  # said by the pipeline, after all else that can be said
             return NOTHING_BEFORE
 
 
 def _routed(
-    router: Router, chat: ChatRequest, tokens: int, caller: Caller, *, routing: RoutingHeaders, so_far: SoFar
+    router: Router,
+    chat: ChatRequest,
+    tokens: int,
+    caller: Caller,
+    *,
+    routing: RoutingHeaders,
+    so_far: BranchSummary,
 ) -> ChatRequest:
     route = router.route(chat, tokens, requested=routing.route, allowed=caller.models, so_far=so_far)
     headers = _as_headers({"x-route-reason": route.header, "x-served-model": route.model})

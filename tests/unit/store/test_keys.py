@@ -13,7 +13,7 @@ import pytest
 from app.core import Key, KeyTerms, Secret
 from app.errors import Conflict, NotFound
 from app.store import keys
-from app.store.keys import Issued, digest_of
+from app.store.keys import NewKey, digest_of
 from app.store.schema import MIGRATIONS, migrate
 
 NOW_US = 1_790_000_000_000_000
@@ -49,7 +49,7 @@ def everything(c: sqlite3.Connection) -> str:
     return "\n".join(c.iterdump())
 
 
-def digest(issued: Issued) -> bytes:
+def digest(issued: NewKey) -> bytes:
     """What is stored of an issued key."""
     return digest_of(issued.text.encode())
 
