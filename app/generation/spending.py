@@ -28,7 +28,7 @@ class SpendingLimits:
     def on_released(self, entry: JournalEntry) -> bool:
         """Charge the budget for what is released by now; whether it is used up."""
         allowance = self._allowance
-        if allowance is None or not allowance.spent_up(entry.usage(), entry.price):
+        if allowance is None or not allowance.note_usage(entry.usage(), entry.price):
             return False
         self.reached = allowance
         return True

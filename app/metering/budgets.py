@@ -1,7 +1,7 @@
 """Monthly budgets of owners (UTC): the ledger's settled cost, and the cost of answers in progress.
 
 The ledger is read once an owner and month, by its writer: every settlement before that is in the
-sum, every later one is told to `settled`. Owners without a budget are not kept.
+sum, every later one is added by `settled`. Owners without a budget are not kept.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Allowance:
         self._budget_micro_usd = budget_micro_usd
         self._request_id = request_id
 
-    def spent_up(self, usage: Usage, price: Price) -> bool:
-        """Whether the budget is reached, now that the request has used that much."""
+    def note_usage(self, usage: Usage, price: Price) -> bool:
+        """Note the usage of a running request; returns whether the budget is reached."""
         self._spending.running(self._request_id, cost_micro_usd(usage, price))
         return self._spending.micro_usd >= self._budget_micro_usd
 

@@ -70,7 +70,7 @@ class Lease:
     """The reservation of a request. This one is of a key without limits: nothing."""
 
     metered = False
-    """Whether `on_delta` is to be told of what the engine makes."""
+    """True if `on_delta` must be called with each delta of the engine."""
 
     def reserve(self, request: ChatRequest) -> None:
         """Reserve the estimate, or nothing more. Raises RateLimited, TokensLimited."""
@@ -82,7 +82,7 @@ class Lease:
         """Reserve for the prompt as it was rendered. Raises TokensLimited when it no longer fits."""
 
     def on_delta(self, choice: int, completion_tokens: int) -> bool:
-        """Charge what the engine has made of a choice; whether the answer has to end here."""
+        """Charge what the engine has made of a choice; returns whether the answer has to end here."""
         del choice, completion_tokens
         return False
 
@@ -322,7 +322,7 @@ class Limiter:
         return usage
 
     def has_room(self, key: Key | None) -> bool:
-        """Whether `begin` would admit a request."""
+        """True if `begin` would admit a request."""
         usage = None if key is None else self._keys.get(key.id)
         if key is None or usage is None:
             return True
@@ -341,7 +341,7 @@ class Limiter:
             usage.tokens.advance(now_s, terms.tpm)
 
     def headers(self, key: Key) -> dict[str, str]:
-        """OpenAI's headers for a key, as things stand; none for limits that it does not have."""
+        """OpenAI's headers for a key, as of now; none for limits that it does not have."""
         terms, usage = key.terms, self._keys.get(key.id) or _Usage()
         self.advance(terms, usage)
         now_s = self.clock_s()
@@ -409,7 +409,7 @@ class Limiter:
                 " or ask for a shorter answer.",
             )
         self.count_refusal(key, reason)
-        # Refused after rendering, it gives back what it has, and comes again for all of it.
+        # Refused after rendering, it returns its reservation, and needs all of it again.
         own = wanted - more
         retry_s = self._retry_s(window.wait_s(self.clock_s(), more, limit))
         raise TokensLimited(
@@ -423,12 +423,12 @@ class Limiter:
         self.refused[key.terms.tier][reason] += 1
 
     def _retry_s(self, wait_s: float) -> int:
-        """Whole seconds, up to 10% more at random so that not all come back together."""
+        """Whole seconds, up to 10% more at random so that not all return together."""
         return max(1, min(math.ceil(wait_s * (1 + JITTER * self._chance())), MAX_RETRY_S))
 
 
 def _named(running: Mapping[str, KeyLease]) -> str:
-    """Which requests a key has running, and how to stop one, within a sentence."""
+    """The requests that a key has running, and how to stop one, within a sentence."""
     if not running:
         return "; wait for one to end,"
     ids = list(running)

@@ -1,4 +1,4 @@
-"""What was served since the start of the process, for the metrics: requests and tokens by model, responses.
+"""Counts since the start of the process, for the metrics: requests and tokens by model, responses.
 
 Plain numbers, changed once a request and read at a scrape; nothing here is stored or billed.
 """
@@ -88,7 +88,7 @@ class Traffic:
         return self.models.setdefault(model, ModelTraffic())
 
     def ended(self, model: str, outcome: str, timings: Timings) -> None:
-        """Count a request that came to its end, whichever."""
+        """Count a request at its end, of any kind."""
         traffic = self.of(model)
         traffic.outcomes[outcome] += 1
         traffic.queue.observe(timings.queue_s)

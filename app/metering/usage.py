@@ -121,7 +121,7 @@ def sums_as_json(sums: UsageSums) -> dict[str, int | float]:
 
 
 def _by(by: Mapping[str, str | int | None], key_names: Mapping[str, str]) -> dict[str, Any]:
-    """What a group is of; beside a key's id stands its name, which is null for a key that is not stored."""
+    """The names and values of a group; a key has `key_name` too, null for a key that is not stored."""
     written: dict[str, Any] = {}
     for name, value in by.items():
         written[name] = text_of(value) if isinstance(value, int) else value

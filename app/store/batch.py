@@ -97,6 +97,6 @@ def _in_savepoint(connection: sqlite3.Connection, unit: Unit[T]) -> T | Raised:
 
 
 def is_storage_fault(exc: Exception) -> bool:
-    """Whether the store failed, and not the unit."""
+    """True if the store failed, not the unit."""
     code = getattr(exc, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in _STORAGE_FAULTS

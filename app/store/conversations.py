@@ -3,10 +3,10 @@
 A regenerated or edited turn is another child of its parent; nothing is overwritten. A message's
 `seq` is above its parent's, so a branch in order of `seq` is in order of speech.
 
-What the model reads of a turn whose answer is not complete: an answer with text stays, less its
-tool calls, which may be cut. One without is left out, with what it was to answer, because many
-templates refuse two turns of one speaker in a row; so is a turn that safety blocked, whatever of
-its answer was released. None is ever removed from the tree.
+If an answer is not complete, the model reads its text, without tool calls, which may be cut. An answer
+without text is left out together with the messages that it was to answer, because many templates refuse two
+turns of one speaker in a row; so is a turn that safety blocked, even where some of its answer was released.
+None is ever removed from the tree.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NewMessage:
 
 @dataclass(frozen=True, slots=True)
 class NewTurn:
-    """New messages below `parent_seq`, and the answers to them, one a choice, that are to come."""
+    """New messages below `parent_seq`, and the ids of the answers awaited, one a choice."""
 
     conversation_id: str
     owner: str

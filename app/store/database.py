@@ -78,7 +78,7 @@ class Database:
         self._vacuuming: asyncio.Task[bool] | None = None
         self._closed = False
         self.failing = False
-        """Whether the last commit failed, or is held up: who must not lose anything waits for the next."""
+        """True after a commit that failed or is held up, until the next that succeeds."""
         self.text_deleted = asyncio.Event()
         """Set when text was deleted: the log has it until its next checkpoint (app.store.purge)."""
         self.num_commits = 0
@@ -175,9 +175,9 @@ class Database:
     async def vacuum(self) -> bool:
         """Have SQLite write the file anew, without what it left in unallocated space; see app.store.purge.
 
-        Takes some 6 s a GB, and three times the file's size on its disk meanwhile. Readers go on, and the
-        first unit to be queued interrupts it. Returns whether it came to its end, with an empty log. Raises
-        StorageUnavailable, also where the disk has no room.
+        Takes some 6 s a GB, and three times the file's size on its disk meanwhile. Readers are not
+        blocked, and the first unit to be queued interrupts it. Returns True if it was completed and the log
+        is empty. Raises StorageUnavailable, also where the disk has no room.
         """
         if self._is_vacuuming() or not await self.checkpoint_wal():
             return False

@@ -66,27 +66,15 @@ def segments(c: sqlite3.Connection, request_seq: int) -> list[bytes]:
 def load(c: sqlite3.Connection, request_id: str, owner: str) -> StoredStream | None:
     """The owner's request of that id with its events; None when there is none to replay."""
     row = c.execute(
-        "SELECT seq, model, created_at_us, state, outcome, reconciled, stream, prompt_tokens,"  # noqa: S608  # a constant
+        "SELECT seq, id, owner, model, created_at_us, state, outcome, reconciled, stream, prompt_tokens,"  # noqa: S608  # a constant
         " completion_tokens, cached_tokens, reasoning_tokens, withheld_tokens"
         f" FROM requests WHERE id = ? AND owner = ? AND {_VISIBLE}",
         (request_id, owner),
     ).fetchone()
     if row is None:
         return None
-    seq, model, created_at_us, state, outcome, reconciled, stream, *usage = row
-    return StoredStream(
-        request_seq=seq,
-        request_id=request_id,
-        owner=owner,
-        model=model,
-        created_at_us=created_at_us,
-        state=state,
-        outcome=outcome,
-        usage=Usage(*usage),
-        reconciled=bool(reconciled),
-        stream=stream,
-        segments=segments(c, seq),
-    )
+    described, (reconciled, stream), usage = row[:7], row[7:9], row[9:]
+    return StoredStream(*described, Usage(*usage), bool(reconciled), stream, segments(c, row[0]))
 
 
 def visible(c: sqlite3.Connection, request_id: str, owner: str) -> int | None:
@@ -99,7 +87,7 @@ def visible(c: sqlite3.Connection, request_id: str, owner: str) -> int | None:
 
 
 def is_erased(c: sqlite3.Connection, request_seq: int) -> bool:
-    """Whether its owner has had the request deleted, or it has been forgotten."""
+    """True if its owner has deleted the request, or it has been forgotten."""
     row = c.execute("SELECT stream = x'' FROM requests WHERE seq = ?", (request_seq,)).fetchone()
     return bool(row and row[0])
 
@@ -117,7 +105,7 @@ def find_by_key(c: sqlite3.Connection, owner: str, key: str) -> tuple[str, bytes
 
 
 def free_key(c: sqlite3.Connection, request_seq: int) -> None:
-    """Let the request's idempotency key be used anew: its caller was told to send it again."""
+    """Free the request's idempotency key for another: its caller was asked to send it again."""
     c.execute("UPDATE requests SET idempotency_key = NULL, fingerprint = NULL WHERE seq = ?", (request_seq,))
 
 
@@ -133,7 +121,7 @@ def forget(c: sqlite3.Connection, request_seq: int) -> None:
 
 
 def erase(c: sqlite3.Connection, request_seq: int) -> None:
-    """Delete what a request said, wherever it stands; the counts stay, and its place in a conversation.
+    """Delete every text of a request's answers; the counts stay, and its place in a conversation.
 
     Its words in the search index are out of the files after the next purge (app.store.purge).
     """
@@ -162,7 +150,7 @@ _UNSTORED = (
 
 
 def has_unstored(c: sqlite3.Connection, settled_before_us: int) -> bool:
-    """Whether `forget_unstored` would find any request."""
+    """True if `forget_unstored` would find a request."""
     return c.execute(_UNSTORED, (settled_before_us, 1)).fetchone() is not None
 
 

@@ -25,7 +25,7 @@ ID_CHARS = len("tr-") + 12
 
 
 class NewKey(NamedTuple):
-    """A key, and the text that its holder sends, which nobody can tell again."""
+    """A key, and the text that its holder sends, which is shown this once."""
 
     key: Key
     text: str

@@ -106,7 +106,7 @@ def secret(c: sqlite3.Connection) -> bytes:
 
 
 def hmac_of(key: bytes, text: str) -> bytes:
-    """HMAC-SHA256 of a text: tells whether two are the same, and nothing to who has no key."""
+    """HMAC-SHA256 of a text: equal for equal texts, and of no use without the key."""
     return hmac.digest(key, text.encode("utf-8", "surrogatepass"), "sha256")
 
 

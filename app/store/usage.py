@@ -22,7 +22,7 @@ _COLUMNS: Mapping[str, Sequence[str]] = {
 }
 GROUPS = tuple(_COLUMNS)
 METADATA = "metadata."
-"""What a group begins with that is a name of the callers' `metadata`."""
+"""The prefix of a group that is a name of the callers' `metadata`."""
 _KEY = ("day", "model", "owner", "key_id")
 _KEY_NAMES = ", ".join(_KEY)
 
@@ -141,8 +141,8 @@ def _by_key(rows: sqlite3.Cursor) -> dict[tuple[int, str, str, str], UsageSums]:
 def usage_body(usage: Usage) -> dict[str, Any]:
     """OpenAI's usage object over all choices; `completion_tokens` are those that were released.
 
-    What was generated and released to no one is not billed: `withheld_tokens`, where there are any,
-    stand beside them, not among them.
+    Tokens that were generated and released to no one are not billed: `withheld_tokens`, where there are any,
+    are beside them, not among them.
     """
     released_tokens = usage.completion_tokens - usage.withheld_tokens
     details = {"reasoning_tokens": usage.reasoning_tokens}

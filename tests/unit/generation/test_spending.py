@@ -33,7 +33,7 @@ class AllowanceOf:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
-    def spent_up(self, usage: Usage, _price: Price) -> bool:
+    def note_usage(self, usage: Usage, _price: Price) -> bool:
         """See Allowance."""
         return usage.completion_tokens >= self._tokens
 
