@@ -73,7 +73,8 @@ def load(c: sqlite3.Connection, request_id: str, owner: str) -> StoredStream | N
     ).fetchone()
     if row is None:
         return None
-    described, (reconciled, stream), usage = row[:7], row[7:9], row[9:]
+    described: tuple[int, str, str, str, int, str, str | None] = row[:7]
+    reconciled, stream, *usage = row[7:]
     return StoredStream(*described, Usage(*usage), bool(reconciled), stream, segments(c, row[0]))
 
 
