@@ -142,7 +142,7 @@ class KeyLease(Lease):
             self._take_streams(1)
 
     def reserve(self, request: ChatRequest) -> None:
-        """See Lease."""
+        """Take a place for each choice and charge the estimate. Raises RateLimited, TokensLimited."""
         self._limiter.advance(self._key.terms, self._usage)
         self._check_streams(request.n)
         self._n = request.n
@@ -163,7 +163,7 @@ class KeyLease(Lease):
         return self._streams
 
     def reserve_tokens(self, tokens: int) -> None:
-        """See Lease."""
+        """Charge so many tokens. Raises TokensLimited."""
         if self._limit is not None:
             self._limiter.advance(self._key.terms, self._usage)
             self._charge(tokens, "tokens")
@@ -208,7 +208,7 @@ class KeyLease(Lease):
             tokens -= returned
 
     def correct(self, prompt: Prompt) -> None:
-        """See Lease."""
+        """Charge the prompt as it was rendered. Raises TokensLimited when it no longer fits."""
         if self._limit is None:
             return
         self._limiter.advance(self._key.terms, self._usage)
@@ -218,7 +218,7 @@ class KeyLease(Lease):
         self._prompt_tokens = prompt.billed_tokens
 
     def on_delta(self, choice: int, completion_tokens: int) -> bool:
-        """See Lease."""
+        """Charge what was made beyond the reservation; returns whether the answer has to end here."""
         if self._limit is None:
             return False
         self._made_tokens += completion_tokens - self._made.get(choice, 0)
@@ -241,7 +241,7 @@ class KeyLease(Lease):
             self._owed_tokens += beyond - fits
 
     def as_notice(self) -> dict[str, str]:
-        """See Lease."""
+        """The notice of an answer that reached a request's limit, or its key's limit of debt."""
         if self._prompt_tokens + self._made_tokens >= (self._limit or 0):
             why = f"a request may use {self._limit} tokens, prompt and all choices together"
         else:
@@ -250,7 +250,7 @@ class KeyLease(Lease):
         return {"code": RateLimited.default_code, "message": message}
 
     def settle(self, counts: Mapping[int, Counts]) -> None:
-        """See Lease."""
+        """Charge what was used, by choice, and release the rest; a second call does nothing."""
         if self._settled:
             return
         self._settled = True
@@ -273,7 +273,7 @@ class KeyLease(Lease):
             self._give_back(-beyond)
 
     def withdraw(self) -> None:
-        """See Lease."""
+        """Settle a request that never began: it counts as none."""
         if not self._settled and self._request is not None:
             self._usage.requests.give_back(self._request, 1)
         self.settle({})

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -80,25 +80,13 @@ class Purge:
         while True:
             await forgotten.wait()
             forgotten.clear()
-            try:
-                emptied = await self._database.checkpoint_wal()
-            except StorageUnavailable:
-                emptied = False
-            except Exception as exc:  # noqa: BLE001  # as for the purge
-                self._log.error("wal_checkpoint_failed", error=where(exc))
-                emptied = False
-            if not emptied:
+            if not await self._tried(self._database.checkpoint_wal, broke="wal_checkpoint_failed"):
                 forgotten.set()
             await asyncio.sleep(CHECKPOINT_S)
 
     async def _purge(self) -> None:
         while True:
-            try:
-                await self.once()
-            except StorageUnavailable as exc:
-                self._log.warning("purge_postponed", error=exc.code)
-            except Exception as exc:  # noqa: BLE001  # the next one must be tried all the same
-                self._log.error("purge_broke", error=where(exc))
+            await self._tried(self.once, postponed="purge_postponed")
             await asyncio.sleep(PERIOD_S)
 
     async def _vacuum(self) -> None:
@@ -113,16 +101,21 @@ class Purge:
                 self._log.warning("vacuum_overdue", hint="purged text may be in the file: docs/storage.md")
                 self._overdue_at_s = time.monotonic() + VACUUM_PERIOD_S
             if quiet:
-                await asyncio.sleep(VACUUM_PERIOD_S if await self._compacted() else RETRY_S)
+                done = await self._tried(self.compact, postponed="vacuum_postponed")
+                await asyncio.sleep(VACUUM_PERIOD_S if done else RETRY_S)
 
-    async def _compacted(self) -> bool:
+    async def _tried(
+        self, work: Callable[[], Awaitable[int]], *, postponed: str | None = None, broke: str = "purge_broke"
+    ) -> int:
+        """Do a step; 0 where it failed: the log says so, and it is tried again at its next time."""
         try:
-            return await self.compact()
+            return await work()
         except StorageUnavailable as exc:
-            self._log.warning("vacuum_postponed", error=exc.message)
-        except Exception as exc:  # noqa: BLE001  # as for the purge
-            self._log.error("purge_broke", error=where(exc))
-        return False
+            if postponed is not None:
+                self._log.warning(postponed, error=exc.code, reason=exc.message)
+        except Exception as exc:  # noqa: BLE001  # the next one must be tried all the same
+            self._log.error(broke, error=where(exc))
+        return 0
 
     async def once(self) -> int:
         """Purge what is due now; returns how many conversations. Raises StorageUnavailable."""
