@@ -183,8 +183,6 @@ class Database:
             return False
         if shutil.disk_usage(self._data_dir).free < _VACUUM_ROOM * self.path.stat().st_size:
             raise StorageUnavailable("The disk has no room to write the store anew.")
-        if self._waiting:
-            return False
         self._vacuuming = asyncio.create_task(self._between_batches(_vacuumed), name="vacuum")
         return await asyncio.shield(self._vacuuming) and await self.checkpoint_wal()
 
