@@ -275,7 +275,7 @@ def _purge(args: argparse.Namespace, data_dir: Path) -> int:
         complete = purge_now(connection, ids, vacuum=not served)
     lines = [f"{len(ids)} conversations purged."]
     if ids and served:
-        lines.append("Copies that SQLite may have left in the file go when the server is quiet for a minute.")
+        lines.append("The server removes copies in the file when it has been quiet for a minute.")
     if not complete:
         lines = ["Another process reads the store, so the text may still be in its log: purge again."]
     _print(args, {"object": "purge", "conversations": len(ids), "complete": complete}, lines)

@@ -141,7 +141,7 @@ def test_a_purge_beside_a_server_leaves_the_file_to_it(run: Run, ann: Chats, tmp
     with lock(tmp_path):
         status, printed = run("purge", "--id", "conv_1")
     assert (status, printed.splitlines()[0]) == (0, "1 conversations purged.")
-    assert "when the server is quiet" in printed
+    assert "when it has been quiet" in printed
     assert ann.c.execute("SELECT deleted_at_us FROM conversations WHERE id = 'conv_1'").fetchall() == [(0,)]
     assert "knock" not in repr(ann.c.execute("SELECT * FROM messages").fetchall())
 
