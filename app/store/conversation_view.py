@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -77,9 +77,7 @@ def page(connection: sqlite3.Connection, outline: Outline, start: int) -> Messag
     progress has no text here yet.
     """
     seqs = list(outline.seqs[start : start + PAGE_MESSAGES])
-    cursor = connection.cursor()
-    cursor.row_factory = sqlite3.Row
-    rows: Iterable[sqlite3.Row] = cursor.execute(
+    cursor = connection.execute(
         "SELECT m.seq, m.id, m.role, m.text, m.body, m.created_at_us, m.status, m.finish_reason, m.choice,"
         " p.id AS parent_id, r.id AS request_id, r.state, r.prompt_tokens, r.completion_tokens,"
         " r.cached_tokens, r.reasoning_tokens, r.withheld_tokens"
@@ -90,7 +88,8 @@ def page(connection: sqlite3.Connection, outline: Outline, start: int) -> Messag
     )
     messages: list[dict[str, Any]] = []
     size_bytes = 0
-    for row in rows:
+    for values in cursor:
+        row = sqlite3.Row(cursor, values)
         messages.append(_message(row))
         size_bytes += len(row["text"]) + len(row["body"] or b"")
         if size_bytes >= PAGE_BYTES and row["seq"] != seqs[-1]:
