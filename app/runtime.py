@@ -33,14 +33,13 @@ from app.journal.reconcile import reconcile
 from app.journal.retention import Retention
 from app.log import where
 from app.metering.abuse import AbuseWatch
-from app.metering.balance import LedgerAudit
-from app.metering.budget import Budgets
+from app.metering.audit import LedgerAudit
+from app.metering.budgets import Budgets
 from app.metering.estimate import TextCounter, prompt_estimate
-from app.metering.limiter import Limiter
+from app.metering.limits import Limiter
 from app.metering.pricing import PriceTable
 from app.metering.reads import Reads
-from app.metering.responses import ResponseCounts
-from app.metering.traffic import Histogram, Traffic
+from app.metering.traffic import Histogram, ResponseCounts, Traffic
 from app.pipeline.serve import Pipeline
 from app.prefix_report.report import PrefixReport
 from app.resume.pending import Suspensions

@@ -24,7 +24,7 @@ from app.api.http.protocol import Protocol
 from app.core import LOCAL_OWNER, KeyTerms
 from app.errors import EngineFailed
 from app.log import configure
-from app.metering.responses import ResponseCounts
+from app.metering.traffic import ResponseCounts
 from app.runtime import Runtime
 from app.safety.policies.policy_file import PolicyError
 from app.settings import EXIT_CONFIG, Settings, SettingsError

@@ -25,9 +25,9 @@ from app.cli.store import settings_of, tell_store
 from app.core import DEGRADING, GRAMMARS, LOCAL_OWNER, RESUMING, SAFETY_LEVELS, SCOPES, TIERS, Key, KeyTerms
 from app.errors import BadRequest
 from app.store import keys
+from app.store.backup import make_missing, opened
 from app.store.database import FILE_NAME
 from app.store.key_table import now_us
-from app.store.offline import make_missing, opened
 from app.store.opening import StoreRefused
 
 EXIT_OK = 0
@@ -234,7 +234,7 @@ def _rotate(args: argparse.Namespace, data_dir: Path) -> int:
     return _tell(args, issued, at_us, [f"The old secret {ends}."])
 
 
-def _tell(args: argparse.Namespace, issued: keys.Issued, at_us: int, notes: Sequence[str]) -> int:
+def _tell(args: argparse.Namespace, issued: keys.NewKey, at_us: int, notes: Sequence[str]) -> int:
     """Print the key on standard output, for scripts, and remarks about it on standard error."""
     if args.json:
         print(json.dumps(issued_as_json(issued, at_us)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli import tables
-from app.metering.period import number_of, period_of
+from app.metering.usage import number_of, period_of
 from app.safety.evaluation.traffic import (
     RECORDED,
     Judges,
@@ -23,7 +23,7 @@ from app.safety.policies.policy import Policy
 from app.safety.policies.thresholds import MAX_FPR, MIN_FPR
 from app.settings import SettingsError
 from app.store import keys, safety_records
-from app.store.offline import opened
+from app.store.backup import opened
 
 EXIT_OK = 0
 _SHOWN = 20

@@ -15,12 +15,11 @@ from typing import Any
 from app import settings
 from app.cli import tables
 from app.errors import BadRequest
-from app.metering.period import groups_of, period_of, text_of
-from app.metering.report import sums_as_json, usage_report
+from app.metering.usage import groups_of, period_of, sums_as_json, text_of, usage_report
+from app.store.backup import backup, connected, conversations, deleted_before, opened
 from app.store.conversations import no_conversation
 from app.store.database import FILE_NAME
 from app.store.export import FORMATS, document
-from app.store.offline import backup, connected, conversations, deleted_before, opened
 from app.store.opening import StoreRefused, holder
 from app.store.purge import purge_now
 from app.store.usage import UsageDifference, UsageSums, differences, rebuild
@@ -267,13 +266,16 @@ def _write_files(documents: Iterable[tuple[str, Iterable[bytes]]], args: argpars
 
 
 def _purge(args: argparse.Namespace, data_dir: Path) -> int:
+    served = holder(data_dir) is not None
     with connected(data_dir, write=True) as connection:
         if args.id is None:
             ids = deleted_before(connection, time.time_ns() // 1000 - args.deleted_before * _DAY_US)
         else:
             ids = [args.id]
-        complete = purge_now(connection, ids) if ids else True
+        complete = purge_now(connection, ids, vacuum=not served)
     lines = [f"{len(ids)} conversations purged."]
+    if ids and served:
+        lines.append("The server removes copies in the file when it has been quiet for a minute.")
     if not complete:
         lines = ["Another process reads the store, so the text may still be in its log: purge again."]
     _print(args, {"object": "purge", "conversations": len(ids), "complete": complete}, lines)

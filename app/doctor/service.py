@@ -33,9 +33,9 @@ from app.engine_factory import check_models, models_of, names_of
 from app.metering.pricing import ANY_MODEL, PriceTable
 from app.safety.policies.policy_file import read
 from app.settings import SettingsError
+from app.store.backup import opened
 from app.store.key_table import now_us
 from app.store.keys import all_keys
-from app.store.offline import opened
 from app.store.opening import StoreRefused, holder
 
 PYTHONS = ((3, 11), (3, 12))

@@ -11,8 +11,8 @@ import contextlib
 
 from app.core import Key
 from app.errors import EngineNotReady
-from app.metering.budget import Allowance
-from app.metering.limiter import Lease
+from app.metering.budgets import Allowance
+from app.metering.limits import Lease
 from app.resume.continue_answer import ContinuedAnswer
 from app.resume.snapshot import SuspendedRequest
 from app.runtime import Runtime

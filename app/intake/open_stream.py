@@ -26,7 +26,7 @@ from app.intake.idempotency import IdempotencyKeys
 from app.intake.scope import RESPONSE_HEADERS, STREAM_ID
 from app.intake.select import ModelSelector
 from app.intake.several_prompts import SeveralPrompts
-from app.metering.limiter import UNLIMITED, Lease
+from app.metering.limits import UNLIMITED, Lease
 from app.routing.backend import with_priority_and_salt
 from app.runtime import NONSTREAM_RING_FACTOR, Runtime
 from app.stream.reader import Reader

@@ -18,7 +18,7 @@ from app.metering.estimate import prompt_estimate
 from app.routing.degraded_mode import Step
 from app.routing.router import AUTO, NOTHING_BEFORE
 from app.runtime import Runtime
-from app.store.conversations import SoFar, so_far
+from app.store.conversations import BranchSummary, summarize_branch
 
 _UNNAMED = (None, "", "default")
 """The names in requests of clients that leave the choice of a model to the server."""
@@ -113,13 +113,15 @@ class ModelSelector:
             return None  # its vocabulary may be another
         return small.engine.model if small.ready and not small.admission.busy else None
 
-    async def _load_so_far(self, chat: ChatRequest) -> SoFar:
+    async def _load_so_far(self, chat: ChatRequest) -> BranchSummary:
         """A summary of the conversation that the request continues."""
         conversation_id = chat.conversation_id
         if conversation_id is None or chat.new_conversation:
             return NOTHING_BEFORE
         try:
-            return await self._database.read(lambda c: so_far(c, chat.owner, conversation_id, chat.parent_id))
+            return await self._database.read(
+                lambda c: summarize_branch(c, chat.owner, conversation_id, chat.parent_id)
+            )
         except NotFound:  # said by the pipeline, after all else that can be said
             return NOTHING_BEFORE
 

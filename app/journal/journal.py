@@ -26,7 +26,7 @@ from app.journal.history import LoadedTurn
 from app.journal.retention import Retention
 from app.journal.settlement import settlement_of
 from app.log import where
-from app.metering.balance import LedgerAudit
+from app.metering.audit import LedgerAudit
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
 from app.store import checkpoints, conversations, indexing, ledger

@@ -46,11 +46,9 @@ class Retention:
             return
         self._swept_at_s = now_s
         until_us = self.until_us(now_s, time.time_ns() // 1000)
-        num_forgotten = events.LIMIT
-        while num_forgotten == events.LIMIT:
-            num_forgotten = await self._database.write(lambda c: events.forget_unstored(c, until_us))
-            if num_forgotten:
-                self._database.text_deleted.set()
+        while await self._database.read(lambda c: events.has_unstored(c, until_us)):
+            await self._database.write(lambda c: events.forget_unstored(c, until_us))
+            self._database.text_deleted.set()
 
     def until_us(self, now_s: float, today_us: int) -> int:
         """The time of day before which an answer must have ended to be forgotten now.

@@ -2,7 +2,7 @@
 
     spike      an owner's tokens today against the owner's own days before
     blocks     what the screens blocked of a key within a day, in number and as a share of its requests
-    addresses  networks from which one key was used within an hour, kept in memory alone
+    addresses  networks from which one key was used within an hour; hashes of them, in memory alone
 
 Flags are computed when they are asked for, and nothing is done about them: who is flagged is served on.
 The queries read some hundred rows by their keys, and at most `most_events` safety events.
@@ -12,23 +12,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import ipaddress
+import json
+import secrets
 import sqlite3
 import time
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
+from app.core import Key
 from app.errors import StorageUnavailable
-from app.metering.addresses import Addresses
 from app.store.database import Database
 from app.store.ledger import day_of
 
 Kind = Literal["spike", "blocks", "addresses"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _US_PER_S = 1_000_000
-_DAY_S = 86_400
+_DAY_US = 86_400 * _US_PER_S
+MAX_KEYS = 10_000
+MAX_NETWORKS = 256
+"""Networks that are counted for a key; more of them count as this many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +70,33 @@ class Flag:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Blocks(NamedTuple):
-    """The blocked requests of one key."""
+class Addresses:
+    """The networks of each key, and when each was seen last; the key used longest ago goes first."""
 
-    owner: str
-    key_id: str | None
-    total: int
-    categories: Counter[str]
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._secret = secrets.token_bytes(16)
+        self._seen: OrderedDict[tuple[str, str], OrderedDict[bytes, float]] = OrderedDict()
+
+    def saw(self, key: Key, address: str) -> None:
+        """A key was used from an address: an IPv4 /24, an IPv6 /48, or a name as it is."""
+        network = hashlib.blake2b(_network(address), digest_size=8, key=self._secret).digest()
+        networks = self._seen.setdefault((key.id, key.owner), OrderedDict())
+        self._seen.move_to_end((key.id, key.owner))
+        networks[network] = self._clock_s()
+        networks.move_to_end(network)
+        if len(networks) > MAX_NETWORKS:
+            networks.popitem(last=False)
+        if len(self._seen) > MAX_KEYS:
+            self._seen.popitem(last=False)
+
+    def within(self, duration_s: float, least: int) -> Iterator[tuple[str, str, int]]:
+        """Id, owner and networks of the keys that were used from at least so many within the last seconds."""
+        since_s = self._clock_s() - duration_s
+        for (key_id, owner), networks in self._seen.items():
+            count = sum(at_s >= since_s for at_s in networks.values()) if len(networks) >= least else 0
+            if count >= least:
+                yield key_id, owner, count
 
 
 class AbuseWatch:
@@ -127,14 +153,14 @@ class AbuseWatch:
     def _roaming(self, at_us: int) -> Iterator[Flag]:
         rules = self.rules
         since_us = at_us - int(rules.networks_within_s * _US_PER_S)
-        for used in self.addresses.within(rules.networks_within_s, rules.networks):
-            yield Flag("addresses", used.owner, used.key_id, since_us, {"networks": used.networks})
+        for key_id, owner, networks in self.addresses.within(rules.networks_within_s, rules.networks):
+            yield Flag("addresses", owner, key_id, since_us, {"networks": networks})
 
 
 def spikes(c: sqlite3.Connection, rules: AbuseRules, at_us: int) -> list[Flag]:
     """Owners who have used many times today what they use in a day; from the daily sums."""
     today = day_of(at_us)
-    rows = c.execute(_DAILY, (_day_before(at_us, rules.history_days), today)).fetchall()
+    rows = c.execute(_DAILY, (day_of(at_us - rules.history_days * _DAY_US), today)).fetchall()
     days: dict[str, dict[int, int]] = defaultdict(dict)
     for owner, day, tokens in rows:
         days[owner][day] = tokens
@@ -147,7 +173,7 @@ def spikes(c: sqlite3.Connection, rules: AbuseRules, at_us: int) -> list[Flag]:
         usual, peak = earlier[len(earlier) // 2], earlier[-1]
         if tokens >= max(rules.spike_factor * usual, 1.5 * peak):
             facts = {"tokens": tokens, "usual_tokens": usual, "most_tokens": peak, "days": len(earlier)}
-            flags.append(Flag("spike", owner, None, _midnight_us(at_us), facts))
+            flags.append(Flag("spike", owner, None, at_us - at_us % _DAY_US, facts))
     return flags
 
 
@@ -156,68 +182,35 @@ _DAILY = (
     " WHERE day >= ? AND day <= ? GROUP BY owner, day"
 )
 _REQUESTS = "SELECT owner, sum(requests) FROM usage_daily WHERE day >= ? AND day <= ? GROUP BY owner"
+_BLOCKED = (
+    "SELECT owner, key_id, sum(num), json_group_object(category, num) FROM ("
+    "SELECT owner, key_id, coalesce(category, 'none') AS category, count(DISTINCT request_id) AS num"
+    " FROM safety_events WHERE seq > (SELECT max(seq) FROM safety_events) - ? AND at_us >= ?"
+    " AND action = 'block' GROUP BY owner, key_id, category) GROUP BY owner, key_id"
+)
 
 
 def blocked(c: sqlite3.Connection, rules: AbuseRules, at_us: int) -> list[Flag]:
     """Keys of which the screens have blocked much within a day."""
-    since_us = at_us - _DAY_S * _US_PER_S
-    by_kind = _blocks_since(c, since_us, rules.most_events)
-    if not by_kind:
-        return []
-    days = (day_of(since_us), day_of(at_us))
-    served: dict[str, int] = dict(c.execute(_REQUESTS, days).fetchall())
+    since_us = at_us - _DAY_US
+    served: dict[str, int] = dict(c.execute(_REQUESTS, (day_of(since_us), day_of(at_us))).fetchall())
     flags = []
-    for owner_blocks in by_kind:
-        grave = sum(owner_blocks.categories[category] for category in rules.grave)
-        share = owner_blocks.total / (owner_blocks.total + served.get(owner_blocks.owner, 0))
-        if grave >= rules.grave_blocks or (
-            owner_blocks.total >= rules.blocks and share >= rules.blocks_share
-        ):
-            facts = {
-                "blocks": owner_blocks.total,
-                "share": round(share, 4),
-                "categories": dict(owner_blocks.categories),
-            }
-            flags.append(Flag("blocks", owner_blocks.owner, owner_blocks.key_id, since_us, facts))
+    for owner, key_id, blocks, by_category in c.execute(_BLOCKED, (rules.most_events, since_us)):
+        categories: dict[str, int] = json.loads(by_category)
+        grave = sum(categories.get(category, 0) for category in rules.grave)
+        share = blocks / (blocks + served.get(owner, 0))
+        if grave >= rules.grave_blocks or (blocks >= rules.blocks and share >= rules.blocks_share):
+            facts = {"blocks": blocks, "share": round(share, 4), "categories": categories}
+            flags.append(Flag("blocks", owner, key_id, since_us, facts))
     return flags
 
 
-_FIRST = "SELECT seq, at_us FROM safety_events WHERE seq >= ? ORDER BY seq LIMIT 1"
-_LAST = "SELECT max(seq) FROM safety_events"
-_BLOCKED = (
-    "SELECT owner, key_id, category, count(DISTINCT request_id) FROM safety_events"
-    " WHERE seq >= ? AND at_us >= ? AND action = 'block' GROUP BY owner, key_id, category"
-)
-
-
-def _blocks_since(c: sqlite3.Connection, since_us: int, most_events: int) -> list[Blocks]:
-    (last,) = c.execute(_LAST).fetchone()
-    if last is None:
-        return []
-    first = max(_first_since(c, since_us, last), last - most_events + 1)
-    by_kind: dict[tuple[str, str | None], Counter[str]] = defaultdict(Counter)
-    for owner, key_id, category, count in c.execute(_BLOCKED, (first, since_us)):
-        by_kind[owner, key_id][category or "none"] += count
-    return [Blocks(owner, key_id, sum(by.values()), by) for (owner, key_id), by in by_kind.items()]
-
-
-def _first_since(c: sqlite3.Connection, since_us: int, last: int) -> int:
-    """The place from which on events are not older: they are in the order of time, nearly."""
-    low, high = 1, last + 1
-    while low < high:
-        middle = (low + high) // 2
-        row = c.execute(_FIRST, (middle,)).fetchone()
-        if row is not None and row[1] < since_us:
-            low = row[0] + 1
-        else:
-            high = middle
-    return low
-
-
-def _day_before(at_us: int, days: int) -> int:
-    at = datetime.fromtimestamp(at_us // _US_PER_S, UTC) - timedelta(days=days)
-    return at.year * 10_000 + at.month * 100 + at.day
-
-
-def _midnight_us(at_us: int) -> int:
-    return at_us - at_us % (_DAY_S * _US_PER_S)
+def _network(address: str) -> bytes:
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address.encode("utf-8", "surrogatepass")
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip.packed[:3]
+    mapped = ip.ipv4_mapped
+    return ip.packed[:6] if mapped is None else mapped.packed[:3]

@@ -2,7 +2,7 @@
 
 With a byte-level BPE tokenizer the text is counted by tiktoken, over the model's own merges; with any
 other one by its bytes, on the high side. Neither sees what a conversation's history adds, which is
-not read yet, nor what an image really takes: rendering tells.
+not read yet, nor what an image really takes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TextCounter:
         self._count: CountText = bytes_estimate
 
     def __call__(self, text: str) -> int:
-        """How many tokens it has, about."""
+        """The estimated number of its tokens."""
         return self._count(text)
 
     def use(self, tokenizer_json: str | None) -> bool:

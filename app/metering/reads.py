@@ -14,8 +14,8 @@ from contextlib import AbstractAsyncContextManager
 from app.concurrency.fair_gate import FairGate
 from app.core import Key
 from app.errors import RateLimited
-from app.metering.bucket import Bucket
-from app.metering.limiter import Limiter
+from app.metering.limits import Limiter
+from app.metering.rates import Bucket
 from app.store.database import READERS
 
 BURST_S = 10.0

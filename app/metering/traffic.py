@@ -1,4 +1,4 @@
-"""Requests and tokens served since the start of the process, for each model, for the metrics.
+"""Counts since the start of the process, for the metrics: requests and tokens by model, responses.
 
 Plain numbers, changed once a request and read at a scrape; nothing here is stored or billed.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from app.core import Usage
@@ -16,6 +16,8 @@ QUEUE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
 TOTAL_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+NO_ROUTE = "none"
+"""The route of what names none: an unknown path, broken HTTP, a connection too many."""
 
 
 class Timings(NamedTuple):
@@ -86,7 +88,7 @@ class Traffic:
         return self.models.setdefault(model, ModelTraffic())
 
     def ended(self, model: str, outcome: str, timings: Timings) -> None:
-        """Count a request that came to its end, whichever."""
+        """Count a request at its end, of any kind."""
         traffic = self.of(model)
         traffic.outcomes[outcome] += 1
         traffic.queue.observe(timings.queue_s)
@@ -97,3 +99,21 @@ class Traffic:
     def settled(self, model: str, usage: Usage, cost_micro_usd: int) -> None:
         """Count a request whose settlement is committed."""
         self.of(model).settled(usage, cost_micro_usd)
+
+
+class ResponseCounts:
+    """Responses by route and status, refused ones too. The labels are templates of routes, not paths."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, int]] = Counter()
+
+    def add(self, status: int, route: str = NO_ROUTE) -> None:
+        """Count a response."""
+        self._counts[route, status] += 1
+
+    def by_route(self) -> Mapping[str, Mapping[str, int]]:
+        """The number of responses by status, for each route."""
+        routes: dict[str, dict[str, int]] = {}
+        for (route, status), number in sorted(self._counts.items()):
+            routes.setdefault(route, {})[str(status)] = number
+        return routes

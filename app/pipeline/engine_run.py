@@ -21,8 +21,8 @@ from app.admission.ticket import Ticket
 from app.core import Delta, Engine, FinishReason, Prompt
 from app.errors import ContentFiltered, ServingError
 from app.journal.entry import JournalEntry, Outcome
-from app.metering.budget import Allowance
-from app.metering.limiter import Lease
+from app.metering.budgets import Allowance
+from app.metering.limits import Lease
 from app.pipeline.trace import Trace
 from app.prefix_report.report import PrefixReport
 from app.resume.skip_released import SkipReleased
@@ -135,7 +135,7 @@ class EngineRun:
     def charge(self) -> bool:
         """Charge the budget for what is released by now. Returns whether it is used up."""
         allowance, entry = self._allowance, self._entry
-        if allowance is not None and allowance.spent_up(entry.usage(), entry.terms.price):
+        if allowance is not None and allowance.note_usage(entry.usage(), entry.terms.price):
             self.limit = allowance
             return True
         return False

@@ -19,7 +19,7 @@ from app.errors import Draining, InternalError, ReplayExpired, ServingError, Una
 from app.journal.entry import JournalEntry
 from app.journal.journal import Journal
 from app.log import where
-from app.metering.limiter import Lease
+from app.metering.limits import Lease
 from app.metering.traffic import Traffic
 from app.pipeline.engine_run import Suspended
 from app.pipeline.trace import Trace

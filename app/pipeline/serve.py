@@ -18,8 +18,8 @@ from app.errors import Cancelled, ContextOverflow
 from app.journal.entry import Outcome
 from app.journal.history import History
 from app.journal.journal import Journal
-from app.metering.budget import Allowance
-from app.metering.limiter import UNLIMITED, Lease
+from app.metering.budgets import Allowance
+from app.metering.limits import UNLIMITED, Lease
 from app.metering.traffic import Traffic
 from app.pipeline.engine_run import EngineRun
 from app.pipeline.finalize import Finalizer

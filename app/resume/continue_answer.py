@@ -20,7 +20,7 @@ from app.journal.journal import Journal
 from app.resume.pending import Suspensions
 from app.resume.snapshot import SuspendedRequest
 from app.safety.session.session import SafetySession
-from app.store.usage_body import usage_body
+from app.store.usage import usage_body
 from app.stream.token_stream import ABANDONED, SUSPENDED, TokenStream
 
 ByChoice = Mapping[int, Counts]

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from app.core import ChatRequest, ModelCard
 from app.routing.router import NOTHING_BEFORE, unserved
 from app.settings import Settings
-from app.store.conversations import SoFar
+from app.store.conversations import BranchSummary
 
 SHORT_OUTPUT = "short-output"
 SMALL_MODEL = "small-model"
@@ -124,7 +124,7 @@ class DegradedMode:
         prompt_tokens: int,
         *,
         small: ModelCard | None = None,
-        so_far: SoFar = NOTHING_BEFORE,
+        so_far: BranchSummary = NOTHING_BEFORE,
         insists: bool = False,
     ) -> Degraded:
         """The decision about a request of about `prompt_tokens` in the current step.

@@ -26,7 +26,7 @@ from app.routing.keywords import (
     MATH_WORDS,
     TASK_WORDS,
 )
-from app.store.conversations import SoFar
+from app.store.conversations import BranchSummary
 
 Size = Literal["small", "large"]
 AUTO = "auto"
@@ -64,7 +64,7 @@ _SIGNS = 2
 _OTHERS: Sequence[tuple[Size, Size]] = (("small", "large"), ("large", "small"))
 
 
-NOTHING_BEFORE = SoFar()
+NOTHING_BEFORE = BranchSummary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Router:
         *,
         requested: Size | None = None,
         allowed: Collection[str] | None = None,
-        so_far: SoFar = NOTHING_BEFORE,
+        so_far: BranchSummary = NOTHING_BEFORE,
     ) -> Route:
         """The model for a request whose own messages have about so many tokens.
 
@@ -116,7 +116,7 @@ class Router:
         requested: Size | None,
         allowed: Collection[str] | None,
         *,
-        so_far: SoFar,
+        so_far: BranchSummary,
     ) -> Route:
         usable = [s for s, backend in self._backends.items() if allowed is None or backend.id in allowed]
         there = [size for size in usable if self._backends[size].ready]
@@ -144,7 +144,7 @@ class Router:
 
 
 def unserved(
-    card: ModelCard, request: ChatRequest, prompt_tokens: int, so_far: SoFar = NOTHING_BEFORE
+    card: ModelCard, request: ChatRequest, prompt_tokens: int, so_far: BranchSummary = NOTHING_BEFORE
 ) -> str | None:
     """A need of a request, or of its conversation, that a model does not meet; None if it meets all."""
     body = request.body

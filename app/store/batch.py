@@ -1,8 +1,8 @@
 """A batch of units in one transaction: together where they can be, each alone where one raises.
 
-Units that follow each other and have one function for several, an attribute `together`, are done
-by it. What a unit raises undoes that unit alone; what the store itself raises undoes all. Where one
-raises, the others are done again: a unit does nothing but to the store.
+A run of units that share one function for several, their attribute `together`, is done by it. An exception
+of a unit undoes that unit alone; one of the store undoes all. After an exception the other units are done
+again: a unit does nothing but to the store.
 https://www.sqlite.org/lang_savepoint.html
 """
 
@@ -12,8 +12,6 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
-
-from app.store.connection import BatchConnection
 
 T = TypeVar("T")
 Unit = Callable[[sqlite3.Connection], T]
@@ -31,7 +29,7 @@ _STORAGE_FAULTS = (
 
 
 class Raised:
-    """The exception of a unit of work, told apart from a return value."""
+    """The exception of a unit of work, as distinct from a return value."""
 
     __slots__ = ("error",)
 
@@ -45,52 +43,35 @@ def probe(connection: sqlite3.Connection) -> None:
     connection.execute("DELETE FROM migrations WHERE name = 'probe'")
 
 
-def and_changed(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> tuple[list[Any], bool]:
-    """`commit_together`, and whether anything was changed."""
-    changes_at_start = connection.total_changes
-    outcomes = commit_together(connection, units)
-    return outcomes, connection.total_changes != changes_at_start
-
-
 def commit_together(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> list[Any]:
     """Do `units` in one transaction; returns what each returned, or a `Raised`.
 
     Raises sqlite3.Error when the transaction as a whole failed: nothing was done.
     """
     try:
-        return _transaction(connection, lambda: _joined(connection, units), sum_up=True)
+        return _transaction(connection, lambda: _bulk(connection, units))
     except Exception as exc:  # a unit's own, most likely
         if is_storage_fault(exc):
             raise
     # All are undone; again, each in a savepoint now (2 us a unit, which is why not at first).
-    return _transaction(connection, lambda: [_apart(connection, unit) for unit in units])
+    return _transaction(connection, lambda: [_in_savepoint(connection, unit) for unit in units])
 
 
-def _transaction(
-    connection: sqlite3.Connection, work: Callable[[], list[Any]], *, sum_up: bool = False
-) -> list[Any]:
+def _transaction(connection: sqlite3.Connection, work: Callable[[], list[Any]]) -> list[Any]:
     connection.execute("BEGIN IMMEDIATE")
-    batch = connection if sum_up and isinstance(connection, BatchConnection) else None
     try:
-        if batch is not None:
-            batch.begin_batch()
         outcomes = work()
-        if batch is not None:
-            batch.run_hooks()
         connection.execute("COMMIT")
     except BaseException:
         # SQLite has rolled back by itself after some faults (disk full, I/O).
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-    finally:
-        if batch is not None:
-            batch.end_batch()
     return outcomes
 
 
-def _joined(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> list[Any]:
-    """Do units that follow each other and have one function for several, `together`, by that."""
+def _bulk(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> list[Any]:
+    """Do the units in order, a run of those that share a `together` by one call of it."""
     outcomes: list[Any] = []
     for together, several in groupby(units, key=lambda unit: getattr(unit, "together", None)):
         if together is None:
@@ -100,8 +81,8 @@ def _joined(connection: sqlite3.Connection, units: Sequence[Unit[Any]]) -> list[
     return outcomes
 
 
-def _apart(connection: sqlite3.Connection, unit: Unit[T]) -> T | Raised:
-    """Do a unit that may raise, and undo it alone if it does."""
+def _in_savepoint(connection: sqlite3.Connection, unit: Unit[T]) -> T | Raised:
+    """Do a unit; if it raises, undo it alone."""
     outcome: T | Raised
     connection.execute("SAVEPOINT unit")
     try:
@@ -116,6 +97,6 @@ def _apart(connection: sqlite3.Connection, unit: Unit[T]) -> T | Raised:
 
 
 def is_storage_fault(exc: Exception) -> bool:
-    """Whether the store failed, and not the unit."""
+    """True if the store failed, not the unit."""
     code = getattr(exc, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in _STORAGE_FAULTS

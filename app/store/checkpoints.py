@@ -22,33 +22,33 @@ class Checkpoint(NamedTuple):
     request_seq: int
     usage: Usage
     first_id: int
-    piece: bytes
+    segment: bytes
 
 
-# `+` keeps the planner from going through all open requests for each row of news.
+# `+` keeps the planner from going through all open requests for each saved row.
 _COUNTS = """
 UPDATE requests SET
-    prompt_tokens = news.value ->> 1, completion_tokens = news.value ->> 2, cached_tokens = news.value ->> 3,
-    reasoning_tokens = news.value ->> 4, withheld_tokens = news.value ->> 5
-FROM json_each(?) AS news
-WHERE requests.seq = news.value ->> 0 AND +requests.state = 'reserved'
+    prompt_tokens = row.value ->> 1, completion_tokens = row.value ->> 2, cached_tokens = row.value ->> 3,
+    reasoning_tokens = row.value ->> 4, withheld_tokens = row.value ->> 5
+FROM json_each(?) AS row
+WHERE requests.seq = row.value ->> 0 AND +requests.state = 'reserved'
 """
 _EVENTS = """
 INSERT INTO events (request_seq, first_id, slice)
-SELECT requests.seq, news.value ->> 6, substr(?, news.value ->> 7, news.value ->> 8)
-FROM json_each(?) AS news JOIN requests ON requests.seq = news.value ->> 0
-WHERE +requests.state = 'reserved' AND news.value ->> 8 > 0
+SELECT requests.seq, row.value ->> 6, substr(?, row.value ->> 7, row.value ->> 8)
+FROM json_each(?) AS row JOIN requests ON requests.seq = row.value ->> 0
+WHERE +requests.state = 'reserved' AND row.value ->> 8 > 0
 ON CONFLICT (request_seq, first_id) DO UPDATE SET slice = excluded.slice
 """
 
 
 def write(connection: sqlite3.Connection, checkpoints: Sequence[Checkpoint]) -> None:
     """Store counts and segments of the requests that are still open. Settled rows stay as they are."""
-    pieces = bytearray()
+    segments = bytearray()
     rows: list[tuple[int, ...]] = []
-    for request_seq, usage, first_id, piece in checkpoints:
-        rows.append((request_seq, *usage, first_id, len(pieces) + 1, len(piece)))
-        pieces += piece
-    news = orjson.dumps(rows).decode()
-    connection.execute(_COUNTS, (news,))
-    connection.execute(_EVENTS, (bytes(pieces), news))
+    for request_seq, usage, first_id, segment in checkpoints:
+        rows.append((request_seq, *usage, first_id, len(segments) + 1, len(segment)))
+        segments += segment
+    counts = orjson.dumps(rows).decode()
+    connection.execute(_COUNTS, (counts,))
+    connection.execute(_EVENTS, (bytes(segments), counts))

@@ -127,7 +127,7 @@ def _as_listed(row: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def listed(connection: sqlite3.Connection, owner: str, conversation_id: str) -> dict[str, Any]:
-    """One conversation as it stands in the list. Raises NotFound."""
+    """One conversation as an entry of the list. Raises NotFound."""
     seq = find(connection, owner, conversation_id)
     query = f"SELECT {_COLUMNS} FROM conversations AS c WHERE seq = ?"  # noqa: S608  # constants
     return _as_listed(connection.execute(query, (seq,)).fetchone())

@@ -1,7 +1,7 @@
 """A conversation's messages as they are shown: a page at a time, so that its length costs no memory.
 
 First the *outline*: which messages, by their `seq`, a few bytes each. Then pages of them, oldest
-first. What is shown of a message is its known keys, and the server's own beside them, which win.
+first. A message is shown with its known keys; where the server has a key of its own of that name, that wins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from app.core import Usage, known_finish
 from app.messages import as_kept
 from app.store.conversation_list import listed
 from app.store.conversations import find
-from app.store.usage_body import usage_body
+from app.store.usage import usage_body
 
 PAGE_BYTES = 1 << 20
 """Stored text and bodies of a page; one message may be more."""
@@ -73,14 +73,14 @@ def page(connection: sqlite3.Connection, outline: Outline, start: int) -> Messag
     """The messages of an outline from `start` on; those purged meanwhile are left out.
 
     A message's content is what was sent, a string or a list of parts. The usage of a request
-    stands on its first answer only, so that sums over messages are right. An answer in
+    is on its first answer only, so that sums over messages are right. An answer in
     progress has no text here yet.
     """
     seqs = list(outline.seqs[start : start + PAGE_MESSAGES])
-    rows = connection.execute(
-        "SELECT m.seq, p.id, m.id, m.role, m.text, m.body, m.created_at_us, m.status, m.finish_reason,"
-        " m.choice, r.id, r.state, r.prompt_tokens, r.completion_tokens, r.cached_tokens,"
-        " r.reasoning_tokens, r.withheld_tokens"
+    cursor = connection.execute(
+        "SELECT m.seq, m.id, m.role, m.text, m.body, m.created_at_us, m.status, m.finish_reason, m.choice,"
+        " p.id AS parent_id, r.id AS request_id, r.state, r.prompt_tokens, r.completion_tokens,"
+        " r.cached_tokens, r.reasoning_tokens, r.withheld_tokens"
         " FROM messages AS m LEFT JOIN messages AS p ON p.seq = m.parent_seq"
         " LEFT JOIN requests AS r ON r.seq = m.request_seq"
         " WHERE m.seq IN (SELECT value FROM json_each(?)) ORDER BY m.seq",
@@ -88,11 +88,12 @@ def page(connection: sqlite3.Connection, outline: Outline, start: int) -> Messag
     )
     messages: list[dict[str, Any]] = []
     size_bytes = 0
-    for seq, parent_id, *row in rows:
-        messages.append(_message(parent_id, *row))
-        size_bytes += len(row[2]) + len(row[3] or b"")
-        if size_bytes >= PAGE_BYTES and seq != seqs[-1]:
-            return MessagePage(messages, start + seqs.index(seq) + 1)
+    for values in cursor:
+        row = sqlite3.Row(cursor, values)
+        messages.append(_message(row))
+        size_bytes += len(row["text"]) + len(row["body"] or b"")
+        if size_bytes >= PAGE_BYTES and row["seq"] != seqs[-1]:
+            return MessagePage(messages, start + seqs.index(row["seq"]) + 1)
     end = start + len(seqs)
     return MessagePage(messages, end if end < len(outline.seqs) else None)
 
@@ -122,24 +123,13 @@ def _first_choice(connection: sqlite3.Connection, seq: int) -> int:
     return seq if row[0] is None else int(row[0])
 
 
-def _message(
-    parent_id: str | None,
-    message_id: str,
-    role: str,
-    text: str,
-    body: bytes | None,
-    created_at_us: int,
-    status: str,
-    finish_reason: str | None,
-    choice: int,
-    request_id: str | None,
-    *ledger: Any,
-) -> dict[str, Any]:
-    message = {"id": message_id, "parent_id": parent_id} | as_kept(role, text, body)
-    message |= {"created_at": created_at_us // 1_000_000, "status": status}
-    message["finish_reason"] = known_finish(finish_reason)
-    state, *counts = ledger
-    message["usage"] = usage_body(Usage(*counts)) if state == "settled" and choice == 0 else None
-    if request_id is not None:
-        message |= {"request_id": request_id, "choice": choice}
+def _message(row: sqlite3.Row) -> dict[str, Any]:
+    message = {"id": row["id"], "parent_id": row["parent_id"]}
+    message |= as_kept(row["role"], row["text"], row["body"])
+    message |= {"created_at": row["created_at_us"] // 1_000_000, "status": row["status"]}
+    message["finish_reason"] = known_finish(row["finish_reason"])
+    billed = row["state"] == "settled" and row["choice"] == 0
+    message["usage"] = usage_body(Usage(*(row[name] for name in Usage._fields))) if billed else None
+    if row["request_id"] is not None:
+        message |= {"request_id": row["request_id"], "choice": row["choice"]}
     return message

@@ -3,10 +3,10 @@
 A regenerated or edited turn is another child of its parent; nothing is overwritten. A message's
 `seq` is above its parent's, so a branch in order of `seq` is in order of speech.
 
-What the model reads of a turn whose answer is not complete: an answer with text stays, less its
-tool calls, which may be cut. One without is left out, with what it was to answer, because many
-templates refuse two turns of one speaker in a row; so is a turn that safety blocked, whatever of
-its answer was released. None is ever removed from the tree.
+If an answer is not complete, the model reads its text, without tool calls, which may be cut. An answer
+without text is left out together with the messages that it was to answer, because many templates refuse two
+turns of one speaker in a row; so is a turn that safety blocked, even where some of its answer was released.
+None is ever removed from the tree.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NewMessage:
 
 @dataclass(frozen=True, slots=True)
 class NewTurn:
-    """New messages below `parent_seq`, and the answers to them, one a choice, that are to come."""
+    """New messages below `parent_seq`, and the ids of the answers awaited, one a choice."""
 
     conversation_id: str
     owner: str
@@ -200,29 +200,29 @@ def finish_answers(
 def branch(connection: sqlite3.Connection, owner: str, conversation_id: str, parent_id: str | None) -> Branch:
     """The branch that ends in message `parent_id`; without one, in the newest answer.
 
-    Where no answer has said anything yet, what the first ones were to answer is left out, but
+    Where no answer has any text yet, the messages that the first ones were to answer are left out, but
     for system messages. `ROOT` is the empty branch. Raises NotFound, BadRequest.
     """
     conversation_seq = find(connection, owner, conversation_id)
     if parent_id == ROOT:
         return Branch(conversation_seq, None, None, [], [])
     path = _path(connection, _leaf(connection, conversation_seq, parent_id))
-    heard = _heard(path)
+    visible = _visible_to_model(path)
     if parent_id is None:
-        path = heard
+        path = visible
     return Branch(
         conversation_seq=conversation_seq,
         parent_seq=path[-1].seq if path else None,
         last_id=path[-1].id if path else None,
-        messages=[_as_sent(row) for row in heard],
-        runs=_runs(heard),
+        messages=[_as_sent(row) for row in visible],
+        runs=_runs(visible),
         strikes=_strikes(connection, conversation_seq),
-        answered=[row.request_seq is not None for row in heard],
-        num_bytes=sum(len(row.text) + len(row.body or b"") for row in heard),
+        answered=[row.request_seq is not None for row in visible],
+        num_bytes=sum(len(row.text) + len(row.body or b"") for row in visible),
     )
 
 
-class SoFar(NamedTuple):
+class BranchSummary(NamedTuple):
     """A summary of a branch: the last model, its tokens, the user's turns, and whether it has images."""
 
     model: str | None = None
@@ -231,11 +231,13 @@ class SoFar(NamedTuple):
     images: bool = False
 
 
-def so_far(connection: sqlite3.Connection, owner: str, conversation_id: str, parent_id: str | None) -> SoFar:
+def summarize_branch(
+    connection: sqlite3.Connection, owner: str, conversation_id: str, parent_id: str | None
+) -> BranchSummary:
     """The same branch in numbers, as its last answer was billed. Raises NotFound."""
     conversation_seq = find(connection, owner, conversation_id)
     if parent_id == ROOT:
-        return SoFar()
+        return BranchSummary()
     rows = connection.execute(
         "SELECT m.role, coalesce(instr(m.body, ?), 0) > 0, r.model, r.prompt_tokens + r.completion_tokens"  # noqa: S608  # a constant
         f" FROM messages AS m LEFT JOIN requests AS r ON r.seq = m.request_seq WHERE m.seq IN ({_ANCESTORS})"
@@ -243,7 +245,7 @@ def so_far(connection: sqlite3.Connection, owner: str, conversation_id: str, par
         (_IMAGE, _leaf(connection, conversation_seq, parent_id), MAX_BRANCH_MESSAGES),
     ).fetchall()
     model, tokens = next((row[2:] for row in rows if row[2] is not None), (None, 0))
-    return SoFar(model, tokens, sum(row[0] == "user" for row in rows), any(row[1] for row in rows))
+    return BranchSummary(model, tokens, sum(row[0] == "user" for row in rows), any(row[1] for row in rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,49 +273,30 @@ class _MessageRow:
         return self.status == "blocked" or (self.status != "complete" and not self.text)
 
 
+_HAS_TEXT = "(status = 'complete' OR (text <> '' AND status <> 'blocked'))"
+_NEWEST_ANSWER = (
+    "SELECT seq FROM messages WHERE request_seq = (SELECT request_seq FROM messages"  # noqa: S608  # a constant
+    f" WHERE conversation_seq = ?1 AND request_seq IS NOT NULL AND {_HAS_TEXT} ORDER BY seq DESC LIMIT 1)"
+    f" AND {_HAS_TEXT} ORDER BY choice LIMIT 1"
+)
+"""The first choice with text of the newest request that has one."""
+_NEWEST = "SELECT seq FROM messages WHERE conversation_seq = ?1 ORDER BY seq DESC LIMIT 1"
+
+
 def _leaf(connection: sqlite3.Connection, conversation_seq: int, parent_id: str | None) -> int | None:
     """The message that a branch ends in. Raises NotFound."""
-    if parent_id is not None:
-        return _message(connection, conversation_seq, parent_id)
-    return _newest_answer(connection, conversation_seq) or _newest(connection, conversation_seq)
-
-
-def _newest_answer(connection: sqlite3.Connection, conversation_seq: int) -> int | None:
-    """The first choice with text of the newest request that has one."""
-    row = connection.execute(
-        "SELECT request_seq FROM messages WHERE conversation_seq = ? AND request_seq IS NOT NULL"
-        " AND (status = 'complete' OR (text <> '' AND status <> 'blocked')) ORDER BY seq DESC LIMIT 1",
-        (conversation_seq,),
-    ).fetchone()
-    if row is None:
-        return None
-    seq: int = connection.execute(
-        "SELECT seq FROM messages WHERE request_seq = ?"
-        " AND (status = 'complete' OR (text <> '' AND status <> 'blocked'))"
-        " ORDER BY choice LIMIT 1",
-        row,
-    ).fetchone()[0]
-    return seq
-
-
-def _newest(connection: sqlite3.Connection, conversation_seq: int) -> int | None:
-    """The newest message, which is always a leaf."""
-    row = connection.execute(
-        "SELECT seq FROM messages WHERE conversation_seq = ? ORDER BY seq DESC LIMIT 1", (conversation_seq,)
-    ).fetchone()
-    return None if row is None else row[0]
-
-
-def _message(connection: sqlite3.Connection, conversation_seq: int, message_id: str) -> int:
-    row = connection.execute(
-        "SELECT seq FROM messages WHERE id = ? AND conversation_seq = ?", (message_id, conversation_seq)
+    if parent_id is None:
+        query = f"SELECT coalesce(({_NEWEST_ANSWER}), ({_NEWEST}))"
+        leaf: int | None = connection.execute(query, (conversation_seq,)).fetchone()[0]
+        return leaf
+    row: tuple[int] | None = connection.execute(
+        "SELECT seq FROM messages WHERE id = ? AND conversation_seq = ?", (parent_id, conversation_seq)
     ).fetchone()
     if row is None:
         raise NotFound(
-            f"The conversation has no message {message_id!r}.", code="message_not_found", param="parent_id"
+            f"The conversation has no message {parent_id!r}.", code="message_not_found", param="parent_id"
         )
-    seq: int = row[0]
-    return seq
+    return row[0]
 
 
 def _path(connection: sqlite3.Connection, leaf_seq: int | None) -> list[_MessageRow]:
@@ -344,16 +327,16 @@ def _too_long(bound: str) -> BadRequest:
     )
 
 
-def _heard(path: Sequence[_MessageRow]) -> list[_MessageRow]:
+def _visible_to_model(path: Sequence[_MessageRow]) -> list[_MessageRow]:
     """The messages of a path that the model reads."""
-    heard: list[_MessageRow] = []
+    visible: list[_MessageRow] = []
     for row in path:
         if not row.left_out:
-            heard.append(row)
+            visible.append(row)
             continue
-        while heard and heard[-1].role in ("user", "tool"):
-            heard.pop()
-    return heard
+        while visible and visible[-1].role in ("user", "tool"):
+            visible.pop()
+    return visible
 
 
 def _as_sent(row: _MessageRow) -> dict[str, Any]:
@@ -363,8 +346,8 @@ def _as_sent(row: _MessageRow) -> dict[str, Any]:
     return message
 
 
-def _runs(heard: Sequence[_MessageRow]) -> list[tuple[int, bytes]]:
-    answers = {row.seq: row for row in heard if row.answer_ids}
+def _runs(visible: Sequence[_MessageRow]) -> list[tuple[int, bytes]]:
+    answers = {row.seq: row for row in visible if row.answer_ids}
     runs: list[tuple[int, bytes]] = []
     seq: int | None = max(answers, default=None)
     while seq is not None:

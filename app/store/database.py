@@ -1,8 +1,8 @@
 """One SQLite file: a writer that commits many units of work together, readers that cannot write.
 
 A *unit* is a function of the connection; it is done wholly or not at all, whoever waits for
-it. The writer takes every unit that has come and commits them in one transaction, because
-with `synchronous=FULL` it is the commit that costs (a unit takes some 20 us, a commit an
+it. The writer takes every unit that is queued and commits them in one transaction, because
+with `synchronous=FULL` the commit costs most (a unit takes some 20 us, a commit an
 fsync). A unit that raises is undone alone, by a savepoint.
 https://www.sqlite.org/wal.html, https://www.sqlite.org/lang_savepoint.html
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import sqlite3
 import time
 from collections import deque
@@ -21,11 +22,17 @@ from typing import IO, Any, TypeVar
 import aiosqlite
 
 from app.errors import StorageUnavailable
-from app.store import permissions
-from app.store.batch import Raised, Unit, and_changed, is_storage_fault
-from app.store.connection import BatchConnection
-from app.store.opening import BUSY_TIMEOUT_S, StoreRefused, busy_timeout, lock, note_models, prepare, refusal
-from app.store.scrub import Scrubber, fold
+from app.store.batch import Raised, Unit, commit_together, is_storage_fault
+from app.store.opening import (
+    BUSY_TIMEOUT_S,
+    StoreRefused,
+    busy_timeout,
+    create_private,
+    lock,
+    note_models,
+    prepare,
+    refusal,
+)
 
 T = TypeVar("T")
 
@@ -36,6 +43,9 @@ READERS = 4
 PATIENCE_S = 15.0
 """Seconds that units wait for a store that another process has locked."""
 _RETRY_S = 0.05
+_VACUUM = "VACUUM"
+_VACUUM_ROOM = 2.2
+"""Times the file's size that a VACUUM takes beside it: once in a temporary file, once in the log."""
 
 
 class _Queued:
@@ -61,16 +71,16 @@ class Database:
         self._readers: list[aiosqlite.Connection] = []
         self._idle_readers: asyncio.Queue[aiosqlite.Connection] = asyncio.Queue()
         self._waiting: deque[_Queued] = deque()
-        self._came = asyncio.Event()
+        self._queued = asyncio.Event()
         self._batch: list[_Queued] = []
         self._writing: asyncio.Task[None] | None = None
         self._lingering: asyncio.TimerHandle | None = None
-        self._scrubber: Scrubber | None = None
+        self._vacuuming: asyncio.Task[bool] | None = None
         self._closed = False
         self.failing = False
-        """Whether the last commit failed, or is held up: who must not lose anything waits for the next."""
+        """True after a commit that failed or is held up, until the next that succeeds."""
         self.text_deleted = asyncio.Event()
-        """Set when text was deleted: the log has it until it is folded (app.store.purge)."""
+        """Set when text was deleted: the log has it until its next checkpoint (app.store.purge)."""
         self.num_commits = 0
         self.num_units = 0
 
@@ -87,7 +97,7 @@ class Database:
         is damaged or from a newer version.
         """
         self._lock = lock(self._data_dir)
-        permissions.create(self.path)
+        create_private(self.path)
         try:
             self._writer = await _connect(self.path)
             await _run(self._writer, lambda c: prepare(c, self.path))
@@ -116,7 +126,7 @@ class Database:
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Queued(unit, done))
         if not linger_s:
-            self._came.set()
+            self._queued.set()
         elif self._lingering is None:
             self._lingering = asyncio.get_running_loop().call_later(linger_s, self.flush)
         return done
@@ -124,7 +134,7 @@ class Database:
     def flush(self) -> None:
         """Let no unit linger that waits now."""
         if self._waiting:
-            self._came.set()
+            self._queued.set()
 
     async def write(self, unit: Unit[T]) -> T:
         """Do a unit and wait for its commit; a cancelled caller leaves it queued."""
@@ -150,42 +160,51 @@ class Database:
             self._idle_readers.put_nowait(reader)
 
     async def checkpoint_wal(self) -> bool:
-        """Fold the write-ahead log into the file and empty it, between two batches.
+        """Copy the write-ahead log into the file and empty it, between two batches.
 
         Returns False when some process's reader was in the way for as long as a locked store is
         waited for. Raises StorageUnavailable when the file cannot be written.
         """
-        return await self._outside(lambda c: fold(c) or None) is not None
-
-    async def scrub(self) -> bool:
-        """Fold the log, and zero what belongs to nothing in the file (app.store.scrub).
-
-        A piece at a time, between batches. Returns and raises as `fold` does.
-        """
-        if self._scrubber is None:
-            self._scrubber = Scrubber(self.path)
-        self._scrubber.begin()
-        while not (last := await self._outside(self._scrubber.piece)):
-            if last is None:
+        give_up_s = time.monotonic() + self._patience_s
+        while not await self._between_batches(empty_wal):
+            if time.monotonic() > give_up_s:
                 return False
+            await asyncio.sleep(_RETRY_S)
         return True
 
-    async def _outside(self, work: Unit[T | None]) -> T | None:
-        """Do something with the writer that needs no transaction around it, or must have none.
+    async def vacuum(self) -> bool:
+        """Have SQLite write the file anew, without what it left in unallocated space; see app.store.purge.
 
-        None says that a reader is in the way: it is tried again for a while, and then given up.
+        Takes some 6 s a GB, and three times the file's size on its disk meanwhile. Readers are not
+        blocked, and the first unit to be queued interrupts it. Returns True if it was completed and the log
+        is empty. Raises StorageUnavailable, also where the disk has no room.
         """
-        give_up_s = time.monotonic() + self._patience_s
+        if self._is_vacuuming() or not await self.checkpoint_wal():
+            return False
+        if shutil.disk_usage(self._data_dir).free < _VACUUM_ROOM * self.path.stat().st_size:
+            raise StorageUnavailable("The disk has no room to write the store anew.")
+        self._vacuuming = asyncio.create_task(self._between_batches(_vacuumed), name="vacuum")
+        return await asyncio.shield(self._vacuuming) and await self.checkpoint_wal()
+
+    def _is_vacuuming(self) -> bool:
+        return self._vacuuming is not None and not self._vacuuming.done()
+
+    async def _end_vacuum(self) -> None:
+        """Interrupt a VACUUM until it has ended; before its first step an interrupt is lost."""
+        while self._is_vacuuming():
+            assert self._writer is not None
+            assert self._vacuuming is not None
+            await self._writer.interrupt()
+            await asyncio.wait({self._vacuuming}, timeout=_RETRY_S)
+
+    async def _between_batches(self, work: Unit[T]) -> T:
+        """Do with the writer what must have no transaction around it. Raises StorageUnavailable."""
+        if self._writer is None or self._closed:
+            raise StorageUnavailable("The store is not open.")
         try:
-            while self._writer is not None and not self._closed:
-                if (outcome := await _run(self._writer, work)) is not None:
-                    return outcome
-                if time.monotonic() > give_up_s:
-                    return None
-                await asyncio.sleep(_RETRY_S)
+            return await _run(self._writer, work)
         except sqlite3.OperationalError as exc:
             raise _unavailable(exc) from exc
-        raise StorageUnavailable("The store is not open.")
 
     @property
     def queue_depth(self) -> int:
@@ -199,16 +218,17 @@ class Database:
 
     async def _write_loop(self) -> None:
         while not self._closed or self._waiting:
-            await self._came.wait()
-            self._came.clear()
+            await self._queued.wait()
+            self._queued.clear()
             if self._lingering is not None:
                 self._lingering.cancel()
                 self._lingering = None
             count = min(len(self._waiting), MAX_UNITS)
             self._batch = [self._waiting.popleft() for _ in range(count)]
             if self._waiting:
-                self._came.set()
+                self._queued.set()
             if self._batch:
+                await self._end_vacuum()
                 await self._write_batch()
 
     async def _write_batch(self) -> None:
@@ -240,11 +260,17 @@ class Database:
 
         Returns what the units returned, and whether anything was changed.
         """
+
+        def commit(connection: sqlite3.Connection) -> tuple[list[Any], bool]:
+            changes_at_start = connection.total_changes
+            outcomes = commit_together(connection, units)
+            return outcomes, connection.total_changes != changes_at_start
+
         assert self._writer is not None
         give_up_s = time.monotonic() + self._patience_s
         while True:
             try:
-                return await _run(self._writer, lambda c: and_changed(c, units))
+                return await _run(self._writer, commit)
             except sqlite3.OperationalError as exc:
                 if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_s:
                     raise
@@ -252,13 +278,14 @@ class Database:
                 await asyncio.sleep(_RETRY_S)
 
     async def aclose(self) -> None:
-        """Write what is queued, fold the log into the file, close. A second call does nothing."""
+        """Write what is queued, empty the log into the file, close. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
         if self._writing is not None:
-            self._came.set()
+            self._queued.set()
             await self._writing
+            await self._end_vacuum()
             await self._end_reads()
         await self._close_connections()
 
@@ -273,10 +300,9 @@ class Database:
                     break
 
     async def _close_connections(self) -> None:
-        """Close what is open; a start that was given up and `aclose` may come here at once."""
+        """Close what is open; a start that was given up and `aclose` may call this at once."""
         readers, self._readers = self._readers, []
         writer, self._writer = self._writer, None
-        scrubber, self._scrubber = self._scrubber, None
         held, self._lock = self._lock, None
         for reader in readers:
             await reader.close()
@@ -285,10 +311,30 @@ class Database:
             with contextlib.suppress(sqlite3.Error):
                 await _run(writer, lambda c: c.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
             await writer.close()
-        if scrubber is not None:
-            scrubber.close()
         if held is not None:
             held.close()
+
+
+def empty_wal(connection: sqlite3.Connection) -> bool:
+    """Copy the write-ahead log into the file and empty it; False when a reader is in the way now."""
+    (timeout_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    connection.execute("PRAGMA busy_timeout=0")  # units wait meanwhile: better to try again
+    try:
+        busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={timeout_ms}")
+    return not busy
+
+
+def _vacuumed(connection: sqlite3.Connection) -> bool:
+    """VACUUM; False when it was interrupted."""
+    try:
+        connection.execute(_VACUUM)
+    except sqlite3.OperationalError as exc:
+        if exc.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        return False
+    return True
 
 
 def _fail(batch: Sequence[_Queued], error: Exception) -> None:
@@ -322,7 +368,7 @@ async def _run(connection: aiosqlite.Connection, query: Unit[T]) -> T:
 
 
 async def _connect(path: Path | str, *, uri: bool = False) -> aiosqlite.Connection:
-    connection = aiosqlite.connect(path, uri=uri, isolation_level=None, factory=BatchConnection)
+    connection = aiosqlite.connect(path, uri=uri, isolation_level=None)
     try:
         return await connection
     except BaseException:

@@ -1,7 +1,7 @@
 """Released events of streams as segments, and what it takes to replay them.
 
-A live stream's news are appended as they are checkpointed; settled, one segment takes their
-place. What is in a segment is the ring's affair (app.stream.ring, `dump` and `restore`). A request
+A live stream's new events are appended at each checkpoint; once it is settled one segment replaces
+them. The ring alone reads a segment (app.stream.ring, `dump` and `restore`). A request
 whose `stream` is empty has been forgotten: nothing can be replayed, only its counts are left.
 Every function is a unit of the store, or a part of one.
 """
@@ -42,51 +42,40 @@ class StoredStream:
     segments: list[bytes]
 
 
-def append(c: sqlite3.Connection, request_seq: int, first_id: int, piece: bytes) -> None:
-    """Keep a segment; the one that began at the same event, which it contains, gives way to it."""
+def append(c: sqlite3.Connection, request_seq: int, first_id: int, segment: bytes) -> None:
+    """Keep a segment; it replaces the one that began at the same event, which it contains."""
     c.execute(
         "INSERT INTO events (request_seq, first_id, slice) VALUES (?, ?, ?)"
         " ON CONFLICT DO UPDATE SET slice = excluded.slice",
-        (request_seq, first_id, piece),
+        (request_seq, first_id, segment),
     )
 
 
-def compact(c: sqlite3.Connection, request_seq: int, first_id: int, piece: bytes) -> None:
+def compact(c: sqlite3.Connection, request_seq: int, first_id: int, segment: bytes) -> None:
     """Put one segment, which reaches to the stream's end, in the place of all from `first_id` on."""
     c.execute("DELETE FROM events WHERE request_seq = ? AND first_id >= ?", (request_seq, first_id))
-    append(c, request_seq, first_id, piece)
+    append(c, request_seq, first_id, segment)
 
 
 def segments(c: sqlite3.Connection, request_seq: int) -> list[bytes]:
     """A request's segments, oldest first."""
     rows = c.execute("SELECT slice FROM events WHERE request_seq = ? ORDER BY first_id", (request_seq,))
-    return [piece for (piece,) in rows]
+    return [segment for (segment,) in rows]
 
 
 def load(c: sqlite3.Connection, request_id: str, owner: str) -> StoredStream | None:
     """The owner's request of that id with its events; None when there is none to replay."""
     row = c.execute(
-        "SELECT seq, model, created_at_us, state, outcome, reconciled, stream, prompt_tokens,"  # noqa: S608  # a constant
+        "SELECT seq, id, owner, model, created_at_us, state, outcome, reconciled, stream, prompt_tokens,"  # noqa: S608  # a constant
         " completion_tokens, cached_tokens, reasoning_tokens, withheld_tokens"
         f" FROM requests WHERE id = ? AND owner = ? AND {_VISIBLE}",
         (request_id, owner),
     ).fetchone()
     if row is None:
         return None
-    seq, model, created_at_us, state, outcome, reconciled, stream, *usage = row
-    return StoredStream(
-        request_seq=seq,
-        request_id=request_id,
-        owner=owner,
-        model=model,
-        created_at_us=created_at_us,
-        state=state,
-        outcome=outcome,
-        usage=Usage(*usage),
-        reconciled=bool(reconciled),
-        stream=stream,
-        segments=segments(c, seq),
-    )
+    described: tuple[int, str, str, str, int, str, str | None] = row[:7]
+    reconciled, stream, *usage = row[7:]
+    return StoredStream(*described, Usage(*usage), bool(reconciled), stream, segments(c, row[0]))
 
 
 def visible(c: sqlite3.Connection, request_id: str, owner: str) -> int | None:
@@ -99,7 +88,7 @@ def visible(c: sqlite3.Connection, request_id: str, owner: str) -> int | None:
 
 
 def is_erased(c: sqlite3.Connection, request_seq: int) -> bool:
-    """Whether its owner has had the request deleted, or it has been forgotten."""
+    """True if its owner has deleted the request, or it has been forgotten."""
     row = c.execute("SELECT stream = x'' FROM requests WHERE seq = ?", (request_seq,)).fetchone()
     return bool(row and row[0])
 
@@ -117,7 +106,7 @@ def find_by_key(c: sqlite3.Connection, owner: str, key: str) -> tuple[str, bytes
 
 
 def free_key(c: sqlite3.Connection, request_seq: int) -> None:
-    """Let the request's idempotency key be used anew: its caller was told to send it again."""
+    """Free the request's idempotency key for another: its caller was asked to send it again."""
     c.execute("UPDATE requests SET idempotency_key = NULL, fingerprint = NULL WHERE seq = ?", (request_seq,))
 
 
@@ -133,9 +122,9 @@ def forget(c: sqlite3.Connection, request_seq: int) -> None:
 
 
 def erase(c: sqlite3.Connection, request_seq: int) -> None:
-    """Delete what a request said, wherever it stands; the counts stay, and its place in a conversation.
+    """Delete every text of a request's answers; the counts stay, and its place in a conversation.
 
-    The words of one that was searched are out of the files after the next purge (app.store.purge).
+    Its words in the search index are out of the files after the next purge (app.store.purge).
     """
     forget(c, request_seq)
     free_key(c, request_seq)
@@ -155,17 +144,24 @@ def num_erased(c: sqlite3.Connection) -> int:
     return number
 
 
+_UNSTORED = (
+    "SELECT seq FROM requests WHERE conversation_seq IS NULL AND state = 'settled'"
+    " AND stream <> x'' AND settled_at_us < ? ORDER BY settled_at_us LIMIT ?"
+)
+
+
+def has_unstored(c: sqlite3.Connection, settled_before_us: int) -> bool:
+    """True if `forget_unstored` would find a request."""
+    return c.execute(_UNSTORED, (settled_before_us, 1)).fetchone() is not None
+
+
 def forget_unstored(c: sqlite3.Connection, settled_before_us: int) -> int:
     """Forget the oldest requests without a conversation that were settled before then.
 
-    Their events and idempotency keys go, their counts stay. Returns how many they were, at
+    Their events and idempotency keys are deleted, their counts stay. Returns how many they were, at
     most LIMIT: as long as it is LIMIT, there may be more.
     """
-    rows = c.execute(
-        "SELECT seq FROM requests WHERE conversation_seq IS NULL AND state = 'settled'"
-        " AND stream <> x'' AND settled_at_us < ? ORDER BY settled_at_us LIMIT ?",
-        (settled_before_us, LIMIT),
-    ).fetchall()
+    rows = c.execute(_UNSTORED, (settled_before_us, LIMIT)).fetchall()
     c.executemany("DELETE FROM events WHERE request_seq = ?", rows)
     c.executemany(
         "UPDATE requests SET stream = x'', idempotency_key = NULL, fingerprint = NULL WHERE seq = ?", rows

@@ -1,4 +1,4 @@
-"""A conversation to take away: as JSON, all of it; as Markdown, its newest branch. Piece by piece."""
+"""Exports of a conversation, a message at a time: as JSON, all of it; as Markdown, its newest branch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _json_head(outline: Outline) -> bytes:
     return orjson.dumps(outline.conversation)[:-1] + b',"messages":['
 
 
-def _json_piece(shown: Sequence[Message]) -> bytes:
+def _json_messages(shown: Sequence[Message]) -> bytes:
     return orjson.dumps(shown)[1:-1]
 
 
@@ -59,7 +59,7 @@ def _indented_head(outline: Outline) -> bytes:
     return head.removesuffix(b"\n}") + b',\n  "messages": [\n'
 
 
-def _indented_piece(shown: Sequence[Message]) -> bytes:
+def _indented_messages(shown: Sequence[Message]) -> bytes:
     lines = orjson.dumps(shown, option=orjson.OPT_INDENT_2).split(b"\n")[1:-1]
     return b"\n".join(b"  " + line for line in lines)
 
@@ -72,7 +72,7 @@ def _markdown_head(outline: Outline) -> bytes:
     return head.encode()
 
 
-def _markdown_piece(shown: Sequence[Message]) -> bytes:
+def _markdown_messages(shown: Sequence[Message]) -> bytes:
     blocks = []
     for message in shown:
         blocks += [f"## {message['role'].capitalize()}", *_blocks(message)]
@@ -102,12 +102,14 @@ def _call(call: Mapping[str, Any]) -> str:
     return f"Calls `{function['name']}`:\n\n```json\n{function['arguments']}\n```"
 
 
-VIEW = Format("application/json", ".json", whole, _json_head, _json_piece, b",", b"]}")
+VIEW = Format("application/json", ".json", whole, _json_head, _json_messages, b",", b"]}")
 """The format of `GET /api/conversations/{id}`."""
 FORMATS: Mapping[str, Format] = {
-    "json": Format("application/json", ".json", whole, _indented_head, _indented_piece, b",\n", b"\n  ]\n}"),
+    "json": Format(
+        "application/json", ".json", whole, _indented_head, _indented_messages, b",\n", b"\n  ]\n}"
+    ),
     "markdown": Format(
-        "text/markdown; charset=utf-8", ".md", newest_branch, _markdown_head, _markdown_piece, b"", b"\n"
+        "text/markdown; charset=utf-8", ".md", newest_branch, _markdown_head, _markdown_messages, b"", b"\n"
     ),
 }
 """The formats that a conversation can be exported in."""

@@ -44,6 +44,11 @@ def index(connection: sqlite3.Connection) -> bool:
 
 async def index_all(database: Database) -> None:
     """Index what is due, a unit after the other, MAX_UNITS at most. Raises StorageUnavailable."""
-    for _ in range(MAX_UNITS):
-        if await database.write(index):
-            break
+    num_units = 0
+    while num_units < MAX_UNITS and await database.read(_is_due):  # without anything due nothing is written
+        await database.write(index)
+        num_units += 1
+
+
+def _is_due(connection: sqlite3.Connection) -> bool:
+    return connection.execute(_DUE, (1,)).fetchone() is not None

@@ -43,12 +43,12 @@ class KeyTable:
 
     @property
     def loaded(self) -> bool:
-        """Whether the store has been read at all."""
+        """True once the store has been read."""
         return self._version is not None
 
     @property
     def empty(self) -> bool:
-        """Whether there has never been a key, revoked ones included."""
+        """True if there has never been a key, revoked ones included."""
         return not self._by_id
 
     def get(self, key_id: str) -> Key | None:

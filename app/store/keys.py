@@ -24,8 +24,8 @@ from app.errors import Conflict, NotFound
 ID_CHARS = len("tr-") + 12
 
 
-class Issued(NamedTuple):
-    """A key, and the text that its holder sends, which nobody can tell again."""
+class NewKey(NamedTuple):
+    """A key, and the text that its holder sends, which is shown this once."""
 
     key: Key
     text: str
@@ -42,7 +42,7 @@ def digest_of(text: bytes) -> bytes:
     return hashlib.sha256(text).digest()
 
 
-def create(c: sqlite3.Connection, terms: KeyTerms, at_us: int, owner: str | None = None) -> Issued:
+def create(c: sqlite3.Connection, terms: KeyTerms, at_us: int, owner: str | None = None) -> NewKey:
     """A new key; it owns what it makes, unless another owner is given."""
     key_id = f"tr-{secrets.token_hex(6)}"
     key = Key(key_id, owner or key_id, terms, at_us)
@@ -53,12 +53,12 @@ def create(c: sqlite3.Connection, terms: KeyTerms, at_us: int, owner: str | None
     assert cursor.lastrowid is not None
     text = _add_secret(c, cursor.lastrowid, key_id, at_us)
     _changed(c)
-    return Issued(find(c, key_id), text)
+    return NewKey(find(c, key_id), text)
 
 
 def create_first(
     c: sqlite3.Connection, terms: KeyTerms, at_us: int, owner: str | None = None
-) -> Issued | None:
+) -> NewKey | None:
     """A new key where there has never been one; None where there has."""
     if c.execute("SELECT 1 FROM keys LIMIT 1").fetchone() is not None:
         return None
@@ -101,7 +101,7 @@ def change(c: sqlite3.Connection, key_id: str, changes: Mapping[str, Any]) -> Ke
     return replace(key, terms=terms)
 
 
-def rotate(c: sqlite3.Connection, key_id: str, at_us: int, overlap_us: int) -> Issued:
+def rotate(c: sqlite3.Connection, key_id: str, at_us: int, overlap_us: int) -> NewKey:
     """Give a key a new secret; those before it end after the overlap, or when they would have.
 
     Raises NotFound; Conflict when it is revoked.
@@ -116,7 +116,7 @@ def rotate(c: sqlite3.Connection, key_id: str, at_us: int, overlap_us: int) -> I
     c.execute("DELETE FROM key_secrets WHERE key_seq = ? AND ends_at_us <= ?", (seq, at_us))
     text = _add_secret(c, seq, key_id, at_us)
     _changed(c)
-    return Issued(find(c, key_id), text)
+    return NewKey(find(c, key_id), text)
 
 
 def revoke(c: sqlite3.Connection, key_id: str, at_us: int) -> Key:

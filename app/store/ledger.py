@@ -20,30 +20,12 @@ from operator import add
 from typing import Any, NamedTuple
 
 from app.core import Usage
-from app.store.connection import at_end_of_batch
 
 _US_PER_S = 1_000_000
 NO_KEY = "none"
 """The key of requests that were made without a stored one: in open mode, or with the setting `api_key`."""
 DayKey = tuple[int, str, str, str]
 """A row of `usage_daily`: day, model, owner, key."""
-
-
-class DailySums:
-    """What a batch's settlements add to the days of `usage_daily`: written once, at the batch's end."""
-
-    def __init__(self) -> None:
-        self._sums: dict[DayKey, tuple[int, ...]] = {}
-
-    def add(self, key: DayKey, added: tuple[int, ...]) -> None:
-        """Add requests, counts and cost to a day."""
-        sums = self._sums
-        sums[key] = tuple(map(add, sums[key], added)) if key in sums else added
-
-    def __call__(self, c: sqlite3.Connection) -> None:
-        """Write them, a row for each day, model, owner and key."""
-        for key, added in self._sums.items():
-            _add_to_day(c, key, added)
 
 
 class Price(NamedTuple):
@@ -80,6 +62,11 @@ class Terms(NamedTuple):
     owner: str
     price: Price
     key_id: str = NO_KEY
+
+    @property
+    def daily_key(self) -> DayKey:
+        """The row of `usage_daily` that the request is added to."""
+        return self.day, self.model, self.owner, self.key_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +165,7 @@ def settle(c: sqlite3.Connection, s: Settlement) -> bool:
     cost = cost_micro_usd(s.usage, terms.price)
     if c.execute(_CLOSE, _closing(s, cost)).rowcount != 1:
         return False
-    _add(c, terms, s.usage, cost)
+    _add_to_day(c, terms.daily_key, (1, *s.usage, cost))
     return True
 
 
@@ -195,12 +182,17 @@ def _closing(s: Settlement, cost: int) -> tuple[object, ...]:
 
 def settle_all(c: sqlite3.Connection, settlements: Sequence[tuple[Settlement, Terms]]) -> None:
     """Close many rows at once. Raises NotAllOpen where one was settled: the batch is then to be undone."""
-    costs = [cost_micro_usd(s.usage, terms.price) for s, terms in settlements]
-    rows = [_closing(s, cost) for (s, _), cost in zip(settlements, costs, strict=True)]
-    if c.executemany(_CLOSE, rows).rowcount != len(rows):
+    closings: list[tuple[object, ...]] = []
+    days: dict[DayKey, tuple[int, ...]] = {}
+    for s, terms in settlements:
+        cost = cost_micro_usd(s.usage, terms.price)
+        closings.append(_closing(s, cost))
+        added, key = (1, *s.usage, cost), terms.daily_key
+        days[key] = tuple(map(add, days[key], added)) if key in days else added
+    if c.executemany(_CLOSE, closings).rowcount != len(closings):
         raise NotAllOpen
-    for (s, terms), cost in zip(settlements, costs, strict=True):
-        _add(c, terms, s.usage, cost)
+    for key, sums in days.items():
+        _add_to_day(c, key, sums)
 
 
 class NotAllOpen(Exception):
@@ -246,16 +238,6 @@ def _known_terms(c: sqlite3.Connection, request_seq: int) -> Terms:
     if terms is None:
         raise NotAllOpen
     return terms
-
-
-def _add(c: sqlite3.Connection, terms: Terms, usage: Usage, cost: int) -> None:
-    added = (1, *usage, cost)
-    key = (terms.day, terms.model, terms.owner, terms.key_id)
-    sums = at_end_of_batch(c, DailySums)
-    if sums is None:
-        _add_to_day(c, key, added)
-    else:
-        sums.add(key, added)
 
 
 def terms_of(c: sqlite3.Connection, request_seq: int) -> Terms | None:

@@ -1,6 +1,9 @@
 """A data directory made ready for its one writer: locked, checked, brought up to date.
 
-What cannot be used is refused in a sentence that says what to do, and left as it is.
+What cannot be used is refused in a sentence that says what to do, and left as it is. Its files are for
+the server's user, and for the group where the operator chose so with set-group-ID on the directory
+(`chmod g+s`): then the group keeps what it may. Modes are only ever narrowed. A directory that is another
+user's, or has files that are not the server's, stays as it is.
 """
 
 from __future__ import annotations
@@ -9,24 +12,27 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from app.store import permissions
-from app.store.migrations import Migration, applied, migrate
-from app.store.schema import MIGRATIONS
+from app.store.schema import MIGRATIONS, Migration, applied, migrate
 
 BUSY_TIMEOUT_S = 5.0
 _TRY_S = 0.25
 """One try of the writer at a locked store; short, so that it is its patience that decides."""
 _KEPT_WAL_BYTES = 64 * 1024**2
 """Bytes of the write-ahead log that are kept; what a long reader makes it grow beyond is given back."""
-_FOLDED_PAGES = 4096
-"""Pages of the log at which a commit folds it into the file: most are pages that came again and again."""
+_CHECKPOINT_PAGES = 4096
+"""Pages of the log at which a commit copies them into the file; most are the same pages again and again."""
 _ASKED_S = 0.05
 """Seconds after which the lock is free again of a command that asked who holds it (`holder`)."""
+_OWNER = stat.S_IRWXU
+_GROUP = stat.S_IRWXG
+_ANY_EXECUTE = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
+_SERVERS_FILES = ("tokenring.db*", "throughput.*", "pace.*", "lock")
 _DAMAGED = "is damaged ({}). Restore a backup, or move the file away to start anew."
 _NOT_WRITABLE = "cannot be written ({}). Give this user the right to, or choose another --data-dir."
 _REFUSALS = {
@@ -49,7 +55,7 @@ def lock(data_dir: Path) -> IO[str]:
     """Hold the directory for this process, or say who does."""
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        permissions.create(data_dir / "lock")
+        create_private(data_dir / "lock")
         held = (data_dir / "lock").open("a+", encoding="utf-8")
     except OSError as exc:
         why = "it is not a directory" if isinstance(exc, FileExistsError) else exc.strerror
@@ -57,7 +63,7 @@ def lock(data_dir: Path) -> IO[str]:
     try:
         _flock(held)
         note_models(held, ())
-        permissions.tighten(data_dir)
+        _tighten(data_dir)
     except BlockingIOError as exc:
         held.close()
         other = holder(data_dir)
@@ -138,7 +144,8 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA secure_delete=ON")
     connection.execute(f"PRAGMA journal_size_limit={_KEPT_WAL_BYTES}")
-    connection.execute(f"PRAGMA wal_autocheckpoint={_FOLDED_PAGES}")
+    connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+    keep_temporary_files_in(connection, path.parent)
     migrate(connection, MIGRATIONS)
     busy_timeout(connection, _TRY_S)
 
@@ -146,6 +153,12 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
 def busy_timeout(connection: sqlite3.Connection, timeout_s: float) -> None:
     """Set the time that the connection waits for a locked store before it gives up."""
     connection.execute(f"PRAGMA busy_timeout={int(timeout_s * 1000)}")
+
+
+def keep_temporary_files_in(connection: sqlite3.Connection, directory: Path) -> None:
+    """Have this process's temporary files beside the store: VACUUM's has every text."""
+    quoted = str(directory.absolute()).replace("'", "''")
+    connection.execute(f"PRAGMA temp_store_directory='{quoted}'")
 
 
 def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
@@ -161,3 +174,35 @@ def _check_not_newer(names: Sequence[str], ours: Sequence[Migration], path: Path
             f"{path} was written by a newer version (it has {unknown[-1]})."
             " Run that version, or restore a backup from before it."
         )
+
+
+def _tighten(data_dir: Path) -> None:
+    """Take the rights of others, and mostly of the group, from the directory and the server's files in it."""
+    kept = _kept(data_dir)
+    own = [path for pattern in _SERVERS_FILES for path in data_dir.glob(pattern)]
+    for path in own:
+        _narrow(path, kept & ~_ANY_EXECUTE)
+    if len(own) == sum(1 for _ in data_dir.iterdir()):
+        _narrow(data_dir, kept)
+
+
+def create_private(path: Path) -> None:
+    """Make an empty file, unless there is one, that its directory's readers may read, and nobody else.
+
+    SQLite gives its log and the log's index the mode of the database. What cannot be made, SQLite reports.
+    """
+    with contextlib.suppress(OSError):
+        mode = (_kept(path.parent) & ~_ANY_EXECUTE) & ~stat.S_IWGRP
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+
+
+def _kept(data_dir: Path) -> int:
+    return _OWNER | _GROUP if data_dir.stat().st_mode & stat.S_ISGID else _OWNER
+
+
+def _narrow(path: Path, kept: int) -> None:
+    with contextlib.suppress(OSError):  # another user's, or a file system without modes
+        mode = stat.S_IMODE(path.stat().st_mode)
+        narrowed = mode & (kept | stat.S_ISGID | stat.S_ISVTX | stat.S_ISUID)
+        if narrowed != mode and path.stat().st_uid == os.geteuid():
+            path.chmod(narrowed)

@@ -1,22 +1,22 @@
 """The purge of deleted conversations: after their time only counts in the ledger are left, no text.
 
-    deleted ──▶ wiped (rows, titles, events, keys) ──▶ out of the index ──▶ out of log and file ──▶ row gone
+    deleted ──▶ wiped (rows, titles, events, keys, index) ──▶ out of the log ──▶ out of the file ──▶ row gone
 
-The row goes last, so that a purge that died is done again from its beginning. SQLite zeroes what
-it frees (`secure_delete`), but for copies of rows that it moved (app.store.scrub). The full-text
-index keeps deleted words in its old segments until these are merged into one.
-https://www.sqlite.org/fts5.html#the_merge_command
+SQLite zeroes what it frees (`secure_delete`), and the log is emptied after each purge. When SQLite spreads
+the rows of a page over its neighbours, copies of them stay in the page's unallocated space, and outlive the
+rows (`rebuildPage` in btree.c; found by tests/unit/store/test_purge.py). VACUUM writes the file without
+them: in the first quiet minute after a purge, at most once a day. The row of a conversation is deleted
+last, so that a purge that died is done again from its beginning. The full-text index keeps deleted words in
+its old segments until these are merged into one. https://www.sqlite.org/fts5.html#the_merge_command
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from structlog.typing import FilteringBoundLogger
@@ -26,16 +26,22 @@ from app.log import where
 from app.store.batch import Unit
 from app.store.conversation_list import WIPED
 from app.store.conversations import no_conversation
-from app.store.database import Database
+from app.store.database import Database, empty_wal
 from app.store.events import num_erased
-from app.store.scrub import Scrubber
 from app.store.words import register
 
 T = TypeVar("T")
 
 PERIOD_S = 3600.0
-FOLD_S = 60.0
+CHECKPOINT_S = 60.0
 """Seconds between two checkpoints of the write-ahead log, at least, for text deleted in other ways."""
+QUIET_S = 60.0
+"""Seconds without a write after which the file may be written anew."""
+RETRY_S = 600.0
+"""Seconds after a VACUUM that gave way to a write until the next is tried."""
+VACUUM_PERIOD_S = 86_400.0
+OVERDUE_S = 7 * 86_400.0
+"""Seconds after which the log warns, once a day, that no quiet minute was long enough for VACUUM."""
 PATIENCE_S = 2.0
 """Seconds that `purge_now` waits for readers."""
 MESSAGES = 200
@@ -48,7 +54,7 @@ _DAY_US = 86_400_000_000
 class Purge:
     """Purges what was deleted long enough ago: when it starts, and every hour.
 
-    With it goes what is left of answers deleted one by one; the log is folded sooner, for these and
+    With it goes what is left of answers deleted one by one; the log is emptied sooner, for these and
     for what was never to be stored.
     """
 
@@ -56,56 +62,94 @@ class Purge:
         self._database = database
         self._log = log
         self._after_days = after_days
+        self._wiped: list[int] = []
+        """Conversations of which the file may have copies in unallocated space."""
+        self._erased = 0
+        """Answers, as `num_erased` counts them, of which it may."""
+        self._overdue_at_s = 0.0
 
     async def run(self) -> None:
-        """Go on until cancelled; what could not be done is done the next time."""
+        """Purge until cancelled; what could not be done is done the next time."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._purge(), name="purge-due")
             tasks.create_task(self._checkpoint_wal(), name="purge-wal-checkpoint")
+            tasks.create_task(self._vacuum(), name="purge-vacuum")
 
     async def _checkpoint_wal(self) -> None:
         forgotten = self._database.text_deleted
         while True:
             await forgotten.wait()
             forgotten.clear()
-            try:
-                folded = await self._database.checkpoint_wal()
-            except StorageUnavailable:
-                folded = False
-            except Exception as exc:  # noqa: BLE001  # as for the purge
-                self._log.error("wal_checkpoint_failed", error=where(exc))
-                folded = False
-            if not folded:
+            if not await self._tried(self._database.checkpoint_wal, broke="wal_checkpoint_failed"):
                 forgotten.set()
-            await asyncio.sleep(FOLD_S)
+            await asyncio.sleep(CHECKPOINT_S)
 
     async def _purge(self) -> None:
         while True:
-            try:
-                await self.once()
-            except StorageUnavailable as exc:
-                self._log.warning("purge_postponed", error=exc.code)
-            except Exception as exc:  # noqa: BLE001  # the next one must come all the same
-                self._log.error("purge_broke", error=where(exc))
+            await self._tried(self.once, postponed="purge_postponed")
             await asyncio.sleep(PERIOD_S)
+
+    async def _vacuum(self) -> None:
+        units_before = -1
+        while True:
+            await asyncio.sleep(QUIET_S)
+            units = self._database.num_units
+            quiet, units_before = units == units_before, units
+            if not (self._wiped or self._erased):
+                continue
+            if time.monotonic() > self._overdue_at_s:
+                self._log.warning("vacuum_overdue", hint="purged text may be in the file: docs/storage.md")
+                self._overdue_at_s = time.monotonic() + VACUUM_PERIOD_S
+            if quiet:
+                done = await self._tried(self.compact, postponed="vacuum_postponed")
+                await asyncio.sleep(VACUUM_PERIOD_S if done else RETRY_S)
+
+    async def _tried(
+        self, work: Callable[[], Awaitable[int]], *, postponed: str | None = None, broke: str = "purge_broke"
+    ) -> int:
+        """Do a step; 0 where it failed: the log says so, and it is tried again at its next time."""
+        try:
+            return await work()
+        except StorageUnavailable as exc:
+            if postponed is not None:
+                self._log.warning(postponed, error=exc.code, reason=exc.message)
+        except Exception as exc:  # noqa: BLE001  # the next one must be tried all the same
+            self._log.error(broke, error=where(exc))
+        return 0
 
     async def once(self) -> int:
         """Purge what is due now; returns how many conversations. Raises StorageUnavailable."""
         before_us = time.time_ns() // 1000 - self._after_days * _DAY_US
         erased = await self._database.read(num_erased)
-        if not erased and not await self._database.read(partial(_due, before_us=before_us)):
+        due = await self._database.read(partial(_due, before_us=before_us))
+        if erased == self._erased and not set(due) - set(self._wiped):
             return 0
         seqs = await self._database.write(partial(_claim_due, before_us=before_us))
         for unit in _wiping(seqs):
             while not await self._database.write(unit):
                 pass
-        if not await self._database.scrub():
+        if not await self._database.checkpoint_wal():
             self._log.warning("purge_postponed", error="another process reads the store")
             return 0
+        if not (self._wiped or self._erased):
+            self._overdue_at_s = time.monotonic() + OVERDUE_S
+        num_purged = len(set(seqs) - set(self._wiped))
+        self._wiped, self._erased = seqs, erased
+        if num_purged:
+            self._log.info("purged", conversations=num_purged)
+        return num_purged
+
+    async def compact(self) -> bool:
+        """Have the file written anew, and delete the rows of what was purged.
+
+        Returns whether it was; it gives way to any write. Raises StorageUnavailable.
+        """
+        seqs, erased = self._wiped, self._erased
+        if not await self._database.vacuum():
+            return False
         await self._database.write(partial(_drop, seqs=seqs, erased=erased))
-        if seqs:
-            self._log.info("purged", conversations=len(seqs))
-        return len(seqs)
+        self._wiped, self._erased = [], 0
+        return True
 
 
 def _due(connection: sqlite3.Connection, before_us: int) -> list[int]:
@@ -123,45 +167,46 @@ def _claim_due(connection: sqlite3.Connection, before_us: int) -> list[int]:
 
 
 def _claimed(connection: sqlite3.Connection, seqs: list[int]) -> list[int]:
-    """Hide conversations for good, so that none is restored, and nothing added, while they go."""
+    """Hide conversations for good, so that none is restored, and nothing added, while they are wiped."""
     rows = [(WIPED, seq) for seq in seqs]
     connection.executemany("UPDATE conversations SET deleted_at_us = ? WHERE seq = ?", rows)
     return seqs
 
 
-def purge_now(connection: sqlite3.Connection, conversation_ids: Sequence[str]) -> bool:
-    """Purge these conversations at once, deleted or not, on a connection that does nothing after it.
+def purge_now(connection: sqlite3.Connection, conversation_ids: Sequence[str], *, vacuum: bool) -> bool:
+    """Purge these conversations at once, deleted or not, and what is left of erased answers.
 
-    Works beside a running server. Returns False when a reader kept the write-ahead log from
-    being emptied: then the next purge, this one again or the server's, does the rest.
-    Raises NotFound, and Conflict while one of them is being answered.
+    Works beside a running server, to which the file's VACUUM is then left: no write can be done meanwhile.
+    Returns False when another process kept the write-ahead log from being emptied: then the next purge,
+    this one again or the server's, does the rest. Raises NotFound, and Conflict while one of them is being
+    answered.
     """
     register(connection)
     connection.execute("PRAGMA secure_delete=ON")
     connection.execute("PRAGMA synchronous=FULL")
+    erased = num_erased(connection)
+    if not (conversation_ids or erased):
+        return True
     seqs = _in_one(connection, partial(_claim, conversation_ids=conversation_ids))
     for unit in _wiping(seqs):
         while not _in_one(connection, unit):
             pass
-    with contextlib.closing(Scrubber(_path(connection))) as scrubber:
-        if not _scrub(connection, scrubber):
+    if not _emptied(connection):
+        return False
+    if vacuum:
+        connection.execute("VACUUM")
+        if not _emptied(connection):
             return False
-        _in_one(connection, partial(_drop, seqs=seqs))
-    return True  # and the connection ends here: closing the file has given up its locks (Scrubber)
+        _in_one(connection, partial(_drop, seqs=seqs, erased=erased))
+    return True
 
 
-def _path(connection: sqlite3.Connection) -> Path:
-    return Path(next(file for _, name, file in connection.execute("PRAGMA database_list") if name == "main"))
-
-
-def _scrub(connection: sqlite3.Connection, scrubber: Scrubber) -> bool:
-    scrubber.begin()
+def _emptied(connection: sqlite3.Connection) -> bool:
     give_up_s = time.monotonic() + PATIENCE_S
-    while not (last := scrubber.piece(connection)):
-        if last is None:
-            if time.monotonic() > give_up_s:
-                return False
-            time.sleep(0.05)
+    while not empty_wal(connection):
+        if time.monotonic() > give_up_s:
+            return False
+        time.sleep(0.05)
     return True
 
 
@@ -222,7 +267,7 @@ def _merge(connection: sqlite3.Connection, pages: int) -> bool:
     return pages < 0 or connection.total_changes - changes_at_start < 2
 
 
-def _drop(connection: sqlite3.Connection, seqs: Sequence[int], erased: int = 0) -> None:
-    if erased and erased == num_erased(connection):  # else there came another, for the next purge
+def _drop(connection: sqlite3.Connection, seqs: Sequence[int], erased: int) -> None:
+    if erased and erased == num_erased(connection):  # else one was added, for the next purge
         connection.execute("PRAGMA user_version=0")
     connection.executemany("DELETE FROM conversations WHERE seq = ?", [(seq,) for seq in seqs])

@@ -11,7 +11,7 @@ import hmac
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from app.errors import BadRequest
@@ -50,35 +50,17 @@ class EventPage(NamedTuple):
     next_cursor: str | None
 
 
-_COLUMNS = (
-    "at_us, request_id, owner, key_id, model, subject, stage, action, category, score, threshold,"
-    " policy_hash, scores, lag_tokens, text_hmac"
-)
+_COLUMNS = tuple(column.name for column in fields(SafetyEvent))
+_NAMES = ", ".join(_COLUMNS)
+_INSERT = f"INSERT INTO safety_events ({_NAMES}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608  # our own names
 
 
 def add(c: sqlite3.Connection, event: SafetyEvent) -> int:
     """Keep an event; returns its place in the order of all."""
-    rounded = {category: round(p, _DIGITS) for category, p in event.scores.items()}
-    cursor = c.execute(
-        f"INSERT INTO safety_events ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608  # our own names
-        (
-            event.at_us,
-            event.request_id,
-            event.owner,
-            event.key_id,
-            event.model,
-            event.subject,
-            event.stage,
-            event.action,
-            event.category,
-            round(event.score, _DIGITS),
-            round(event.threshold, _DIGITS),
-            event.policy_hash,
-            json.dumps(rounded),
-            event.lag_tokens,
-            event.text_hmac,
-        ),
-    )
+    values = {name: getattr(event, name) for name in _COLUMNS}
+    values["score"], values["threshold"] = round(event.score, _DIGITS), round(event.threshold, _DIGITS)
+    values["scores"] = json.dumps({category: round(p, _DIGITS) for category, p in event.scores.items()})
+    cursor = c.execute(_INSERT, tuple(values.values()))
     assert cursor.lastrowid is not None
     return cursor.lastrowid
 
@@ -108,7 +90,7 @@ def page(
             conditions.append(f"at_us {operator} ?")
             values.append(bound)
     rows = c.execute(
-        f"SELECT seq, {_COLUMNS} FROM safety_events WHERE {' AND '.join(conditions)}"  # noqa: S608  # same
+        f"SELECT seq, {_NAMES} FROM safety_events WHERE {' AND '.join(conditions)}"  # noqa: S608  # same
         " ORDER BY seq DESC LIMIT ?",
         (*values, limit + 1),
     ).fetchall()
@@ -124,12 +106,12 @@ def secret(c: sqlite3.Connection) -> bytes:
 
 
 def hmac_of(key: bytes, text: str) -> bytes:
-    """HMAC-SHA256 of a text: tells whether two are the same, and nothing to who has no key."""
+    """HMAC-SHA256 of a text: equal for equal texts, and of no use without the key."""
     return hmac.digest(key, text.encode("utf-8", "surrogatepass"), "sha256")
 
 
 def _event(row: tuple[Any, ...]) -> SafetyEvent:
-    values = dict(zip(_COLUMNS.split(", "), row, strict=True))
+    values = dict(zip(_COLUMNS, row, strict=True))
     return SafetyEvent(**values | {"scores": json.loads(values["scores"])})
 
 

@@ -1,4 +1,4 @@
-"""What the policy makes of traffic, as rows without text: what it did, or observed, and of how many texts.
+"""Verdicts of the policy on traffic, as rows without text, and the number of texts that were read.
 
 A record is a prompt or an answer of which some policy could make something; what no policy minds is in the
 totals alone. `tokenring safety report` reads both. Whole days go at once, so that the rates of a day are
@@ -27,7 +27,7 @@ _LEAST_SCORE = 0.001
 
 
 class Total(NamedTuple):
-    """Which texts are counted together. `day` is in UTC, as 20261121; an empty `key_id` is no stored key.
+    """The group in which a text is counted. `day` is in UTC, as 20261121; an empty `key_id` is no stored key.
 
     `length`, `role` and `script` are the group of the request (app.safety.text.groups).
     """
@@ -99,7 +99,7 @@ def records(c: sqlite3.Connection, first_day: int, last_day: int) -> Iterator[Sa
 
 
 def totals(c: sqlite3.Connection, first_day: int, last_day: int) -> dict[Total, int]:
-    """How many texts were read on these days, both included."""
+    """The number of texts read on these days, both included."""
     rows = c.execute(
         f"SELECT {', '.join(Total._fields)}, texts FROM safety_totals WHERE day BETWEEN ? AND ?",  # noqa: S608  # same
         (first_day, last_day),
@@ -113,7 +113,7 @@ def trim(c: sqlite3.Connection, from_day: int, limit: int = MAX_RECORDS) -> bool
     Deletes a bounded number of rows, and returns whether all is done. The newest day goes by its age alone.
     """
     days = c.execute("SELECT day, count(*) FROM safety_records GROUP BY day ORDER BY day").fetchall()
-    # A day without totals is one that an earlier piece has begun to delete.
+    # A day without totals is one that an earlier unit has begun to delete.
     counted = {day for (day,) in c.execute("SELECT DISTINCT day FROM safety_totals")}
     from_day = max([from_day, *(day + 1 for day, _ in days if day not in counted)])
     kept = sum(count for _, count in days)

@@ -1,22 +1,23 @@
 """The schema, as numbered migrations; each is applied once, in order, and its name kept in a table.
 
 A migration that has been released is never changed: a change is a new one, tested from the
-first schema with data in it (tests/unit/store/test_migrations.py).
+first schema with data in it (tests/unit/store/test_schema.py).
 
 Times are UTC microseconds since the epoch, money is integer micro-dollars, `seq` is the order
-in which rows came (the clock may step back, `seq` does not).
+in which rows were added (the clock may step back, `seq` does not).
 """
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import orjson
 
 from app.messages import as_kept
-from app.store import schema_safety
-from app.store.migrations import Migration, statements
+from app.store.words import register
 
 _FIRST = """
 CREATE TABLE conversations (
@@ -147,12 +148,6 @@ CREATE TRIGGER title_removed AFTER DELETE ON conversations BEGIN
 END;
 """
 
-
-def _m001_first(connection: sqlite3.Connection) -> None:
-    for statement in statements(_FIRST):
-        connection.execute(statement)
-
-
 _KEYS = """
 -- API keys; see app.store.keys. A null limit is none. Keys are revoked, never deleted.
 CREATE TABLE keys (
@@ -187,10 +182,39 @@ CREATE TABLE keys_version (number INTEGER NOT NULL);
 INSERT INTO keys_version VALUES (0);
 """
 
+_SAFETY = """
+-- What the screens decided; see app.store.safety_events. There is no text here, so an event outlives what it
+-- is about: nothing refers to it, and it refers to nothing.
+CREATE TABLE safety_events (
+    seq         INTEGER PRIMARY KEY AUTOINCREMENT,
+    at_us       INTEGER NOT NULL,
+    request_id  TEXT NOT NULL,
+    owner       TEXT NOT NULL,
+    key_id      TEXT,              -- null without a stored key
+    model       TEXT NOT NULL,
+    subject     TEXT NOT NULL CHECK (subject IN ('prompt', 'answer')),
+    stage       TEXT NOT NULL,
+    action      TEXT NOT NULL,
+    category    TEXT,              -- null where a span of the hard list, or strikes, decided
+    score       REAL NOT NULL,
+    threshold   REAL NOT NULL,
+    scores      TEXT NOT NULL,     -- JSON: probability by category
+    policy_hash TEXT NOT NULL,
+    lag_tokens  INTEGER NOT NULL DEFAULT 0,
+    text_hmac   BLOB               -- of the text that was judged, with the key below
+);
+CREATE INDEX safety_events_of_request ON safety_events (request_id);
 
-def _m002_keys(connection: sqlite3.Connection) -> None:
-    for statement in statements(_KEYS):
-        connection.execute(statement)
+-- One row, made at random: who has the store can say of a text whether an event is about it.
+CREATE TABLE safety_secret (key BLOB NOT NULL);
+
+ALTER TABLE keys ADD COLUMN safety TEXT NOT NULL DEFAULT 'standard' CHECK (safety IN ('standard', 'strict'));
+"""
+
+
+def _m003_safety(connection: sqlite3.Connection) -> None:
+    _run(connection, _SAFETY)
+    connection.execute("INSERT INTO safety_secret VALUES (?)", (secrets.token_bytes(32),))
 
 
 _SEARCH_LATER = """
@@ -233,21 +257,6 @@ CREATE TRIGGER title_removed AFTER DELETE ON conversations BEGIN
     DELETE FROM unindexed WHERE rowid = old.seq << 32;
 END;
 """
-
-
-def _m004_search_later(connection: sqlite3.Connection) -> None:
-    for statement in statements(_SEARCH_LATER):
-        connection.execute(statement)
-
-
-def _m005_weight(connection: sqlite3.Connection) -> None:
-    connection.execute("ALTER TABLE keys ADD COLUMN weight REAL NOT NULL DEFAULT 1 CHECK (weight > 0)")
-
-
-def _m006_degrade(connection: sqlite3.Connection) -> None:
-    connection.execute(
-        "ALTER TABLE keys ADD COLUMN degrade TEXT NOT NULL DEFAULT 'on' CHECK (degrade IN ('on', 'off'))"
-    )
 
 
 def _m007_known_keys(connection: sqlite3.Connection) -> None:
@@ -310,30 +319,56 @@ INSERT OR IGNORE INTO unindexed SELECT (conversation_seq << 32) + seq FROM messa
 INSERT OR IGNORE INTO unindexed SELECT seq << 32 FROM conversations;
 """
 
-
-def _m008_search_by_owner(connection: sqlite3.Connection) -> None:
-    for statement in statements(_SEARCH_BY_OWNER):
-        connection.execute(statement)
-
-
 _BRANCH_INDEXES = """
 -- What a turn asks of its conversation, in time that does not go with how long that is.
 CREATE INDEX messages_answers ON messages (conversation_seq, seq) WHERE request_seq IS NOT NULL;
 CREATE INDEX messages_blocked ON messages (conversation_seq) WHERE status = 'blocked';
 """
 
+_SAFETY_RECORDS = """
+-- A key's level may be looser than the policy, too. A check cannot be changed: the column is made anew.
+ALTER TABLE keys ADD COLUMN safety_level TEXT NOT NULL DEFAULT 'standard'
+    CHECK (safety_level IN ('observe', 'standard', 'enforce', 'strict'));
+UPDATE keys SET safety_level = safety;
+ALTER TABLE keys DROP COLUMN safety;
+ALTER TABLE keys RENAME COLUMN safety_level TO safety;
 
-def _m009_branch_indexes(connection: sqlite3.Connection) -> None:
-    for statement in statements(_BRANCH_INDEXES):
-        connection.execute(statement)
+-- What the policy makes of traffic, without text; see app.store.safety_records.
+CREATE TABLE safety_records (
+    seq         INTEGER PRIMARY KEY,
+    at_us       INTEGER NOT NULL,
+    day         INTEGER NOT NULL,  -- of at_us in UTC, as 20261121
+    key_id      TEXT NOT NULL,     -- empty without a stored key
+    subject     TEXT NOT NULL CHECK (subject IN ('prompt', 'answer')),
+    stage       TEXT NOT NULL,
+    action      TEXT,              -- what the policy says; null for nothing
+    done        TEXT,              -- what was done; null for nothing
+    category    TEXT,
+    score       REAL NOT NULL,
+    threshold   REAL NOT NULL,
+    policy_hash TEXT NOT NULL,
+    length      TEXT NOT NULL,
+    role        TEXT NOT NULL,
+    script      TEXT NOT NULL,
+    again       INTEGER NOT NULL,  -- whether an earlier turn of the conversation was recorded
+    watched     INTEGER NOT NULL,  -- whether the policy says that the prompt is watched
+    readings    TEXT NOT NULL      -- JSON: stage, slices, whether it only watches, probability by category
+);
+CREATE INDEX safety_records_of_day ON safety_records (day);
 
-
-def _m010_grammars(connection: sqlite3.Connection) -> None:
-    connection.execute(
-        "ALTER TABLE keys ADD COLUMN grammars TEXT NOT NULL DEFAULT 'all'"
-        " CHECK (grammars IN ('all', 'schemas'))"
-    )
-
+-- How many texts were read, of which the records are some.
+CREATE TABLE safety_totals (
+    day         INTEGER NOT NULL,
+    key_id      TEXT NOT NULL,
+    subject     TEXT NOT NULL,
+    policy_hash TEXT NOT NULL,
+    length      TEXT NOT NULL,
+    role        TEXT NOT NULL,
+    script      TEXT NOT NULL,
+    texts       INTEGER NOT NULL,
+    PRIMARY KEY (day, key_id, subject, policy_hash, length, role, script)
+) WITHOUT ROWID;
+"""
 
 _SUSPENDED = """
 -- Requests whose answers the next server process can go on with; see app.store.suspensions.
@@ -344,12 +379,6 @@ CREATE TABLE suspended (
     token_ids   BLOB NOT NULL   -- little-endian uint32: runs whose lengths the JSON has
 );
 """
-
-
-def _m012_suspended(connection: sqlite3.Connection) -> None:
-    for statement in statements(_SUSPENDED):
-        connection.execute(statement)
-
 
 _LEDGER_KEYS = """
 -- The id of the key that a request was made with: 'none' without a stored key, 'unknown' in older rows.
@@ -378,31 +407,85 @@ DROP TABLE usage_daily_by_owner;
 """
 
 
-def _m013_ledger_keys(connection: sqlite3.Connection) -> None:
-    for statement in statements(_LEDGER_KEYS):
-        connection.execute(statement)
+class Migration(NamedTuple):
+    """One step of the schema: statements, or a function that does more."""
 
-
-def _m014_resume(connection: sqlite3.Connection) -> None:
-    connection.execute(
-        "ALTER TABLE keys ADD COLUMN resume TEXT NOT NULL DEFAULT 'asked'"
-        " CHECK (resume IN ('asked', 'always'))"
-    )
+    name: str
+    step: str | Callable[[sqlite3.Connection], None]
 
 
 MIGRATIONS: Sequence[Migration] = (
-    Migration("001_first", _m001_first),
-    Migration("002_keys", _m002_keys),
-    Migration("003_safety", schema_safety.m003_safety),
-    Migration("004_search_later", _m004_search_later),
-    Migration("005_weight", _m005_weight),
-    Migration("006_degrade", _m006_degrade),
+    Migration("001_first", _FIRST),
+    Migration("002_keys", _KEYS),
+    Migration("003_safety", _m003_safety),
+    Migration("004_search_later", _SEARCH_LATER),
+    Migration(
+        "005_weight",
+        "ALTER TABLE keys ADD COLUMN weight REAL NOT NULL DEFAULT 1 CHECK (weight > 0);",
+    ),
+    Migration(
+        "006_degrade",
+        "ALTER TABLE keys ADD COLUMN degrade TEXT NOT NULL DEFAULT 'on' CHECK (degrade IN ('on', 'off'));",
+    ),
     Migration("007_known_keys", _m007_known_keys),
-    Migration("008_search_by_owner", _m008_search_by_owner),
-    Migration("009_branch_indexes", _m009_branch_indexes),
-    Migration("010_grammars", _m010_grammars),
-    Migration("011_safety_records", schema_safety.m011_safety_records),
-    Migration("012_suspended", _m012_suspended),
-    Migration("013_ledger_keys", _m013_ledger_keys),
-    Migration("014_resume", _m014_resume),
+    Migration("008_search_by_owner", _SEARCH_BY_OWNER),
+    Migration("009_branch_indexes", _BRANCH_INDEXES),
+    Migration(
+        "010_grammars",
+        "ALTER TABLE keys ADD COLUMN grammars TEXT NOT NULL DEFAULT 'all'"
+        " CHECK (grammars IN ('all', 'schemas'));",
+    ),
+    Migration("011_safety_records", _SAFETY_RECORDS),
+    Migration("012_suspended", _SUSPENDED),
+    Migration("013_ledger_keys", _LEDGER_KEYS),
+    Migration(
+        "014_resume",
+        "ALTER TABLE keys ADD COLUMN resume TEXT NOT NULL DEFAULT 'asked'"
+        " CHECK (resume IN ('asked', 'always'));",
+    ),
 )
+
+
+def _run(connection: sqlite3.Connection, script: str) -> None:
+    """Execute each statement of a script; `executescript` would commit the transaction around it."""
+    pending = ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            connection.execute(pending)
+            pending = ""
+
+
+def applied(connection: sqlite3.Connection) -> list[str]:
+    """The migrations that the file has had, in order; none for an empty file."""
+    table = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'migrations'").fetchone()
+    if table is None:
+        return []
+    return [name for (name,) in connection.execute("SELECT name FROM migrations ORDER BY rowid")]
+
+
+def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
+    """Apply what is missing, each migration in a transaction of its own with its name.
+
+    The connection can write to the index's tables afterwards (app.store.words).
+    """
+    register(connection)
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at TEXT NOT NULL)"
+    )
+    done = set(applied(connection))
+    for migration in migrations:
+        if migration.name in done:
+            continue
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if isinstance(migration.step, str):
+                _run(connection, migration.step)
+            else:
+                migration.step(connection)
+            connection.execute("INSERT INTO migrations VALUES (?, datetime('now'))", (migration.name,))
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:  # some faults end it
+                connection.execute("ROLLBACK")
+            raise

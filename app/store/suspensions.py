@@ -1,8 +1,8 @@
-"""Suspended requests: those that a server which stopped was answering, and the next one can go on with.
+"""Suspended requests: a server that stopped was answering them, and the next one can continue them.
 
 The row of such a request in the ledger stays open, and its events are stored as far as they were released.
-What else it takes to go on is here, as long as it may be needed: it has the request's prompt. A request is
-suspended as long as it has a row in this table; whoever deletes the row goes on with it, or settles it.
+This table has what else a continuation takes, the request's prompt among it, as long as it may be needed.
+A request is suspended as long as it has a row here; whoever deletes the row continues or settles it.
 Every function is a unit of the store, or a part of one.
 """
 
@@ -17,7 +17,7 @@ from app.store.ledger import Terms
 
 
 class Suspension(NamedTuple):
-    """What it takes to go on with a request."""
+    """The state from which a request is continued."""
 
     request_seq: int
     key_id: str | None

@@ -1,7 +1,7 @@
-"""Usage from the daily sums, and the check that these sums are those of their rows.
+"""Usage: a request's as OpenAI's object, a period's from the daily sums, and the check of these sums.
 
 The sums are kept by `app.store.ledger.settle`, so that a month of a million rows is read from
-some hundred. What callers' `metadata` says is of the rows alone, so grouped by it they are read.
+some hundred. Callers' `metadata` is in the rows alone: groups by it are read from them.
 `differences` adds the rows up again, and `rebuild` puts a day's sums right.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from app.store.connection import BatchConnection
+from app.core import Usage
 
 _COLUMNS: Mapping[str, Sequence[str]] = {
     "day": ("day",),
@@ -22,7 +22,7 @@ _COLUMNS: Mapping[str, Sequence[str]] = {
 }
 GROUPS = tuple(_COLUMNS)
 METADATA = "metadata."
-"""What a group begins with that is a name of the callers' `metadata`."""
+"""The prefix of a group that is a name of the callers' `metadata`."""
 _KEY = ("day", "model", "owner", "key_id")
 _KEY_NAMES = ", ".join(_KEY)
 
@@ -36,7 +36,6 @@ _SUMMED = (
     "cost_micro_usd",
 )
 _NAMES = ", ".join(_SUMMED)
-_PLACES = ", ".join("?" * (len(_KEY) + len(_SUMMED)))
 _SUMS = ", ".join(f"coalesce(sum({name}), 0)" for name in _SUMMED)
 _ROW_SUMS = ", ".join(["count(*)", *(f"sum({name})" for name in _SUMMED[1:])])
 _OF_ROWS = (
@@ -112,14 +111,6 @@ def usage(
     return [Group(dict(zip(by, row[:width], strict=True)), UsageSums(*row[width:])) for row in rows]
 
 
-def cost_in_batch(c: sqlite3.Connection, from_day: int, to_day: int, owner: str) -> int:
-    """The cost of an owner's requests of these days, those settled earlier in the same batch included."""
-    if isinstance(c, BatchConnection):
-        c.run_hooks()
-    [group] = usage(c, from_day, to_day, (), owner=owner)
-    return group.sums.cost_micro_usd
-
-
 def differences(c: sqlite3.Connection, day: int | None = None) -> list[UsageDifference]:
     """The differences between the kept sums and the settled rows, of a day or of all days."""
     where, days = ("", ()) if day is None else (" AND day = ?", (day,))
@@ -134,17 +125,33 @@ def differences(c: sqlite3.Connection, day: int | None = None) -> list[UsageDiff
 
 def rebuild(c: sqlite3.Connection, day: int) -> int:
     """Make the kept sums of a day those of its settled rows; returns how many differed."""
-    unequal = differences(c, day)
-    for difference in unequal:
-        key = difference[: len(_KEY)]
-        c.execute(f"DELETE FROM usage_daily WHERE ({_KEY_NAMES}) = (?, ?, ?, ?)", key)  # noqa: S608  # same
-        if difference.rows is not None:
-            c.execute(
-                f"INSERT INTO usage_daily ({_KEY_NAMES}, {_NAMES}) VALUES ({_PLACES})",  # noqa: S608  # same
-                (*key, *difference.rows),
-            )
-    return len(unequal)
+    num_unequal = len(differences(c, day))
+    c.execute("DELETE FROM usage_daily WHERE day = ?", (day,))
+    c.execute(
+        f"INSERT INTO usage_daily ({_KEY_NAMES}, {_NAMES}) {_OF_ROWS} AND day = ? GROUP BY {_KEY_NAMES}",
+        (day,),
+    )
+    return num_unequal
 
 
 def _by_key(rows: sqlite3.Cursor) -> dict[tuple[int, str, str, str], UsageSums]:
     return {(day, model, owner, key_id): UsageSums(*sums) for day, model, owner, key_id, *sums in rows}
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """OpenAI's usage object over all choices; `completion_tokens` are those that were released.
+
+    Tokens that were generated and released to no one are not billed: `withheld_tokens`, where there are any,
+    are beside them, not among them.
+    """
+    released_tokens = usage.completion_tokens - usage.withheld_tokens
+    details = {"reasoning_tokens": usage.reasoning_tokens}
+    if usage.withheld_tokens:
+        details["withheld_tokens"] = usage.withheld_tokens
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": released_tokens,
+        "total_tokens": usage.reported_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": details,
+    }

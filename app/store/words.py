@@ -1,11 +1,11 @@
 """The words of a text as the full-text index has them: folded, and each with a tag of its owner.
 
-Owners share one index. Were a word the same term for all, the time of a search would tell whether
+Owners share one index. Were a word the same term for all, the time of a search would show whether
 somebody else has it. With the tag, no two owners share a term, and a search reads its owner's alone.
 
     "Ann's café"  ──▶  tag·ann tag·s tag·cafe        tag: 10 hexadecimal digits
 
-FTS5's `ascii` tokenizer parts such a text at its spaces and takes it as it is, so that folding is
+FTS5's `ascii` tokenizer tokenizes such a text at its spaces and changes nothing, so that folding is
 this module's alone. SQL has it as the function `owner_words(owner, text)` (`register`).
 """
 
@@ -23,12 +23,12 @@ _TAG_BYTES = 5
 _JOINT = "·"
 _MAX_WORD_CHARS = 64
 """A longer word is found by its beginning; it is data, as Base64, and would swell the index."""
-_SLICE_CHARS = 1 << 16
+_SECTION_CHARS = 1 << 16
 """Folded in one go, some milliseconds; other threads run between two."""
 _SPACE = re.compile(r"\s")
 _NO_WORD = re.compile(r"[\W_]+")
 _MARKS = re.compile("[\u0300-\u036f]+")
-"""Accents, as they stand apart from their letters."""
+"""Accents, separate from their letters as in NFKD."""
 _ASCII = {code: " " for code in range(128) if not chr(code).isalnum()}
 
 
@@ -38,9 +38,9 @@ def register(connection: sqlite3.Connection) -> None:
 
 
 def owner_words(owner: str, text: str) -> str:
-    """The words of a text as they are indexed for an owner, parted by spaces."""
+    """The words of a text as they are indexed for an owner, separated by spaces."""
     mark = tag(owner)
-    return " ".join(mark + word for piece in _slices(text) for word in folded(piece))
+    return " ".join(mark + word for section in _sections(text) for word in folded(section))
 
 
 def tag(owner: str) -> str:
@@ -62,12 +62,12 @@ def folded(text: str) -> list[str]:
     return words
 
 
-def _slices(text: str) -> Iterator[str]:
-    """The text in pieces that end between two words, unless there is no space for as long again."""
+def _sections(text: str) -> Iterator[str]:
+    """The text in sections that end between two words, unless there is no space for as long again."""
     start = 0
     while start < len(text):
-        end = start + _SLICE_CHARS
-        space = _SPACE.search(text, end, end + _SLICE_CHARS)
+        end = start + _SECTION_CHARS
+        space = _SPACE.search(text, end, end + _SECTION_CHARS)
         end = end if space is None else space.start()
         yield text[start:end]
         start = end

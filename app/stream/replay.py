@@ -18,7 +18,7 @@ import orjson
 from app.core import ChatRequest
 from app.errors import CODES, InternalError, Interrupted, NotFound, ServingError, StorageUnavailable
 from app.store.events import StoredStream
-from app.store.usage_body import usage_body
+from app.store.usage import usage_body
 from app.stream.ring import ControlEvent, Done, Failed, Ring, TextRun, TextTrack
 from app.stream.token_stream import TokenStream, Wire
 

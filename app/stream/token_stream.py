@@ -25,7 +25,7 @@ from app.errors import (
     ServingError,
     StorageUnavailable,
 )
-from app.store.usage_body import usage_body
+from app.store.usage import usage_body
 from app.stream.reader import Reader
 from app.stream.ring import (
     ControlEvent,

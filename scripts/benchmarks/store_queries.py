@@ -10,8 +10,7 @@ from datetime import timedelta
 from statistics import median
 from typing import Any
 
-from app.metering.period import Period
-from app.metering.report import usage_report
+from app.metering.usage import Period, usage_report
 from app.store.batch import Unit
 from app.store.conversation_list import page
 from app.store.conversations import branch

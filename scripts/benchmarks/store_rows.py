@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from app.core import Usage
-from app.metering.period import number_of
+from app.metering.usage import number_of
 from app.store import conversation_list, conversations, indexing, ledger, usage
 from app.store.conversations import FinishedAnswer, NewMessage, NewTurn
 from app.store.opening import prepare

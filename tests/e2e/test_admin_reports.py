@@ -8,7 +8,7 @@ from typing import Any
 from app.core import ChatRequest, Counts, Key, KeyTerms, Prompt, Scope, Usage
 from app.engine.scripted.engine import Script
 from app.store import key_table, keys, ledger, safety_events
-from app.store.keys import Issued
+from app.store.keys import NewKey
 from app.store.ledger import Price, Reservation, Settlement
 from app.store.safety_events import SafetyEvent
 from tests.support.servers import Serve, Served, chat
@@ -18,7 +18,7 @@ RULES = " ".join(f"rule{n}" for n in range(60))
 CLOCKS = [f"Time: 10:0{minute}. {RULES}" for minute in range(3)]
 
 
-async def made(served: Served, name: str, scope: Scope = "chat") -> Issued:
+async def made(served: Served, name: str, scope: Scope = "chat") -> NewKey:
     """A key, known to the server."""
     terms = KeyTerms(name, scope=scope)
     issued = await served.runtime.database.write(lambda c: keys.create(c, terms, key_table.now_us()))
@@ -34,7 +34,7 @@ def saw(served: Served, text: str, owner: str, key_id: str | None = None) -> Non
     served.runtime.prefixes.saw(request, prompt, Counts(200, 1, 0), key_id=key_id)
 
 
-async def listed(served: Served, path: str, key: Issued | None = None) -> list[dict[str, Any]]:
+async def listed(served: Served, path: str, key: NewKey | None = None) -> list[dict[str, Any]]:
     """A list as it is answered."""
     headers = {} if key is None else {"authorization": f"Bearer {key.text}"}
     answer = await served.call("GET", path, **headers)
@@ -142,7 +142,7 @@ async def test_a_key_of_many_networks_is_flagged_and_served_on(serve: Serve):
         await made(served, "admin", "admin"),
     )
 
-    async def ask(key: Issued, address: str) -> int:
+    async def ask(key: NewKey, address: str) -> int:
         async with await Connection.to(served.port, address=address) as connection:
             headers = {"authorization": f"Bearer {key.text}"}
             await connection.request("POST", "/api/chat/completions", chat(stream=False), headers)

@@ -17,7 +17,7 @@ from app.cli.main import main
 from app.core import KeyTerms
 from app.engine.scripted.engine import Script, scripted_text
 from app.store import key_table, keys
-from app.store.keys import Issued
+from app.store.keys import NewKey
 from app.store.opening import holder
 from tests.support.screens import word_models
 from tests.support.servers import Serve, Served, Spawn, chat
@@ -72,7 +72,7 @@ OWN_GRAMMARS = {
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
 
 
-async def made(served: Served, name: str, **terms: Any) -> Issued:
+async def made(served: Served, name: str, **terms: Any) -> NewKey:
     """A key, known to the server."""
     owner = terms.pop("owner", None)
     at_us = key_table.now_us()
@@ -88,9 +88,9 @@ class World:
     """A server with keys of every kind, and what ann has on it."""
 
     served: Served
-    ann: Issued
-    bob: Issued
-    admin: Issued
+    ann: NewKey
+    bob: NewKey
+    admin: NewKey
     refused: dict[str, dict[str, str]]
     """Headers that let nobody in, by what they are."""
     stream_id: str

@@ -8,7 +8,7 @@ from app.core import TIERS, ChatRequest, KeyTerms, Prompt, Tier
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.routing.backend import PRIORITIES
 from app.store import key_table, keys
-from app.store.keys import Issued
+from app.store.keys import NewKey
 from tests.support.servers import Serve, Served, chat
 
 SECRET = " ".join(f"clause{n}" for n in range(100))
@@ -25,7 +25,7 @@ class Noting(ScriptedEngine):
         return await super().render(request)
 
 
-async def made(served: Served, name: str, owner: str | None = None, tier: Tier = "standard") -> Issued:
+async def made(served: Served, name: str, owner: str | None = None, tier: Tier = "standard") -> NewKey:
     """A key, known to the server."""
     terms, at_us = KeyTerms(name, tier=tier), key_table.now_us()
     issued = await served.runtime.database.write(lambda c: keys.create(c, terms, at_us, owner))
@@ -33,7 +33,7 @@ async def made(served: Served, name: str, owner: str | None = None, tier: Tier =
     return issued
 
 
-async def cached_part(served: Served, key: Issued, text: str = SECRET) -> float:
+async def cached_part(served: Served, key: NewKey, text: str = SECRET) -> float:
     """Which part of a prompt the answer says was cached."""
     answer = await served.post(chat(text, stream=False), authorization=f"Bearer {key.text}")
     usage = answer.json()["usage"]

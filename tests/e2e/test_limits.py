@@ -13,7 +13,7 @@ import pytest
 from app.core import ChatRequest, KeyTerms, Prompt
 from app.engine.scripted.engine import Script, ScriptedEngine, scripted_text
 from app.store import key_table, keys
-from app.store.keys import Issued
+from app.store.keys import NewKey
 from tests.support.sdks import Case, Sdk, refused, said
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Transcript, fetch, open_stream, until
@@ -42,7 +42,7 @@ def spied(served: Served) -> list[ChatRequest]:
     return list({request.request_id: request for request in served.engine.rendered}.values())
 
 
-async def made(served: Served, name: str, **terms: Any) -> Issued:
+async def made(served: Served, name: str, **terms: Any) -> NewKey:
     """A key, known to the server."""
     at_us, owner = key_table.now_us(), terms.pop("owner", None)
     issued = await served.runtime.database.write(
@@ -52,7 +52,7 @@ async def made(served: Served, name: str, **terms: Any) -> Issued:
     return issued
 
 
-def bearer(issued: Issued) -> dict[str, str]:
+def bearer(issued: NewKey) -> dict[str, str]:
     """The header that sends a key."""
     return {"authorization": f"Bearer {issued.text}"}
 
@@ -372,7 +372,7 @@ async def test_refusals_are_counted_by_tier_and_reason(serve: Serve):
     assert ann.key.id not in text
 
 
-async def read(served: Served, issued: Issued) -> tuple[Transcript, list[dict[str, Any]]]:
+async def read(served: Served, issued: NewKey) -> tuple[Transcript, list[dict[str, Any]]]:
     """A stream to its end, and its chunks without choices."""
     stream = await served.open(chat("hello"), headers=bearer(issued))
     data = [event.data async for event in stream.events()]

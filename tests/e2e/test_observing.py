@@ -14,7 +14,7 @@ from app.cli.main import main
 from app.engine.scripted.engine import Script
 from app.safety.policies.alignment import STRICT
 from app.store import safety_events, safety_records
-from app.store.offline import opened
+from app.store.backup import opened
 from app.store.safety_records import SafetyRecord
 from tests.support.screens import (
     BLOCKED,

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.core import ChatRequest, KeyTerms
 from app.engine.scripted.engine import Script, ScriptedEngine
 from app.store import key_table, keys
-from app.store.keys import Issued
+from app.store.keys import NewKey
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Connection, Response, request_bytes, until
 
@@ -58,7 +58,7 @@ class Crowd:
         """A key, as the header that sends it."""
         at_us = key_table.now_us()
         write = self.served.runtime.database.write
-        issued: Issued = await write(lambda c: keys.create(c, KeyTerms(name, **terms), at_us))
+        issued: NewKey = await write(lambda c: keys.create(c, KeyTerms(name, **terms), at_us))
         await self.served.runtime.keys.load()
         return {"authorization": f"Bearer {issued.text}"}
 

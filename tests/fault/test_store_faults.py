@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from app.engine.scripted.engine import Script, scripted_text
-from app.store import ledger
+from app.store import indexing, ledger
 from app.store.database import FILE_NAME
 from app.store.usage import differences
 from tests.support.broken_stores import (
@@ -68,6 +68,25 @@ async def check_refused(served: Served, body: dict[str, Any]) -> None:
     response = await served.post(body)
     assert response.refusal() == (503, "storage_unavailable", None)
     assert int(response.headers["retry-after"]) > 0
+
+
+# Nothing to do
+
+
+async def test_idle_server_writes_nothing(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    """Once its requests are over the journal looks, and has no unit for the writer: VACUUM has its minute."""
+    served = await begin(serve)
+    await check_serves(served)
+    database = served.runtime.database
+    read, looks = database.read, []
+
+    async def noted(query: Any) -> Any:
+        looks.append((query, database.num_units))
+        return await read(query)
+
+    monkeypatch.setattr(database, "read", noted)
+    await until(lambda: len({units for _, units in looks[-8:]}) == 1 and len(looks) >= 8)
+    assert indexing._is_due in [query for query, _ in looks[-8:]]
 
 
 # Disk full

@@ -10,9 +10,9 @@ import pytest
 
 from app.core import ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import RateLimited
-from app.metering import limiter as limits
-from app.metering.limiter import KeyLease, Lease, Limiter
-from app.metering.window import Charge, Window
+from app.metering import limits
+from app.metering.limits import KeyLease, Lease, Limiter
+from app.metering.rates import Charge, Window
 
 TPM = 10_000
 REQUESTS = 500

@@ -20,9 +20,9 @@ from app.errors import Cancelled, ServingError
 from app.journal.history import History
 from app.journal.journal import Journal
 from app.journal.retention import Retention
-from app.metering.balance import LedgerAudit
-from app.metering.budget import Allowance
-from app.metering.limiter import UNLIMITED, Lease
+from app.metering.audit import LedgerAudit
+from app.metering.budgets import Allowance
+from app.metering.limits import UNLIMITED, Lease
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
 from app.pipeline.serve import Pipeline
@@ -481,7 +481,7 @@ def controls(stream: TokenStream, kind: type[Any]) -> list[Any]:
 
 async def refuse_writes(database: Database, *, refused: bool = True) -> None:
     """From now on no commit succeeds, as on a disk that is read-only; or each does again."""
-    await database._outside(lambda c: c.execute(f"PRAGMA query_only={int(refused)}") is not None)
+    await database._between_batches(lambda c: c.execute(f"PRAGMA query_only={int(refused)}"))
 
 
 @contextlib.contextmanager

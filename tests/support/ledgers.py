@@ -11,8 +11,7 @@ from app.core import Usage
 from app.store import checkpoints
 from app.store.checkpoints import Checkpoint
 from app.store.ledger import Price, Reservation, Settlement, reserve, settle
-from app.store.migrations import migrate
-from app.store.schema import MIGRATIONS
+from app.store.schema import MIGRATIONS, migrate
 
 _IDS = count(1)
 

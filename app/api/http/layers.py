@@ -8,9 +8,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.core import Key
 from app.intake.scope import CONNECTION, LIMITED_KEY, OWNER, STREAM_ID
-from app.metering.bucket import Bucket
-from app.metering.limiter import Limiter
-from app.metering.responses import NO_ROUTE, ResponseCounts
+from app.metering.limits import Limiter
+from app.metering.rates import Bucket
+from app.metering.traffic import NO_ROUTE, ResponseCounts
 
 REFUSALS_PER_S = 100.0
 """Refusals without delay per second, for one owner, or for all callers without a key. Refusals of a

@@ -17,7 +17,7 @@ from app.intake.bodies import ROOM_BYTES, BodyReader
 from app.intake.caller import Caller
 from app.intake.client import Client
 from app.metering.estimate import texts_estimate
-from app.metering.limiter import Lease, Limiter
+from app.metering.limits import Lease, Limiter
 from app.safety import moderation
 from app.safety.screens.moderator import Moderator
 from app.safety.screens.prompt_screen import QUICK_CHARS

@@ -12,8 +12,7 @@ from app.api.schema.key_terms import as_usd
 from app.core import Key
 from app.errors import Forbidden
 from app.intake.caller import Caller
-from app.metering.period import groups_of, period_of
-from app.metering.report import usage_report
+from app.metering.usage import groups_of, period_of, usage_report
 from app.store.database import Database
 from app.store.key_table import KeyTable
 

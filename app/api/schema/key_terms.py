@@ -21,7 +21,7 @@ from app.core import (
     KeyTerms,
 )
 from app.errors import BadRequest
-from app.store.keys import Issued
+from app.store.keys import NewKey
 
 DEFAULT_OVERLAP_S = 86_400
 MAX_OVERLAP_S = 366 * 86_400
@@ -107,7 +107,7 @@ def as_json(key: Key, at_us: int) -> dict[str, Any]:
     }
 
 
-def issued_as_json(issued: Issued, at_us: int) -> dict[str, Any]:
+def issued_as_json(issued: NewKey, at_us: int) -> dict[str, Any]:
     """The same with the key itself, this once."""
     return {"id": issued.key.id, "key": issued.text, **as_json(issued.key, at_us)}
 

@@ -18,7 +18,7 @@ from app.intake.bodies import BodyReader
 from app.store import key_table, keys
 from app.store.conversation_view import PAGE_MESSAGES, page
 from app.store.export import VIEW
-from app.store.keys import Issued
+from app.store.keys import NewKey
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Connection, Response, until
 
@@ -33,7 +33,7 @@ SOON_S = 20.0
 async def made(served: Served, name: str, **terms: Any) -> dict[str, str]:
     """The header of a key that the server knows."""
     at_us = key_table.now_us()
-    issued: Issued = await served.runtime.database.write(
+    issued: NewKey = await served.runtime.database.write(
         lambda c: keys.create(c, KeyTerms(name, **terms), at_us)
     )
     await served.runtime.keys.load()

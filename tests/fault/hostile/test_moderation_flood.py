@@ -12,7 +12,7 @@ from app.api.routes.moderations import MAX_WAITING
 from app.core import KeyTerms
 from app.engine.scripted.engine import Script
 from app.store import key_table, keys
-from app.store.keys import Issued
+from app.store.keys import NewKey
 from tests.support.servers import Serve, Served, chat
 from tests.support.sse_client import Connection, Response, until
 
@@ -32,7 +32,7 @@ def safety() -> str:
 async def made(served: Served, name: str, **terms: Any) -> dict[str, str]:
     """The header of a key that the server knows."""
     at_us = key_table.now_us()
-    issued: Issued = await served.runtime.database.write(
+    issued: NewKey = await served.runtime.database.write(
         lambda c: keys.create(c, KeyTerms(name, **terms), at_us)
     )
     await served.runtime.keys.load()

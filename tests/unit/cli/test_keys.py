@@ -15,7 +15,7 @@ import pytest
 from app.cli.main import EXIT_USAGE, main, parser
 from app.core import Key, KeyTerms
 from app.store import keys
-from app.store.offline import opened
+from app.store.backup import opened
 from app.store.opening import lock, note_models
 from tests.support.commands import without_store
 

@@ -18,7 +18,7 @@ from app.cli.main import EXIT_USAGE, main
 from app.cli.store import EXIT_PIPE
 from app.core import KeyTerms
 from app.store import keys, safety_records
-from app.store.offline import make_missing, opened
+from app.store.backup import make_missing, opened
 from app.store.safety_records import SafetyRecord, Total
 from tests.support.commands import without_store
 

@@ -15,11 +15,10 @@ import pytest
 
 from app.cli.main import EXIT_USAGE, main
 from app.core import Usage
-from app.store import offline as beside
+from app.store import backup as beside
 from app.store.database import FILE_NAME, Database
-from app.store.migrations import migrate
 from app.store.opening import StoreRefused
-from app.store.schema import MIGRATIONS
+from app.store.schema import MIGRATIONS, migrate
 from tests.support.commands import without_store
 from tests.support.ledgers import at, reserved, settled
 

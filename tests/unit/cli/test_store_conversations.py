@@ -16,8 +16,8 @@ import pytest
 from app.cli.main import EXIT_USAGE, main
 from app.store.conversation_list import delete
 from app.store.database import FILE_NAME
-from app.store.migrations import migrate
-from app.store.schema import MIGRATIONS
+from app.store.opening import lock
+from app.store.schema import MIGRATIONS, migrate
 from tests.support.commands import without_store
 from tests.support.conversing import Chats
 
@@ -134,6 +134,16 @@ def test_a_purged_conversation_is_in_no_file(run: Run, ann: Chats, tmp_path: Pat
     assert b"zebra" in files
     assert ann.c.execute("SELECT requests FROM usage_daily WHERE owner = 'ann'").fetchall() == [(2,)]
     assert [c["id"] for c in json.loads(run("export")[1])["data"]] == ["conv_2"]
+
+
+def test_a_purge_beside_a_server_leaves_the_file_to_it(run: Run, ann: Chats, tmp_path: Path):
+    """It says so; the rows are gone, and the conversation's own is left for after the VACUUM."""
+    with lock(tmp_path):
+        status, printed = run("purge", "--id", "conv_1")
+    assert (status, printed.splitlines()[0]) == (0, "1 conversations purged.")
+    assert "when it has been quiet" in printed
+    assert ann.c.execute("SELECT deleted_at_us FROM conversations WHERE id = 'conv_1'").fetchall() == [(0,)]
+    assert "knock" not in repr(ann.c.execute("SELECT * FROM messages").fetchall())
 
 
 def test_a_purge_by_age_leaves_the_rest(run: Run, ann: Chats):

@@ -19,8 +19,8 @@ from app.core import KeyTerms
 from app.doctor import service
 from app.doctor.subject import GIB, ok
 from app.engine.sglang.args import BUILTIN_MODEL
+from app.store.backup import make_missing, opened
 from app.store.keys import create, revoke
-from app.store.offline import make_missing, opened
 
 HOLD = (
     "import sys; from app.store.opening import lock; from pathlib import Path; held = lock(Path(sys.argv[1]))"

@@ -12,10 +12,10 @@ import pytest
 from app.core import Key, KeyTerms, Usage
 from app.errors import StorageUnavailable
 from app.metering import abuse
-from app.metering.abuse import AbuseRules, AbuseWatch, blocked, spikes
-from app.metering.addresses import MAX_KEYS, MAX_NETWORKS, Addresses
+from app.metering.abuse import AbuseRules, AbuseWatch, Addresses, blocked, spikes
 from app.store import safety_events
 from app.store.safety_events import SafetyEvent
+from tests.support.admissions import key_of
 from tests.support.ledgers import at, empty_store, settled
 
 T = TypeVar("T")
@@ -151,13 +151,11 @@ def test_keys_of_an_owner_are_counted_apart(store: sqlite3.Connection) -> None:
 
 
 def test_events_before_the_day_are_not_read(store: sqlite3.Connection) -> None:
-    """The first of the day is found by halving; gaps in the order and no events at all are no trouble."""
+    """Nor more than a number of the newest; gaps in the order and no events at all are no trouble."""
     assert blocked(store, RULES, NOW) == []
     block(store, 500, at_us=NOW - 48 * HOUR_US)
     store.execute("DELETE FROM safety_events WHERE seq % 3 = 0")
     block(store, 7)
-    (last,) = store.execute("SELECT max(seq) FROM safety_events").fetchone()
-    assert abuse._first_since(store, NOW - 24 * HOUR_US, last) > 490
     assert [flag.facts["blocks"] for flag in blocked(store, RULES, NOW)] == [7]
     assert blocked(store, AbuseRules(most_events=4), NOW) == []
 
@@ -167,8 +165,6 @@ def test_events_before_the_day_are_not_read(store: sqlite3.Connection) -> None:
     [
         (abuse._DAILY, (20261020, 20261120)),
         (abuse._REQUESTS, (20261119, 20261120)),
-        (abuse._FIRST, (1,)),
-        (abuse._LAST, ()),
         (abuse._BLOCKED, (1, 1)),
     ],
 )
@@ -185,34 +181,73 @@ def key(key_id: str = "tr-a") -> Key:
     return Key(key_id, "ann", KeyTerms(key_id), 0)
 
 
-def test_networks_are_counted_within_an_hour() -> None:
-    """Addresses of one network are one, in IPv6 too; what was an hour ago is forgotten."""
+class Clock:
+    """Seconds that a test sets."""
+
     now_s = 0.0
-    addresses = Addresses(lambda: now_s)
-    for host in range(50):
-        addresses.saw(key(), f"192.0.2.{host}")
-        addresses.saw(key(), f"2001:db8:7::{host:x}")
-        addresses.saw(key(), f"::ffff:192.0.2.{host}")
-    assert [one.networks for one in addresses.within(3600, 1)] == [2]
-    for network in range(8):
-        addresses.saw(key(), f"10.0.{network}.1")
-    assert list(addresses.within(3600, 10)) == [("tr-a", "ann", 10)]
-    assert list(addresses.within(3600, 11)) == []
-    now_s = 3601.0
-    addresses.saw(key(), "testclient")
-    assert [one.networks for one in addresses.within(3600, 1)] == [1]
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now_s
 
 
-def test_addresses_are_bounded_and_not_kept() -> None:
-    """Keys and networks have a number that they do not pass, and no address is in memory."""
-    addresses = Addresses(lambda: 0.0)
-    for network in range(2 * MAX_NETWORKS):
-        addresses.saw(key(), f"10.{network // 256}.{network % 256}.1")
-    assert [one.networks for one in addresses.within(1, 1)] == [MAX_NETWORKS]
-    for number in range(MAX_KEYS + 5):
-        addresses.saw(key(f"tr-{number}"), "192.0.2.1")
-    assert len(addresses._seen) == MAX_KEYS
-    assert "192.0" not in repr(addresses._seen)
+@pytest.fixture
+def clock() -> Clock:
+    """A clock at zero."""
+    return Clock()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "networks"),
+    [
+        ("192.0.2.1", "192.0.2.250", 1),
+        ("192.0.2.1", "192.0.3.1", 2),
+        ("2001:db8:1::1", "2001:db8:1:ffff::1", 1),
+        ("2001:db8:1::1", "2001:db8:2::1", 2),
+        ("::ffff:192.0.2.1", "192.0.2.9", 1),
+        ("fe80::1%eth0", "fe80::2%eth1", 1),
+        ("unix", "unix", 1),
+        ("unix", "other", 2),
+    ],
+)
+def test_addresses_of_one_network_count_once(clock: Clock, first: str, second: str, networks: int) -> None:
+    """An IPv4 /24, an IPv6 /48, a mapped address as the IPv4 that it is, a name as it is."""
+    seen, key = Addresses(clock), key_of("a")
+    seen.saw(key, first)
+    seen.saw(key, second)
+    assert [networks for *_, networks in seen.within(60.0, 1)] == [networks]
+
+
+def test_what_is_older_than_the_time_asked_for_does_not_count(clock: Clock) -> None:
+    """The time of a network is that of its last use."""
+    seen, key = Addresses(clock), key_of("a")
+    seen.saw(key, "192.0.2.1")
+    clock.now_s = 50.0
+    seen.saw(key, "192.0.3.1")
+    clock.now_s = 100.0
+    assert [networks for *_, networks in seen.within(60.0, 1)] == [1]
+    assert list(seen.within(60.0, 2)) == []
+
+
+def test_no_address_is_kept(clock: Clock) -> None:
+    """What is remembered differs from one process to the next, and is no part of an address."""
+    first, second, key = Addresses(clock), Addresses(clock), key_of("a")
+    for seen in (first, second):
+        seen.saw(key, "192.0.2.1")
+    [[one]], [[other]] = first._seen.values(), second._seen.values()
+    assert one != other
+    assert bytes([192, 0, 2]) not in one
+
+
+def test_memory_has_an_end(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key used longest ago goes first, and of a key the network used longest ago."""
+    monkeypatch.setattr(abuse, "MAX_KEYS", 2)
+    monkeypatch.setattr(abuse, "MAX_NETWORKS", 3)
+    seen = Addresses(clock)
+    for name in ("a", "b", "c"):
+        for number in range(5):
+            seen.saw(key_of(name), f"192.0.{number}.1")
+    assert list(seen.within(1.0, 1)) == [(key_of(name).id, key_of(name).owner, 3) for name in ("b", "c")]
 
 
 class ReadsNever:

@@ -9,7 +9,7 @@ import pytest
 
 from app.core import Key, KeyTerms
 from app.errors import RateLimited
-from app.metering.limiter import Limiter
+from app.metering.limits import Limiter
 from app.metering.reads import AT_ONCE, BURST_S, MAX_WAITING, Reads
 from app.store.database import READERS
 

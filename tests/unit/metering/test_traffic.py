@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.core import Usage
-from app.metering.traffic import Histogram, Timings, Traffic
+from app.metering.traffic import NO_ROUTE, Histogram, ResponseCounts, Timings, Traffic
 
 
 def test_a_value_counts_at_every_bound_it_does_not_exceed():
@@ -33,3 +33,12 @@ def test_what_never_happened_is_not_observed():
     observed = [h.cumulative()[-1][1] for h in (model.queue, model.ttft, model.tpot, model.total)]
     assert observed == [1, 0, 0, 1]
     assert model.outcomes == {"engine_overloaded": 1}
+
+
+def test_responses_are_counted_by_route_and_status():
+    """Each status of a route has a number; what met no route has a place of its own."""
+    counts = ResponseCounts()
+    for status, route in ((200, "/b"), (200, "/b"), (401, "/b"), (200, "/a")):
+        counts.add(status, route)
+    counts.add(503)
+    assert counts.by_route() == {"/a": {"200": 1}, "/b": {"200": 2, "401": 1}, NO_ROUTE: {"503": 1}}

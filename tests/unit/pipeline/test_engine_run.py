@@ -16,8 +16,8 @@ from app.errors import (
     EngineFailed,
     StorageUnavailable,
 )
-from app.metering.budget import Allowance, Budgets
-from app.metering.limiter import Limiter
+from app.metering.budgets import Allowance, Budgets
+from app.metering.limits import Limiter
 from app.safety.verdict import ScreenFailed
 from app.stream.ring import Failed, Notice
 from app.stream.token_stream import SHUTDOWN, STORAGE

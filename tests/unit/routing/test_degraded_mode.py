@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.core import ChatRequest, ModelCard
 from app.routing.degraded_mode import BOUNDS, DegradedMode, Step, degrade_of
 from app.settings import Settings
-from app.store.conversations import SoFar
+from app.store.conversations import BranchSummary
 
 SMALL = ModelCard("small-1b", 8192, 100_000, 8000, frozenset({"tools"}))
 
@@ -192,8 +192,11 @@ def test_the_small_model_takes_what_it_can(world: World, step: Step) -> None:
 def test_the_small_model_takes_no_conversation_with_images_that_it_cannot_read(world: World) -> None:
     """They are in its history, not in the request."""
     world.mode.step = Step.SMALL
-    assert world.mode.apply(asked(), 100, small=SMALL, so_far=SoFar(images=True)).model == "large-70b"
-    assert world.mode.apply(asked(), 100, small=SMALL, so_far=SoFar("large-70b", 9, 1)).model == "small-1b"
+    assert world.mode.apply(asked(), 100, small=SMALL, so_far=BranchSummary(images=True)).model == "large-70b"
+    assert (
+        world.mode.apply(asked(), 100, small=SMALL, so_far=BranchSummary("large-70b", 9, 1)).model
+        == "small-1b"
+    )
 
 
 def test_who_insists_is_served_in_full_or_refused(world: World) -> None:

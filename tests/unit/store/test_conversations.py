@@ -9,7 +9,14 @@ import pytest
 
 from app.errors import BadRequest, NotFound
 from app.store import conversations
-from app.store.conversations import MAX_BRANCH_MESSAGES, ROOT, NewMessage, NewTurn, SoFar, so_far
+from app.store.conversations import (
+    MAX_BRANCH_MESSAGES,
+    ROOT,
+    BranchSummary,
+    NewMessage,
+    NewTurn,
+    summarize_branch,
+)
 from tests.support.conversing import NOW_US, Chats
 
 # Branches
@@ -313,9 +320,9 @@ def test_what_a_branch_has_been():
     second = chats.turn(asked="two", answered="2")
     chats.turn(asked="deux", answered="II", parent=first)
     for parent, turns in ((None, 2), (second, 2), (first, 1), (chats.parent_of(second), 2)):
-        assert so_far(chats.c, "local", "conv_1", parent) == SoFar("llama", 15, turns)
-    assert so_far(chats.c, "local", "conv_1", ROOT) == SoFar()
-    assert so_far(chats.c, "local", "conv_1", chats.parent_of(first)) == SoFar(turns=1)
+        assert summarize_branch(chats.c, "local", "conv_1", parent) == BranchSummary("llama", 15, turns)
+    assert summarize_branch(chats.c, "local", "conv_1", ROOT) == BranchSummary()
+    assert summarize_branch(chats.c, "local", "conv_1", chats.parent_of(first)) == BranchSummary(turns=1)
 
 
 def test_whether_a_branch_has_images():
@@ -326,8 +333,8 @@ def test_whether_a_branch_has_images():
     bodies = [orjson.dumps({"role": "user", "content": parts}) for parts in (named, shown)]
     first = chats.turn(asked=NewMessage("msg_1", "user", "", bodies[0]))
     chats.turn(asked=NewMessage("msg_2", "user", "", bodies[1]))
-    assert not so_far(chats.c, "local", "conv_1", first).images
-    assert so_far(chats.c, "local", "conv_1", None).images
+    assert not summarize_branch(chats.c, "local", "conv_1", first).images
+    assert summarize_branch(chats.c, "local", "conv_1", None).images
 
 
 def test_a_branch_of_another_is_not_found():
@@ -336,7 +343,7 @@ def test_a_branch_of_another_is_not_found():
     chats.turn()
     for owner, conversation_id in (("ann", "conv_1"), ("local", "conv_2")):
         with pytest.raises(NotFound):
-            so_far(chats.c, owner, conversation_id, None)
+            summarize_branch(chats.c, owner, conversation_id, None)
 
 
 def test_a_turn_of_a_long_conversation_is_refused_without_reading_it():

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from app.errors import StorageUnavailable
+from app.store import database as database_module
 from app.store.batch import Unit, commit_together, probe
-from app.store.database import FILE_NAME, MAX_UNITS, READERS, Database
-from app.store.migrations import applied
+from app.store.database import FILE_NAME, MAX_UNITS, READERS, Database, empty_wal
 from app.store.opening import StoreRefused
-from app.store.schema import MIGRATIONS
-from app.store.scrub import fold
+from app.store.schema import MIGRATIONS, applied
 from tests.support.sse_client import until
 
 ROOT = Path(__file__).parents[3]
@@ -292,7 +291,7 @@ async def test_a_long_lock_is_given_up(database: Database):
 
 
 async def test_a_reader_elsewhere_holds_up_nobody(database: Database):
-    """Another process that reads for long sees its snapshot; writes go on, and the log is folded after."""
+    """Another process that reads for long sees its snapshot; writes go on, and the log is emptied after."""
     other = outside(database)
     other.execute("BEGIN")
     assert numbers(other) == []
@@ -318,8 +317,81 @@ def test_a_transaction_that_fails_leaves_none_open():
             commit_together(connection, [insert(1), insert(2, size=100_000)])
         assert not connection.in_transaction
     assert commit_together(connection, [insert(1)]) == [1]
-    assert not fold(connection) or not connection.in_transaction
+    assert not empty_wal(connection) or not connection.in_transaction
     connection.close()
+
+
+# VACUUM
+
+ENDLESS = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+
+
+async def test_vacuum_leaves_a_smaller_file_and_an_empty_log(database: Database):
+    """What was deleted takes no room; the rest is as it was, and no other file is left."""
+    for n in range(20):
+        await database.write(insert(n, size=100_000))
+    await database.write(lambda c: c.execute("DELETE FROM t WHERE n > 3"))
+    await database.checkpoint_wal()
+    size, before = database.path.stat().st_size, files(database.path.parent)
+    assert await database.vacuum()
+    assert database.path.stat().st_size < size / 3
+    assert (database.path.parent / f"{FILE_NAME}-wal").stat().st_size == 0
+    assert files(database.path.parent) == before
+    assert await database.read(numbers) == [0, 1, 2, 3]
+    assert await database.write(insert(4)) == 4
+
+
+async def test_vacuum_gives_way_to_a_unit(database: Database, monkeypatch: pytest.MonkeyPatch):
+    """However long it would take; a later one is done."""
+    with monkeypatch.context() as patch:
+        patch.setattr(database_module, "_VACUUM", ENDLESS)
+        vacuuming = asyncio.create_task(database.vacuum())
+        await until(database._is_vacuuming)
+        assert not await database.vacuum(), "one at a time"
+        assert await database.read(numbers) == [], "readers do not mind"
+        assert await database.write(insert(1)) == 1
+        assert not await vacuuming
+    assert not database.failing
+    assert await database.vacuum()
+
+
+async def test_vacuum_ends_with_the_store(database: Database, monkeypatch: pytest.MonkeyPatch):
+    """Whoever asked for it has been cancelled before."""
+    monkeypatch.setattr(database_module, "_VACUUM", ENDLESS)
+    vacuuming = asyncio.create_task(database.vacuum())
+    await until(database._is_vacuuming)
+    vacuuming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await vacuuming
+    await database.aclose()
+    with pytest.raises(StorageUnavailable):
+        await database.vacuum()
+
+
+async def test_vacuum_waits_for_room_and_for_readers_elsewhere(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+):
+    """A disk without room for a second file and a log is left alone."""
+    await database.write(insert(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(database_module, "_VACUUM_ROOM", 1e12)
+        with pytest.raises(StorageUnavailable, match="no room"):
+            await database.vacuum()
+    other = outside(database)
+    other.execute("BEGIN")
+    assert numbers(other) == [1]
+    await database.write(insert(2))
+    assert not await database.vacuum()
+    other.close()
+    assert await database.vacuum()
+
+
+async def test_vacuum_that_fails_says_so(database: Database, monkeypatch: pytest.MonkeyPatch):
+    """Units are written all the same."""
+    monkeypatch.setattr(database_module, "_VACUUM", "VACUUM nowhere")
+    with pytest.raises(StorageUnavailable, match="nowhere"):
+        await database.vacuum()
+    assert await database.write(insert(1)) == 1
 
 
 # The end

@@ -16,7 +16,7 @@ from app.core import KeyTerms
 from app.store import key_table, keys
 from app.store.database import FILE_NAME, Database
 from app.store.key_table import KeyTable
-from app.store.keys import Issued, digest_of
+from app.store.keys import NewKey, digest_of
 from tests.support.sse_client import until
 
 NOW_US = 1_790_000_000_000_000
@@ -24,7 +24,7 @@ HOUR_US = 3_600_000_000
 ALL = KeyTerms("laptop", expires_at_us=NOW_US + HOUR_US)
 
 
-def digest(issued: Issued) -> bytes:
+def digest(issued: NewKey) -> bytes:
     """What is stored of an issued key."""
     return digest_of(issued.text.encode())
 
@@ -45,7 +45,7 @@ class Kept:
         with closing(sqlite3.connect(self.path, isolation_level=None, timeout=10)) as connection:
             return unit(connection)
 
-    def lets_in(self, issued: Issued) -> bool:
+    def lets_in(self, issued: NewKey) -> bool:
         """Whether the key is valid now."""
         return self.table.find(issued.text, digest(issued)) is not None
 

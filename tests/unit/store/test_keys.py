@@ -13,9 +13,8 @@ import pytest
 from app.core import Key, KeyTerms, Secret
 from app.errors import Conflict, NotFound
 from app.store import keys
-from app.store.keys import Issued, digest_of
-from app.store.migrations import migrate
-from app.store.schema import MIGRATIONS
+from app.store.keys import NewKey, digest_of
+from app.store.schema import MIGRATIONS, migrate
 
 NOW_US = 1_790_000_000_000_000
 HOUR_US = 3_600_000_000
@@ -50,7 +49,7 @@ def everything(c: sqlite3.Connection) -> str:
     return "\n".join(c.iterdump())
 
 
-def digest(issued: Issued) -> bytes:
+def digest(issued: NewKey) -> bytes:
     """What is stored of an issued key."""
     return digest_of(issued.text.encode())
 

@@ -9,7 +9,6 @@ import pytest
 
 from app.core import Usage
 from app.store.batch import commit_together
-from app.store.connection import BatchConnection
 from app.store.ledger import (
     NotAllOpen,
     Price,
@@ -24,8 +23,7 @@ from app.store.ledger import (
     reserve,
     settle,
 )
-from app.store.migrations import migrate
-from app.store.schema import MIGRATIONS
+from app.store.schema import MIGRATIONS, migrate
 from tests.support.ledgers import at, checkpoint, empty_store, reserved, settled
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=20, cached_tokens=4, reasoning_tokens=5, withheld_tokens=3)
@@ -250,7 +248,7 @@ def test_several_of_which_one_was_never_reserved_are_refused_together(c: sqlite3
 def test_days_of_a_batch_are_written_once_at_its_end():
     """However many requests settle in it; the days of two owners are kept apart."""
     written: list[str] = []
-    with closing(sqlite3.connect(":memory:", isolation_level=None, factory=BatchConnection)) as connection:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         migrate(connection, MIGRATIONS)
         seqs = [reserved(connection, owner=owner) for owner in ("ann", "ann", "bob")]
         connection.set_trace_callback(written.append)

@@ -17,7 +17,7 @@ import pytest
 import structlog
 
 from app.errors import Conflict, NotFound, StorageUnavailable
-from app.store import conversation_list, events, purge, safety_events, scrub
+from app.store import conversation_list, events, purge, safety_events
 from app.store.database import FILE_NAME, Database
 from app.store.export import VIEW, document
 from app.store.purge import MESSAGES, Purge, _claim_due, _wiping, purge_now
@@ -64,8 +64,11 @@ class Kept:
         await self.database.write(lambda c: conversation_list.delete(c, "local", conversation_id, at_us))
 
     async def purge(self) -> int:
-        """Purge what is due."""
-        return await Purge(self.database, structlog.get_logger(), 30).once()
+        """Purge what is due, and have the file written anew."""
+        purging = Purge(self.database, structlog.get_logger(), 30)
+        num_purged = await purging.once()
+        await purging.compact()
+        return num_purged
 
     def left(self, *conversation_ids: str) -> set[str]:
         """The ends of their words in the files of the store; the index has beginnings only once."""
@@ -129,33 +132,22 @@ def shown(c: sqlite3.Connection, without: Sequence[str]) -> list[bytes]:
     return [b"".join(document(c, "local", found, VIEW)) for (found,) in rows if found not in without]
 
 
-async def test_purge_goes_on_beside_turns(kept, monkeypatch):
-    """Turns are written between the pieces of a purge, and all of them are there after it."""
-    monkeypatch.setattr(scrub, "PIECE_PAGES", 4)
+async def test_purge_goes_on_beside_turns(kept):
+    """Turns are written between the units of a purge, and all of them are there after it."""
     for i in range(40):
         await kept.converse(f"conv_{i}", num_words=60)
     await kept.delete("conv_3")
-    purging = asyncio.create_task(kept.purge())
+    purging = asyncio.create_task(Purge(kept.database, structlog.get_logger(), 30).once())
     written = 0
     while not purging.done():
         await kept.converse(f"conv_new_{written}", num_words=60)
         written += 1
     assert await purging == 1
     assert written > 5
+    assert await kept.purge() == 1
     assert kept.left("conv_3") == set()
     assert await kept.count("SELECT count(*) FROM conversations") == 39 + written
     assert await kept.count("SELECT count(*) FROM pragma_integrity_check WHERE integrity_check = 'ok'") == 1
-
-
-def test_unallocated_space_of_a_page():
-    """It lies between the cell pointers and the cells, on pages of a b-tree only."""
-    leaf = bytes([13, 0, 0, 0, 3, 0x0F, 0x00, 0]).ljust(4096)
-    inner = bytes([5, 0, 0, 0, 1, 0x01, 0x00, 0, 0, 0, 0, 9]).ljust(4096)
-    overflow = bytes([0, 0, 0, 7]).ljust(4096, b"x")
-    full = bytes([10, 0, 0, 0, 4, 0x00, 0x10, 0]).ljust(4096, b"x")
-    pages = leaf + inner + overflow + full
-    found = [scrub.unallocated(pages, offset, 4096) for offset in range(0, len(pages), 4096)]
-    assert found == [(14, 3840), (14, 256), (0, 0), (16, 16)]
 
 
 async def test_counts_stay(kept):
@@ -241,7 +233,7 @@ async def test_conversation_that_is_being_answered_waits(kept):
     assert await kept.purge() == 0
     connection = connect(kept)
     with pytest.raises(Conflict):
-        purge_now(connection, ["conv_1"])
+        purge_now(connection, ["conv_1"], vacuum=True)
     connection.close()
 
 
@@ -250,9 +242,9 @@ async def test_purge_now_beside_a_server(kept):
     await kept.converse("conv_1")
     await kept.converse("conv_2")
     connection = connect(kept)
-    assert await asyncio.to_thread(purge_now, connection, ["conv_1"])
+    assert await asyncio.to_thread(purge_now, connection, ["conv_1"], vacuum=True)
     with pytest.raises(NotFound):
-        purge_now(connection, ["conv_1"])
+        purge_now(connection, ["conv_1"], vacuum=True)
     connection.close()
     assert kept.left("conv_1") == set()
     await kept.converse("conv_2")
@@ -268,7 +260,7 @@ async def test_answer_deleted_alone_leaves_what_was_asked(kept):
     assert await kept.database.read(events.num_erased) == 0
 
 
-async def test_log_is_folded_soon_after_something_was_forgotten(kept):
+async def test_log_is_emptied_soon_after_something_was_forgotten(kept):
     """What was never to be stored does not stay in a log that nobody writes to any more."""
     await kept.converse("conv_1")
     await kept.database.write(lambda c: c.execute("DELETE FROM events"))
@@ -325,16 +317,16 @@ async def test_safety_events_outlive_a_purge(kept):
 
 
 class HandDatabase:
-    """A store of which a purge sees only that text was deleted, and how the folding of its log went."""
+    """A store of which a purge sees only that text was deleted, and how emptying its log went."""
 
     def __init__(self, *outcomes: bool | Exception) -> None:
         self.text_deleted = asyncio.Event()
         self._outcomes = list(outcomes)
-        self.num_folded = 0
+        self.num_emptied = 0
 
     async def checkpoint_wal(self) -> bool:
         """See Database."""
-        self.num_folded += 1
+        self.num_emptied += 1
         outcome = self._outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
@@ -342,21 +334,131 @@ class HandDatabase:
 
 
 @pytest.mark.parametrize("outcome", [False, StorageUnavailable("full"), ValueError("a secret")])
-async def test_log_that_could_not_be_folded_is_folded_later(
+async def test_log_that_could_not_be_emptied_is_emptied_later(
     outcome: bool | Exception, monkeypatch: pytest.MonkeyPatch
 ):
     """A reader was in the way, or the disk was full, or there is a defect: which alone is logged."""
-    monkeypatch.setattr(purge, "FOLD_S", 0.001)
+    monkeypatch.setattr(purge, "CHECKPOINT_S", 0.001)
     log = structlog.testing.LogCapture()
     database = HandDatabase(outcome, True)
     purging = Purge(cast("Database", database), structlog.wrap_logger(None, processors=[log]), 30)
-    folding = asyncio.create_task(purging._checkpoint_wal())
+    emptying = asyncio.create_task(purging._checkpoint_wal())
     database.text_deleted.set()
-    await until(lambda: database.num_folded == 2 and not database.text_deleted.is_set())
-    folding.cancel()
+    await until(lambda: database.num_emptied == 2 and not database.text_deleted.is_set())
+    emptying.cancel()
     events_logged = ["wal_checkpoint_failed"] if isinstance(outcome, ValueError) else []
     assert [line["event"] for line in log.entries] == events_logged
     assert "a secret" not in repr(log.entries)
+
+
+class WrittenDatabase:
+    """A store of which a purge sees how many units it has written at each look; the last number stays."""
+
+    def __init__(self, *units: int) -> None:
+        self._units = list(units)
+        self.num_looks = 0
+        self.vacuumed_at_look: list[int] = []
+
+    @property
+    def num_units(self) -> int:
+        """See Database."""
+        self.num_looks += 1
+        return self._units.pop(0) if len(self._units) > 1 else self._units[0]
+
+    async def vacuum(self) -> bool:
+        """See Database."""
+        self.vacuumed_at_look.append(self.num_looks)
+        return True
+
+    async def write(self, _unit: object) -> None:
+        """See Database."""
+
+
+async def test_file_is_written_anew_when_nothing_else_is(monkeypatch: pytest.MonkeyPatch):
+    """Between two looks, and once where one purge was; without one never."""
+    monkeypatch.setattr(purge, "QUIET_S", 0.001)
+    monkeypatch.setattr(purge, "VACUUM_PERIOD_S", 0.001)
+    database = WrittenDatabase(1, 2, 3, 5, 5)
+    purging = Purge(cast("Database", database), structlog.get_logger(), 30)
+    purging._wiped = [1]
+    purging._overdue_at_s = time.monotonic() + 60
+    running = asyncio.create_task(purging._vacuum())
+    await until(lambda: database.num_looks > 8)
+    running.cancel()
+    assert database.vacuumed_at_look == [5]
+    assert purging._wiped == []
+
+
+async def test_purge_leaves_the_row_of_a_conversation_to_the_vacuum(kept):
+    """So that one that died before it is done again."""
+    await kept.converse("conv_1")
+    await kept.delete("conv_1")
+    purging = Purge(kept.database, structlog.get_logger(), 30)
+    assert [await purging.once(), await purging.once()] == [1, 0]
+    assert await kept.count("SELECT count(*) FROM conversations") == 1
+    assert await purging.compact()
+    assert await kept.count("SELECT count(*) FROM conversations") == 0
+    assert kept.left("conv_1") == set()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "event"),
+    [
+        (StorageUnavailable("The disk has no room."), "vacuum_postponed"),
+        (ValueError("a secret"), "purge_broke"),
+        (False, "vacuum_overdue"),
+    ],
+)
+async def test_vacuum_that_could_not_be_done_is_tried_again(
+    kept, monkeypatch: pytest.MonkeyPatch, outcome: bool | Exception, event: str
+):
+    """The log says so at once where it cannot be done, and after a week where it always gave way."""
+    for name in ("QUIET_S", "RETRY_S"):
+        monkeypatch.setattr(purge, name, 0.001)
+    if outcome is False:
+        monkeypatch.setattr(purge, "OVERDUE_S", 0.0)
+    await kept.converse("conv_1")
+    await kept.delete("conv_1")
+    log = structlog.testing.LogCapture()
+    purging = Purge(kept.database, structlog.wrap_logger(None, processors=[log]), 30)
+    await purging.once()
+    tries: list[int] = []
+
+    async def vacuum() -> bool:
+        tries.append(1)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(kept.database, "vacuum", vacuum)
+    running = asyncio.create_task(purging._vacuum())
+    await until(lambda: len(tries) >= 3)
+    running.cancel()
+    assert event in [line["event"] for line in log.entries]
+    assert "a secret" not in repr(log.entries)
+    assert len([line for line in log.entries if line["event"] == "vacuum_overdue"]) == (outcome is False)
+
+
+async def test_purge_at_once_beside_a_server_leaves_the_vacuum_to_it(kept):
+    """Rows, index and log are without the text; the server's next purge has the conversation to do."""
+    await kept.converse("conv_1")
+    with contextlib.closing(connect(kept)) as connection:
+        assert purge_now(connection, ["conv_1"], vacuum=False)
+    assert await kept.count("SELECT count(*) FROM messages") == 0
+    assert (kept.database.path.with_name(FILE_NAME + "-wal")).stat().st_size == 0
+    assert await kept.purge() == 1
+    assert await kept.count("SELECT count(*) FROM conversations") == 0
+
+
+async def test_purge_at_once_has_erased_answers_to_do(kept):
+    """With no conversation to purge; with neither there is nothing to write."""
+    await kept.converse("conv_1")
+    with contextlib.closing(connect(kept)) as connection:
+        assert purge_now(connection, [], vacuum=True)
+        await kept.database.write(lambda c: events.erase(c, 1))
+        assert purge_now(connection, [], vacuum=True)
+    assert kept.left("conv_1") == {word[-9:] for word in kept.said["conv_1"][:20]}
+    assert await kept.database.read(events.num_erased) == 0
 
 
 async def test_purge_that_breaks_is_logged_and_comes_again(kept, monkeypatch: pytest.MonkeyPatch):
@@ -392,6 +494,7 @@ async def test_purge_is_postponed_while_another_process_reads(kept):
         reader.execute("COMMIT")
     assert [line["event"] for line in log.entries] == ["purge_postponed"]
     assert await purging.once() == 1
+    assert await purging.compact()
     assert kept.left("conv_1") == set()
 
 
@@ -402,8 +505,8 @@ async def test_purge_at_once_gives_up_on_a_reader_that_stays(kept, monkeypatch: 
     with contextlib.closing(connect(kept)) as reader, contextlib.closing(connect(kept)) as purging:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM conversations").fetchone()
-        assert not purge_now(purging, ["conv_1"])
+        assert not purge_now(purging, ["conv_1"], vacuum=True)
         reader.execute("COMMIT")
     with contextlib.closing(connect(kept)) as purging:
-        assert purge_now(purging, ["conv_1"])
+        assert purge_now(purging, ["conv_1"], vacuum=True)
     assert kept.left("conv_1") == set()

@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from app.errors import BadRequest
-from app.store.migrations import migrate
 from app.store.safety_events import FILTERS, SafetyEvent, add, hmac_of, page, secret
-from app.store.schema import MIGRATIONS
+from app.store.schema import MIGRATIONS, migrate
 
 EVENT = SafetyEvent(
     at_us=1_000,

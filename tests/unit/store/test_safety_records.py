@@ -9,9 +9,8 @@ from dataclasses import fields, replace
 import pytest
 
 from app.store import safety_records
-from app.store.migrations import migrate
 from app.store.safety_records import SafetyRecord, Total, add, records, totals, trim
-from app.store.schema import MIGRATIONS
+from app.store.schema import MIGRATIONS, migrate
 
 RECORD = SafetyRecord(
     at_us=1_790_000_000_000_000,

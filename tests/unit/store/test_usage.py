@@ -8,7 +8,7 @@ import pytest
 
 from app.core import Usage
 from app.store.ledger import Price
-from app.store.usage import UsageDifference, UsageSums, differences, rebuild, usage
+from app.store.usage import UsageDifference, UsageSums, differences, rebuild, usage, usage_body
 from tests.support.ledgers import at, empty_store, reserved, settled
 
 ONE = UsageSums(requests=1, prompt_tokens=10, completion_tokens=20, cost_micro_usd=1)
@@ -165,3 +165,19 @@ def test_sums_without_rows_are_dropped(c: sqlite3.Connection):
     c.execute("INSERT INTO usage_daily VALUES (20200101, 'gone', 'ann', 'none', 3, 1, 1, 0, 0, 0, 1)")
     assert rebuild(c, 20200101) == 1
     assert differences(c) == []
+
+
+def test_withheld_tokens_stand_beside_those_that_are_billed():
+    """Not among the completion tokens, nor in the total."""
+    assert usage_body(Usage(10, 7, 4, 2, 3)) == {
+        "prompt_tokens": 10,
+        "completion_tokens": 4,
+        "total_tokens": 14,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 2, "withheld_tokens": 3},
+    }
+
+
+def test_where_all_was_released_nothing_is_said_of_withheld_tokens():
+    """OpenAI's object has no such field."""
+    assert usage_body(Usage(10, 7, 4, 2))["completion_tokens_details"] == {"reasoning_tokens": 2}

@@ -10,7 +10,7 @@ import pytest
 
 from app.api.http.layers import HELD_S, REFUSALS_PER_S, LimitHeaders
 from app.intake.scope import OWNER, STREAM_ID
-from app.metering.limiter import Limiter
+from app.metering.limits import Limiter
 
 
 async def answered_s(app: LimitHeaders, scope: dict[str, Any]) -> float:

@@ -1,7 +1,7 @@
 """Monthly budgets of owners (UTC): the ledger's settled cost, and the cost of answers in progress.
 
 The ledger is read once an owner and month, by its writer: every settlement before that is in the
-sum, every later one is told to `settled`. Owners without a budget are not kept.
+sum, every later one is added by `settled`. Owners without a budget are not kept.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from datetime import UTC, date, datetime
 
 from app.core import Key, Usage
 from app.errors import QuotaExceeded
-from app.metering.limiter import Limiter
-from app.metering.period import number_of
+from app.metering.limits import Limiter
 from app.metering.pricing import usd
+from app.metering.usage import number_of
 from app.store.database import Database
 from app.store.ledger import Price, cost_micro_usd
-from app.store.usage import cost_in_batch
+from app.store.usage import usage
 
 
 def _today() -> date:
@@ -52,8 +52,8 @@ class Allowance:
         self._budget_micro_usd = budget_micro_usd
         self._request_id = request_id
 
-    def spent_up(self, usage: Usage, price: Price) -> bool:
-        """Whether the budget is reached, now that the request has used that much."""
+    def note_usage(self, usage: Usage, price: Price) -> bool:
+        """Note the usage of a running request; returns whether the budget is reached."""
         self._spending.running(self._request_id, cost_micro_usd(usage, price))
         return self._spending.micro_usd >= self._budget_micro_usd
 
@@ -90,7 +90,7 @@ class Budgets:
         )
 
     async def resume(self, key: Key | None, request_id: str) -> Allowance | None:
-        """The allowance of a request that was let in before; None without a budget.
+        """The allowance of a request that was admitted before; None without a budget.
 
         Where the budget is used up, the answer ends with the next token. Raises StorageUnavailable.
         """
@@ -106,10 +106,10 @@ class Budgets:
         if spending is not None and spending.month == month:
             return spending
         days = number_of(today.replace(day=1)), number_of(today.replace(day=1)) + 30
-        cost = await self._database.write(lambda c: cost_in_batch(c, *days, owner))
+        [month_usage] = await self._database.write(lambda c: usage(c, *days, (), owner=owner))
         spending = self._owners.get(owner)
         if spending is None or spending.month != month:  # not loaded by another request meanwhile
-            spending = self._owners[owner] = _Spending(month, cost)
+            spending = self._owners[owner] = _Spending(month, month_usage.sums.cost_micro_usd)
         return spending
 
     def settled(self, owner: str, day: int, request_id: str, micro_usd: int) -> None:

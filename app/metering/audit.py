@@ -52,7 +52,7 @@ class LedgerAudit:
 
     @property
     def differs(self) -> bool:
-        """Whether the two differed for any request since the start."""
+        """True if the two differed for any request since the start."""
         return self.last_request_id is not None
 
     def of(self, model: str) -> SettledSums:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.store import conversation_list, offline
+from app.store import backup as beside
+from app.store import conversation_list
+from app.store.backup import backup, connected, conversations, deleted_before, make_missing, opened
 from app.store.database import FILE_NAME
-from app.store.offline import backup, connected, conversations, deleted_before, make_missing, opened
 from app.store.opening import StoreRefused
 from tests.support.conversing import Chats
 
@@ -47,7 +48,7 @@ def test_store_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytes
         error.sqlite_errorcode = sqlite3.SQLITE_FULL
         raise error
 
-    monkeypatch.setattr(offline, "prepare", full)
+    monkeypatch.setattr(beside, "prepare", full)
     with pytest.raises(StoreRefused, match="Make room on its disk"):
         make_missing(tmp_path)
 
@@ -175,13 +176,13 @@ def test_backup_does_not_overwrite_a_file_that_came_meanwhile(
     source: sqlite3.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Nor leaves its own beginning."""
-    target, copy = tmp_path / "backup.db", offline._copy
+    target, copy = tmp_path / "backup.db", beside._copy
 
     def slow(connection: sqlite3.Connection, partial: Path) -> None:
         copy(connection, partial)
         target.write_text("precious")
 
-    monkeypatch.setattr(offline, "_copy", slow)
+    monkeypatch.setattr(beside, "_copy", slow)
     with pytest.raises(StoreRefused, match="is not overwritten"):
         backup(source, target)
     assert target.read_text() == "precious"
@@ -203,7 +204,7 @@ def test_backup_that_breaks_off_leaves_nothing(
         partial.write_bytes(b"x")
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(offline, "_copy", full)
+    monkeypatch.setattr(beside, "_copy", full)
     with pytest.raises(StoreRefused, match="cannot be written: database or disk is full"):
         backup(source, tmp_path / "backup.db")
     assert {path.name for path in tmp_path.iterdir()} == {"data"}

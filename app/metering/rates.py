@@ -1,8 +1,8 @@
-"""A sliding window: the charges of the last 60 seconds, and the debt beyond them. True sliding, no buckets.
+"""Two ways to hold a rate: a sliding window for the limits of a key, a token bucket for what costs little.
 
-A charge counts from the moment it is made until `WINDOW_S` later; what is charged never exceeds the
-limit in any 60 s. What turned out to be more than its charge is debt: it is charged as soon as the
-window has room, and nothing else is before it.
+A charge counts in its window from the moment it is made until `WINDOW_S` later; what is charged never
+exceeds the limit in any 60 s. What turned out to be more than its charge is debt: it is charged as soon as
+the window has room, and nothing else is before it.
 """
 
 from __future__ import annotations
@@ -102,3 +102,23 @@ class Window:
         rounds = -(-self.debt // limit)
         last_s = self._charges[-1].at_s + WINDOW_S if self._charges else now_s
         return max(last_s - now_s, 0.0) + rounds * WINDOW_S
+
+
+class Bucket:
+    """A token bucket: its level and the time of that level, in seconds of one monotonic clock."""
+
+    __slots__ = ("_at_s", "_burst", "_level", "_per_s")
+
+    def __init__(self, per_s: float, burst: float, now_s: float) -> None:
+        self._per_s = per_s
+        self._burst = self._level = max(burst, 1.0)
+        self._at_s = now_s
+
+    def take(self, now_s: float) -> float:
+        """Take one: 0, or the seconds until there will be one, and then nothing was taken."""
+        self._level = min(self._level + (now_s - self._at_s) * self._per_s, self._burst)
+        self._at_s = now_s
+        if self._level < 1.0:
+            return (1.0 - self._level) / self._per_s
+        self._level -= 1.0
+        return 0.0

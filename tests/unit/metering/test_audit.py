@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from app.metering.balance import LedgerAudit, SettledSums
+from app.metering.audit import LedgerAudit, SettledSums
 
 QUIET = {"differs": False, "differing_requests": 0, "drift_tokens": 0, "last_request_id": None}
 

@@ -9,7 +9,7 @@ import pytest
 from app.api.schema.wire import parse_chat_request
 from app.core import ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import BadRequest, RateLimited, TokensLimited
-from app.metering.limiter import UNLIMITED, KeyLease, Lease, Limiter
+from app.metering.limits import UNLIMITED, KeyLease, Lease, Limiter, duration_text
 
 
 class Clock:
@@ -372,6 +372,17 @@ def test_an_attached_request_is_given_back(limiter: Limiter) -> None:
     limiter.begin(limited)
 
 
+def test_end_of_a_lease_leaves_a_later_one_of_the_same_request(limiter: Limiter) -> None:
+    """Two servers' worth of one answer may overlap: the refusal names it as long as one of them runs."""
+    limited = key(max_streams=1)
+    earlier, later = (limiter.resume(limited, "chatcmpl-1", 1, {}) for _ in range(2))
+    earlier.settle({})
+    assert "has 1: chatcmpl-1." in refusal(limiter, limited, asked()).message
+    later.settle({})
+    assert limiter.has_room(limited)
+    assert not limiter._usage_of(limited).running
+
+
 def test_a_request_for_no_answer_takes_no_place(limiter: Limiter) -> None:
     """Texts are moderated beside the only stream that a key may have, and their tokens count."""
     limited = key(max_streams=1, tpm=100)
@@ -516,3 +527,20 @@ def test_a_continued_answer_ends_where_it_has_used_a_whole_window():
     ends = [count for count in range(1, 200) if lease.on_delta(0, count)]
     assert ends[0] == 150
     assert lease.as_notice()["code"] == "rate_limit_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "text"),
+    [
+        (0, "0ms"),
+        (0.017, "17ms"),
+        (1, "1s"),
+        (1.2, "1.2s"),
+        (59.999, "59.999s"),
+        (60, "1m0s"),
+        (372.5, "6m12.5s"),
+    ],
+)
+def test_durations_are_written_as_openai_does(duration_s: float, text: str) -> None:
+    """Go's format."""
+    assert duration_text(duration_s) == text

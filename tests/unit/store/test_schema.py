@@ -11,8 +11,7 @@ import pytest
 from app.store.conversation_list import page
 from app.store.conversations import FinishedAnswer, NewMessage, NewTurn, add_turn, ensure, finish_answers
 from app.store.indexing import index
-from app.store.migrations import Migration, applied, migrate
-from app.store.schema import MIGRATIONS
+from app.store.schema import MIGRATIONS, Migration, applied, migrate
 from app.store.usage import UsageSums, differences, usage
 from app.store.words import register
 from tests.support.ledgers import at

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from app.store.backup import backup, make_missing, opened
 from app.store.database import FILE_NAME, Database
-from app.store.offline import backup, make_missing, opened
 
 
 def mode(path: Path) -> int:

@@ -13,8 +13,8 @@ import pytest
 
 from app.core import Key, KeyTerms, Usage
 from app.errors import QuotaExceeded
-from app.metering.budget import Budgets
-from app.metering.limiter import Limiter
+from app.metering.budgets import Budgets
+from app.metering.limits import Limiter
 from app.store.database import Database
 from app.store.ledger import Price
 from tests.support.ledgers import at, settled
@@ -78,8 +78,8 @@ async def test_what_runs_counts_once(database: Database) -> None:
     budgets = Budgets(database, Limiter(), Calendar())
     allowance = await budgets.check(key(20), "one")
     assert allowance is not None
-    assert not allowance.spent_up(Usage(2, 5), DOLLAR_A_TOKEN)
-    assert allowance.spent_up(Usage(2, 6), DOLLAR_A_TOKEN)
+    assert not allowance.note_usage(Usage(2, 5), DOLLAR_A_TOKEN)
+    assert allowance.note_usage(Usage(2, 6), DOLLAR_A_TOKEN)
     with pytest.raises(QuotaExceeded):
         await budgets.check(key(20), "two")
     budgets.settled("ann", NOVEMBER, "one", 6_000_000)
@@ -138,8 +138,8 @@ async def test_two_first_looks_at_once_share_one_sum(database: Database) -> None
     first, second = await asyncio.gather(budgets.check(key(20), "one"), budgets.check(key(20), "two"))
     assert first is not None
     assert second is not None
-    assert not first.spent_up(Usage(5, 0), DOLLAR_A_TOKEN)
-    assert second.spent_up(Usage(3, 0), DOLLAR_A_TOKEN)
+    assert not first.note_usage(Usage(5, 0), DOLLAR_A_TOKEN)
+    assert second.note_usage(Usage(3, 0), DOLLAR_A_TOKEN)
 
 
 async def test_month_is_that_of_utc_where_nothing_else_is_said(database: Database) -> None:

@@ -1,4 +1,4 @@
-"""A store opened by a command, beside the server that may be serving from it.
+"""A store opened by a command, beside the server that may be serving from it; and its online backup.
 
 SQLite's own locks keep the two apart: a reader sees one snapshot and holds up nobody, a
 writer waits its turn. https://www.sqlite.org/wal.html, https://www.sqlite.org/backup.html
@@ -13,11 +13,16 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from app.store import permissions
 from app.store.database import FILE_NAME, PATIENCE_S
-from app.store.migrations import applied
-from app.store.opening import StoreRefused, lock, prepare, refusal
-from app.store.schema import MIGRATIONS
+from app.store.opening import (
+    StoreRefused,
+    create_private,
+    keep_temporary_files_in,
+    lock,
+    prepare,
+    refusal,
+)
+from app.store.schema import MIGRATIONS, applied
 
 _PAGES_A_STEP = 1000
 
@@ -35,6 +40,8 @@ def connected(data_dir: Path, *, write: bool = False, older: bool = False) -> It
         with closing(_connect(path, "rw" if write else "ro")) as connection:
             connection.execute("PRAGMA foreign_keys=ON")
             connection.execute("PRAGMA secure_delete=ON")
+            if write:
+                keep_temporary_files_in(connection, data_dir)
             _check_version(connection, older=older)
             yield connection
     except sqlite3.Error as exc:
@@ -57,7 +64,7 @@ def make_missing(data_dir: Path) -> None:
         return
     try:
         with lock(data_dir):
-            permissions.create(path)
+            create_private(path)
             with closing(sqlite3.connect(path, isolation_level=None)) as connection:
                 prepare(connection, path)
     except sqlite3.Error as exc:

@@ -5,7 +5,7 @@
 `begin` comes before the body is read, `reserve` before any other expensive work. Both are synchronous:
 between looking and charging nothing else runs. What a request did not use it gives back. What its answer
 makes beyond its reservation is charged as it is made, and is its key's debt where the window has no room
-(app.metering.window). An answer ends where its request has used a whole window, or its key owes one.
+(app.metering.rates). An answer ends where its request has used a whole window, or its key owes one.
 Nothing here outlives the process.
 """
 
@@ -20,9 +20,8 @@ from typing import Literal, NoReturn, get_args
 
 from app.core import TIERS, ChatRequest, Counts, Key, KeyTerms, Prompt
 from app.errors import RateLimited, TokensLimited
-from app.metering.durations import duration_text
 from app.metering.estimate import ChoiceTokens, CountText, bytes_estimate, expected_answer, prompt_estimate
-from app.metering.window import Charge, Window
+from app.metering.rates import Charge, Window
 
 Reason = Literal["requests", "tokens", "tokens_rendered", "too_large", "streams", "budget", "reads"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
@@ -71,7 +70,7 @@ class Lease:
     """The reservation of a request. This one is of a key without limits: nothing."""
 
     metered = False
-    """Whether `on_delta` is to be told of what the engine makes."""
+    """True if `on_delta` must be called with each delta of the engine."""
 
     def reserve(self, request: ChatRequest) -> None:
         """Reserve the estimate, or nothing more. Raises RateLimited, TokensLimited."""
@@ -83,7 +82,7 @@ class Lease:
         """Reserve for the prompt as it was rendered. Raises TokensLimited when it no longer fits."""
 
     def on_delta(self, choice: int, completion_tokens: int) -> bool:
-        """Charge what the engine has made of a choice; whether the answer has to end here."""
+        """Charge what the engine has made of a choice; returns whether the answer has to end here."""
         del choice, completion_tokens
         return False
 
@@ -92,7 +91,7 @@ class Lease:
         raise NotImplementedError
 
     def settle(self, counts: Mapping[int, Counts]) -> None:
-        """Charge what was used, by choice, and let go of the rest; a second call does nothing."""
+        """Charge what was used, by choice, and release the rest; a second call does nothing."""
 
     def withdraw(self) -> None:
         """The same for a request that never began: it counts as none."""
@@ -145,7 +144,7 @@ class KeyLease(Lease):
             self._take_streams(1)
 
     def reserve(self, request: ChatRequest) -> None:
-        """See Lease."""
+        """Take a place for each choice and charge the estimate. Raises RateLimited, TokensLimited."""
         self._limiter.advance(self._key.terms, self._usage)
         self._check_streams(request.n)
         self._n = request.n
@@ -176,7 +175,7 @@ class KeyLease(Lease):
         return self._streams
 
     def reserve_tokens(self, tokens: int) -> None:
-        """See Lease."""
+        """Charge so many tokens. Raises TokensLimited."""
         if self._limit is not None:
             self._limiter.advance(self._key.terms, self._usage)
             self._charge(tokens, "tokens")
@@ -221,7 +220,7 @@ class KeyLease(Lease):
             tokens -= returned
 
     def correct(self, prompt: Prompt) -> None:
-        """See Lease."""
+        """Charge the prompt as it was rendered. Raises TokensLimited when it no longer fits."""
         if self._limit is None or self._charged_before is not None:
             return
         self._limiter.advance(self._key.terms, self._usage)
@@ -231,7 +230,7 @@ class KeyLease(Lease):
         self._prompt_tokens = prompt.billed_tokens
 
     def on_delta(self, choice: int, completion_tokens: int) -> bool:
-        """See Lease."""
+        """Charge what was made beyond the reservation; returns whether the answer has to end here."""
         if self._limit is None:
             return False
         if self._charged_before is not None:
@@ -256,7 +255,7 @@ class KeyLease(Lease):
             self._owed_tokens += beyond - fits
 
     def as_notice(self) -> dict[str, str]:
-        """See Lease."""
+        """The notice of an answer that reached a request's limit, or its key's limit of debt."""
         if self._prompt_tokens + self._made_tokens >= (self._limit or 0):
             why = f"a request may use {self._limit} tokens, prompt and all choices together"
         else:
@@ -265,13 +264,14 @@ class KeyLease(Lease):
         return {"code": RateLimited.default_code, "message": message}
 
     def settle(self, counts: Mapping[int, Counts]) -> None:
-        """See Lease."""
+        """Charge what was used, by choice, and release the rest; a second call does nothing."""
         if self._settled:
             return
         self._settled = True
         usage = self._usage
         self._take_streams(0)
-        usage.running.pop(self._request_id, None)
+        if usage.running.get(self._request_id) is self:  # a continued answer may have taken its place
+            del usage.running[self._request_id]
         completion_tokens = sum(self._new_tokens(i, made.completion_tokens) for i, made in counts.items())
         if self._n:
             usage.learn(self._limiter.clock_s() - self.began_s, completion_tokens / self._n)
@@ -287,7 +287,7 @@ class KeyLease(Lease):
             self._give_back(-beyond)
 
     def withdraw(self) -> None:
-        """See Lease."""
+        """Settle a request that never began: it counts as none."""
         if not self._settled and self._request is not None:
             self._usage.requests.give_back(self._request, 1)
         self.settle({})
@@ -339,7 +339,7 @@ class Limiter:
         return usage
 
     def has_room(self, key: Key | None) -> bool:
-        """Whether `begin` would let a request in."""
+        """True if `begin` would admit a request."""
         usage = None if key is None else self._keys.get(key.id)
         if key is None or usage is None:
             return True
@@ -358,7 +358,7 @@ class Limiter:
             usage.tokens.advance(now_s, terms.tpm)
 
     def headers(self, key: Key) -> dict[str, str]:
-        """OpenAI's headers for a key, as things stand; none for limits that it does not have."""
+        """OpenAI's headers for a key, as of now; none for limits that it does not have."""
         terms, usage = key.terms, self._keys.get(key.id) or _Usage()
         self.advance(terms, usage)
         now_s = self.clock_s()
@@ -426,7 +426,7 @@ class Limiter:
                 " or ask for a shorter answer.",
             )
         self.count_refusal(key, reason)
-        # Refused after rendering, it gives back what it has, and comes again for all of it.
+        # Refused after rendering, it returns its reservation, and needs all of it again.
         own = wanted - more
         retry_s = self._retry_s(window.wait_s(self.clock_s(), more, limit))
         raise TokensLimited(
@@ -440,12 +440,12 @@ class Limiter:
         self.refused[key.terms.tier][reason] += 1
 
     def _retry_s(self, wait_s: float) -> int:
-        """Whole seconds, up to 10% more at random so that not all come back together."""
+        """Whole seconds, up to 10% more at random so that not all return together."""
         return max(1, min(math.ceil(wait_s * (1 + JITTER * self._chance())), MAX_RETRY_S))
 
 
 def _named(running: Mapping[str, KeyLease]) -> str:
-    """Which requests a key has running, and how to stop one, within a sentence."""
+    """The requests that a key has running, and how to stop one, within a sentence."""
     if not running:
         return "; wait for one to end,"
     ids = list(running)
@@ -456,3 +456,13 @@ def _named(running: Mapping[str, KeyLease]) -> str:
 
 def _limited(terms: KeyTerms) -> bool:
     return not (terms.rpm is None and terms.tpm is None and terms.max_streams is None)
+
+
+def duration_text(duration_s: float) -> str:
+    """A duration as OpenAI writes it: `20ms`, `1.2s`, `6m0s`."""
+    ms = math.ceil(round(duration_s * 1000, 3))
+    if ms < 1000:
+        return f"{ms}ms"
+    minutes, rest = divmod(ms, 60_000)
+    seconds = f"{rest / 1000:.3f}".rstrip("0").rstrip(".")
+    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
