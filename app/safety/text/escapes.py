@@ -30,7 +30,7 @@ _UNFINISHED = re.compile(
 _LONGEST_UNFINISHED = 40
 
 
-def undone(text: str) -> tuple[str, str]:
+def unescape(text: str) -> tuple[str, str]:
     """The text with its escapes undone, and an escape at its end that goes on in the next piece."""
     pending = ""
     for _ in range(_NESTED):

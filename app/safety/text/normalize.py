@@ -10,6 +10,7 @@ linear in the text, and nothing is kept between calls. Knows text, not what is i
 from __future__ import annotations
 
 import codecs
+import itertools
 import re
 import unicodedata
 
@@ -25,6 +26,8 @@ _BLANK = frozenset("\u115f\u1160\u3164\uffa0\u034f\u17b4\u17b5")
 _BRAILLE_BLANK = "\u2800"
 _LONGEST_DECOMPOSITION = 4
 """Ligatures of whole phrases stay as they are, so that a text cannot grow eighteenfold."""
+_PHRASES_CHARS = 256
+"""Characters that such ligatures may add to a short text."""
 _TAGS = range(0xE0020, 0xE007F)
 """Tag characters that mirror printable ASCII: unseen by people, read by some models."""
 _RIGHT_TO_LEFT = "\u202e"
@@ -57,6 +60,23 @@ def views(text: str, limit: int = MAX_VIEWS) -> list[str]:
     if _RIGHT_TO_LEFT in text or looks_reversed(base, words):
         views.append(base[::-1])
     return [view for view in dict.fromkeys(views) if view or view is plain][:limit]
+
+
+def bounded(text: str) -> str:
+    """The text with spaces for phrases in one character, as U+FDFA is, once NFKC doubles the text by them.
+
+    An encoder reads NFKC, and one such character takes it the time of eighteen. Some of them always stay.
+    """
+    if text.isascii():
+        return text
+    added = {char: len(unicodedata.normalize("NFKC", char)) - 1 for char in set(text)}
+    phrases = {char: more for char, more in added.items() if more >= _LONGEST_DECOMPOSITION}
+    if not phrases:
+        return text
+    most = max(len(text), _PHRASES_CHARS)
+    so_far = itertools.accumulate(phrases.get(char, 0) for char in text)
+    shown = zip(text, so_far, strict=True)
+    return "".join(" " if char in phrases and more > most else char for char, more in shown)
 
 
 def _plain(folded: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from app.messages import content_texts
-from app.safety.text.escapes import undone
+from app.safety.text.escapes import unescape
 
 UNRENDERED = frozenset({"model", "messages", "stop", "stop_token_ids", "logit_bias", "regex", "ebnf"})
 """Parameters whose strings reach no prompt, and the messages, which are read separately."""
@@ -44,9 +44,6 @@ def request_text(body: Mapping[str, Any]) -> str:
 
 def message_text(message: Mapping[str, Any]) -> str:
     """All that a message says: its content, and then its other fields."""
-    content = message.get("content")
-    if isinstance(content, str) and len(message) == 2 and "role" in message:
-        return content
     return "\n".join(fields_of(message))
 
 
@@ -117,5 +114,5 @@ def _parsed(arguments: Any) -> Any:
     try:
         return orjson.loads(arguments)
     except orjson.JSONDecodeError:
-        unescaped, rest = undone(arguments)
+        unescaped, rest = unescape(arguments)
         return unescaped + rest

@@ -14,7 +14,7 @@
 Messages of one role in a row are read each for itself and as one text, a user's as one turn: a request split
 over them shows only there. A long text has more places to be mistaken in: as
 users' turns a sixth of public agent prompts would be refused, and one in eleven benign answers. An answer
-that the model is to go on with is read as a user's turn.
+that the model is to continue is read as a user's turn.
 """
 
 from __future__ import annotations
@@ -130,9 +130,10 @@ def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: S
 def _edited(
     body: Mapping[str, Any], judged: Knows | None, stored: Sequence[bool], edit: Callable[[str], str]
 ) -> Turns | None:
-    """See Turns. An edited message is one that nobody has judged; one with other parts than text stays.
+    """What is to be read once `edit` has changed users' messages; None where it changes none.
 
-    So do the messages before the newest EDITED_CHARS, so that no request is searched for long.
+    Nobody has judged an edited message. Those with other parts than text stay, and so do those before the
+    newest EDITED_CHARS, so that no request is searched for long.
     """
     messages, left = list(body["messages"]), EDITED_CHARS
     for number, message in reversed(list(enumerate(messages))):
@@ -180,8 +181,15 @@ def conversation_of(
 
 
 def slices(text: str) -> list[str]:
-    """The whole text in slices of `SLICE_CHARS` characters, which overlap."""
-    return list(_slices(text))
+    """The whole text in slices of at most `SLICE_CHARS` characters, which overlap."""
+    found, start = [], 0
+    while len(text) - start > SLICE_CHARS:
+        end = start + SLICE_CHARS
+        space = text.rfind(" ", end - OVERLAP_CHARS // 2, end)
+        end = end if space < 0 else space
+        found.append(text[start:end])
+        start = end - OVERLAP_CHARS
+    return [*found, text[start:]]
 
 
 def _plain_text(message: Message) -> str:
@@ -201,13 +209,13 @@ class _Said(NamedTuple):
     """How a text of this kind is read."""
     is_judged: bool = False
     is_stored: bool = False
-    fields: Sequence[str] = ()
-    """The fields that make the text, where they are several; of an answer those that are not known."""
+    fields: Sequence[str] = ("",)
+    """The fields that make the text; of an answer those that are not known."""
 
     @property
     def content(self) -> str:
         """The text without names, ids, calls and the like."""
-        return self.fields[0] if self.fields else self.text
+        return self.fields[0]
 
     @property
     def texts(self) -> Sequence[str]:
@@ -241,21 +249,17 @@ def _said(messages: Sequence[Message], judged: Knows | None, stored: Sequence[bo
                 fresh = _unreleased(fields, judged)
                 yield _Said("assistant", "\n".join(fresh), _answer, fields=fresh) if fresh else _KNOWN
             continue
-        content = message.get("content")
-        if isinstance(content, str) and len(message) == 2 and role is not None:
-            text, fields = content, []
-        else:
-            fields = fields_of(message)
-            text = "\n".join(fields)
-        if not text.strip():
+        fields = fields_of(message)
+        text = "\n".join(fields)
+        if not fields:
             continue
         if role == "user":
             is_judged = is_stored or (number < last and _is_passed(text, judged))
             yield _Said("user", text, Read, is_judged, is_stored, fields)
-        elif role == "assistant":  # that the model is to go on with
+        elif role == "assistant":  # that the model is to continue
             yield _Said("assistant", text, fields=fields)
         elif role == "tool":
-            yield _Said("tool", text, _result, fields=fields)
+            yield _Said("tool", text, partial(Read, weight=DECAY, watch=True), fields=fields)
         else:
             yield _Said("instructions", text, _instructions, fields=fields)
 
@@ -301,24 +305,19 @@ def _joined_before(unknown: Sequence[_Said]) -> Iterator[str]:
 
 def _before(turns: Sequence[_Turn]) -> list[Read]:
     """The users' messages before the newest and their turns, the youngest first."""
-    earlier: list[Read] = []
+    texts: list[tuple[str, int, bool]] = []
     age = 0
     for turn in reversed(turns):
-        if age and len(turn.messages) > 1:
-            earlier += _faded(turn.text, age, is_judged=turn.is_judged)
+        if len(turn.messages) > 1:
+            texts.append((turn.text, age, turn.is_judged))
         for message in reversed(turn.messages):
-            if age:
-                for text in message.texts:
-                    earlier += _faded(text, age, is_judged=message.is_judged)
+            texts += ((text, age, message.is_judged) for text in message.texts)
             age += 1
-    return earlier
-
-
-def _faded(text: str, age: int, *, is_judged: bool) -> list[Read]:
-    """A user's text, so many messages before the newest."""
-    if not is_judged:
-        return [Read(text)]
-    return [Read(text, DECAY**age)] if age <= MAX_AGE else []
+    return [
+        Read(text, DECAY**age if is_judged else 1.0)
+        for text, age, is_judged in texts
+        if age and (age <= MAX_AGE or not is_judged)
+    ]
 
 
 def _instructions(text: str) -> Read:
@@ -333,21 +332,6 @@ def _is_passed(text: str, judged: Knows | None) -> bool:
     return judged is not None and judged.is_passed(text)
 
 
-def _result(text: str) -> Read:
-    return Read(text, DECAY, watch=True)
-
-
 def _unreleased(fields: Sequence[str], judged: Knows | None) -> list[str]:
     """The fields of an answer that this server does not know for its own."""
     return [field for field in fields if judged is None or not judged.is_answer(field)]
-
-
-def _slices(text: str) -> Iterator[str]:
-    start = 0
-    while len(text) - start > SLICE_CHARS:
-        end = start + SLICE_CHARS
-        space = text.rfind(" ", end - OVERLAP_CHARS // 2, end)
-        end = end if space < 0 else space
-        yield text[start:end]
-        start = end - OVERLAP_CHARS
-    yield text[start:]

@@ -22,9 +22,9 @@ from app.safety.classifiers.classifier import (
 )
 from app.safety.classifiers.encoder import ANSWER, Encoder
 from app.safety.classifiers.model_files import MANIFEST, ModelDamaged
-from app.safety.classifiers.multilingual import HARM, TOPICS, MultilingualReader
+from app.safety.classifiers.multilingual import HARM, TOPICS
 from app.safety.classifiers.ngrams import BITS, CATEGORY_BITS, NGrams
-from app.safety.text.gloss import Glosser
+from app.safety.text.gloss import Glosser, Lexicon
 from app.safety.verdict import Scores, harm
 from scripts.training.safety import manifest
 
@@ -49,16 +49,17 @@ BLEND = Blend(
 )
 
 
-NO_GLOSS = Glosser(())
+_NO_WORDS = Lexicon({}, frozenset(), 4)
+NO_GLOSS = Glosser(_NO_WORDS, _NO_WORDS)
 
 
-class WordReader(MultilingualReader):
+class WordReader:
     """Logit 4 for what has the word `poison`, else -4; the category is S9."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def logits(self, text: str) -> NDArray[np.float32]:
+    def __call__(self, text: str) -> NDArray[np.float32]:
         """As said."""
         self.seen.append(text)
         logits = np.zeros(1 + len(CATEGORIES), np.float32)
@@ -224,6 +225,7 @@ def test_a_certainty_that_was_heard_does_not_drown_what_is_read(heard: float):
 
 def test_a_gloss_adds_harm_but_never_beyond_its_bound(tmp_path: Path):
     """Word by word in English a text may be watched; nothing is refused for it."""
+    (tmp_path / "hi.tsv").touch()
     (tmp_path / "id.tsv").write_text("racun\tpoison\nbeli\tbuy\n")
     ngrams = flat_ngrams(is_english=False)
     classifier = Classifier(ngrams, WordReader(), CureEncoder(), BLEND, Glosser.load(tmp_path))

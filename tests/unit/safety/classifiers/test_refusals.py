@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.safety.text.refusals import refuses
+from app.safety.classifiers.classifier import refuses
 
 
 @pytest.mark.parametrize(
