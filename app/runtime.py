@@ -33,7 +33,7 @@ from app.generation.request_safety import SafetyOf, Unscreened
 from app.generation.safety_check import SafetyService
 from app.generation.safety_factory import safety_service
 from app.generation.suspensions import Suspensions
-from app.log import where
+from app.log import safe_traceback
 from app.metering.abuse import AbuseWatch
 from app.metering.balance import LedgerAudit
 from app.metering.budget import Budgets
@@ -310,7 +310,7 @@ class Runtime:
             try:
                 self._look_at_strain()
             except Exception as exc:  # noqa: BLE001  # the next look may be better
-                self.log.error("pressure_watch_failed", error=where(exc))
+                self.log.error("pressure_watch_failed", error=safe_traceback(exc))
             if small is not None and small.num_failures != failures:
                 failures = small.num_failures
                 self.prefixes.restarted(small.name)  # long before another one answers
@@ -394,7 +394,7 @@ class Runtime:
             try:
                 await admission.run()
             except Exception as exc:  # noqa: BLE001  # deadlines must go on
-                self.log.error("admission_broke", error=where(exc))
+                self.log.error("admission_broke", error=safe_traceback(exc))
 
     async def aclose(self) -> None:
         """Close everything, the last opened first."""
@@ -411,4 +411,4 @@ class Runtime:
             try:
                 await close()
             except Exception as exc:  # noqa: BLE001  # the rest must be closed all the same
-                self.log.error("close_failed", error=where(exc))
+                self.log.error("close_failed", error=safe_traceback(exc))

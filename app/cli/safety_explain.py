@@ -12,7 +12,7 @@ from typing import Any
 from app.cli import tables
 from app.cli.safety_commands import screen_of
 from app.safety.classifiers.bundled_models import Models
-from app.safety.evaluation.explain import as_json, explain
+from app.safety.evaluation.explain import explain
 from app.safety.policies.policy import Policy
 from app.settings import SettingsError
 
@@ -31,10 +31,10 @@ def run_explain(args: argparse.Namespace, policy: Policy, models: Models, guard:
     body = _body(text, args.file) if args.request else {"messages": [{"role": "user", "content": text}]}
     with screen_of(models) as screen:
         try:
-            explanation = asyncio.run(explain(body, policy, screen, models))
+            result = asyncio.run(explain(body, policy, screen, models))
         except ValueError as exc:
             raise SettingsError(f"{args.file}: {exc}") from exc
-    result = as_json(explanation, policy) | {"guard": guard or None}
+    result["guard"] = guard or None
     print(json.dumps(result, ensure_ascii=False) if args.json else "\n".join(_lines(result)))
     return EXIT_OK
 

@@ -28,7 +28,7 @@ from app.generation.open_requests import settle_open
 from app.generation.retention import Retention
 from app.generation.settlement import settlement_of, suspension_of
 from app.generation.suspended import SuspendedRequest
-from app.log import where
+from app.log import safe_traceback
 from app.metering.balance import LedgerAudit
 from app.metering.pricing import PriceTable
 from app.metering.traffic import Traffic
@@ -224,7 +224,7 @@ class Journal:
             await entry.committed()
             await self._database.write(suspension_of(entry, safety))
         except Exception as exc:  # noqa: BLE001  # whatever it is, the client gets a truthful end
-            self._log.error("not_suspended", request_id=stream.request_id, error=where(exc))
+            self._log.error("not_suspended", request_id=stream.request_id, error=safe_traceback(exc))
             stream.fail(Draining("The server stopped before the answer was complete; ask again."))
             self.settle_later(entry, Draining.default_code)
         else:
@@ -295,7 +295,7 @@ class Journal:
     def _give_up(self, entry: JournalEntry, error: BaseException) -> None:
         """Leave a settlement that is itself faulty to the next start, which settles at the checkpoint."""
         self._unsettled.pop(entry, None)
-        self._log.error("settlement_broke", request_id=entry.stream.request_id, error=where(error))
+        self._log.error("settlement_broke", request_id=entry.stream.request_id, error=safe_traceback(error))
 
     # All of them, once a second
 
@@ -315,7 +315,7 @@ class Journal:
             except StorageUnavailable as error:
                 self._not_written(error)
             except Exception as exc:  # noqa: BLE001  # the next checkpoint must come
-                self._log.error("checkpoint_broke", error=where(exc))
+                self._log.error("checkpoint_broke", error=safe_traceback(exc))
             else:
                 self._written_at_s = time.monotonic()
 

@@ -22,7 +22,7 @@ from app.generation.journal import Journal
 from app.generation.journal_entry import JournalEntry
 from app.generation.request_safety import RequestSafety
 from app.generation.trace import Trace
-from app.log import where
+from app.log import safe_traceback
 from app.metering.limiter import Lease
 from app.metering.traffic import Traffic
 from app.stream.token_stream import TokenStream
@@ -74,7 +74,7 @@ class RequestEnd:
             raise
         except Exception as exc:  # noqa: BLE001  # whatever it is, the client gets a truthful end
             trace.failed("internal_error")
-            self._log.error("pipeline_broke", request_id=stream.request_id, error=where(exc))
+            self._log.error("pipeline_broke", request_id=stream.request_id, error=safe_traceback(exc))
             engine.abort(check.rid)
             broken = InternalError("The server failed to answer this request; it may be sent again.")
             self._fail(stream, check, broken)

@@ -17,7 +17,7 @@ from app.errors import BadRequest, ContentFiltered, ReplayExpired
 from app.generation.history import LoadedTurn
 from app.generation.request_safety import AnswerScreen, RequestSafety
 from app.generation.safety_recorder import RequestRecords, SafetyRecorder, as_enforced
-from app.log import where
+from app.log import safe_traceback
 from app.messages import count_media
 from app.safety import moderation
 from app.safety.counters import SafetyCounters
@@ -89,7 +89,7 @@ class SafetyService:
         """Count and log a stream screen that threw; what it screens is let pass if the server fails open."""
         passed = self.fail_open and not isinstance(exc, ScreenBusy)
         self.counters.failed("stream", "error", passed=passed)
-        self._log.error("screen_broke", request_id=request_id, error=where(exc), passed=passed)
+        self._log.error("screen_broke", request_id=request_id, error=safe_traceback(exc), passed=passed)
 
     def keep(self, check: ScreenedRequest, verdict: Verdict, subject: Subject, text: str) -> None:
         """Store a verdict that did something, and the turn it refused where nothing else stores that."""
@@ -123,12 +123,12 @@ class SafetyService:
 
         def written(done: asyncio.Future[None]) -> None:
             if not done.cancelled() and (exc := done.exception()) is not None:
-                self._log.error("safety_event_lost", request_id=event.request_id, error=where(exc))
+                self._log.error("safety_event_lost", request_id=event.request_id, error=safe_traceback(exc))
 
         try:
             self._database.submit(unit).add_done_callback(written)
         except Exception as exc:  # noqa: BLE001  # the request's own end must not depend on it
-            self._log.error("safety_event_lost", request_id=event.request_id, error=where(exc))
+            self._log.error("safety_event_lost", request_id=event.request_id, error=safe_traceback(exc))
 
 
 class ScreenedRequest:

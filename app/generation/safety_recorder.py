@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from structlog.typing import FilteringBoundLogger
 
-from app.log import where
+from app.log import safe_traceback
 from app.safety.policies.policy import Policy
 from app.safety.text.groups import Group, group_of
 from app.safety.verdict import Reading, Scores, Verdict, harm, judged
@@ -108,13 +108,13 @@ class SafetyRecorder:
     ) -> None:
         def written(done: asyncio.Future[Any]) -> None:
             if not done.cancelled() and (exc := done.exception()) is not None:
-                self._log.error("safety_records_lost", error=where(exc))
+                self._log.error("safety_records_lost", error=safe_traceback(exc))
 
         try:
             future = self._database.submit(unit)
         except Exception as exc:  # noqa: BLE001  # no request's end may depend on it
             if then is None:  # a deletion is tried again on the next day
-                self._log.error("safety_records_lost", error=where(exc))
+                self._log.error("safety_records_lost", error=safe_traceback(exc))
             return
         future.add_done_callback(written if then is None else then)
 

@@ -19,7 +19,7 @@ from structlog.typing import FilteringBoundLogger
 from app.errors import StorageUnavailable
 from app.generation.open_requests import settle_open
 from app.generation.suspended import NotReadable, SuspendedRequest, unpack
-from app.log import where
+from app.log import safe_traceback
 from app.store import ledger, suspensions
 from app.store.conversations import Status
 from app.store.database import Database
@@ -96,7 +96,7 @@ class Suspensions:
             return None
         stream, suspended = loaded
         if isinstance(suspended, NotReadable):
-            self._log.error("suspended_unreadable", request_id=request_id, error=where(suspended))
+            self._log.error("suspended_unreadable", request_id=request_id, error=safe_traceback(suspended))
             return stream, None
         return stream, suspended
 
@@ -127,7 +127,7 @@ class Suspensions:
             except StorageUnavailable as exc:
                 self._log.warning("suspended_not_settled", error=exc.code)
             except Exception as exc:  # noqa: BLE001  # the next look must come
-                self._log.error("suspensions_broke", error=where(exc))
+                self._log.error("suspensions_broke", error=safe_traceback(exc))
             await asyncio.sleep(PERIOD_S)
 
     async def expire(self) -> int:

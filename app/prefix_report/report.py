@@ -27,7 +27,7 @@ from typing import NamedTuple
 from structlog.typing import FilteringBoundLogger
 
 from app.core import ChatRequest, Counts, Prompt
-from app.log import where
+from app.log import safe_traceback
 from app.prefix_report.diff import TextDifference, similar, text_difference, tools_difference
 from app.prefix_report.family import CAUSES, Break, Cause, PromptSeries, SeriesKey, Unit
 from app.prefix_report.line import HEAD_TOKENS, PromptEdition, Stable, estimate_of, stable_of
@@ -101,7 +101,7 @@ class PrefixReport:
                 sent_s=sent_s,
             )
         except Exception as exc:  # noqa: BLE001  # a report is no reason to fail a request
-            self._log.error("prefix_report_broke", request_id=request.request_id, error=where(exc))
+            self._log.error("prefix_report_broke", request_id=request.request_id, error=safe_traceback(exc))
 
     def _saw(
         self,

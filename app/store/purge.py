@@ -22,7 +22,7 @@ from typing import TypeVar
 from structlog.typing import FilteringBoundLogger
 
 from app.errors import Conflict, StorageUnavailable
-from app.log import where
+from app.log import safe_traceback
 from app.store.batch import Unit
 from app.store.conversation_list import WIPED
 from app.store.conversations import no_conversation
@@ -73,7 +73,7 @@ class Purge:
             except StorageUnavailable:
                 folded = False
             except Exception as exc:  # noqa: BLE001  # as for the purge
-                self._log.error("wal_checkpoint_failed", error=where(exc))
+                self._log.error("wal_checkpoint_failed", error=safe_traceback(exc))
                 folded = False
             if not folded:
                 forgotten.set()
@@ -86,7 +86,7 @@ class Purge:
             except StorageUnavailable as exc:
                 self._log.warning("purge_postponed", error=exc.code)
             except Exception as exc:  # noqa: BLE001  # the next one must come all the same
-                self._log.error("purge_broke", error=where(exc))
+                self._log.error("purge_broke", error=safe_traceback(exc))
             await asyncio.sleep(PERIOD_S)
 
     async def once(self) -> int:

@@ -20,7 +20,7 @@ from app.api.http.rate_limit_headers import KEY_ID, NAMED, STREAM_ID
 from app.api.http.refusal_log import ThrottledLog
 from app.api.http.sse import CONNECTION
 from app.errors import InternalError, MethodNotAllowed, NotFound, RateLimited, ServingError
-from app.log import where
+from app.log import safe_traceback
 
 RESPONSE_HEADERS = "tokenring.response_headers"
 """Key of the scope under which a handler leaves headers that say how the request would have been served."""
@@ -124,7 +124,7 @@ class ErrorMiddleware:
         except ClientDisconnect:
             return
         except Exception as exc:
-            self._log.error("request_broke", path=scope.get("path"), error=where(exc))
+            self._log.error("request_broke", path=scope.get("path"), error=safe_traceback(exc))
             if scope["type"] != "http":
                 raise
             if _ANSWERED not in scope:  # the response had begun: cut it, so that the client sees it broke

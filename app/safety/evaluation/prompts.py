@@ -10,9 +10,9 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,21 +103,20 @@ def report(judged: Sequence[Judged], timed: tuple[str, str] = ("fast", "full")) 
 
 def figures(judged: Sequence[Judged]) -> dict[str, Any]:
     """Counts; recall and false positive rate as the policy acts, and over all thresholds."""
-    harmful = sorted(each.score for each in judged if each.row.harmful)
-    benign = sorted(each.score for each in judged if not each.row.harmful)
-    report: dict[str, Any] = {"harmful": len(harmful), "benign": len(benign)}
+    harmful = sum(each.row.harmful for each in judged)
+    benign = len(judged) - harmful
+    report: dict[str, Any] = {"harmful": harmful, "benign": benign}
     for name, actions in (("blocked", ("block",)), ("watched", ("block", "watch"))):
         acted = [each for each in judged if each.action in actions]
         hits = sum(each.row.harmful for each in acted)
         report[name] = {
-            "recall": rate(hits, len(harmful)),
-            "fpr": rate(len(acted) - hits, len(benign)),
+            "recall": rate(hits, harmful),
+            "fpr": rate(len(acted) - hits, benign),
         }
-    report["auc"] = _rounded(auc(harmful, benign))
-    report["ap"] = _rounded(average_precision(harmful, benign))
-    report["recall_at_fpr"] = {
-        str(target): _rounded(recall_at(harmful, benign, target)) for target in TARGETS
-    }
+    above = counts(judged)
+    report["auc"] = _rounded(auc(above))
+    report["ap"] = _rounded(average_precision(above))
+    report["recall_at_fpr"] = {str(target): _rounded(recall_at(above, target)) for target in TARGETS}
     return report
 
 
@@ -135,54 +134,44 @@ def rate(hits: int, of: int) -> dict[str, float] | None:
     }
 
 
-def auc(harmful: Sequence[float], benign: Sequence[float]) -> float | None:
-    """The chance that a harmful text scores above a benign one, ties counting half. Both are sorted."""
-    if not harmful or not benign:
+def counts(judged: Sequence[Judged]) -> list[tuple[int, int]]:
+    """Benign and harmful rows above every threshold, the strictest first; empty without both kinds."""
+    totals: dict[float, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for each in judged:
+        benign, harmful = totals[each.score]
+        totals[each.score] = (benign + (not each.row.harmful), harmful + each.row.harmful)
+    steps = [totals[score] for score in sorted(totals, reverse=True)]
+    above = list(accumulate(steps, lambda a, b: (a[0] + b[0], a[1] + b[1]), initial=(0, 0)))
+    return above if min(above[-1]) else []
+
+
+def auc(above: Sequence[tuple[int, int]]) -> float | None:
+    """The chance that a harmful text scores above a benign one, ties counting half; of `counts`."""
+    if not above:
         return None
-    won = sum(bisect_left(benign, p) + _right(benign, p) for p in harmful)
-    return won / (2 * len(harmful) * len(benign))
+    benign, harmful = above[-1]
+    return sum((b2 - b1) * (h1 + h2) for (b1, h1), (b2, h2) in pairwise(above)) / (2 * benign * harmful)
 
 
-def average_precision(harmful: Sequence[float], benign: Sequence[float]) -> float | None:
-    """The mean precision over the ranks of the harmful texts; equal scores are one rank. Both are sorted."""
-    if not harmful or not benign:
+def average_precision(above: Sequence[tuple[int, int]]) -> float | None:
+    """The mean precision over the ranks of the harmful texts; equal scores are one rank."""
+    if not above:
         return None
-    total = 0.0
-    for p in harmful:
-        above = len(harmful) - bisect_left(harmful, p)
-        total += above / (above + len(benign) - bisect_left(benign, p))
-    return total / len(harmful)
+    return sum((h2 - h1) * h2 / (h2 + b2) for (_, h1), (b2, h2) in pairwise(above)) / above[-1][1]
 
 
-def recall_at(harmful: Sequence[float], benign: Sequence[float], fpr: float) -> float | None:
-    """The share of harmful texts above the score that at most that share of benign ones is above."""
-    if not harmful or not benign:
+def recall_at(above: Sequence[tuple[int, int]], fpr: float) -> float | None:
+    """The share of harmful texts above the score that at most this share of benign ones is above."""
+    if not above:
         return None
-    allowed = int(fpr * len(benign) + 1e-9)
-    threshold = benign[len(benign) - 1 - allowed] if allowed < len(benign) else -1.0
-    return (len(harmful) - _right(harmful, threshold)) / len(harmful)
+    benign, harmful = above[-1]
+    return max(h for b, h in above if b <= fpr * benign + 1e-9) / harmful
 
 
 def roc(judged: Sequence[Judged]) -> list[tuple[float, float]]:
     """False positive rate and recall at every threshold, the strictest first; empty without both kinds."""
-    harmful = sum(each.row.harmful for each in judged)
-    benign = len(judged) - harmful
-    if not harmful or not benign:
-        return []
-    points: list[tuple[float, float]] = []
-    hits, alarms, last = 0, 0, math.inf
-    for each in sorted(judged, key=lambda each: -each.score):
-        if each.score != last:
-            points.append((alarms / benign, hits / harmful))
-            last = each.score
-        hits += each.row.harmful
-        alarms += not each.row.harmful
-    return [*points, (1.0, 1.0)]
-
-
-def _right(ordered: Sequence[float], value: float) -> int:
-    """How many are at most `value`."""
-    return bisect_left(ordered, math.nextafter(value, math.inf))
+    above = counts(judged)
+    return [(b / above[-1][0], h / above[-1][1]) for b, h in above]
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
