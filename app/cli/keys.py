@@ -223,16 +223,14 @@ def _row(key: Mapping[str, Any]) -> Sequence[str]:
     limits = [f"{name} {key[name]:,}" for name in ("rpm", "tpm", "max_streams") if key[name] is not None]
     if key["budget_usd"] is not None:
         limits.append(f"${key['budget_usd']:,} a month")
-    if key["weight"] != 1:
-        limits.append(f"weight {key['weight']:g}")
-    if key["safety"] != "standard":
-        limits.append(f"{key['safety']} safety")
-    if key["degrade"] == "off":
-        limits.append("never degraded")
-    if key["grammars"] == "schemas":
-        limits.append("schemas only")
-    if key["resume"] == "always":
-        limits.append("always resumable")
+    special = {
+        f"weight {key['weight']:g}": key["weight"] != 1,
+        f"{key['safety']} safety": key["safety"] != "standard",
+        "never degraded": key["degrade"] == "off",
+        "schemas only": key["grammars"] == "schemas",
+        "always resumable": key["resume"] == "always",
+    }
+    limits += (text for text, applies in special.items() if applies)
     return (
         key["id"],
         key["name"],

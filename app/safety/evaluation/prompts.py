@@ -11,7 +11,7 @@ import gzip
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,7 +72,9 @@ def read(paths: Iterable[Path], kind: str = "prompt") -> Rows:
             elif entry.get("kind", kind) != kind:
                 skipped[f"no {kind}"] += 1
             else:
-                rows.append(Row(text, label == 1, _category(entry), str(entry.get("source") or path.name)))
+                category = str(entry.get("category") or UNKNOWN)
+                source = str(entry.get("source") or path.name)
+                rows.append(Row(text, label == 1, CODE_OF.get(category, category), source))
     return Rows(rows, skipped)
 
 
@@ -114,9 +116,9 @@ def figures(judged: Sequence[Judged]) -> dict[str, Any]:
             "fpr": rate(len(acted) - hits, benign),
         }
     above = counts(judged)
-    report["auc"] = _rounded(auc(above))
-    report["ap"] = _rounded(average_precision(above))
-    report["recall_at_fpr"] = {str(target): _rounded(recall_at(above, target)) for target in TARGETS}
+    report["auc"] = round(auc(above), 4) if above else None
+    report["ap"] = round(average_precision(above), 4) if above else None
+    report["recall_at_fpr"] = {str(t): round(recall_at(above, t), 4) if above else None for t in TARGETS}
     return report
 
 
@@ -145,25 +147,19 @@ def counts(judged: Sequence[Judged]) -> list[tuple[int, int]]:
     return above if min(above[-1]) else []
 
 
-def auc(above: Sequence[tuple[int, int]]) -> float | None:
+def auc(above: Sequence[tuple[int, int]]) -> float:
     """The chance that a harmful text scores above a benign one, ties counting half; of `counts`."""
-    if not above:
-        return None
     benign, harmful = above[-1]
     return sum((b2 - b1) * (h1 + h2) for (b1, h1), (b2, h2) in pairwise(above)) / (2 * benign * harmful)
 
 
-def average_precision(above: Sequence[tuple[int, int]]) -> float | None:
+def average_precision(above: Sequence[tuple[int, int]]) -> float:
     """The mean precision over the ranks of the harmful texts; equal scores are one rank."""
-    if not above:
-        return None
     return sum((h2 - h1) * h2 / (h2 + b2) for (_, h1), (b2, h2) in pairwise(above)) / above[-1][1]
 
 
-def recall_at(above: Sequence[tuple[int, int]], fpr: float) -> float | None:
+def recall_at(above: Sequence[tuple[int, int]], fpr: float) -> float:
     """The share of harmful texts above the score that at most this share of benign ones is above."""
-    if not above:
-        return None
     benign, harmful = above[-1]
     return max(h for b, h in above if b <= fpr * benign + 1e-9) / harmful
 
@@ -181,15 +177,6 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
         name: round(ordered[min(int(q * len(ordered)), len(ordered) - 1)], 3) if ordered else 0.0
         for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
     }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
-
-
-def _category(entry: Mapping[str, Any]) -> str:
-    name = str(entry.get("category") or UNKNOWN)
-    return CODE_OF.get(name, name)
 
 
 def _order(category: str) -> tuple[int, str]:

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from app.core import ChatRequest, Delta, Engine
+from app.core import ChatRequest, Engine
 from app.safety.counters import Failure, SafetyCounters
 from app.safety.guard.reading import Entry, combined, fitted, scored, settled, turns_for
 from app.safety.guard.templates import GuardFormat, Question
@@ -122,7 +122,8 @@ class Guard:
         deltas = self._engine.generate(rid, prompt)
         try:
             async for delta in deltas:
-                answer.add(delta)
+                answer.text += delta.text
+                answer.entries += delta.logprobs or ()
                 if delta.finish_reason is None and settled(self._form, answer.text):
                     self._engine.abort(rid)
         finally:
@@ -144,10 +145,6 @@ class Guard:
 class _Answer:
     text: str = ""
     entries: list[Entry] = dataclasses.field(default_factory=list)
-
-    def add(self, delta: Delta) -> None:
-        self.text += delta.text
-        self.entries += delta.logprobs or ()
 
 
 class GuardTier:
@@ -175,12 +172,10 @@ class GuardTier:
             if passed:
                 return None
             raise ScreenFailed from failure
-        verdict = judged(
-            policy, [Reading("guard", scores)]
-        )  # an answer's too: a guard has one scale for both
+        verdict = judged(policy, [Reading("guard", scores)])  # a guard has one scale, of answers too
         self._counters.judged(verdict)
         return verdict
 
     async def aclose(self) -> None:
-        """See Guard.aclose."""
+        """Stop what the guard is still asked."""
         await self._guard.aclose()
