@@ -106,7 +106,7 @@ def _add_terms(verb: argparse.ArgumentParser) -> None:
 
 
 def _key_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """What flags say of a key, as JSON has it."""
+    """The fields of a key that flags give, as JSON has them."""
     named = (*TERMS, "owner")
     fields = {name: value for name, value in vars(args).items() if name in named and value is not None}
     fields |= {name: None for name in NULLABLE if fields.get(name) == NONE}

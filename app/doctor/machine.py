@@ -190,7 +190,7 @@ def caches(subject: Subject) -> Finding:
 
 
 def _has_nvidia_device(root: Path) -> bool:
-    """Whether a display or 3D controller of NVIDIA is on the PCI bus, driver or not."""
+    """True if a display or 3D controller of NVIDIA is on the PCI bus, driver or not."""
     for device in (root / "sys/bus/pci/devices").glob("*"):
         vendor, kind = device / "vendor", device / "class"
         if vendor.is_file() and vendor.read_text().strip() == NVIDIA and kind.read_text()[:4] == "0x03":

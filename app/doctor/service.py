@@ -197,7 +197,7 @@ def prices(subject: Subject) -> Finding:
 
 
 def keys(subject: Subject) -> Finding:
-    """What keys name that is not there: models, prices for their budgets."""
+    """Remarks on the keys: models that are not there, budgets without prices."""
     folder = subject.settings.data_dir
     try:
         with opened(folder) as connection:

@@ -138,13 +138,13 @@ class Classifier:
         return Quick(_harm(logit), lambda: _scores(logit, ngrams.topics(places)), ngrams.is_english(places))
 
     def evidence(self, text: str) -> list[Evidence]:
-        """What each word of a text adds to the n-grams' logit of harm, the most first; of its worst view."""
+        """The words of a text's worst view by their part in the n-grams' logit of harm, the highest first."""
         worst = max(views(text), key=lambda view: self._ngrams.look(view)[0])
         slope = self._blend.fast_slope
         return [Evidence(words, logit * slope) for words, logit in self._ngrams.evidence(worst)]
 
     def parts(self, text: str) -> dict[str, float]:
-        """What each model alone makes of a text as it stands, by its name: logits of harm."""
+        """The logit of harm of a text as it stands by each model alone, by the model's name."""
         counted, blend = self._ngrams.look(normalize(text))[0], self._blend
         parts = {
             "n-grams": counted * blend.fast_slope + blend.fast_bias,
@@ -209,7 +209,7 @@ class Classifier:
 
 
 def refuses(opening: str) -> bool:
-    """Whether these first words of an answer, in English, refuse or apologize.
+    """True if these first words of an answer, in English, refuse or apologize.
 
     A model can be made to refuse first and comply then. So a refusal proves nothing; it only weighs.
     """
@@ -217,7 +217,7 @@ def refuses(opening: str) -> bool:
 
 
 def doublings(num_chars: int) -> float:
-    """How often a text of this length is twice as long as a short one; 0 for a short one."""
+    """The number of times that a short text must be doubled to have this length; 0 for a short one."""
     return math.log2(max(num_chars, SHORT_CHARS) / SHORT_CHARS)
 
 

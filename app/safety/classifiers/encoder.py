@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PROMPT, ANSWER = 0, -1
-"""Where the logits of harm are, of a prompt and of an answer; those of the categories lie between."""
+"""Places of the logits of harm, of a prompt and of an answer; those of the categories lie between."""
 CLS, SEP = 101, 102
 """The marks of BERT's uncased vocabulary."""
 WINDOW = 128

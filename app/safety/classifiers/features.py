@@ -71,7 +71,7 @@ def mixed(salted: Hashes) -> Hashes:
 
 
 def word_edges(text: str) -> NDArray[np.intp]:
-    """Where each word begins and ends, in turns."""
+    """The positions at which words begin and end, in turns."""
     inside = np.frombuffer(b"\0%b\0" % wordlike(text), np.bool_)
     edges: NDArray[np.intp] = (inside[1:] != inside[:-1]).nonzero()[0]
     return edges

@@ -35,7 +35,7 @@ SHA256 = {
 WIDTH = 512
 """Numbers of a vector."""
 HARM, TOPICS = 0, 1
-"""Where the head's logits are: of harm, and from there on of the categories."""
+"""Places of the head's logits: that of harm, and the first of the categories."""
 OVERLAP = 24
 """Word pieces that neighbouring windows share."""
 _BOS, _EOS = 1, 2
@@ -128,7 +128,7 @@ class MultilingualEncoder:
 
 
 class MultilingualHead(NamedTuple):
-    """What is read in the vectors: harm behind one hidden layer, and topics behind none.
+    """The layers over the vectors: harm behind one hidden layer, and topics behind none.
 
     Several heads that were trained apart are one here, with a hidden layer as wide as all of theirs.
     """

@@ -72,12 +72,12 @@ class NGrams:
         return float(np.add.reduce(self.harm.take(places))) * _scale(places) + self.bias, places
 
     def is_english(self, places: NDArray[np.intp]) -> bool:
-        """Whether a text whose n-grams have these places is in English."""
+        """True if a text whose n-grams have these places is in English."""
         weights = self.english.take(places >> (BITS - CATEGORY_BITS))
         return float(np.add.reduce(weights)) * _scale(places) + self.english_bias >= 0.0
 
     def evidence(self, text: str) -> list[Evidence]:
-        """What each word and pair of words of a normalized text adds to the harm logit, the most first.
+        """The words and pairs of words of a normalized text by their part in the harm logit, the most first.
 
         A word has the n-grams of its characters and of its edges with it; others across words count for none.
         An n-gram counts where it is first.

@@ -31,9 +31,9 @@ MAX_CHARS = 20_000
 MAX_PIECES = 40
 """Sentences; where there are more, neighbours count as one."""
 LEVELS = 3
-"""How often the sentences of neighbours that decide are looked at one by one."""
+"""Rounds in which the sentences of neighbours that decide are tried one by one."""
 MAX_PIECES_OF_LONG = 24
-"""The same of a text over LONG_CHARS, each look at which takes the n-grams several milliseconds."""
+"""Sentences of a text over LONG_CHARS, which the n-grams read for several milliseconds each time."""
 LONG_CHARS = 4_000
 TRIES = 3
 """Runs of a length that the screen reads the text without."""
@@ -83,9 +83,9 @@ async def explain(
     words = [(words, logit) for words, logit in models.evidence(read.text)[:WORDS] if logit > 0]
     return {
         "object": "safety.explanation",
-        **_verdict_as_json(verdict),
+        **verdict_as_json(verdict),
         "lifted": verdict.lifted,
-        "classified": _verdict_as_json(classified),
+        "classified": verdict_as_json(classified),
         "policy_hash": policy.hash,
         "texts": [_text_as_json(*each) for each in texts],
         "span": span and {"start": span.start, "end": span.end, "text": read.text[span.start : span.end]},
@@ -115,7 +115,8 @@ def joined(spans: Sequence[Span], limit: int) -> list[Span]:
     return spans
 
 
-def _verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+    """The part of a verdict that every command prints."""
     return {
         "action": verdict.action,
         "category": verdict.category,
@@ -128,7 +129,7 @@ def _verdict_as_json(verdict: Verdict) -> dict[str, Any]:
 
 def _text_as_json(name: str, read: Read, alone: Verdict) -> dict[str, Any]:
     weight = round(read.weight, 4)
-    return {"name": name, "weight": weight, "watch_only": read.watch, **_verdict_as_json(alone)}
+    return {"name": name, "weight": weight, "watch_only": read.watch, **verdict_as_json(alone)}
 
 
 def _scores_as_json(verdict: Verdict, policy: Policy) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def _check_length(turns: Turns) -> None:
 
 
 def _without_allow(turns: Turns) -> Turns:
-    """The same as the classifiers read them, whatever the operator allows."""
+    """The turns as the classifiers read them, whatever the operator allows."""
     return turns._replace(edited=lambda _edit: None)
 
 
@@ -191,7 +192,7 @@ def _alone(read: Read) -> Turns:
 
 
 def _name(text: str, messages: Sequence[Message]) -> str:
-    """Which messages a text is of: one, several as one text, or none, but what stands beside them."""
+    """The messages that a text is of: one, several as one text, or none, but what stands beside them."""
     numbered = list(enumerate(messages, start=1))
     for number, message in numbered:
         if text in (message_text(message), text_of(message.get("content"))):
@@ -202,7 +203,7 @@ def _name(text: str, messages: Sequence[Message]) -> str:
 
 
 def _done(policy: Policy, classified: Verdict, verdict: Verdict) -> Action | None:
-    """What a policy does; if `allow` lifted the refusal here, it does so there too, where it may."""
+    """The action of a policy; if `allow` lifted the refusal here, it does so there too, where it may."""
     whole = judged(policy, classified.readings)
     if verdict.lifted is None or whole.enforced != "block":
         return whole.action

@@ -1,4 +1,4 @@
-"""How well the screens tell harmful texts from benign ones: rows with labels in, figures out.
+"""Figures of how well the screens separate harmful texts from benign ones, by labelled rows.
 
 A row is a JSON object of a line: `text`, `label` (1 harmful, 0 benign), and if they are known `category`
 and `source`. The score of a text is the highest of its categories, which is one scale over all of them.
@@ -21,7 +21,7 @@ from app.safety.verdict import Action
 from app.settings import SettingsError
 
 TARGETS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1)
-"""False positive rates at which recall is told, by thresholds on the benign rows at hand."""
+"""False positive rates at which recall is given, by thresholds on the benign rows at hand."""
 UNKNOWN = "unknown"
 _Z = 1.959964
 

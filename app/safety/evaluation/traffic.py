@@ -24,7 +24,7 @@ RECORDED = "recorded"
 """The name of what the policy said when the record was made."""
 _NONE = "none"
 Judges = Callable[[SafetyRecord], tuple[Action | None, str | None]]
-"""What is made of a record, and by which category."""
+"""Gives the action on a record, and the category that decides it."""
 
 
 def policies(policy: Policy) -> dict[str, Policy]:
@@ -34,13 +34,13 @@ def policies(policy: Policy) -> dict[str, Policy]:
 
 
 def as_recorded(record: SafetyRecord) -> tuple[Action | None, str | None]:
-    """What the policy in force said, whether it acted or observed."""
+    """The verdict of the policy in force, enforced or observed."""
     action: Any = record.action
     return action, record.category
 
 
 def by_policy(policy: Policy) -> Judges:
-    """What a policy does; of one that observes, only where it acts all the same."""
+    """The actions of a policy; of one that observes, only where it acts all the same."""
 
     def judges(record: SafetyRecord) -> tuple[Action | None, str | None]:
         stages: Any = [stage for stage, *_ in record.readings]
@@ -62,7 +62,7 @@ def by_policy(policy: Policy) -> Judges:
 
 
 class Tally:
-    """What would have become of the texts that are counted together."""
+    """Counts of actions on texts."""
 
     def __init__(self) -> None:
         self.prompts: Counter[str] = Counter()
@@ -108,7 +108,7 @@ def report(
     judges: Mapping[str, Judges],
     under: str,
 ) -> dict[str, Any]:
-    """What each judge made of the records, and by GROUPINGS what the judge named `under` did."""
+    """The actions of each judge on the records, and by GROUPINGS those of the judge named `under`."""
     overall: dict[str, Tally] = {name: Tally() for name in judges}
     groups: dict[str, dict[str, Tally]] = {name: defaultdict(Tally) for name in GROUPINGS}
     num_records = 0

@@ -63,7 +63,7 @@ def defused(text: str) -> str:
 
 
 def settled(form: GuardFormat, text: str) -> bool:
-    """Whether the verdict is the harmless word, after which no label can follow."""
+    """True if the verdict is the harmless word, after which no label can follow."""
     harmless = next(iter(form.weights))
     answer = text.strip().casefold()
     return any(answer == f"{lead} {harmless}".strip().casefold() for lead in form.leads)
@@ -80,7 +80,7 @@ def scored(form: GuardFormat, question: Question, entries: Sequence[Entry], text
 
 
 def probability(form: GuardFormat, entries: Sequence[Entry]) -> float | None:
-    """How probable harm is where the model said its verdict; None without log probabilities of it.
+    """The probability of harm at the model's verdict; None without log probabilities of it.
 
     By the first token of each verdict, as the model cards do: the share that each has of what all
     of them have together, weighted.

@@ -20,7 +20,7 @@ from app.safety.text.turns import Message
 from app.safety.verdict import Policed, Reading, Scores, ScreenFailed, Verdict, judged
 
 TIMEOUT_S = 5.0
-"""How long the first release may wait for a verdict; a 1B model on a GPU takes some 30 ms."""
+"""Seconds that the first release may wait for a verdict; a 1B model on a GPU takes some 30 ms."""
 TOP_LOGPROBS = 20
 TEMPLATE_TOKENS = 700
 """Kept free for a format's own words: the longest, Qwen3Guard's, has 2,000 characters."""
@@ -48,7 +48,7 @@ class Guard:
         self._unwanted: set[str] = set()
 
     async def score(self, conversation: Sequence[Message]) -> Scores:
-        """How harmful the last turn is, by category: of a prompt, or of an answer to it.
+        """The scores of the last turn by category, a prompt or an answer to it.
 
         All questions are asked at once. A turn longer than the model's context is asked about in
         slices. Raises GuardFailed.
@@ -172,7 +172,9 @@ class GuardTier:
             if passed:
                 return None
             raise ScreenFailed from failure
-        verdict = judged(policy, [Reading("guard", scores)])  # a guard has one scale, of answers too
+        verdict = judged(
+            policy, [Reading("guard", scores)]
+        )  # an answer's too: a guard has one scale for both
         self._counters.judged(verdict)
         return verdict
 

@@ -1,4 +1,4 @@
-"""English written so that a classifier does not read it: what gives it away, and how it reads.
+"""English disguised from classifiers: its signs, and the plain text.
 
 Each finder first asks something cheap of the whole text (a substring of its character classes, its
 longest word) and answers nothing for ordinary prose, code and addresses. Linear; no regular
@@ -99,12 +99,12 @@ def respelled(shown: str) -> str | None:
 
 
 def looks_rot13(plain: str, words: AbstractSet[str]) -> bool:
-    """Whether a normalized text, of these words, names rot13 or has its commonest words in it."""
+    """True if a normalized text, of these words, names rot13 or has its commonest words in it."""
     return any(map(plain.__contains__, _ROT13_CUES)) or len(_ROT13_WORDS & words) > 1
 
 
 def looks_reversed(plain: str, words: AbstractSet[str]) -> bool:
-    """Whether a normalized text, of these words, speaks of reading backwards or has reversed common ones."""
+    """True if a normalized text, of these words, speaks of reading backwards or has reversed common words."""
     if any(map(plain.__contains__, _BACKWARDS_CUES)):
         return True
     return len(_REVERSED_WORDS & words) > ("revers" not in plain)
@@ -177,7 +177,7 @@ def _without_signs(word: str) -> str:
 
 
 def _mixed(shown: str) -> int:
-    """How often digits and signs stand between letters; 0 if seldom: below eight and one word in twelve."""
+    """The number of digits and signs between letters; 0 if few: below eight and one word in twelve."""
     classes = shown.encode("ascii", "replace").translate(_LEET)
     if b"0" not in classes and b"$" not in classes:
         return 0
@@ -248,7 +248,7 @@ def _may_be_code(word: str, least: int) -> bool:
 
 
 def _block_read(run: list[str], left: int) -> str | None:
-    """What a run of words that may be code says; read as a whole, or else word by word."""
+    """The text of a run of words that may be code, decoded as a whole, or else word by word."""
     bare = [word.strip(_EDGES) for word in run]
     whole = _code_read("".join(bare)[:left])
     if whole is not None or len(bare) < 2:
@@ -263,7 +263,7 @@ def _block_read(run: list[str], left: int) -> str | None:
 
 
 def _code_read(code: str) -> str | None:
-    """Hexadecimal or base64 that says something in letters, else None."""
+    """The text of hexadecimal or base64 that is mostly letters, else None."""
     if len(code) < _SHORT_CHARS:
         return None
     raw = code.encode("ascii", "replace")

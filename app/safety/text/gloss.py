@@ -36,7 +36,7 @@ HINDI_SHARE = 0.3
 _DEVANAGARI = re.compile("[\u0900-\u097f]")
 _BETWEEN = re.compile(r"[\s!-/:-@\[-`{-~\u00a0-\u00bf\u2000-\u206f\u3000-\u303f\u060c\u061b\u061f\u0964]+")
 _PIECE = re.compile(r"\S{1,48}|\s+")
-"""What is brought into NFKC at a time: a long run of marks takes quadratic time."""
+"""A part that is brought into NFKC at a time: a long run of marks takes quadratic time."""
 
 
 class Lexicon(NamedTuple):
@@ -108,7 +108,7 @@ class Glosser:
         return " ".join(listed) if listed and len(listed) >= LEAST_LISTED * len(glosses) else None
 
     def _is_indonesian(self, words: Sequence[str]) -> bool:
-        """Whether more of the words are listed than are English, and not nearly all are English."""
+        """True if more of the words are listed than are English, and not nearly all are English."""
         num_english = sum(map(self._english.__contains__, words))
         num_listed = sum(map(self._indonesian.english.__contains__, words))
         return num_english < num_listed and num_english <= SURELY_ENGLISH * len(words)
@@ -131,6 +131,6 @@ def _bare(char: str) -> str:
 
 
 def _is_hindi(plain: str) -> bool:
-    """Whether a good part of the first letters are Devanagari."""
+    """True if a good part of the first letters are Devanagari."""
     some = "" if plain.isascii() else plain[:SAMPLED_CHARS]
     return len(_DEVANAGARI.findall(some)) > HINDI_SHARE * max(sum(map(str.isalpha, some)), 1)

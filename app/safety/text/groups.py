@@ -1,4 +1,4 @@
-"""Groups of texts that may fare differently at a screen: by length, by role, by script. None tells a text."""
+"""Groups of texts that may fare differently at a screen: by length, by role, by script."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import Counter
 from typing import NamedTuple
 
 GROUPINGS = ("category", "key", "length", "role", "script", "day")
-"""How a report can group the texts of a server."""
+"""The properties by which a report can group the texts of a server."""
 LENGTHS = ("0-99", "100-499", "500-1999", "2000-9999", "10000+")
 """Characters of the text."""
 _BOUNDS = (100, 500, 2_000, 10_000)
 SAMPLE_CHARS = 100
-"""Characters from the beginning by which the script is told; more would cost every text that is not ASCII."""
+"""Characters from the beginning that tell the script; more would cost every text that is not ASCII."""
 _SCRIPTS: tuple[tuple[int, str], ...] = (
     (0x0000, "latin"),
     (0x0250, "other"),

@@ -1,7 +1,7 @@
 """Text as the classifiers see it: one plain form, and a few further views of what is disguised.
 
     text → NFKD without marks, zero-width, bidi, tags → look-alikes → casefold → single spaces   plain
-         → hidden or encoded text read, letters joined, leet undone, rot13, reversed             views
+         → hidden or encoded text read, letters joined, leet read, rot13, reversed             views
 
 A further view is made only where something cheap says so; ordinary text has none. Everything is
 linear in the text, and nothing is kept between calls. Knows text, not what is in it.
@@ -42,7 +42,7 @@ def normalize(text: str) -> str:
 
 
 def views(text: str, limit: int = MAX_VIEWS) -> list[str]:
-    """What may be read in the text, normalized, at most `limit`: the plain form, then others."""
+    """The possible readings of the text, normalized, at most `limit`: the plain form, then others."""
     shown = folded(text)
     plain = _plain(shown)
     views = [plain]
@@ -126,7 +126,7 @@ def _as_latin(word: str) -> str:
 
 
 def _tagged(text: str) -> str:
-    """What tag characters spell."""
+    """The text that tag characters spell."""
     if ord(max(text)) < _TAGS.start:
         return ""
     return "".join(chr(ord(char) - 0xE0000) for char in text if ord(char) in _TAGS)

@@ -33,7 +33,7 @@ _DATA_URL = re.compile(r"data:[\w.+-]{0,40}/?[\w.+-]{0,80}(;[\w.+-]{1,40}=[\w.+-
 
 
 def request_text(body: Mapping[str, Any]) -> str:
-    """What a request says beside its messages: tools, formats, variables of the template; a string a line."""
+    """The strings of a request beside its messages: tools, formats, variables of the template; one a line."""
     beside = {
         name: value
         for name, value in body.items()
@@ -48,7 +48,7 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def fields_of(message: Mapping[str, Any]) -> list[str]:
-    """The same by field: the content first, each tool call for itself. A field's own name is in no prompt."""
+    """The text of a message by field: the content first, each tool call for itself, no field's own name."""
     content = message.get("content")
     texts = [text_of(content)]
     if not isinstance(content, str):
@@ -77,7 +77,7 @@ def text_of(content: object) -> str:
 def strings_in(value: Any) -> Iterator[str]:
     """The strings in a JSON value as they stand, keys before what they name, but for the protocol's words.
 
-    A tool call's arguments are a string of JSON: what is in it is read, its escapes undone, as templates do.
+    A tool call's arguments are a string of JSON: what is in it is read, its escapes decoded, as templates do.
     """
     left = [value]
     while left:

@@ -1,4 +1,4 @@
-"""What a prompt screen reads of a request: which texts, how much each weighs, and their slices.
+"""The texts of a request that a prompt screen reads, the weight of each, and their slices.
 
     who says it                            refused                          watched
     newest user's message, last three
@@ -50,14 +50,14 @@ Message = Mapping[str, Any]
 
 
 class Knows(Protocol):
-    """What this server has judged before (app.safety.screens.remembered.JudgedTexts)."""
+    """The texts that this server has judged before (app.safety.screens.remembered.JudgedTexts)."""
 
     def is_passed(self, turn: str) -> bool:
-        """Whether a user's turn was judged and let pass."""
+        """True if a user's turn was judged and let pass."""
         ...
 
     def is_answer(self, field: str) -> bool:
-        """Whether a field of an answer was released, or read before."""
+        """True if a field of an answer was released, or read before."""
         ...
 
 
@@ -77,7 +77,7 @@ class Turns(NamedTuple):
 
     newest: list[Read]
     earlier: list[Read]
-    """What is no user's in order, and then users' turns, the youngest first."""
+    """The texts of others than users in order, and then users' turns, the youngest first."""
     users: Sequence[str] = ()
     """The users' turns that were not judged before."""
     answers: Sequence[str] = ()
@@ -85,16 +85,16 @@ class Turns(NamedTuple):
     recent: Sequence[str] = ()
     """The newest users' turns, as many as are joined, oldest first."""
     edited: Callable[[Callable[[str], str]], Turns | None] = lambda _edit: None
-    """What is to be read once a function has edited each user's message; None where it changes none."""
+    """The turns once a function has edited each user's message; None where it changes none."""
 
 
 def turns_of(messages: Sequence[Message]) -> Turns:
-    """What is to be read of messages alone, of which none was judged before."""
+    """The texts to read of messages alone, of which none was judged before."""
     return read_request({"messages": messages})
 
 
 def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: Sequence[bool] = ()) -> Turns:
-    """What is to be read of a request, its messages oldest first.
+    """The texts to read of a request, its messages oldest first.
 
     `stored` are the first of the messages, which are from the store and so were judged before: whether each
     is an answer of this server.
@@ -130,7 +130,7 @@ def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: S
 def _edited(
     body: Mapping[str, Any], judged: Knows | None, stored: Sequence[bool], edit: Callable[[str], str]
 ) -> Turns | None:
-    """What is to be read once `edit` has changed users' messages; None where it changes none.
+    """The texts to read once `edit` has changed users' messages; None where it changes none.
 
     Nobody has judged an edited message. Those with other parts than text stay, and so do those before the
     newest EDITED_CHARS, so that no request is searched for long.
@@ -193,7 +193,7 @@ def slices(text: str) -> list[str]:
 
 
 def _plain_text(message: Message) -> str:
-    """What a user says, if it is text alone."""
+    """The text of a user's message, if it is text alone."""
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     has_others = any(not isinstance(piece, Mapping) or piece.get("type") != "text" for piece in parts)
@@ -201,12 +201,12 @@ def _plain_text(message: Message) -> str:
 
 
 class _Said(NamedTuple):
-    """What is to be read of a message. Those of one kind in a row are one run, and read as one text too."""
+    """The text to read of a message. Those of one kind in a row are one run, and read as one text too."""
 
     kind: str
     text: str
     read: Callable[[str], Read] = Read
-    """How a text of this kind is read."""
+    """Gives a text of this kind its weight."""
     is_judged: bool = False
     is_stored: bool = False
     fields: Sequence[str] = ("",)
@@ -230,7 +230,7 @@ class _Turn(NamedTuple):
     messages: Sequence[_Said]
     text: str
     is_judged: bool
-    """Whether they were judged as one text."""
+    """They were judged as one text."""
 
 
 _KNOWN = _Said("assistant", "")
@@ -238,7 +238,7 @@ _KNOWN = _Said("assistant", "")
 
 
 def _said(messages: Sequence[Message], judged: Knows | None, stored: Sequence[bool]) -> Iterator[_Said]:
-    """What messages say. Those that say nothing are left out, as they set nothing apart."""
+    """The texts of messages. Empty ones are left out, as they set nothing apart."""
     last = len(messages) - 1
     for number, message in enumerate(messages):
         role, is_stored = message.get("role"), number < len(stored)
@@ -294,7 +294,7 @@ def _newest(turns: Sequence[_Turn], users: Sequence[_Said]) -> list[Read]:
 
 
 def _joined_before(unknown: Sequence[_Said]) -> Iterator[str]:
-    """Messages that nobody has judged as they were joined before each of the last came.
+    """Messages that nobody has judged, joined without each of the last ones in turn.
 
     A few harmless ones behind a request in pieces would drown it, and none was read when it was the newest.
     """
