@@ -219,14 +219,13 @@ def _usage_table(report: Mapping[str, Any], group_by: Sequence[str]) -> list[str
     """The lines of a usage report: heading, then the table of groups with its total."""
     names = list(dict.fromkeys(n for name in group_by for n in _SHOWN.get(name, (name,))))
     heads = [*names, *(name.removesuffix("_tokens") for name in _COLUMNS), "USD"]
-    rows = [[*(_cell(group[name]) for name in names), *_numbers(group)] for group in report["groups"]]
+    rows = [
+        [*("-" if group[name] is None else group[name] for name in names), *_numbers(group)]
+        for group in report["groups"]
+    ]
     total = [""] * len(names) + _numbers(report)
     table = tables.text(heads, rows, total=total, left=len(names))
     return [f"Usage from {report['from']} to {report['to']} (UTC)", table]
-
-
-def _cell(value: str | None) -> str:
-    return "-" if value is None else value
 
 
 def _numbers(sums: Mapping[str, Any]) -> list[str]:

@@ -41,10 +41,6 @@ OVERLAP = 24
 _BOS, _EOS = 1, 2
 _CHUNKS = 17
 """Parts of the table of vectors, each with a scale of its own; piece i is in part i mod 17."""
-BRANCH = 256
-"""Numbers of a convolution's output."""
-ORDERS = ((2, 0), (3, 1), (5, 2))
-"""Pieces that a convolution sees at once, and how many of them lie before its own."""
 _AROUND = np.arange(-2, 3)
 _BATCH_PIECES = 384
 """Pieces read at once: what lies between the layers then fits a core's cache."""

@@ -269,16 +269,16 @@ def _code_read(code: str) -> str | None:
     raw = code.encode("ascii", "replace")
     hexadecimal = raw.removeprefix(b"0x")
     if len(hexadecimal) % 2 == 0 and not hexadecimal.translate(None, _HEX):
-        text = _said(binascii.unhexlify(hexadecimal))
+        text = _letters_of(binascii.unhexlify(hexadecimal))
         if text is not None:
             return text
     raw = raw.translate(_URL_SAFE, b"=")
     with contextlib.suppress(binascii.Error):
-        return _said(binascii.a2b_base64(raw + b"=" * (-len(raw) % 4)))
+        return _letters_of(binascii.a2b_base64(raw + b"=" * (-len(raw) % 4)))
     return None
 
 
-def _said(data: bytes) -> str | None:
+def _letters_of(data: bytes) -> str | None:
     """Bytes as text, if they are text and mostly letters."""
     try:
         text = data.decode()

@@ -1,6 +1,6 @@
 """The texts of a request that a prompt screen reads, the weight of each, and their slices.
 
-    who says it                            refused                          watched
+    role                                   refused                          watched
     newest user's message, last three
     turns, and all not judged yet, joined  as it is                         as it is
     earlier user's turn, not judged yet    as it is                         as it is
@@ -49,7 +49,7 @@ OVERLAP_CHARS = 200
 Message = Mapping[str, Any]
 
 
-class Knows(Protocol):
+class Memory(Protocol):
     """The texts that this server has judged before (app.safety.screens.remembered.JudgedTexts)."""
 
     def is_passed(self, turn: str) -> bool:
@@ -93,7 +93,7 @@ def turns_of(messages: Sequence[Message]) -> Turns:
     return read_request({"messages": messages})
 
 
-def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: Sequence[bool] = ()) -> Turns:
+def read_request(body: Mapping[str, Any], judged: Memory | None = None, stored: Sequence[bool] = ()) -> Turns:
     """The texts to read of a request, its messages oldest first.
 
     `stored` are the first of the messages, which are from the store and so were judged before: whether each
@@ -102,13 +102,13 @@ def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: S
     others = [_instructions(beside)] if (beside := request_text(body)) else []
     turns: list[_Turn] = []
     answers: list[str] = []
-    instructions: list[list[_Said]] = []
-    for kind, group in groupby(_said(body["messages"], judged, stored), key=attrgetter("kind")):
+    instructions: list[list[_Entry]] = []
+    for kind, group in groupby(_message_texts(body["messages"], judged, stored), key=attrgetter("kind")):
         run = list(group)
         if kind == "user":
             turns.append(_turn(run, judged))
             continue
-        unknown = [message for message in run if message is not _KNOWN]
+        unknown = [message for message in run if message is not _OWN_ANSWER]
         if not unknown:
             continue
         others += (message.read(text) for message in unknown for text in message.texts)
@@ -128,7 +128,7 @@ def read_request(body: Mapping[str, Any], judged: Knows | None = None, stored: S
 
 
 def _edited(
-    body: Mapping[str, Any], judged: Knows | None, stored: Sequence[bool], edit: Callable[[str], str]
+    body: Mapping[str, Any], judged: Memory | None, stored: Sequence[bool], edit: Callable[[str], str]
 ) -> Turns | None:
     """The texts to read once `edit` has changed users' messages; None where it changes none.
 
@@ -150,7 +150,7 @@ def _edited(
 
 
 def conversation_of(
-    body: Mapping[str, Any], judged: Knows | None = None, stored: Sequence[bool] = ()
+    body: Mapping[str, Any], judged: Memory | None = None, stored: Sequence[bool] = ()
 ) -> list[dict[str, str]]:
     """The conversation as a guard model is shown it: what nobody has judged yet is in the last user's turn.
 
@@ -200,7 +200,7 @@ def _plain_text(message: Message) -> str:
     return text_of(content) if message.get("role") == "user" and not has_others else ""
 
 
-class _Said(NamedTuple):
+class _Entry(NamedTuple):
     """The text to read of a message. Those of one kind in a row are one run, and read as one text too."""
 
     kind: str
@@ -227,27 +227,29 @@ class _Said(NamedTuple):
 class _Turn(NamedTuple):
     """A user's messages in a row."""
 
-    messages: Sequence[_Said]
+    messages: Sequence[_Entry]
     text: str
     is_judged: bool
     """They were judged as one text."""
 
 
-_KNOWN = _Said("assistant", "")
+_OWN_ANSWER = _Entry("assistant", "")
 """An answer of this server."""
 
 
-def _said(messages: Sequence[Message], judged: Knows | None, stored: Sequence[bool]) -> Iterator[_Said]:
+def _message_texts(
+    messages: Sequence[Message], judged: Memory | None, stored: Sequence[bool]
+) -> Iterator[_Entry]:
     """The texts of messages. Empty ones are left out, as they set nothing apart."""
     last = len(messages) - 1
     for number, message in enumerate(messages):
         role, is_stored = message.get("role"), number < len(stored)
         if role == "assistant" and number < last:
             if is_stored and stored[number]:
-                yield _KNOWN
+                yield _OWN_ANSWER
             elif fields := fields_of(message):
                 fresh = _unreleased(fields, judged)
-                yield _Said("assistant", "\n".join(fresh), _answer, fields=fresh) if fresh else _KNOWN
+                yield (_Entry("assistant", "\n".join(fresh), _answer, fields=fresh) if fresh else _OWN_ANSWER)
             continue
         fields = fields_of(message)
         text = "\n".join(fields)
@@ -255,28 +257,28 @@ def _said(messages: Sequence[Message], judged: Knows | None, stored: Sequence[bo
             continue
         if role == "user":
             is_judged = is_stored or (number < last and _is_passed(text, judged))
-            yield _Said("user", text, Read, is_judged, is_stored, fields)
+            yield _Entry("user", text, Read, is_judged, is_stored, fields)
         elif role == "assistant":  # that the model is to continue
-            yield _Said("assistant", text, fields=fields)
+            yield _Entry("assistant", text, fields=fields)
         elif role == "tool":
-            yield _Said("tool", text, partial(Read, weight=DECAY, watch=True), fields=fields)
+            yield _Entry("tool", text, partial(Read, weight=DECAY, watch=True), fields=fields)
         else:
-            yield _Said("instructions", text, _instructions, fields=fields)
+            yield _Entry("instructions", text, _instructions, fields=fields)
 
 
-def _joined(run: Sequence[_Said]) -> str:
+def _joined(run: Sequence[_Entry]) -> str:
     """The contents alone: hardly a template writes names and ids, which would drown them."""
     return "\n".join(message.content for message in run)
 
 
-def _turn(run: Sequence[_Said], judged: Knows | None) -> _Turn:
+def _turn(run: Sequence[_Entry], judged: Memory | None) -> _Turn:
     if len(run) == 1:
         return _Turn(run, run[0].content, run[0].is_judged)
     text = _joined(run)
     return _Turn(run, text, all(message.is_stored for message in run) or _is_passed(text, judged))
 
 
-def _newest(turns: Sequence[_Turn], users: Sequence[_Said]) -> list[Read]:
+def _newest(turns: Sequence[_Turn], users: Sequence[_Entry]) -> list[Read]:
     """The newest user's message, those in a row with it, the last turns, and all that nobody has judged."""
     if not turns:
         return []
@@ -293,7 +295,7 @@ def _newest(turns: Sequence[_Turn], users: Sequence[_Said]) -> list[Read]:
     return [Read(text) for text in dict.fromkeys(texts)]
 
 
-def _joined_before(unknown: Sequence[_Said]) -> Iterator[str]:
+def _joined_before(unknown: Sequence[_Entry]) -> Iterator[str]:
     """Messages that nobody has judged, joined without each of the last ones in turn.
 
     A few harmless ones behind a request in pieces would drown it, and none was read when it was the newest.
@@ -328,10 +330,10 @@ def _answer(text: str) -> Read:
     return Read(text, DECAY if len(text) <= SHORT_CHARS else 0.0, watch=True)
 
 
-def _is_passed(text: str, judged: Knows | None) -> bool:
+def _is_passed(text: str, judged: Memory | None) -> bool:
     return judged is not None and judged.is_passed(text)
 
 
-def _unreleased(fields: Sequence[str], judged: Knows | None) -> list[str]:
+def _unreleased(fields: Sequence[str], judged: Memory | None) -> list[str]:
     """The fields of an answer that this server does not know for its own."""
     return [field for field in fields if judged is None or not judged.is_answer(field)]
