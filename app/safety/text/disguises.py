@@ -1,8 +1,8 @@
 """English disguised from classifiers: its signs, and the plain text.
 
 Each finder first asks something cheap of the whole text (a substring of its character classes, its
-longest word) and answers nothing for ordinary prose, code and addresses. Linear; no regular
-expressions. Works on text whose characters are plain already (`app.safety.text.normalize`).
+longest word) and answers nothing for ordinary prose, code and addresses. Linear. Works on text whose
+characters are plain already (`app.safety.text.normalize`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import html
 import itertools
 import operator
+import re
 import string
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,7 @@ _UNLEET = str.maketrans("013457@$!|89", "oieastasilbg")
 
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_="
 _HEX = b"0123456789abcdefABCDEF"
+_ESCAPES = {"\\u": re.compile(r"\\u([0-9a-fA-F]{4})"), "\\x": re.compile(r"\\x([0-9a-fA-F]{2})")}
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _ENCODING_CUES = ("base64", "base 64", "decode", "encoded", "hex")
 _ROT13_CUES = ("rot13", "rot-13", "rot 13", "caesar cipher", "caesar shift", "caesar-")
@@ -202,25 +204,14 @@ def _decoded_once(shown: str, *, cued: bool) -> str:
         shown = urllib.parse.unquote_plus(shown) if plus else urllib.parse.unquote(shown)
     if shown.count("&#") > 2:
         shown = html.unescape(shown)
-    for mark, digits in (("\\u", 4), ("\\x", 2)):
+    for mark, escape in _ESCAPES.items():
         if shown.count(mark) > 2:
-            shown = _unescaped(shown, mark, digits)
+            shown = escape.sub(lambda match: chr(int(match[1], 16)), shown)
     raw = shown.encode("ascii", "replace")
     short = cued or shown.endswith("=") or "== " in shown
     if short or _LONG in raw.translate(_LETTERS) or _PAIRS in raw.translate(_HEX_CLASSES):
         return _blocks_read(shown.split(), _SHORT_CHARS if short else _LONG_CHARS) or shown
     return shown
-
-
-def _unescaped(shown: str, mark: str, digits: int) -> str:
-    """The text with each mark and its hexadecimal digits as the character they stand for."""
-    first, *rest = shown.split(mark)
-    out = [first]
-    for piece in rest:
-        code = piece[:digits]
-        is_code = len(code) == digits and not code.encode("ascii", "replace").translate(None, _HEX)
-        out.append(chr(int(code, 16)) + piece[digits:] if is_code else mark + piece)
-    return "".join(out)
 
 
 def _blocks_read(words: list[str], least: int) -> str | None:
