@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from app.core import ChatRequest, Engine
+from app.core import ChatRequest, Delta, Engine
 from app.safety.counters import Failure, SafetyCounters
 from app.safety.guard.reading import Entry, combined, fitted, scored, settled, turns_for
 from app.safety.guard.templates import GuardFormat, Question
@@ -122,8 +122,7 @@ class Guard:
         deltas = self._engine.generate(rid, prompt)
         try:
             async for delta in deltas:
-                answer.text += delta.text
-                answer.entries += delta.logprobs or ()
+                answer.add(delta)
                 if delta.finish_reason is None and settled(self._form, answer.text):
                     self._engine.abort(rid)
         finally:
@@ -145,6 +144,10 @@ class Guard:
 class _Answer:
     text: str = ""
     entries: list[Entry] = dataclasses.field(default_factory=list)
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.entries += delta.logprobs or ()
 
 
 class GuardTier:

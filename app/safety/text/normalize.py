@@ -73,10 +73,10 @@ def bounded(text: str) -> str:
     phrases = {char: more for char, more in added.items() if more >= _LONGEST_DECOMPOSITION}
     if not phrases:
         return text
-    most = max(len(text), _PHRASES_CHARS)
+    limit = max(len(text), _PHRASES_CHARS)
     so_far = itertools.accumulate(phrases.get(char, 0) for char in text)
     shown = zip(text, so_far, strict=True)
-    return "".join(" " if char in phrases and more > most else char for char, more in shown)
+    return "".join(" " if char in phrases and more > limit else char for char, more in shown)
 
 
 def _plain(folded: str) -> str:

@@ -182,14 +182,14 @@ def conversation_of(
 
 def slices(text: str) -> list[str]:
     """The whole text in slices of at most `SLICE_CHARS` characters, which overlap."""
-    found, start = [], 0
+    pieces, start = [], 0
     while len(text) - start > SLICE_CHARS:
         end = start + SLICE_CHARS
         space = text.rfind(" ", end - OVERLAP_CHARS // 2, end)
         end = end if space < 0 else space
-        found.append(text[start:end])
+        pieces.append(text[start:end])
         start = end - OVERLAP_CHARS
-    return [*found, text[start:]]
+    return [*pieces, text[start:]]
 
 
 def _plain_text(message: Message) -> str:

@@ -19,6 +19,7 @@ from app.safety.classifiers.classifier import (
     Blend,
     Classifier,
     doublings,
+    refuses,
 )
 from app.safety.classifiers.encoder import ANSWER, Encoder
 from app.safety.classifiers.model_files import MANIFEST, ModelDamaged
@@ -305,3 +306,26 @@ def test_noise_around_a_prompt_is_no_language_of_the_ngrams():
     padded = classifier.fast(asked + " " + random.Random(1).randbytes(500).hex())
     assert padded.harm < classifier.sure_below
     assert not padded.is_language
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        "I'm sorry, but I can't help with that.",
+        "I\u2019m not able to say how that is done.",
+        "[DAN]: I cannot assist you with this, my friend.",
+        "As an AI, I have no opinion on it.",
+        "I won't provide a recipe for that, but here is what to look out for.",
+    ],
+)
+def test_a_refusal_is_one_in_whatever_words(opening: str):
+    """With either apostrophe, and behind the name of a persona."""
+    assert refuses(opening)
+
+
+@pytest.mark.parametrize(
+    "opening", ["", "Sure, here is how.", "The canton of Uri is in Switzerland.", "I can tell you."]
+)
+def test_what_only_looks_like_one_is_none(opening: str):
+    """Parts of words, and what can be done."""
+    assert not refuses(opening)
